@@ -92,6 +92,7 @@ setup(
             *SUITE,
             *DOCS,
             *RELEASE,
+            "markdown-it-py>=3",
             "mlcroissant>=1",
             "coverage[toml]>=7.10",
             "ruff>=0.6",

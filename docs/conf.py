@@ -124,7 +124,8 @@ def as_help_of_options(_: Sphinx, __: Any, lines: list[str]) -> None:
     """The same of the lines below each option."""
     own = (".. ", "   :")
     lines[:] = [line if line.startswith(own) else re.sub(r"(?<!\*)\*(?!\*)", r"\\*", line) for line in lines]
-    lines[:] = [re.sub(r"(?<=<)(\w+=\])", r"[\1", line) for line in lines]  # whose bracket was taken for an end
+    # Of "[NAME=]FIELD" the first bracket was taken for one of sphinx-click's own.
+    lines[:] = [re.sub(r"(?<=<)(\w+=\])", r"[\1", line) for line in lines]
 
 
 def setup(app: Sphinx) -> None:

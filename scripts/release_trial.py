@@ -41,7 +41,8 @@ def installed() -> None:
 def without_torch(archive: str) -> None:
     """The commands that need no torch."""
     assert "samples" in command("info", archive)
-    assert command("labels", archive)
+    assert "score" in command("labels", archive)
+    assert "label" in command("stats", archive)
 
 
 def with_torch() -> None:

@@ -97,29 +97,30 @@ class ReadOptions(Options):
     """How the records of an archive are read.
 
     Args:
-        verify: when a record's crc32 is checked: "touch" at its first read in this process, "always" at every
-            read, "never". The index of a sealed archive of up to a thousand entries is compared with the
-            chain of entries and with the zip directory when it is opened; "open" does so whatever their
-            number, and behind a URL too, and is "touch" otherwise; "never" does not.
-        allow_pickle: read records that are pickles, which run whatever code their author chose. Only for
-            archives whose author you trust.
-        io: "mmap" maps the file, "pread" reads what is asked for into memory of this process, which is what a
-            file system of another machine wants. "auto" looks which it is.
-        decode: what is made of every `edcache.ImageFile` in a sample: "pil", "numpy", "tensor", None for the
-            file's bytes, or an `edcache.Decoding`; "stored" is what was chosen when it was written.
-        expected_digest: "sha256:...", what `edcache.digest` said of the sealed archive when it was published.
-            The process that opens it hashes the file, before anything in it is parsed, and reads on through
-            the descriptor that it hashed. A process that gets this by fork or pickle hashes nothing: it
-            checks that the file at the path has the same uuid and the same size. Not noticed is who writes
-            into the file after it was hashed, beyond what the crc32s of the records tell.
-        allow_partial: open an archive that is not sealed without the warning; see `complete`.
-        preload: "shm" reads from a copy of a complete archive in shared memory, made once per host for all
-            processes of the user that ask for it. Not with lazy=True.
-        local: a folder of this machine for a copy of a sealed archive that is far away. It is usable at once
-            and fills with what is read; see `CachedDataset.from_cache`.
-        max_bytes: of all copies in the folder of `local` together: bytes, or text such as "20GB". Of a lazy
-            archive: it grows no larger; there a part of the free disk such as 0.5 too. What does not fit is
-            computed every time.
+        verify: when the crc32 of a record is checked. "touch" checks it at the first read in this process,
+            "always" at every read, "never" not at all. Opening a sealed archive of up to a thousand entries
+            also compares its index with the chain of entries and with the zip directory. "open" is "touch"
+            that compares them for any number of entries, and behind a URL too. "never" does not compare them.
+        allow_pickle: True reads records that are pickles. A pickle runs any code that its author chose. Use
+            it only for archives whose author you trust.
+        io: "mmap" maps the file into memory. "pread" reads the bytes that are needed into memory of this
+            process, which is better for a network file system. "auto" chooses by the file system.
+        decode: what every `edcache.ImageFile` in a sample becomes: "pil", "numpy", "tensor", or what an
+            `edcache.Decoding` says. None returns the ImageFile with the bytes of its file. "stored" uses
+            what was chosen when the archive was written.
+        expected_digest: "sha256:...", as `edcache.digest` returned it for the sealed archive. The process
+            that opens the archive hashes the file before it parses anything, and then reads the same open
+            file. A process that receives the dataset by fork or pickle does not hash again: it checks that
+            the file has the same uuid and size. A write into the file after it was hashed is noticed only
+            where the crc32 of a record fails.
+        allow_partial: True opens an archive that is not sealed without a warning; see `complete`.
+        preload: "shm" reads from a copy of a complete archive in shared memory. The copy is made once per
+            host, for all processes of the user that ask for it. It cannot be combined with lazy=True.
+        local: a folder on this machine for a copy of a remote, sealed archive. Reading can begin at once, and
+            what is read is copied; see `CachedDataset.from_cache`.
+        max_bytes: a limit in bytes, or as text such as "20GB". With `local` it limits all copies in the
+            folder together. With lazy=True it limits the archive, and a fraction such as 0.5 means that part
+            of the free disk; samples that do not fit are computed at every read.
     """
 
     verify: Verify = "touch"
@@ -139,8 +140,8 @@ class ReadOptions(Options):
             raise OptionError(f"preload={self.preload!r}; choose None or 'shm'")
         if self.local is not None and self.expected_digest is not None:
             raise OptionError(
-                "expected_digest= is of a whole archive, local= reads parts of one; copy it with "
-                "copy_to_local(..., expected_digest=) and open the copy"
+                "expected_digest= needs the complete file, but local= reads parts of it; copy the archive "
+                "with copy_to_local(..., expected_digest=) and open the copy"
             )
 
 
@@ -158,16 +159,16 @@ class OpenOptions(ReadOptions):
     """How a dataset over an archive is opened.
 
     Args:
-        zero_copy: arrays lie over the mapped file instead of in memory you own. numpy arrays are read-only
-            then; torch knows no such tensor, and writing into one ends the process.
-        transform: called with every sample that is read, live: the place of random augmentation.
-        batch_transform: called with every collated batch of `batch`, `loader` and a DataLoader with torch's
-            `default_collate` or an `edcache.collate`, in the worker where there is one. Both may be set
-            later, as attributes.
-        storage_options: for the engine that reads a URL, as fsspec takes them: key, secret and endpoint_url
-            for s3, token for gs, headers for https. `request_timeout` (30 seconds, and one more for each half
-            MiB) and `request_tries` (5) limit every request. What is not given comes from the environment, as
-            each engine has it (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
+        zero_copy: True returns views of the mapped file instead of copies that you own. numpy arrays are then
+            read-only. torch has no read-only tensors: writing into such a tensor ends the process.
+        transform: a function of a sample. It is called at every read, so random augmentation belongs here.
+        batch_transform: a function of a collated batch. It is called for `batch`, `loader`, and a DataLoader
+            with torch's `default_collate` or an `edcache.collate`; in the worker process, if there is one.
+            Both functions can also be set later, as attributes of the dataset.
+        storage_options: options for the library that reads a URL, as fsspec takes them: key, secret and
+            endpoint_url for s3, token for gs, headers for https. `request_timeout` (30 seconds, and one more
+            for each half MiB) and `request_tries` (5) limit every request. The library takes everything else
+            from its environment variables (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
     """
 
     zero_copy: bool = False
@@ -196,19 +197,21 @@ class WriteOptions(Options):
     """How the records of an archive are written.
 
     Args:
-        in_memory_keys: the label columns: a list of keys, or a mapping from name to field path
-            ("target.boxes", 1) or function. None takes those of the archive or of the source's own attribute
-            `in_memory_keys`. One that a complete archive lacks is made of its samples, as by `add_labels`.
-        codec: "native" (exact, safe; the default of a new archive), or "pickle" (any object; readers need
-            allow_pickle=True).
-        compression: "zstd", "zstd:19" or "zstd+dict", per record; a new archive has none by default.
-        chunk_size: most samples that one publication holds; a kill loses at most that many.
-        sync: when what was published is brought to the disk, so that a power cut cannot take it: "seal" when
-            the archive is sealed, "chunk" after every chunk, a number no later than so many seconds after a
-            chunk, "never" not at all. A crash of the process never takes what was published.
-        spool: the folder of spool files; `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`. An archive for a
-            URL is such a file of this machine until it is complete, then uploaded, and deleted here. What a
-            killed process left there is gone on from.
+        in_memory_keys: the label columns, as a list of keys, or as a mapping from a name to a field path
+            ("target.boxes", 1) or to a function of the sample. None takes the columns of the archive, or the
+            attribute `in_memory_keys` of the source. A column that a complete archive does not have is
+            computed from its samples, as by `add_labels`.
+        codec: "native" stores supported types exactly and safely; it is the default of a new archive.
+            "pickle" stores any object, and readers need allow_pickle=True.
+        compression: "zstd", "zstd:19" or "zstd+dict", for each record. By default a new archive has none.
+        chunk_size: the largest number of samples that are stored together. A killed process loses at most
+            that many computed samples.
+        sync: when stored samples are synced to the disk, so that a power failure cannot lose them. "seal"
+            syncs when the archive is sealed, "chunk" after every chunk, a number at most that many seconds
+            after a chunk, "never" not at all. A crash of the process alone never loses stored samples.
+        spool: the folder of spool files, by default `$EDCACHE_SPOOL` or `~/.cache/edcache/spool`. An archive
+            for a URL is written into a spool file on this machine. The file is uploaded when it is complete,
+            and then deleted. The next process continues a spool file that a killed process left.
     """
 
     in_memory_keys: InMemoryKeys = None
@@ -253,23 +256,27 @@ class FillOptions(Options):
     """How the samples that are missing are computed.
 
     Args:
-        num_workers: processes that compute, each of which appends for itself: 0 computes in this one, None
-            and "auto" take one for each processor that this process may use. A timeout takes one at least.
-        multiprocessing_context: "fork", "spawn", "forkserver", or a context; the platform's by default.
-        executor: computes instead: anything with the interface of `concurrent.futures.Executor`, such as
-            Dask's `client.get_executor()`, mpi4py's, loky's, Python's own, or `edcache.ray_executor()`.
-        shared_filesystem: whether the executor's processes see the file, and append for themselves; False
-            lets them return encoded samples, which this process appends.
-        if_filling: where another process fills the archive already: "join" shares the work, "wait" waits for
-            it, and takes over where it ends early, "fail" raises ArchiveLockedError.
-        check_space: end a fill early where the disk cannot hold what is missing.
-        progress: True or False; by default a bar shows on a terminal and in a notebook, and elsewhere now and
-            then a line. A function is called with (samples present, samples of the dataset) instead.
-        on_error: what becomes of a sample that cannot be made: "raise" ends the fill, "skip" records it (see
-            `errors`) and a later fill tries again, "skip_final" records it as absent for good.
-        retries: how often a sample whose source raised is tried again at once.
-        timeout: seconds for one sample; one that hangs, in C code too, is then as one that raises.
-        grow: a source that is longer than the archive adds to it; else that is a StaleCacheError.
+        num_workers: the number of processes that compute samples; each writes its own samples to the archive.
+            0 computes in this process. None and "auto" start one process for each processor that this
+            process may use. With `timeout` there is at least one.
+        multiprocessing_context: "fork", "spawn", "forkserver", or a context. The default is the platform's.
+        executor: computes the samples instead of worker processes. It is any object with the interface of
+            `concurrent.futures.Executor`: Python's pools, loky, mpi4py, Dask (`client.get_executor()`), or
+            Ray (`edcache.ray_executor()`).
+        shared_filesystem: True if the processes of the executor can write the archive themselves. False lets
+            them return encoded samples, and this process writes them.
+        if_filling: what happens if another process is filling the archive already. "join" shares the work.
+            "wait" waits for the other process, and continues if that ends early. "fail" raises
+            ArchiveLockedError.
+        check_space: True ends a fill early if the missing samples will not fit on the disk.
+        progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
+            and log files get a line now and then. A function is called with (samples present, samples in
+            all) instead.
+        on_error: what happens to a sample that cannot be computed. "raise" ends the fill. "skip" records the
+            failure (see `errors`), and a later fill tries again. "skip_final" records it as absent for good.
+        retries: how many times a sample whose source raised is tried again at once.
+        timeout: seconds for one sample. A sample that takes longer, in C code too, counts as one that raised.
+        grow: True adds the new samples of a source that became longer. False raises StaleCacheError for it.
     """
 
     num_workers: Workers = 0
@@ -293,7 +300,7 @@ class FillOptions(Options):
         if self.timeout is not None and not self.timeout > 0:
             raise OptionError(f"timeout={self.timeout!r}; give seconds above 0, or None")
         if self.executor is not None and (self.num_workers != 0 or self.timeout is not None):
-            raise OptionError("executor= has processes of its own; leave num_workers and timeout out")
+            raise OptionError("executor= has its own processes; pass neither num_workers= nor timeout=")
 
     def __getstate__(self) -> dict[str, Any]:
         # Of this process: an engine's client, a bar's function.
@@ -311,14 +318,15 @@ class CacheKeywords(OpenKeywords, WriteKeywords, FillKeywords, total=False):
 
 @dataclass(frozen=True)
 class CacheOptions(OpenOptions, WriteOptions, FillOptions):
-    """All that `CachedDataset` and `@cachable` can be told.
+    """All options of `CachedDataset` and `@cachable`.
 
     Args:
-        lazy: False fills what is missing now. True computes a sample when it is first asked for.
-        force_cache: edflow's word for the same choice: True fills now, False is lazy.
-        keep_existing: False builds the archive anew and puts it in the place of an old one.
-        on_full: what a full disk does to a lazy cache: "passthrough" computes every time, with one warning;
-            "raise" raises StorageError.
+        lazy: False computes all missing samples now. True computes a sample at its first read.
+        force_cache: edflow's name for the same choice: True computes now, False is lazy.
+        keep_existing: False builds the archive again. The new archive replaces the old one when it is
+            complete.
+        on_full: what a lazy cache does when the disk is full. "passthrough" computes such samples at every
+            read, with one warning. "raise" raises StorageError.
     """
 
     lazy: bool = False
@@ -329,7 +337,9 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
     def _check(self) -> None:
         check_choice("on_full", self.on_full, get_args(OnFull))
         if self.codec == "pickle" and not self.allow_pickle:
-            raise OptionError('codec="pickle" needs allow_pickle=True too, or nothing could be read back')
+            raise OptionError(
+                'codec="pickle" also needs allow_pickle=True: without it the samples cannot be read'
+            )
 
     @property
     def is_lazy(self) -> bool:

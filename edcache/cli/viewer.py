@@ -9,20 +9,19 @@ from typing import Any
 
 import click
 
-from edcache import dataset, display, tools, writer
-from edcache.base import ReadOptions
-from edcache.cli.flags import PATH
-from edcache.labels import Labels
+from edcache import dataset, display, tools
+from edcache.cli.contents import archive_at
+from edcache.cli.flags import LABEL, PATH
 from edcache.storage import shown
 
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=PATH)
-@click.option("--where", metavar="EXPR", default="", help="Begin with the samples whose labels fulfil this.")
+@click.option("--where", metavar="EXPR", default="", type=LABEL, help="Begin with these samples.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Where to listen; a free port by default.")
 @click.option("--no-browser", is_flag=True, help="Print the URL alone.")
 def view(paths: Sequence[str], where: str, port: int | None, no_browser: bool) -> None:
-    """Look at archives in a browser: labels, samples, and what is missing.
+    """Look at archives in a browser: labels, samples, gaps.
 
     A path is an archive, a URL, or a folder, whose archives are listed. The page is served to this
     machine alone, until Ctrl-C. The URL has a token; whoever has it can see the samples.
@@ -49,12 +48,7 @@ def _archives(path: str, is_one: bool) -> list[display.Shown]:
 
 def _archive(path: str, name: str) -> display.Shown:
     code = f"ds = edcache.CachedDataset.from_cache({shown(path)!r})"
-    return display.Shown(name, shown(path), partial(_labels, path), partial(_opened, path), code)
-
-
-def _labels(path: str) -> Labels:
-    reader = writer.store_at(path).reader(ReadOptions(allow_partial=True))
-    return Labels(reader.labels, num_rows=len(reader))
+    return display.Shown(name, shown(path), lambda: archive_at(path)[1], partial(_opened, path), code)
 
 
 def _opened(path: str) -> Any:

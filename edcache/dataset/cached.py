@@ -32,28 +32,32 @@ class Source(Protocol[T_co]):
 
 @takes(CacheOptions)
 class CachedDataset(ArchiveDataset[T_co]):
-    """A dataset whose samples are computed once and read from one archive ever after.
+    """A map-style dataset whose samples are computed once, stored in one archive, and read from it.
 
     Args:
         source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in
-            its order until it ends; None opens what is there.
-        path: the archive. Without one it is `<root>/cached/<name>.zip`, from attributes of `source`.
-            "shm://name" is in shared memory alone, for all processes of the user on this host, until the last
-            that has it open closes it or ends. "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix://
-            for a socket) is in a Redis server, which several hosts share; `ttl=` seconds after which what is
-            written expires; without `prefix=` one is made of the fingerprint. What is said of files (sync,
-            io, verify, check_space, chunks) means nothing there.
-        fingerprint: what must match the archive's. By default the class of the source and its attributes (of
-            what it wraps and holds, too); or a JSON-able dict. False compares nothing.
-        options: as an object; keywords stand in place of some.
-        keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
+            its order until it ends. None opens an archive that exists.
+        path: the archive file. Without a path it is `<root>/cached/<name>.zip`, where `root` and `name` are
+            attributes of the source. "shm://name" is an archive in shared memory, for all processes of the
+            user on this host; it is freed when the last of them closes it or ends.
+            "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket) is an archive in a
+            Redis server, which several hosts share. There `ttl=` is the number of seconds after which a
+            sample expires, a missing `prefix=` is made from the fingerprint, and the options for files
+            (sync, io, verify, check_space, chunk_size) have no effect.
+        fingerprint: identifies the source, and must be equal to that of the archive. By default it is made
+            from the class of the source and its attributes, including the datasets that it wraps. A JSON-able
+            dict replaces it. False compares nothing.
+        options: all options as one object. Keywords replace single options of it.
+        keywords: these options; expected_digest, local and allow_partial are for `from_cache` only.
     Raises:
-        SourceError: the source raised at an index; what was computed before is kept.
-        StaleCacheError: the archive is of another source, or of another length.
-        MissingSampleError: on a read, where nothing was filled and there is no source to ask.
+        SourceError: "train.zip: the source raised at index 30: ValueError: ...; train.zip keeps 30 of 50
+            samples; the same call computes the rest".
+        StaleCacheError: the archive was made from another source, or has another length.
+        MissingSampleError: a read of a sample that is not stored, where there is no source to compute it.
 
-    Cost: opening a complete archive takes milliseconds and does not touch the source.
-    Safety: fork, spawn, forkserver and threads; a complete one pickles without its source.
+    Cost: opening a complete archive takes milliseconds and does not use the source.
+    Safety: the dataset can be used with fork, spawn, forkserver and threads. A complete one is pickled
+    without its source.
     """
 
     def __init__(
@@ -146,37 +150,40 @@ class CachedDataset(ArchiveDataset[T_co]):
         """Open an archive, or several as one dataset, without the source dataset.
 
         Args:
-            path: the archive, its URL, in memory "shm://name"; or, with `name`, edflow's root:
-                `<path>/cached/<name>.zip`. Several archives are a list, a glob such as "part-*.zip", or a
-                folder: all of its .zip files and those below it. Globs and folders are sorted by paths,
-                part-2 before part-10, and may stand in a list.
-            keywords: these options; expected_digest of several archives is a list in their order, or a dict
-                by path.
+            path: the path or URL of an archive, or "shm://name". Several archives are given as a list, as a
+                glob such as "part-*.zip", or as a folder: all .zip files in it and in the folders below it.
+                The results of globs and folders are sorted by path, part-2 before part-10. A list may hold
+                globs and folders too. With `name`, the path is edflow's root.
+            name: opens `<path>/cached/<name>.zip`.
+            keywords: these options. For several archives, expected_digest is a list in their order, or a
+                dict by path.
         Returns:
-            This class for one path. For a list, a glob or a folder, of one archive too, an
-            `edcache.dataset.Several`: as `edcache.concat` of them, with `archives`, `refresh`, `info`,
-            `missing`, `errors`, `available` and `close`. It holds a file descriptor an archive.
+            A CachedDataset for one path. A list, a glob or a folder gives an `edcache.dataset.Several`, even
+            if it has one archive only. That is an `edcache.concat` of the archives, with `archives`,
+            `refresh`, `info`, `missing`, `errors`, `available` and `close`. It keeps one file descriptor open
+            for each archive.
         Raises:
-            ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError: each names the
-                archive; a glob that nothing fits, a folder without .zip files.
-            DigestError: the file is not the one that was published, see `expected_digest`.
+            ArchiveNotFoundError: "train.zip: no such file"; no file matches a glob; a folder has no .zip.
+            NotAnArchiveError, FormatVersionError, CorruptArchiveError: the message names the archive.
+            DigestError: the file is not the one that was published; see `expected_digest`.
 
-        An archive that a killed writer left, or that was cut, opens too, with a PartialArchiveWarning unless
-        allow_partial=True, and is not `complete`: what was published is there. Of the rest, samples that the
-        archive knows of raise MissingSampleError; where no length was declared, len() may be too small.
+        An archive that is not sealed can be opened, for example after a writer was killed. It gives a
+        PartialArchiveWarning unless allow_partial=True, and is not `complete`. All stored samples can be
+        read. A sample that is missing raises MissingSampleError. If the length was never declared, len() may
+        be too small.
 
-        Behind a URL, an archive opens by four requests at most (three over http), of up to two million
-        samples; an unsealed one takes one more for each chunk. A batch is one concurrent fetch of its
-        records, with `select` of no more of them than the blocks of 16 KiB around the fields. The object
-        stays the one that was opened, or a read is StaleArchiveError; refresh() goes on to its newer state.
+        An archive behind a URL with up to two million samples is opened with at most four requests (three
+        over http), an unsealed one with one more for each chunk. The records of a batch are fetched
+        concurrently, with `select` only the blocks of 16 KiB around the fields. If the object is replaced
+        while it is open, reads raise StaleArchiveError, and refresh() opens the new state.
 
-        With `local`, blocks of 256 KiB are fetched once for all processes of the machine, and survive kills.
-        When nearly all are there, the next call or refresh() fetches the rest and proves all of it: from then
-        on the copy is an ordinary archive, mapped, which opens without the archive itself too. A record of
-        the copy that fails its crc32 is fetched again before an error is raised. An archive that has changed
-        (size, time or inode) is another copy; one that changes while it is open is a StaleArchiveError at the
-        next missing block. With max_bytes, copies that nobody has open go, the least recently used first. A
-        whole copy that `edcache.copy_to_local` made in the folder is used where it is there.
+        With `local`, blocks of 256 KiB are fetched once for all processes of the machine, and are kept after
+        a kill. When nearly all blocks are there, the next call or refresh() fetches the rest and checks all
+        bytes. From then on the copy is an ordinary archive: it is mapped, and opens without the remote one. A
+        record of the copy that fails its crc32 is fetched again before an error is raised. A remote archive
+        that has changed (size, time or inode) gets a new copy. If it changes while it is open, the next read
+        of a missing block raises StaleArchiveError. max_bytes deletes copies that no process has open, the
+        least recently used first. A complete copy in the folder, made by `edcache.copy_to_local`, is used.
         """
         expected = keywords.pop("expected_digest", None)
         OpenOptions.of(None, keywords, "from_cache")
@@ -221,26 +228,28 @@ class CachedDataset(ArchiveDataset[T_co]):
 
         Args:
             what: the column's name; or a pyarrow Table, a DataFrame or a dict of columns, to add all of them.
-            values: one value per sample, as a numpy or Arrow array, a Series or a list, None where there is
-                none; {index: value}, which leaves the others as they are; or a function of a sample, as it is
-                stored, without `transform`.
-            on: a label column that the table has too, each value once: its rows go to the samples with
-                that value. Samples without a row get None.
-            fields: the function gets these fields alone, as `select(*fields)` gives them.
-            num_workers: processes that call the function, as in a DataLoader; 0 calls it in this one.
+            values: one value per sample, as a numpy or Arrow array [len(self)], a Series or a list; None is a
+                missing value. A dict {index: value} changes these samples only. A function is called with
+                each sample as it is stored, without `transform`.
+            on: a label column of this dataset that the table has too. A sample gets the row of the table that
+                has its value in this column. A sample without such a row gets None. In the table each value
+                may stand once.
+            fields: the function gets only these fields, as `select(*fields)` returns them.
+            num_workers: the number of processes that call the function; 0 calls it in this process.
         Returns:
-            This dataset, which sees the labels at once; others who have it open do after refresh().
+            This dataset. It has the new labels at once. Other open datasets have them after refresh().
         Raises:
-            OptionError: 'label "cluster" got 9 values, the dataset has 10 samples; ...', and the like.
+            OptionError: 'label "cluster" got 9 values, the dataset has 10 samples; ...'.
             LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
-                added; ...': samples that are written later have such values too.
-            LabelError: the function raised; a key comes twice in the table.
+                added; ...'. Samples that are written later have values of that type too.
+            LabelError: the function raised; a value of `on` stands twice in the table.
             StorageError: the archive cannot be written here.
 
-        Samples that are appended later have None in a new column, and their own label in one of
-        `in_memory_keys`.
-        Cost: of a sealed archive, writing its index and its labels again: 30 bytes a sample and the labels.
-        Safety: any number of processes may add labels and append samples at once.
+        Samples that are appended later have None in a new column. In a column of `in_memory_keys` they have
+        their own label.
+        Cost: for a sealed archive, writing its index and its labels again: 30 bytes per sample, and the
+        labels.
+        Safety: any number of processes may add labels and append samples at the same time.
 
         >>> ds.add_labels("cluster", clusters)
         >>> ds.add_labels("bright", lambda s: float(s["image"].mean()) > 99, fields=("image",))
@@ -251,11 +260,12 @@ class CachedDataset(ArchiveDataset[T_co]):
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
-        """Take label columns away; as with `add_labels`, nothing is written again.
+        """Delete label columns from the archive; no sample is written again.
 
-        A dropped column of `in_memory_keys` stays away: samples that are written later do not bring it back.
+        A deleted column of `in_memory_keys` does not return when samples are written later.
         Raises:
-            UnknownLabelError: 'no label "lable"; this archive has: label, split'. StorageError.
+            UnknownLabelError: 'no label "lable"; this archive has: label, split'.
+            StorageError: the archive cannot be written here.
         """
         from edcache.dataset import relabel
 
@@ -269,8 +279,13 @@ class CachedDataset(ArchiveDataset[T_co]):
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
         Args:
-            keywords: these options; what is left out, and num_workers=None, are as the dataset was made with.
-        Raises: as the class; OptionError where the dataset was opened without its source.
+            keywords: these options. Those that are not given, and num_workers=None, are as the dataset was
+                made with.
+        Returns:
+            This dataset.
+        Raises:
+            OptionError: samples are missing, and the dataset was opened without its source.
+            SourceError, StorageError, WorkerError: as the class raises them.
         """
         building = self._building
         given: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
@@ -285,7 +300,7 @@ class CachedDataset(ArchiveDataset[T_co]):
                 f"{count:,} samples are missing" if count else "it is not sealed, so samples may be missing,"
             )
             raise OptionError(
-                f"{self.path}: {lack} and the source dataset is not here; construct "
+                f"{self.path}: {lack} and there is no source to compute them; open it with "
                 "CachedDataset(source, path)"
             )
         if self._filler is not None:
@@ -307,7 +322,7 @@ def _path_of(source: Any) -> str:
     root, name = getattr(source, "root", None), getattr(source, "name", None)
     if root is None or name is None:
         raise OptionError(
-            "no path given, and the source has no attributes `root` and `name` to make one from; "
+            "no path was given, and the source has no attributes `root` and `name` to make one from; "
             'pass path="somewhere.zip"'
         )
     return os.path.join(os.fspath(root), "cached", f"{name}.zip")
@@ -315,7 +330,7 @@ def _path_of(source: Any) -> str:
 
 def check_fillable(options: CacheOptions) -> None:
     """Raise OptionError for options of an archive that is only opened."""
-    reasons = {"expected_digest": "has no published digest", "local": "is here already"}
+    reasons = {"expected_digest": "has no published digest", "local": "is on this machine already"}
     for name, reason in reasons.items():
         if getattr(options, name) is not None:
-            raise OptionError(f"{name}= is for CachedDataset.from_cache(): what is filled here {reason}")
+            raise OptionError(f"{name}= is for CachedDataset.from_cache(); a new archive {reason}")

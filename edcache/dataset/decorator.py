@@ -62,7 +62,7 @@ class CachedFactory(Generic[P, T_co]):
         return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """Where the archive of this call is, or would be; nothing is touched."""
+        """The path of the archive of this call, which need not exist; nothing is opened or written."""
         arguments = self._arguments(args, kwargs)
         path = self._locate(arguments)
         store = writer.store_at(path)
@@ -70,10 +70,11 @@ class CachedFactory(Generic[P, T_co]):
         return path if completed is store else completed.path
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
-        """Open the archive of this call, after filling what it lacks.
+        """Open the archive of this call. Missing samples are computed first.
 
         Raises:
             StaleCacheError: the archive at the path was made by a call with other arguments.
+            SourceError: as `CachedDataset` raises it.
             FingerprintError: an argument has no stable description.
         """
         arguments, options = self._arguments(args, kwargs), self.options
@@ -109,8 +110,8 @@ class CachedFactory(Generic[P, T_co]):
         if not changed:
             if writer.source_changed(head.fingerprint, fingerprint) and on_stale != "ignore":
                 warn_once(
-                    f"{archive.path}: the source of {fingerprint['factory']} changed since this cache was "
-                    "made; if it makes other samples now, raise version= or delete the file",
+                    f"{archive.path}: the source of {fingerprint['factory']} has changed since this cache "
+                    "was made; if it returns other samples now, change version= or delete the file",
                     stacklevel=4,
                     key=(archive.path, fingerprint["source"]),
                 )
@@ -143,12 +144,12 @@ class CachedFactory(Generic[P, T_co]):
             return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
         except (KeyError, IndexError) as error:
             raise OptionError(
-                f'the path "{self._path}" names {{{error.args[0]}}}, '
-                f"{writer.qualified_name(self.uncached)} has the parameters {', '.join(arguments) or 'none'}"
+                f'the path "{self._path}" contains {{{error.args[0]}}}, but the parameters of '
+                f"{writer.qualified_name(self.uncached)} are: {', '.join(arguments) or 'none'}"
             ) from None
         except (ValueError, AttributeError, TypeError) as error:
             raise OptionError(
-                f'the path "{self._path}" does not format: {error}; it takes the arguments as text, as in '
+                f'the path "{self._path}" cannot be formatted: {error}; write parameters as in '
                 '"cache/{split}.zip"'
             ) from None
 
@@ -171,21 +172,30 @@ def cachable(
 def cachable(
     path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
 ) -> Any:
-    """Cache the datasets that a function makes: the first call fills an archive, later ones open it.
+    """Cache the datasets that a function returns. The first call fills an archive, later calls open it.
 
     Args:
-        path: the archive, or its URL; it may name parameters: "cache/{split}.zip", "shm://digits-{split}".
-            Without one it lives in `$EDCACHE_DIR` (default `~/.cache/edcache`) under a readable name.
-        version: change it when the function starts to make other samples.
-        on_stale: what to do when the archive was made with other arguments or another version:
-            "error" raises StaleCacheError, which shows the difference; "warn" uses it with a
-            warning; "rebuild" builds it anew; "ignore" uses it.
-        keywords: these options; expected_digest, local and allow_partial are for `from_cache`.
+        path: the path or URL of the archive. It may contain parameters of the function:
+            "cache/{split}.zip", "shm://digits-{split}". Without a path the archive is in `$EDCACHE_DIR`
+            (default `~/.cache/edcache`), and its name is made from the call.
+        version: any value. Change it when the function begins to return other samples.
+        on_stale: what a call does if the archive was made with other arguments or another version. "error"
+            raises StaleCacheError, which shows the difference. "warn" uses the archive with a warning.
+            "rebuild" builds it again. "ignore" uses it.
+        keywords: these options; expected_digest, local and allow_partial are for `from_cache` only.
     Returns:
-        A decorator; the decorated function has `.uncached` and `.cache_path(*args, **kwargs)`.
+        A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function
+        itself, and `.cache_path(*args, **kwargs)` returns the path of the archive of a call.
+    Raises:
+        OptionError: "on_stale='often'; choose one of ...", before any call.
+        StaleCacheError: in a call, see on_stale.
+        FingerprintError: in a call, an argument has no stable description.
+        SourceError: in a call, as `CachedDataset` raises it.
 
-    A call that finds a complete archive does not run the function. One that finds an interrupted
-    archive computes only what is missing. Calls in several processes share the work.
+    If the archive is complete, a call does not run the function. If it is not, a call computes only the
+    missing samples.
+    Cost: opening a complete archive takes milliseconds.
+    Safety: any number of processes may make the same call at the same time. They share the work.
 
     >>> @cachable("cache/digits-{split}.zip", in_memory_keys=["label"])
     ... def digits(split="train"):

@@ -77,11 +77,11 @@ class Readable(Dataset[T_co]):
 
     @property
     def transform(self) -> Transform:
-        """The function that every sample passes when it is read; None for none. It may be set at any time.
+        """The function that is called for every sample at every read, or None. It may be set at any time.
 
-        Of a cache: its views read through it too. Of a view: what it adds to that of its cache, as
-        `with_transform` does; views that were made of it before keep what they had. Workers of a DataLoader
-        keep what they started with.
+        The transform of a cache is also used by its views. The transform of a view runs after that of its
+        cache, as with `with_transform`; views that were made from it before do not change. Running workers
+        of a DataLoader keep the transform that they started with.
         """
         return self._added
 
@@ -91,9 +91,9 @@ class Readable(Dataset[T_co]):
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that collated batches pass, of views too; None for none.
+        """The function that is called for every collated batch, also of views; or None.
 
-        It may be set at any time, of a cache or of all archives that were opened at once.
+        It may be set at any time, for a cache or for several archives that were opened together.
         """
         return self._batch_transform
 
@@ -101,8 +101,7 @@ class Readable(Dataset[T_co]):
     def batch_transform(self, function: Transform) -> None:
         if not self._caches:
             raise OptionError(
-                f"{self!r} has the batch_transform of the cache it is made of; set it there: "
-                "cache.batch_transform = ..."
+                f"{self!r} uses the batch_transform of its cache; set it there: cache.batch_transform = ..."
             )
         for cache in self._caches:
             cache._batch_transform = checked_function("batch_transform", function)
@@ -121,9 +120,9 @@ class Readable(Dataset[T_co]):
 
     @property
     def labels(self) -> Labels:
-        """The label columns: a mapping from name to numpy array, entry i for sample i; no sample is read.
+        """The label columns, a mapping from name to a read-only numpy array [len(self)]; no sample is read.
 
-        `.table` is the pyarrow Table, `.to_pandas()` a DataFrame.
+        `.table` is a pyarrow Table, `.to_pandas()` returns a DataFrame.
 
         Raises:
             UnknownLabelError: on access, 'no label "lable"; this archive has: label, split'.
@@ -180,14 +179,23 @@ class Readable(Dataset[T_co]):
 
     @property
     def indices(self) -> Ints:
-        """Positions in `cache`, in order: int64 [len(self)], read only, no copy of an index array."""
+        """The positions of the samples in `cache`: int64 [len(self)], read-only, not a copy."""
         self._guard(8)
         return self._whole_selection().array()
 
     def batch(self, indices: Sequence[int]) -> Any:
-        """The collated samples at several positions: exactly `default_collate([ds[i] for i in indices])`.
+        """One collated batch of the samples at some positions.
 
-        Fields of one shape are gathered in bulk. The caller owns the memory.
+        Args:
+            indices: positions in [-len(self), len(self)), in any order, also repeated.
+        Returns:
+            Exactly what `default_collate([ds[i] for i in indices])` returns, in memory that the caller owns,
+            after `batch_transform`.
+        Raises:
+            SampleIndexError, MissingSampleError, CorruptRecordError: as `self[i]`.
+
+        Cost: fields whose shape is the same in all samples are copied together, which is much faster than
+        sample by sample.
         """
         return self._batch(indices).collated()
 
@@ -209,26 +217,28 @@ class Readable(Dataset[T_co]):
         device: Any = None,
         reuse: bool = True,
     ) -> Loader:
-        """Collated batches made by threads of this process, in memory that is used again.
+        """Collated batches, made by threads of this process in memory that is used again.
 
         Args:
-            batch_size: samples of a batch; None where the sampler gives whole batches.
-            shuffle: a new order every epoch, which `seed` and the epoch's number determine.
-            sampler: positions to read instead, in its order; or batches of them. It is what shares an epoch
+            batch_size: the number of samples in a batch; None if the sampler gives complete batches.
+            shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it.
+            sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch
                 among the ranks of a job; without one each rank reads all samples.
-            drop_last: leave an incomplete last batch out.
-            seed: None draws one from torch's generator.
-            num_threads: how many batches are made at a time. prefetch: how many may wait besides.
-            pin_memory: page-locked memory, for copies to a GPU. device: copy batches there; "cuda" and
-                "xla" are what they are in the thread that iterates.
-            reuse: the batch is yours until you ask for the next but one; False gives fresh memory, as does
-                an iteration by torch_xla's MpDeviceLoader, which queues batches.
+            drop_last: True leaves out a last batch that is not full.
+            seed: an integer; None draws one from torch's generator.
+            num_threads: the number of batches that are made at the same time.
+            prefetch: the number of finished batches that may wait.
+            pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
+            device: copies batches to this device. "cuda" and "xla" are the current device of the thread
+                that iterates.
+            reuse: True reuses the memory of a batch two batches later, so clone what you keep. False
+                allocates new memory, and so does an iteration by torch_xla's MpDeviceLoader.
         Raises:
-            OptionError: a number below 1, or shuffle and sampler at once. While iterating: as `batch`.
-            MissingDependencyError: the device is one of torch_xla, which is not installed.
+            OptionError: a number is below 1; shuffle and sampler are given both. Iterating raises as `batch`.
+            MissingDependencyError: the device needs torch_xla, which is not installed.
 
-        Samples that must pass a `transform`, text and what is no tensor are made under the interpreter's
-        lock: for those a DataLoader with workers is faster.
+        Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For
+        them a DataLoader with workers is faster.
         """
         if sampler is None:
             self._guard(16)
@@ -267,9 +277,7 @@ class Readable(Dataset[T_co]):
         try:
             position = operator.index(None if is_bool else index)  # type: ignore[arg-type]
         except TypeError:
-            advice = (
-                f"; ds.labels[{index!r}] has a label of every sample, ds.select({index!r}) that field alone"
-            )
+            advice = f"; ds.labels[{index!r}] is a label column, ds.select({index!r}) is a view of this field"
             raise OptionError(
                 f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
                 f"ints, an int array or a bool mask{advice if isinstance(index, str) else ''}"

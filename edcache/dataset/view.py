@@ -30,17 +30,18 @@ _MOST_STEPS = 6
 
 
 class Samples(Readable[T_co]):
-    """What a cache and its views can do: a sequence of samples with labels, and the views of it.
+    """The methods of a cache and of its views: a sequence of samples with labels.
 
-    A view is made without reading a sample, and shares its index array with the views made of it; those of
-    slices, take, skip, percent and repeat have none. Whatever is random is a function of the seed alone, by
-    numpy's Generator over PCG64: the same in every process and on every platform. A label column that is
-    not there is an UnknownLabelError, one of no single values a LabelTypeError; a missing value is a value.
+    No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made
+    from it share. The views of slices, take, skip, percent and repeat have none. Random choices depend on the
+    seed only (numpy's Generator with PCG64), so they are equal in every process and on every platform. A
+    label column that does not exist raises UnknownLabelError. A column whose values are lists or dicts
+    raises LabelTypeError. A missing value counts as a value of its own.
     """
 
     @property
     def cache(self) -> Samples[Any]:
-        """The whole that this is a part of; of a cache, itself."""
+        """The dataset that this view was made from; for a cache, the cache itself."""
         return self._root  # type: ignore[return-value]  # every root is one
 
     @overload
@@ -50,15 +51,15 @@ class Samples(Readable[T_co]):
     @overload
     def __getitem__(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
     def __getitem__(self, index: Any) -> Any:
-        """One sample for an integer, a view for a slice, an index array, a list or a bool mask.
+        """One sample for an integer; a view for a slice, an index array, a list or a bool mask [len(self)].
 
-        Where one field is selected and the labels hold it, a slice gives the values themselves, and reads no
-        record: `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`.
+        If one field is selected and is a label column, a slice returns its values without reading a record:
+        `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`.
 
         Raises:
             SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
             CorruptRecordError, MissingSampleError: as `Reader.read`.
-        Returns memory that the caller owns, unless the dataset was opened with zero_copy=True.
+        The caller owns the memory of the sample, unless the dataset was opened with zero_copy=True.
         """
         if type(index) is int and 0 <= index < len(self):
             return self._read(index if self._selection is None else self._selection.at(index))
@@ -87,22 +88,29 @@ class Samples(Readable[T_co]):
     # --------------------------------------------------------------------------------- by labels
 
     def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
-        """The samples whose labels fulfil all conditions, as a view; no sample is read.
+        """A view of the samples whose labels fulfil all conditions; no sample is read.
 
         Args:
             where: a bool mask [len(self)], an index array, a pyarrow expression, a where-string such as
-                "label in (0, 1) and split == 'train'", or a function from the label table to a mask.
-            conditions: column name = a value, a list of values, None, a range, or a function from the column
-                to a mask.
+                "label in (0, 1) and split == 'train'", or a function that takes the label table (a pyarrow
+                Table) and returns a mask.
+            conditions: the name of a label column, with a value, a list of values, a range, None for missing
+                values, or a function that takes the column and returns a mask.
         Raises:
-            WhereError; OptionError, also for a function that raises.
+            UnknownLabelError: 'no label "lable"; this archive has: label, split; did you mean label?'.
+            WhereError: the where-string cannot be parsed.
+            OptionError: a mask has the wrong length; a function raised.
+
+        Cost: reads the label columns that are compared, and no sample.
 
         >>> train.filter(split="train", label=[0, 1])
         """
         return self._picked(self._matching(where, conditions), _conditions("filter", where, conditions))
 
     def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
-        """The samples that `filter` leaves out, in their order: missing values fulfil no condition but None.
+        """A view of the samples that `filter` does not choose, in their order.
+
+        A missing value fulfils only the condition None, so its sample is in this view for all others.
 
         >>> ds.exclude(split="test")
         """
@@ -118,20 +126,20 @@ class Samples(Readable[T_co]):
         return rows if where is None else rows.copy()
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
-        """The samples in the order of a label column; equal ones stay in theirs, text goes by code points.
+        """A view in the order of a label column. Equal values keep their order; text is in code point order.
 
-        Missing values and nans come last, descending or not.
+        Missing values and nans are last, also with descending=True.
         """
         self._guard(32)
         order = order_by(self.labels, name, descending)
         return self._picked(order, _call("sort_by", name, descending=descending or None))
 
     def unique(self, name: str) -> View[T_co]:
-        """The first sample of each value of a label column."""
+        """A view of the first sample of each value of a label column."""
         return self._picked(resample.firsts(self._classes(name, "unique")), _call("unique", name))
 
     def group_by(self, name: str) -> dict[Any, View[T_co]]:
-        """A view of the samples of each value of a label column, by value, in order of their first samples.
+        """A dict from each value of a label column to a view of its samples, in order of first occurrence.
 
         None is the key of the samples without a value. All views share one index array.
         """
@@ -142,21 +150,22 @@ class Samples(Readable[T_co]):
         return {value: self._view(f"{step}[{_SHORT.repr(value)}]", selection=run) for value, run in runs}
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
-        """All samples, those of rarer classes several times over; a sample's copies stand side by side.
+        """A view of all samples that repeats those of smaller classes. Copies of a sample are neighbours.
 
         Args:
             name: the label column with the class.
-            strategy: "exact" makes all classes as large as the largest, with a part of the samples once more
-                than the rest, drawn by `seed`. "multiply" repeats a class as often as that does not exceed
-                the largest.
+            strategy: "exact" makes all classes as large as the largest. Some samples, drawn by `seed`, are
+                then repeated once more than others. "multiply" repeats all samples of a class equally often,
+                as many times as the class does not become larger than the largest.
+            seed: see strategy.
         """
         positions = resample.oversampled(self._classes(name, "oversample"), strategy, seed)
         return self._picked(positions, _call("oversample", name, strategy))
 
     def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
-        """At most `count` samples of each value of a label column, drawn by `seed`, in their order.
+        """A view of at most `count` samples of each value of a label column, in their order.
 
-        count=None takes the size of the smallest class.
+        The samples are drawn by `seed`. count=None is the size of the smallest class.
         """
         positions = resample.undersampled(self._classes(name, "undersample"), count, seed)
         return self._picked(positions, _call("undersample", name, count))
@@ -168,17 +177,17 @@ class Samples(Readable[T_co]):
     # ------------------------------------------------------------------------------- by position
 
     def take(self, n: int) -> View[T_co]:
-        """The first n samples; all of them where there are fewer."""
+        """A view of the first n samples; of all samples if there are fewer."""
         return self._cut(range(len(self))[: _count("take", n)], _call("take", n))
 
     def skip(self, n: int) -> View[T_co]:
-        """The samples after the first n; none where there are no more."""
+        """A view of the samples after the first n; it is empty if there are no more."""
         return self._cut(range(len(self))[_count("skip", n) :], _call("skip", n))
 
     def percent(self, start: float, stop: float) -> View[T_co]:
-        """The samples from one fraction of the dataset to another, as 0.25 to 0.75.
+        """A view of the samples from one fraction of the dataset to another, such as 0.25 to 0.75.
 
-        Both are rounded to whole samples, so that `percent(0, x)` and `percent(x, 1)` are the whole.
+        Both ends are rounded to samples, so `percent(0, x)` and `percent(x, 1)` together are all samples.
         """
         if not 0 <= start <= stop <= 1:
             raise OptionError(
@@ -189,9 +198,11 @@ class Samples(Readable[T_co]):
         return self._cut(part, _call("percent", start, stop))
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
-        """The dataset n times over, or as often as makes `min_size` samples at least."""
+        """A view that repeats the dataset n times, or until it has at least `min_size` samples."""
         if (n is None) == (min_size is None):
-            raise OptionError("repeat() takes either how often, repeat(3), or repeat(min_size=10_000)")
+            raise OptionError(
+                "repeat() needs a number of times, repeat(3), or a size, repeat(min_size=10_000)"
+            )
         step = _call("repeat", n, min_size=min_size)
         if n is None:
             wanted = _count("repeat", min_size)
@@ -201,12 +212,13 @@ class Samples(Readable[T_co]):
         try:
             return self._view(step, selection=repeated(self._whole_selection(), _count("repeat", n)))
         except OverflowError:
-            raise OptionError(f"repeat({n}): more samples than 64 bits count") from None
+            raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
 
     def shuffle(self, seed: int) -> View[T_co]:
-        """All samples in a random order, the same one for the same seed and length, in every epoch.
+        """A view of all samples in a random order. It is the same for the same seed and length.
 
-        A DataLoader's or a loader's `shuffle=True` gives a new order every epoch.
+        The order stays the same in every epoch. For a new order in every epoch use `shuffle=True` of a
+        DataLoader or of `loader`.
         """
         self._guard(24)
         return self._picked(base.permutation(base.generator(seed), len(self)), _call("shuffle", seed))
@@ -220,16 +232,20 @@ class Samples(Readable[T_co]):
         stratify: str | None = None,
         group: str | None = None,
     ) -> tuple[View[T_co], ...]:
-        """Views that share no sample and are together everything; each in this dataset's order.
+        """Split all samples into views. Each sample is in exactly one view.
 
         Args:
-            parts: fractions that make 1, or counts that make len(self). A fraction's part has its share of
-                the samples, rounded down or up.
-            seed: which samples go where; None takes the first samples for the first part, and so on.
-            stratify: a label column: each part has of each of its values its share, rounded down or up.
-            group: a label column: samples of one value, such as a patient, are all in one part. Then parts
-                and classes are as near to their shares as a greedy choice gets: nearest with seed=None, which
-                places the largest group first, and within a few samples otherwise.
+            parts: fractions with the sum 1, or counts with the sum len(self). The size of a fraction is
+                rounded down or up.
+            seed: decides which samples are in which part. None takes the first samples for the first part,
+                and so on.
+            stratify: a label column. Each part then has the same share of each of its values, rounded down
+                or up.
+            group: a label column, such as the patient. All samples of one value are then in the same part.
+                Sizes of parts and of classes are then approximate: within a few samples, and nearest with
+                seed=None, which places the largest group first.
+        Returns:
+            One view for each part, in the order of this dataset.
         Raises:
             OptionError: "split(0.8, 0.1): the fractions make 0.9; ...".
 
@@ -254,15 +270,15 @@ class Samples(Readable[T_co]):
         stratify: str | None = None,
         group: str | None = None,
     ) -> list[tuple[View[T_co], View[T_co]]]:
-        """A pair of views (train, test) for each of n folds; every sample is in the test view of one.
+        """A pair of views (train, test) for each of n folds. Each sample is in exactly one test view.
 
         Args:
             seed, stratify, group: as in `split`.
         Raises:
-            OptionError: fewer samples, or groups, than folds.
+            OptionError: there are fewer samples, or groups, than folds.
 
-        A test view is in this dataset's order; a train view is the following folds, one after the other. All
-        of them share one array of two indices a sample.
+        A test view is in the order of this dataset. A train view has the folds after its test fold, one
+        after the other. All views share one array with two indices per sample.
         """
         self._guard(64)
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
@@ -284,16 +300,18 @@ class Samples(Readable[T_co]):
     # ------------------------------------------------------------------- what a sample consists of
 
     def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
-        """A view of some fields of every sample; only their bytes are read, and none where labels hold them.
+        """A view whose samples have only some fields. Only the bytes of these fields are read.
 
         Args:
-            fields: "image", "target.boxes", 1 or ("target", 0), in the order wanted.
-            as_tuple: samples are tuples of the fields; False makes dicts with the given paths as keys.
+            fields: paths of fields, in the wanted order: "image", "target.boxes", 1 or ("target", 0).
+            as_tuple: True makes samples tuples of the fields. False makes them dicts whose keys are the given
+                paths.
         Raises:
-            OptionError: a field twice; at the first read, one that the samples do not have.
+            OptionError: a field is given twice; at the first read, the samples do not have the field.
 
-        A `transform` of the cache gets what was selected; after `with_transform` the fields are those of
-        what that makes, and the whole sample is read.
+        Fields that are label columns are taken from the labels, without reading a record. A `transform` of
+        the cache gets the selected fields. After `with_transform`, the fields are those of its result, and
+        complete samples are read.
 
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
@@ -316,19 +334,19 @@ class Samples(Readable[T_co]):
     def with_transform(
         self, fn: Callable[..., Any], *, field: FieldPath = None, return_ctx: bool = False
     ) -> View[Any]:
-        """A view whose samples a function has passed, every time they are read; for random augmentation.
+        """A view that calls a function for each sample at every read, such as a random augmentation.
 
         Args:
-            fn: gets the sample and returns what takes its place. Where it has a further parameter `ctx`, it
-                gets a dict there, new for each sample, in which it may note what it drew; several transforms
-                of one sample share it.
-            field: the one field of the sample that `fn` gets and gives, by its path as in `select`.
-            return_ctx: samples are (sample, ctx), whatever transforms follow; those get the sample alone.
+            fn: takes a sample and returns the sample to use instead. If it has a second parameter `ctx`, it
+                also gets a dict, new for each read, in which it can note its random choices. All transforms
+                of one sample share this dict.
+            field: the path of one field, as in `select`. `fn` then gets and returns only this field.
+            return_ctx: True makes samples pairs (sample, ctx). Later transforms get the sample alone.
         Raises:
-            OptionError: fn is no function; at the first read, a field that the samples do not have.
+            OptionError: fn is not a function; at the first read, the samples do not have the field.
 
-        Transforms run in the order given, after the cache's own `transform`. For workers under spawn `fn`
-        must pickle.
+        Transforms run in the order in which they were added, after the `transform` of the cache. Worker
+        processes that are started by spawn need an `fn` that can be pickled.
 
         >>> ds.with_transform(field="image", fn=augment)
         """
@@ -393,10 +411,10 @@ class Samples(Readable[T_co]):
 
 
 class View(Samples[T_co]):
-    """Some samples of a cache in some order, some fields of them, transformed; a dataset's methods make it.
+    """Some samples of a cache, in some order, perhaps with some fields only or with a transform.
 
-    `cache` is the whole, and `indices` are the positions in it. Pickles as the cache does, in under 2 kB,
-    and its index array.
+    The methods of datasets return views. `cache` is the dataset of a view, and `indices` are the positions
+    in it. A view is pickled with its index array, as its cache is, in less than 2 kB besides.
     """
 
     def __init__(
@@ -417,12 +435,16 @@ class View(Samples[T_co]):
         return self._whole
 
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
-        """Raise OptionError: labels belong to the whole."""
-        raise OptionError("a view has the labels of its dataset; add them there: view.cache.add_labels()")
+        """Raise OptionError, because labels belong to the complete dataset."""
+        raise OptionError(
+            "labels cannot be added to a view; add them to its dataset: view.cache.add_labels()"
+        )
 
     def drop_labels(self, *names: str) -> View[T_co]:
-        """Raise OptionError: labels belong to the whole."""
-        raise OptionError("a view has the labels of its dataset; drop them there: view.cache.drop_labels()")
+        """Raise OptionError, because labels belong to the complete dataset."""
+        raise OptionError(
+            "labels of a view cannot be dropped; drop those of its dataset: view.cache.drop_labels()"
+        )
 
 
 class _Short(reprlib.Repr):

@@ -16,7 +16,6 @@ _THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
 _SMALL: Final = 128
 _EXCERPT: Final = 300
-_SENTENCE: Final = 20
 _MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 8
 _MOST_POINTS: Final = 1_000
@@ -30,12 +29,8 @@ def cell(sample: Any) -> dict[str, Any]:
     if isinstance(sample, Exception):
         return {"why": "No record." if isinstance(sample, MissingSampleError) else reason(sample)[:_EXCERPT]}
     media = first_seen(sample)
-    if media is not None and media.kind == "signal" and media.data.dtype.kind in "biu":
-        # Tokens beside the text that they are of.
-        texts = (value for _, value in leaves_of(sample) if isinstance(value, str) and len(value) > _SENTENCE)
-        media = next((Media("text", text) for text in texts), media)
     if media is None or media.kind == "note":
-        lines = (f"{'.'.join(map(str, path))}: {plain(value)}" for path, value in leaves_of(sample))
+        lines = (f"{'.'.join(map(str, path))}: {_in_short(value)}" for path, value in leaves_of(sample))
         return {"text": "\n".join(text[:80] for _, text in zip(range(8), lines, strict=False))}
     if media.kind == "text":
         return {"text": media.data[:_EXCERPT]}
@@ -65,8 +60,23 @@ def described_leaves(sample: Any) -> list[dict[str, Any]]:
             break
         media = media_of(value)
         about = {"number": number, "path": ".".join(map(str, path)), **leaf(value)}
+        if "value" in about:
+            about["value"] = _value(about["value"])  # a browser's numbers are floats
         leaves.append(about if media is None else about | {"media": _described(media)})
     return leaves
+
+
+def _in_short(value: Any) -> str:
+    """A leaf in a line; a list within a list may have no end of items."""
+    about = leaf(value)
+    return _value(about["value"]) if "value" in about else about["type"]
+
+
+def _value(value: Any) -> str:
+    """A plain value as text; Python makes no digits of an integer that is very large."""
+    if isinstance(value, int) and value.bit_length() > 1024:
+        return f"an integer of {value.bit_length():,} bits"
+    return str(plain(value))
 
 
 def _described(media: Media) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -20,6 +21,8 @@ from edcache.display.tree import as_array, leaves_of
 MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
 MOST_SIDE: Final = 2_048  # of a picture that is shown
 _LEAST_SIDE: Final = 8  # smaller arrays are numbers
+# One is looked for among so many: aliases may make a sample without an end.
+_MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 16
 _LONG_TEXT: Final = 30
 _LONGEST_TEXT: Final = 100_000
@@ -162,8 +165,14 @@ def thumbnail(media: Media, size: int = 96) -> bytes | None:
 
 def first_seen(sample: Any) -> Media | None:
     """What stands for a sample: a picture, else sound or film, a long text or a signal, a short text."""
-    seen = [media for _, value in leaves_of(sample) if (media := media_of(value)) is not None]
-    return min(seen, key=_rank, default=None)
+    best = None
+    for _, value in islice(leaves_of(sample), _MOST_LEAVES):
+        media = media_of(value)
+        if media is not None and (best is None or _rank(media) < _rank(best)):
+            best = media
+            if not _rank(best):
+                break
+    return best
 
 
 def _rank(media: Media) -> int:

@@ -250,7 +250,7 @@ function scrolled() {
   else grid.top = (at / end) * lowest();
   grid.frame ||= requestAnimationFrame(() => { grid.frame = 0; draw(); });
   clearTimeout(grid.settle);
-  grid.settle = setTimeout(() => move(grid.top), 200);
+  grid.settle = setTimeout(() => ($("grid").scrollTop === grid.at ? move(grid.top) : scrolled()), 200);
 }
 
 function draw() {

@@ -138,9 +138,7 @@ class Shown:
         window = [int(row) for row in self.rows(where)[start : start + count]]
         known = {row: self._cells.get(row) for row in window}
         for row, sample in self._read([row for row, cell in known.items() if cell is None]):
-            from edcache.display.cells import cell
-
-            known[row] = self._cells.of(row, partial(cell, sample))
+            known[row] = self._cells.of(row, partial(_cell, sample))
         captions = self._captions(window)
         return [
             {"row": row, "labels": caption} | (known[row] or {})
@@ -244,6 +242,15 @@ class Shown:
             "others": others[:_MOST_MISSING],
             "more_others": max(0, len(others) - _MOST_MISSING),
         }
+
+
+def _cell(sample: Any) -> dict[str, Any]:
+    from edcache.display import cells
+
+    try:
+        return cells.cell(sample)
+    except Exception as error:  # noqa: BLE001 - of this sample alone, whose classes may be anybody's
+        return {"why": cells.reason(error)}
 
 
 def _text_of(value: object) -> str:

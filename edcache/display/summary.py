@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from edcache import codec, format, reader
+from edcache.base import CorruptArchiveError
 
 
 def summary(archive: reader.AnyReader) -> dict[str, Any]:
@@ -46,7 +47,12 @@ def fields_of(archive: reader.AnyReader) -> list[dict[str, Any]]:
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
     """
-    used = np.bincount(archive.records.schema, minlength=len(archive.schemas)).tolist()
+    numbers, schemas = archive.records.schema, len(archive.schemas)
+    if len(numbers) and int(numbers.max()) >= schemas:
+        raise CorruptArchiveError(
+            f"{archive.path}: a record has schema {int(numbers.max()):,}; the index has {schemas:,} schemas"
+        )
+    used = np.bincount(numbers, minlength=schemas).tolist()
     return [
         {"samples": samples, "fields": [_field(field) for field in codec.stored_fields(schema)]}
         for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])

@@ -16,7 +16,8 @@ from edcache.base import EdcacheError, Ints, ReadOptions
 from edcache.codec import STORED, Decode, Decoding
 from edcache.format import Blocks, Failure, Head, Records
 from edcache.reader.digests import check_digest, no_digest, parse_digest
-from edcache.reader.session import FileSession, Session
+from edcache.reader.file_session import FileSession
+from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
 
 if TYPE_CHECKING:

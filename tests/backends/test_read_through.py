@@ -30,7 +30,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.reader.session import FileSession
+from edcache.reader.file_session import FileSession
 from edcache.storage import calls
 from edcache.writer.temporary import SIDE
 
@@ -294,10 +294,12 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
 
 
 def test_what_local_does_not_go_with_is_said(far, ssd, tmp_path):
-    with pytest.raises(OptionError, match=r"local= is for CachedDataset.from_cache\(\): what is filled here"):
+    with pytest.raises(
+        OptionError, match=r"local= is for CachedDataset.from_cache\(\); a new archive is on this"
+    ):
         CachedDataset([1, 2], tmp_path / "new.zip", local=ssd)
     with pytest.raises(
-        OptionError, match=r"expected_digest= is of a whole archive, local= reads parts of one"
+        OptionError, match=r"expected_digest= needs the complete file, but local= reads parts of it"
     ):
         opened(far, ssd, expected_digest="0" * 64)
     with pytest.raises(OptionError, match=r"max_bytes='1GB'; it is for the copies in local=, which was not"):

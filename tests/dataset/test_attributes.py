@@ -151,8 +151,7 @@ def test_a_batch_transform_belongs_to_the_cache(ds, make):
     with pytest.raises(OptionError) as caught:
         dataset.batch_transform = finished
     assert str(caught.value) == (
-        f"{dataset!r} has the batch_transform of the cache it is made of; set it there: "
-        "cache.batch_transform = ..."
+        f"{dataset!r} uses the batch_transform of its cache; set it there: cache.batch_transform = ..."
     )
 
 
@@ -290,8 +289,8 @@ def test_a_name_is_no_index_and_the_message_says_what_to_do(ds, name):
         with pytest.raises(OptionError) as caught:
             dataset[name]
         assert str(caught.value) == (
-            f"index {name!r} of type str; {ADVICE}; ds.labels[{name!r}] has a label of every sample, "
-            f"ds.select({name!r}) that field alone"
+            f"index {name!r} of type str; {ADVICE}; ds.labels[{name!r}] is a label column, "
+            f"ds.select({name!r}) is a view of this field"
         )
 
 

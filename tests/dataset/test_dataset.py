@@ -143,7 +143,7 @@ def test_path_and_labels_come_from_the_sources_attributes(tmp_path: Path) -> Non
 
 def test_no_path_and_no_root_is_an_error() -> None:
     with pytest.raises(
-        OptionError, match="no path given, and the source has no attributes `root` and `name`"
+        OptionError, match="no path was given, and the source has no attributes `root` and `name`"
     ):
         CachedDataset(Source())
 
@@ -193,7 +193,7 @@ def test_cache_dataset_is_warmup(path: Path) -> None:
 def test_warmup_without_a_source_names_what_is_missing(path: Path) -> None:
     with CacheWriter(path) as writer:
         writer.write(2, "two")
-    with pytest.raises(OptionError, match="2 samples are missing and the source dataset is not here"):
+    with pytest.raises(OptionError, match="2 samples are missing and there is no source to compute them"):
         CachedDataset.from_cache(path).warmup()
 
 
@@ -496,7 +496,7 @@ def test_a_read_only_archive_in_a_read_only_folder_opens() -> None:
 
 
 def test_codec_pickle_needs_allow_pickle_to_write(path: Path) -> None:
-    with pytest.raises(OptionError, match='codec="pickle" needs allow_pickle=True too'):
+    with pytest.raises(OptionError, match='codec="pickle" also needs allow_pickle=True'):
         CachedDataset(Sets(), path, codec="pickle")
     assert not path.exists()
 

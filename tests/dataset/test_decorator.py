@@ -102,7 +102,7 @@ def test_a_path_of_an_unknown_parameter_is_refused(tmp_path: Path) -> None:
     def data(split: str) -> Squares:
         return Squares()
 
-    with pytest.raises(OptionError, match=r"names \{spilt\}, .*data has the parameters split"):
+    with pytest.raises(OptionError, match=r"contains \{spilt\}, but the parameters of .*data are: split"):
         data("train")
 
 
@@ -357,7 +357,7 @@ def test_a_changed_source_warns_once_and_uses_the_archive(module: Callable[..., 
     module(number=1).data()
     changed = module(number=2)
     with pytest.warns(
-        RuntimeWarning, match="the source of written:data changed since this cache was made; .*version="
+        RuntimeWarning, match="the source of written:data has changed since this cache was made; .*version="
     ):
         assert changed.data()[1]["n"] == 1
     with warnings.catch_warnings():

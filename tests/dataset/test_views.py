@@ -236,9 +236,9 @@ def test_percent_rounds_so_that_neighbours_fit(whole: CachedDataset) -> None:
         ),
         (
             lambda ds: ds.repeat(),
-            "repeat() takes either how often, repeat(3), or repeat(min_size=10_000)",
+            "repeat() needs a number of times, repeat(3), or a size, repeat(min_size=10_000)",
         ),
-        (lambda ds: ds.repeat(2**62), f"repeat({2**62}): more samples than 64 bits count"),
+        (lambda ds: ds.repeat(2**62), f"repeat({2**62}): this is more samples than fit into 64 bits"),
         (lambda ds: ds[:0].repeat(min_size=3), "repeat(min_size=3): the dataset has no samples to repeat"),
         (lambda ds: ds.shuffle("a"), "seed='a'; give an integer of 0 or more"),
         (

@@ -9,6 +9,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from markdown_it import MarkdownIt
+from range_server import serving
 
 from edcache import CachedDataset, CacheWriter, digest
 from edcache.cli import main
@@ -57,7 +58,8 @@ def archive(path):
 
 @pytest.fixture
 def hostile(path):
-    """An archive whose keys, label names, values and texts are all of the above."""
+    """An archive whose keys, label names, values, texts and own name are such."""
+    path = path.with_name("<img src=x>`|[a](b)*'\\\n.zip")
     with CacheWriter(path, in_memory_keys={text: text for text in HOSTILE}) as writer:
         for i in range(3):
             writer.append({text: HOSTILE[(i + k) % len(HOSTILE)] for k, text in enumerate(HOSTILE)})
@@ -206,6 +208,17 @@ def test_the_command_writes_what_its_file_ends_in(archive, tmp_path):
     refused = run("card", archive, "-o", tmp_path / "x.pdf")
     assert refused.exit_code == 2
     assert "x.pdf: end it in .md, .html, .htm, .json, .jsonld, or give --to" in refused.stderr
+
+
+def test_a_card_of_a_url_has_no_credentials_and_one_of_a_file_no_folder(archive):
+    with serving(archive.read_bytes()) as served:
+        url = served.url.replace("://", "://user:hunter2@") + "?X-Amz-Signature=hunter3"
+        for form in ("md", "html", "croissant"):
+            done = run("card", url, "--to", form)
+            assert done.exit_code == 0, done.stderr
+            assert served.url in done.stdout.replace("&#47;", "/")
+            assert "hunter" not in done.stdout
+            assert str(archive.parent) not in run("card", archive, "--to", form).stdout
 
 
 def test_an_archive_that_grows_has_no_digest_and_no_croissant(path):

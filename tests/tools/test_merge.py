@@ -217,7 +217,7 @@ def test_what_cannot_be_merged_is_refused_and_leaves_nothing(tmp_path):
     a, new = write(tmp_path / "a.zip"), tmp_path / "new.zip"
     pickled = write(tmp_path / "pickled.zip", codec="pickle")
     text = 'merge(): {0} is of codec="native", {1} of codec="pickle"; what reads one would refuse the other'
-    refused([a, pickled], new, OptionError, text.format(a, pickled), "CachedDataset.from_cache([...])")
+    refused([a, pickled], new, OptionError, text.format(a, pickled), "together as one dataset")
     other = write(tmp_path / "other.zip", in_memory_keys={"y": lambda s: "text"})
     refused(
         [a, other], new, LabelTypeError, 'merge(): label "y" is int64 in one dataset and string in another'

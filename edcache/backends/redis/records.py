@@ -19,7 +19,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,8 +28,12 @@ from edcache import format
 from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
 from edcache.backends.redis.url import Keys
 from edcache.base import CorruptRecordError
-from edcache.codec import Decoder, most_content
-from edcache.reader import Group, GroupRecords, Piece, joined
+from edcache.codec import most_content
+from edcache.reader import Piece
+
+if TYPE_CHECKING:
+    from edcache.codec import Decoder
+    from edcache.reader import Group
 
 Ints = npt.NDArray[np.int64]
 
@@ -104,6 +108,8 @@ def gathered_from(
     values: list[Any], indices: Iterable[int], decoder: Decoder, *, is_compressed: bool
 ) -> Group | None:
     """What the server sent for records of one schema, as a group; None where one is lost or not as logged."""
+    from edcache.reader import GroupRecords, joined  # they take torch
+
     if None in values:
         return None
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,14 @@ from edcache.backends.redis.log import RedisLog, no_cache, read_head
 from edcache.backends.redis.records import gathered_from, held, pieces_of, schema_number, unpacked
 from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
-from edcache.codec import STORED, Decode, Decoder, Decoding, decompress
+from edcache.codec import STORED, Decode, Decoding, decompress
 from edcache.format import Records
 from edcache.labels import checked_indices
-from edcache.reader import AnyReader, Group, Session
+from edcache.reader import AnyReader, Session
+
+if TYPE_CHECKING:
+    from edcache.codec import Decoder
+    from edcache.reader import Group
 
 Ints = npt.NDArray[np.int64]
 
