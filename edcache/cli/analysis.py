@@ -132,5 +132,5 @@ def _stats_lines(summary: Mapping[str, Any], spread: Sequence[Any]) -> Iterator[
         most = max((bar.count for bar in histogram.bars), default=1)
         width = max((len(cell(bar.text)) for bar in histogram.bars), default=0)
         for bar in histogram.bars:
-            drawn = "█" * max(1, round(24 * bar.count / most))
+            drawn = "█" * max(bar.count > 0, round(24 * bar.count / most))
             yield f"  {cell(bar.text).ljust(width)}  {styled(drawn.ljust(24), fg='cyan')}  {bar.count:,}"

@@ -173,6 +173,7 @@ _FLAGS: Final[dict[str, _Option]] = dict(
         _flag(
             *("order", "For monai: the names of the files in order, one a line."), metavar="FILE", type=PATH
         ),
+        _flag("parts", "So many, of as many samples each.", metavar="N", type=POSITIVE),
         _flag(
             *("progress", "Show a progress bar; by default on a terminal.", "--progress/--no-progress"),
             default=None,
@@ -218,7 +219,7 @@ def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Comm
     return click.option("-o", "--output", "output", help=help, **defaults | details)
 
 
-_LITERAL: Final = r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[\w.:]*"
+_LITERAL: Final = r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[\w.:]*(?:,\d{3})*"
 
 
 def with_flags(text: str) -> str:
@@ -232,4 +233,5 @@ def with_flags(text: str) -> str:
         value = "" if details.get("is_flag") else re.sub(r"[\[\]\"']", "", match[2])
         return " ".join(filter(None, (words[-1], value)))
 
+    text = text.replace("with select()", "by --field")
     return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text)

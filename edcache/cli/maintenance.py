@@ -235,7 +235,7 @@ def merge(
 @click.argument("path", type=PATH)
 @output("Where the new archives go.", metavar="DIR", type=FOLDER)
 @click.option("--max-size", metavar="SIZE", callback=size, help="The most that each has: 500MB, 2GB.")
-@click.option("--parts", metavar="N", type=POSITIVE, help="So many, of as many samples each.")
+@flags("parts")
 @click.option("--by", metavar="NAME", type=LABEL, help="One for each value of a label column.")
 @flags("allow_partial", "as_json", "progress")
 def split(path: str, output: str, as_json: bool, progress: bool | None, **options: Any) -> None:

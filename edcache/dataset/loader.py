@@ -60,7 +60,7 @@ class LoaderOptions:
         if makes_batches and self.drop_last:
             raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
         if self.shuffle and self.sampler is not None:
-            raise OptionError("shuffle=True and sampler= exclude each other; let the sampler shuffle")
+            raise OptionError("shuffle=True cannot be combined with sampler=; let the sampler shuffle")
         if self.device is not None and torch.device(self.device).type == "xla":
             try:
                 import torch_xla  # noqa: F401

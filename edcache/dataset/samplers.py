@@ -177,23 +177,24 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 class Balanced(EpochSampler):
-    """Draws every class equally often, and all samples of a class before one comes again.
+    """A sampler that draws every class equally often.
 
     Args:
-        ds: a cache, a view, or anything with `len` and `.labels`.
-        label: the label that holds the class, of any type of single values; or an array [len(ds)] of them.
-            Samples whose class is missing (None, nan, NaT) are left out.
-        num_samples: draws of an epoch, by all ranks together; None for as many as samples have a class.
-            Classes differ by at most one of them.
+        ds: a cache, a view, or any object with `len` and `.labels`.
+        label: the name of the label column with the class, of any type of single values; or an array
+            [len(ds)] of classes. Samples whose class is missing (None, nan, NaT) are not drawn.
+        num_samples: the number of draws in an epoch, by all ranks together. None is the number of samples
+            that have a class. The counts of two classes differ by at most one.
         seed, drop_last, num_replicas, rank: as in `EpochSampler`.
     Raises:
-        OptionError, UnknownLabelError.
+        UnknownLabelError: 'no label "lable"; this archive has: label, split; did you mean label?'.
+        OptionError: an array has the wrong length; a number is below 1.
 
-    Of k classes every k draws in a row hold each once in a random order, so that batches are balanced too.
-    Each class is gone through in a fresh permutation each time.
+    With k classes, k consecutive draws have each class once, in a random order, so batches are balanced too.
+    All samples of a class are drawn, in random order, before one is drawn again.
 
-    Cost: 8 bytes a sample, and some 32 a draw while an epoch is made. 10 million samples: 0.3 s, then 0.5 s
-    an epoch; 1.6 s and 0.7 s where they are of a million classes.
+    Cost: 8 bytes per sample, and about 32 bytes per draw while an epoch begins. 10 million samples take
+    0.3 s, and then 0.5 s per epoch; with a million classes 1.6 s, and then 0.7 s.
 
     >>> DataLoader(ds, batch_size=64, sampler=edcache.samplers.Balanced(ds, "label"))
     """
@@ -236,22 +237,24 @@ class Balanced(EpochSampler):
 
 
 class Weighted(EpochSampler):
-    """Draws samples with probabilities proportional to their weights, as torch's WeightedRandomSampler.
+    """A sampler whose probabilities are proportional to weights, as torch's WeightedRandomSampler.
 
     Args:
-        ds: a cache, a view, or anything with `len` and `.labels`.
-        weights: the label that holds them, or an array [len(ds)]: finite, not negative, with any sum.
-        num_samples: draws of an epoch, by all ranks together; None for len(ds), and without replacement for
-            all whose weight is not 0.
-        replacement: False draws no sample twice in an epoch; heavy ones come early.
+        ds: a cache, a view, or any object with `len` and `.labels`.
+        weights: the name of a label column, or an array [len(ds)]. Weights are finite and not negative, and
+            may have any sum.
+        num_samples: the number of draws in an epoch, by all ranks together. None is len(ds), or without
+            replacement the number of samples whose weight is not 0.
+        replacement: False draws no sample twice in an epoch. Samples with large weights then come early.
         seed, drop_last, num_replicas, rank: as in `EpochSampler`.
     Raises:
-        OptionError: 'weight of sample 17 is nan; ...'; or too few above 0 to draw without replacement.
+        OptionError: 'weight of sample 17 is nan; ...'; too few weights are above 0 to draw num_samples
+            without replacement.
 
-    Any number of samples: torch's stops at 2**24 of them.
+    It takes any number of samples; torch's takes at most 2**24.
 
-    Cost: 8 bytes a sample, 16 without replacement, and some 16 to 40 a draw while an epoch is made. 10
-    million samples: 0.1 s, then 1.5 s an epoch; without replacement 0.2 s, then 3.5 s.
+    Cost: 8 bytes per sample, 16 without replacement, and 16 to 40 bytes per draw while an epoch begins. 10
+    million samples take 0.1 s, and then 1.5 s per epoch; without replacement 0.2 s, and then 3.5 s.
     """
 
     def __init__(
@@ -308,21 +311,24 @@ class Weighted(EpochSampler):
 
 
 class ByLength(EpochSampler):
-    """Batches of samples of about the same length; a batch sampler.
+    """A batch sampler whose batches have samples of similar length.
 
     Args:
-        ds: a cache, a view, or anything with `len` and `.labels`.
-        lengths: the label that holds them, or an array [len(ds)]: integers, none missing.
-        batch_size: samples of a batch. max_tokens: instead, what a batch may have when it is padded to its
-            longest: the number of its samples times that length.
-        drop_last: leave out the incomplete batch, which is of the shortest, and the batches that the ranks
-            cannot share evenly; False repeats some of those instead.
-        shuffle: mix samples within their bucket, and all batches; False goes from the longest down.
-        bucket: the factor by which lengths in a bucket may differ, at least 1. Of a batch, less than
-            1 - 1 / bucket is padding, but where too few samples are alike to fill one. More mixes more.
-        seed, num_replicas, rank: as in `EpochSampler`; what the ranks share are batches.
+        ds: a cache, a view, or any object with `len` and `.labels`.
+        lengths: the name of a label column, or an array [len(ds)]: integers, none missing.
+        batch_size: the number of samples in a batch.
+        max_tokens: used instead of batch_size. It is the largest size of a padded batch: the number of its
+            samples times the length of the longest.
+        drop_last: True leaves out the last batch that is not full, which has the shortest samples, and the
+            batches that the ranks cannot divide evenly. False repeats some batches for that.
+        shuffle: True mixes the samples within their bucket, and the order of batches. False begins with the
+            longest samples.
+        bucket: the factor by which lengths in a bucket may differ, at least 1. The padding of a batch is less
+            than 1 - 1 / bucket, unless a bucket has too few samples for a batch. A larger factor mixes more.
+        seed, num_replicas, rank: as in `EpochSampler`; the ranks divide batches.
     Raises:
-        OptionError: 'sample 3 has length 600, max_tokens=512; ...'; both sizes or none; no integers.
+        OptionError: 'sample 3 has length 600, max_tokens=512; ...'; batch_size and max_tokens are both given
+            or both missing; the lengths are not integers.
 
     Of lengths as texts have them (lognormal, sigma 1, up to 4,000) batches of 32 in random order are 81 %
     padding; with buckets of 1.1, batches of 32 out of 100,000 are 4 %. `len` counts batches, as many in every
@@ -349,7 +355,7 @@ class ByLength(EpochSampler):
         rank: int | None = None,
     ) -> None:
         if (batch_size is None) == (max_tokens is None):
-            raise OptionError("give batch_size or max_tokens, one of them")
+            raise OptionError("give either batch_size or max_tokens")
         _check_count(*(("batch_size", batch_size) if max_tokens is None else ("max_tokens", max_tokens)))
         if not bucket >= 1:
             raise OptionError(f"bucket={bucket!r}; give 1 or more")
@@ -398,13 +404,13 @@ class ByLength(EpochSampler):
 
 
 class ChunkShuffle(EpochSampler):
-    """Draws every sample once, from a few chunks of the archive at a time.
+    """A sampler that draws every sample once, from a few chunks of the archive at a time.
 
     Args:
         ds: a cache or a view.
-        buffer: how many chunks are mixed at a time. Chunks have some 4 MiB, or the writer's `chunk_size`.
-        seed, drop_last, num_replicas, rank: as in `EpochSampler`; but a rank's share lies together, so that
-            ranks read different chunks.
+        buffer: the number of chunks that are mixed at a time. A chunk has about 4 MiB, or the `chunk_size` of
+            the writer.
+        seed, drop_last, num_replicas, rank: as in `EpochSampler`. Different ranks read different chunks.
     Raises:
         OptionError: "12 of 100 samples have no record, and so no chunk; take ds.available()".
 

@@ -25,25 +25,26 @@ _DIGITS = 12
 def weights_of(parts: Sequence[Any], count: int) -> list[int]:
     """The sizes of the parts of a split, fractions of 1 or counts of all, in numbers in proportion."""
     if not parts:
-        raise OptionError("split() takes the parts' sizes: split(0.8, 0.2), or counts of samples")
+        raise OptionError(
+            "split() needs the sizes of the parts: fractions, split(0.8, 0.2), or counts of samples"
+        )
     text = ", ".join(map(shown, parts))
     if not all(isinstance(part, (int, float, np.integer, np.floating)) for part in parts):
         raise OptionError(f"split() takes fractions or counts, not {text}")
     if any(not 0 <= part <= sys.float_info.max for part in parts):
-        raise OptionError(f"split({text}): a part is neither negative nor infinite; give fractions or counts")
+        raise OptionError(f"split({text}): a part cannot be negative or infinite; give fractions or counts")
     if all(isinstance(part, (int, np.integer)) for part in parts):
         if sum(parts) != count:
             raise OptionError(
-                f"split({text}): these are {sum(parts):,} samples, the dataset has {count:,}; "
-                "the parts are the whole dataset"
+                f"split({text}): these are {sum(parts):,} samples, but the dataset has {count:,}; "
+                "give counts with that sum"
             )
         return [int(part) for part in parts]
     fractions = [Fraction(float(part)).limit_denominator(_LARGEST_DENOMINATOR) for part in parts]
     total = float(sum(fractions))
     if abs(total - 1) > _ROUNDING:
         raise OptionError(
-            f"split({text}): the fractions make {total:g}; they make 1 together, the parts are the whole "
-            "dataset"
+            f"split({text}): the sum of the fractions is {total:g}; give fractions whose sum is 1"
         )
     whole = math.lcm(*(fraction.denominator for fraction in fractions))
     return [int(fraction * whole) for fraction in fractions]

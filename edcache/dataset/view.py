@@ -247,7 +247,7 @@ class Samples(Readable[T_co]):
         Returns:
             One view for each part, in the order of this dataset.
         Raises:
-            OptionError: "split(0.8, 0.1): the fractions make 0.9; ...".
+            OptionError: "split(0.8, 0.1): the sum of the fractions is 0.9; ...".
 
         >>> train, val, test = ds.split(0.8, 0.1, 0.1, seed=0, stratify="label", group="patient")
         """

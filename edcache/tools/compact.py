@@ -44,28 +44,30 @@ def compact(
 ) -> CompactReport:
     """Rewrite an archive with the newest record of every sample, in index order, and seal it.
 
-    Records are copied as they are stored, each checked by its crc32. What stays: uuid, options, length,
-    labels, failures, dictionaries. What goes: old seals, outdated records, what power cuts took, torn
-    tails, and the small chunks of a slow fill. All revisions of labels become one. Samples that are
-    missing stay missing.
+    The records are copied without decoding them, and the crc32 of each is checked. The new archive has the
+    same uuid, options, length, labels, failures and dictionaries. It does not have old seals, replaced
+    records, incomplete ends, or the small chunks of a slow fill. All changes of labels become one. Samples
+    that are missing stay missing.
 
     Args:
         path: the archive. A symbolic link is followed.
-        target: where the compact one goes; nothing may be there. None puts it in the place of the old
-            one in one step, once it is on the disk; it is written as `path + ".edcache.new"` until then.
-        on_progress: called with (bytes of records copied, bytes of records) now and then.
-        allow_partial: seal what there is of an archive that is not sealed.
+        target: the path of the new archive, which must not exist. None replaces the old archive in one step,
+            after the new one is on the disk. Until then the new one is `path + ".edcache.new"`.
+        on_progress: a function that is called with (bytes of records copied, bytes of records) now and then.
+        allow_partial: True accepts an archive that is not sealed, and seals the samples that it has.
+    Returns:
+        A report with sizes and numbers of chunks, before and after.
     Raises:
-        PartialArchiveError: the archive is not sealed, so that samples may be missing.
-        CorruptArchiveError: the archive is damaged; the text has the first problem.
-        ArchiveLockedError: another process writes the archive, or is replacing it.
-        ArchiveExistsError: something is at the target.
-        StorageError: the disk is full or failing. After any error the archive is as it was.
-    Cost: reads and writes every record once; needs the disk space of the new file beside the old one.
-    Safety: whoever reads the archive keeps the old file, and sees the new one after refresh(). In place,
-        appending waits while the last entries are taken over; a process that had the archive open for
-        appending gets StaleArchiveError then. Killed at any point, the path leads to the old archive or to
-        the new one; a leftover `.edcache.new` is begun anew by the next run.
+        PartialArchiveError: the archive is not sealed, so samples may be missing.
+        CorruptArchiveError: the archive is damaged; the message has the first problem.
+        ArchiveLockedError: another process is writing or replacing the archive.
+        ArchiveExistsError: the target exists.
+        StorageError: the disk is full or fails. After any error the archive is unchanged.
+    Cost: reads and writes every record once. The disk must have space for both files.
+    Safety: open readers keep the old file, and see the new one after refresh(). Without a target, writers
+        wait while the last entries are copied; a writer that had the archive open then gets
+        StaleArchiveError. After a kill at any time, the path is the complete old archive or the complete new
+        one. The next run replaces a `.edcache.new` that was left.
     """
     storage.check_outlives(path if target is None else target)
     name = local_path(path) if target is not None else os.path.realpath(local_path(path))

@@ -57,30 +57,33 @@ def merge(
     *,
     allow_partial: bool = False,
 ) -> MergeReport:
-    """Copy the samples of several archives into a new one, one archive after the other, and seal it.
+    """Copy the samples of several archives into a new archive, one archive after the other, and seal it.
 
-    It has the samples and labels of `edcache.concat`: samples that are missing stay missing, failures and
-    labels that were added stay. Records are copied as they are stored, each checked by its crc32; those of
-    archives that do not compress are compressed where another one does. Label columns that one lacks are
-    null there. It has a uuid of its own and no fingerprint: `CachedDataset(source, path)` compares none.
+    The new archive has the samples and labels of `edcache.concat`. Missing samples stay missing, and failures
+    and added labels are kept. The records are copied without decoding them, and the crc32 of each is checked.
+    If one archive is compressed, the records of the others are compressed too. A label column that an archive
+    does not have is null for its samples. The new archive has a new uuid and no fingerprint, so
+    `CachedDataset(source, path)` compares none.
 
     Args:
         paths: a list, a glob or a folder, as `CachedDataset.from_cache` takes them; URLs too.
-        target: where the new one goes; nothing may be there. Until it is on the disk it is
+        target: the path of the new archive, which must not exist. Until it is on the disk, the new archive is
             `target + ".edcache.new"`.
-        on_progress: called with (bytes of records copied, bytes of records) now and then.
-        allow_partial: take what there is of archives that are not sealed.
+        on_progress: a function that is called with (bytes of records copied, bytes of records) now and then.
+        allow_partial: True accepts archives that are not sealed, and copies the samples that they have.
+    Returns:
+        A report with the path, the number of archives and samples, and the size.
     Raises:
-        PartialArchiveError: one is not sealed, so that samples may be missing.
+        PartialArchiveError: an archive is not sealed, so samples may be missing.
         OptionError: 'merge(): a.zip is of codec="native", b.zip of codec="pickle"; ...'; compression
             dictionaries that contradict each other.
         LabelTypeError: 'merge(): label "y" is int64 in one dataset and string in another; ...'.
-        CorruptArchiveError: one is damaged; the text has the first problem.
+        CorruptArchiveError: an archive is damaged; the message has the first problem.
         ArchiveNotFoundError, ArchiveExistsError, ArchiveLockedError, StorageError.
-        After any error there is no new archive, and the others are as they were.
-    Cost: reads and writes every record once; some 100 bytes of memory a sample, and all labels.
-    Safety: of an archive that others append to it takes what was there at the start. Killed, it leaves
-        nothing at the path; a leftover `.edcache.new` is begun anew by the next run.
+        After any error there is no new archive, and the others are unchanged.
+    Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and all labels.
+    Safety: samples that others append after the start are not copied. After a kill there is no file at the
+        target. The next run replaces a `.edcache.new` that was left.
 
     >>> edcache.merge("cache/part-*.zip", "cache/train.zip")
     """

@@ -52,25 +52,26 @@ def repair(
     target: str | os.PathLike[str],
     on_progress: OnProgress | None = None,
 ) -> RepairReport:
-    """Write a new archive of every sample that proves good in a damaged one.
+    """Copy every undamaged sample of a damaged archive into a new archive.
 
-    A sample is kept when its newest record fits a crc32 that an intact table tells: the table of its
-    chunk, or the index of a seal. Where the newest record is damaged the sample is lost: an older record
-    of it is never taken instead. The new archive is sealed, has a uuid of its own and the length of the
-    old one, so that filling it again computes only what is missing. Options, labels, failures and
-    dictionaries are kept.
+    A sample is copied if its newest record has the crc32 that an intact table gives: the table of its chunk,
+    or the index of a seal. If the newest record is damaged, the sample is lost: an older record is never
+    used instead. The new archive is sealed. It has a new uuid and the length of the old one, so filling it
+    again computes only the missing samples. Options, labels, failures and dictionaries are kept.
 
     Args:
-        path: the damaged archive; it is opened for reading only.
-        target: where the new one goes; nothing may be there. Until it is on the disk it is
+        path: the damaged archive. It is only read.
+        target: the path of the new archive, which must not exist. Until it is on the disk, the new archive is
             `target + ".edcache.new"`.
-        on_progress: called with (bytes of records read, bytes of records) now and then.
+        on_progress: a function that is called with (bytes of records read, bytes of records) now and then.
+    Returns:
+        A report of what was kept and what was lost.
     Raises:
-        NotAnArchiveError, CorruptArchiveError: the file holds nothing of an archive that can be read.
-        FormatVersionError: the head is of a newer format.
-        ArchiveNotFoundError, ArchiveExistsError, StorageError. Then there is no new archive.
-    Cost: reads every record once, and where headers are damaged the pages behind them; some 100 bytes of
-        memory a sample, and its labels twice.
+        NotAnArchiveError, CorruptArchiveError: no part of the file can be read as an archive.
+        FormatVersionError: the archive has a newer format.
+        ArchiveNotFoundError, ArchiveExistsError, StorageError. After any error there is no new archive.
+    Cost: reads every record once, and the bytes after damaged headers. It takes about 100 bytes of memory per
+        sample, and twice the labels.
     """
     destination = local_path(target)
     damage: list[tuple[int, str]] = []

@@ -47,31 +47,34 @@ def split(
     on_progress: OnProgress | None = None,
     allow_partial: bool = False,
 ) -> list[SplitArchive]:
-    """Copy the samples of an archive into several new ones, each valid alone, and seal them.
+    """Copy the samples of an archive into several new archives, and seal them. Each is complete in itself.
 
-    Their names are that of the archive with a number behind it, train-00000.zip, so that they sort in order,
-    and `CachedDataset.from_cache(folder)` is the original; with `by` it has the samples value by value.
-    Records are copied as they are stored, each checked by its crc32. Labels, missing samples and failures go
-    with their samples.
+    Their names are that of the archive and a number, train-00000.zip, so they sort in order.
+    `CachedDataset.from_cache(folder)` has the same samples as the original; with `by`, they are ordered by
+    the value. The records are copied without decoding them, and the crc32 of each is checked. Labels, missing
+    samples and failures are kept.
 
     Args:
-        folder: where the archives go; it is made, and none of them may be there.
-        max_size: the most bytes that each file has, or text such as "2GB".
-        parts: so many archives of consecutive samples, as many in each, or one more.
-        by: a label column: one archive for each of its values, in the order of their first samples, with the
-            value in its name: train-00000-cat.zip. A missing value is a value.
-        allow_partial: take what there is of an archive that is not sealed.
+        path: the archive.
+        folder: the folder for the new archives. It is created if it does not exist. None of the new archives
+            may exist.
+        max_size: the largest size of a file, in bytes or as text such as "2GB".
+        parts: the number of archives. Each has the same number of consecutive samples, or one more.
+        by: a label column. Each of its values gets an archive, in order of first occurrence, with the value
+            in its name: train-00000-cat.zip. A missing value is a value.
+        on_progress: a function that is called with (bytes of records copied, bytes of records) now and then.
+        allow_partial: True accepts an archive that is not sealed, and copies the samples that it has.
     Returns:
-        What was made, in order.
+        A list that describes the new archives, in order.
     Raises:
-        OptionError: none or two of max_size, parts and by; 'split(): sample 17 alone takes an archive of up
-            to 3.1 MB, max_size is 1.0 MB; allow more'.
-        UnknownLabelError, LabelTypeError: `by` is no column of single values.
-        PartialArchiveError: the archive is not sealed, so that samples may be missing.
-        CorruptArchiveError: the archive is damaged; the text has the first problem.
-        ArchiveNotFoundError, ArchiveExistsError, StorageError. After any error none of the new ones is there.
-    Cost: reads and writes every record once; some 100 bytes of memory a sample, and all labels.
-    Safety: as `merge`. Killed, it leaves those that were finished, which are sound.
+        OptionError: none or two of max_size, parts and by are given; 'split(): sample 17 alone takes an
+            archive of up to 3.1 MB, max_size is 1.0 MB; allow more'.
+        UnknownLabelError, LabelTypeError: `by` is not a column of single values.
+        PartialArchiveError: the archive is not sealed, so samples may be missing.
+        CorruptArchiveError: the archive is damaged; the message has the first problem.
+        ArchiveNotFoundError, ArchiveExistsError, StorageError. After any error there are no new archives.
+    Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and all labels.
+    Safety: as `merge`. After a kill, the archives that were finished are there, and are complete.
 
     >>> edcache.split("cache/train.zip", "parts", max_size="2GB")
     """

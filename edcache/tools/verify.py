@@ -67,12 +67,12 @@ class Report(Tabular):
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong: no damage, and it is sealed, or a process writes it still."""
+        """Whether nothing is wrong: there is no damage, and it is sealed or a process is writing it."""
         return not self.problems and not self.is_partial
 
     @property
     def is_partial(self) -> bool:
-        """Whether it is not sealed, and nobody writes it: chunks may be missing of which nothing tells."""
+        """Whether it is not sealed and no process is writing it, so that samples may be missing."""
         return not (self.sealed or self.has_writer)
 
 
@@ -84,21 +84,25 @@ def verify(
     expected_digest: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Check structure, every checksum, and that index, labels, directory and chunks agree.
+    """Check every byte of an archive: its structure, all checksums, and that its tables agree.
 
     Args:
-        path: the archive, or its URL. storage_options: for a URL, as in `edcache.Reader`.
-        on_progress: called with (bytes checked, bytes of the file) now and then.
-        quick: leave the samples' records unread; all that leads to them is checked.
-        expected_digest: what `digest` said of the archive when it was published; compared first.
+        path: the path or URL of the archive.
+        on_progress: a function that is called with (bytes checked, bytes of the file) now and then.
+        quick: True does not read the records of samples. It checks headers, tables and the seal.
+        expected_digest: "sha256:...", as `digest` returned it for the archive. It is compared first.
+        storage_options: for a URL, as in `edcache.Reader`.
     Returns:
-        A report; damage is reported, not raised, as far as the head can be read.
+        A report. `report.sound` is True if nothing is wrong, and `report.problems` is a list of sentences.
+        Damage is reported and not raised, unless the head of the file cannot be read.
     Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError (the head).
-        DigestError: the file is not the one that was published. OptionError: that is no digest.
-    Cost: reads the whole file once, before that a second time for the digest; with `quick` only headers,
-        tables and the seal. Some 70 bytes of memory a sample, and its labels twice.
-    Safety: writes and locks nothing; what others append meanwhile is not looked at.
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
+        CorruptArchiveError: the head is damaged.
+        DigestError: the file is not the one with this digest.
+        OptionError: expected_digest is not a digest.
+    Cost: reads the file once, with expected_digest twice; with `quick` only headers, tables and the seal.
+        It takes about 70 bytes of memory per sample, and twice the labels.
+    Safety: it writes nothing and locks nothing. Samples that others append meanwhile are not checked.
     """
     expected = None if expected_digest is None else parse_digest(expected_digest)
     with closing(located(path, storage_options).open()) as file:
@@ -132,16 +136,20 @@ def digest(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> str:
-    """Hash a sealed archive: "sha256:" and the hex digits that `sha256sum` prints for the file.
+    """Hash a sealed archive.
 
     Args:
-        path: the archive, or its URL. storage_options: for a URL, as in `edcache.Reader`.
-        on_progress: called with (bytes hashed, bytes of the file) now and then.
+        path: the path or URL of the archive.
+        on_progress: a function that is called with (bytes hashed, bytes of the file) now and then.
+        storage_options: for a URL, as in `edcache.Reader`.
+    Returns:
+        "sha256:" and the hex digits that `sha256sum` prints for the file.
     Raises:
         DigestError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError (the head).
-    Cost: reads the file once. Writes and locks nothing; proves nothing: that the
-        file is sound says `verify`.
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
+        CorruptArchiveError: the head is damaged.
+    Cost: reads the file once.
+    Safety: it writes nothing and locks nothing. It does not check the file; `verify` does.
     """
     with closing(located(path, storage_options).open()) as file:
         head, _ = format.read_head(file.pread, file.path)

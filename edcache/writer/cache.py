@@ -54,30 +54,31 @@ class CacheWriter:
     """Write an archive sample by sample, without a Dataset.
 
     Args:
-        path: the archive.
-        mode: "x" a new archive, the path must not exist, but for what a writer left that ended before its
-            first sample was published. "a" continue or grow any archive, sealed or not, or make it. "w" write
-            beside the path, under `path + ".edcache.new"`, and put it in the place of what is there when it
-            is sealed; until then readers see the old one.
-        options: as an object; keywords stand in place of some. With mode="a" the label columns are taken
-            from the archive, except functions.
-        chunk_nbytes: publish when the records have this many bytes.
-        publish_seconds: publish at the first append after this long, so that little is lost in a
-            crash; None leaves it to the sizes, which makes the file's bytes independent of speed.
+        path: the path or URL of the archive.
+        mode: "x" makes a new archive, and the path must not exist. A file without samples, which a killed
+            writer left, is replaced. "a" continues an archive, sealed or not, or makes a new one. "w" writes
+            `path + ".edcache.new"`, which replaces the file at the path when it is sealed; until then
+            readers see the old file.
+        options: all options as one object; keywords replace single options of it. With mode="a" the label
+            columns are those of the archive, except columns that are made by functions.
+        chunk_nbytes: stores the pending samples when their records have this many bytes together.
+        publish_seconds: stores the pending samples at the first append after this many seconds, so that a
+            crash loses little. None leaves it to the sizes; the bytes of the file then do not depend on
+            speed.
         uuid: 16 bytes that identify the archive; random by default.
-        storage_options: where the path is a URL, see `edcache.CachedDataset`. What a killed writer left
-            in the spool mode="a" goes on with, after mode="x" and "a".
+        storage_options: for a URL, see `edcache.CachedDataset`. mode="a" continues what a killed writer,
+            with mode="x" or "a", left in the spool folder.
         keywords: these options.
     Raises:
-        ArchiveExistsError: mode="x" and the path exists.
+        ArchiveExistsError: mode="x", and the path exists.
         ArchiveLockedError: another process is replacing the same path with mode="w".
-        OptionError: an option contradicts the archive that mode="a" found.
-        CorruptArchiveError: a chunk of the archive that mode="a" found is damaged.
+        OptionError: mode="a", and an option differs from that of the archive.
+        CorruptArchiveError: mode="a", and a chunk of the archive is damaged.
 
-    Leaving the block seals. An exception in it publishes what was appended and leaves an unsealed
-    archive, which opens as it is and which mode="a" continues. (After mode="w" that is `path +
-    ".edcache.new"`; the file at the path is untouched.)
-    Safety: one thread of one process; any number of writers may hold the same archive open.
+    The end of the `with` block seals the archive. If the block raises, the samples appended so far are
+    stored, and the archive is not sealed. It can be opened, and mode="a" continues it. (With mode="w" it is
+    at `path + ".edcache.new"`, and the file at the path does not change.)
+    Safety: use a writer in one thread of one process. Any number of writers may append to one archive.
 
     >>> with CacheWriter("digits.zip", in_memory_keys=["label"]) as w:
     ...     w.append({"image": image, "label": 3})
@@ -147,12 +148,15 @@ class CacheWriter:
         return self._appender.chain.end_index + (self._publisher.pending if self._appending else 0)
 
     def append(self, sample: object) -> None:
-        """Add a sample behind the last one.
+        """Add a sample after the last one.
 
+        Args:
+            sample: any tree of dicts, lists and tuples over tensors, arrays, numbers, text and bytes.
         Raises:
             UnsupportedTypeError: 'out.zip: sample 7: sample["boxes"]: cannot store set; ...'.
-            LabelError, LabelTypeError: its labels do not go with the others'.
-            StorageError: the disk is full or failing; everything published stays.
+            LabelError: the sample has no such label.
+            LabelTypeError: its label has another type than the column.
+            StorageError: the disk is full or fails. Stored samples are kept.
         """
         self._switch(appending=True)
         self._add(self.next_index, sample)
@@ -163,9 +167,10 @@ class CacheWriter:
             self.append(sample)
 
     def write(self, index: int, sample: object) -> None:
-        """Store a sample at an index; of two samples for one index the later is read.
+        """Store a sample at an index. If an index is written twice, the later sample is read.
 
-        Raises: as `append`, and SampleIndexError for a negative index.
+        Raises:
+            SampleIndexError: the index is negative. Other errors are as in `append`.
         """
         index = operator.index(index)
         if index < 0:
@@ -174,11 +179,11 @@ class CacheWriter:
         self._add(index, sample)
 
     def flush(self) -> None:
-        """Publish what was appended so far: it survives this process, and readers see it."""
+        """Store the samples appended so far: readers see them, and a kill of this process keeps them."""
         self._publisher.publish(self._appending)
 
     def seal(self) -> None:
-        """Publish, write index, labels and zip directory, and (mode="w") take the path's place."""
+        """Store all samples, then write index, labels and zip directory; mode="w" replaces the old file."""
         self.flush()
         chain = self._appender.chain
         if chain.length is not None and chain.end_index > chain.length:
@@ -189,12 +194,12 @@ class CacheWriter:
             self._replaces = False
 
     def close(self) -> None:
-        """Seal, let go of the file, and upload it where it goes to a URL; idempotent."""
+        """Seal and close the archive, and upload it if the path is a URL; a second call does nothing."""
         if self._finish(self.seal) and self._stage is not None:
             self._stage.finish()
 
     def abort(self) -> None:
-        """Publish what was appended and let go of the file without sealing it; idempotent."""
+        """Store the appended samples and close the archive without sealing it; idempotent."""
         self._finish(self.flush)
 
     def _finish(self, last: Callable[[], None]) -> bool:
@@ -226,7 +231,7 @@ class CacheWriter:
         try:
             self.abort()
         except base.EdcacheError as second:
-            text = f"The last samples were not published: {second}"
+            text = f"The last samples could not be stored: {second}"
             if hasattr(error, "add_note"):
                 error.add_note(text)
             else:  # Python 3.10
@@ -267,14 +272,14 @@ def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     if spec.names:
         if list(spec.names) != names:
             raise base.OptionError(
-                f"{where}: in_memory_keys={list(spec.names)}, the archive was begun with {names}; "
+                f"{where}: in_memory_keys={list(spec.names)}, but the archive was begun with {names}; "
                 "give the same, or build a new archive"
             )
         return spec
     callables = [name for name, path in head.labels if path is None]
     if callables:
         raise base.OptionError(
-            f"{where}: its labels {callables} were made by functions; pass the same in_memory_keys= again"
+            f"{where}: functions made its labels {callables}; pass the same in_memory_keys= again"
         )
     paths = {name: tuple(path) if isinstance(path, list) else path for name, path in head.labels}
     return LabelSpec.parse(paths)
@@ -286,6 +291,6 @@ def check_options(head: Head, where: str, **options: str | None) -> None:
         given = getattr(head, name)
         if value not in (None, given):
             raise base.OptionError(
-                f"{where}: {name}={value!r}, the archive was begun with {given!r}; leave {name} out, "
+                f"{where}: {name}={value!r}, but the archive was begun with {given!r}; leave {name} out, "
                 "or build a new archive"
             )

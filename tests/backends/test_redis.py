@@ -608,7 +608,7 @@ def test_tls_is_spoken_where_the_url_says_so(tmp_path):
             {"lazy": True, "max_bytes": 0.5},
             "max_bytes=0.5 is a part of a disk; for a cache in Redis give byt",
         ),
-        ({"codec": "pickle"}, 'codec="pickle" needs allow_pickle=True too'),
+        ({"codec": "pickle"}, 'codec="pickle" also needs allow_pickle=True'),
     ],
 )
 def test_options_that_make_no_sense_there_are_refused(server, options, text):

@@ -905,6 +905,7 @@ def test_one_thing_has_one_name_in_all_commands():
         ('build it with in_memory_keys=["y"]', "build it with --key y"),
         ("free some, or pass check_space=False", "free some, or pass --no-space-check"),
         ("use num_workers=0 to see why", "use --num-workers 0 to see why"),
+        ("parts=1,000, the archive has 60", "--parts 1,000, the archive has 60"),
         ("8 kB, max_bytes= allows 2 kB", "8 kB, --max-size allows 2 kB"),
         ('"limit=3" and my_timeout=3', '"limit=3" and my_timeout=3'),
     ],
@@ -948,6 +949,24 @@ def test_a_terminal_gets_twenty_rows_and_colours_unless_it_wants_none(tmp_path, 
 def test_help_does_not_wait_for_torch():
     code = "import sys, edcache.cli; sys.exit('torch' in sys.modules or 'pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_what_reads_labels_does_not_wait_for_torch(archive):
+    """Nor what completes them: who is at a prompt waits for each of these."""
+    code = """
+        import sys
+        from click.shell_completion import BashComplete
+        from edcache.cli import main
+        path = sys.argv[1]
+        calls = ["info"], ["ls"], ["stats"], ["why"], ["labels", "--count", "label"]
+        calls += ["labels", "--where", "label == 1"], ["sql", "select 1 from labels"], ["diff", path]
+        for name, *rest in calls:
+            main([name, path, *rest], standalone_mode=False)
+        items = BashComplete(main, {}, "e", "_E").get_completions(["labels", path, "--where"], "la")
+        sys.exit("torch" in sys.modules or [item.value for item in items] != ["label"])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code), str(archive)]
+    assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 
 
 def test_wrong_usage_is_exit_code_2(archive):

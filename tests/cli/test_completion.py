@@ -37,6 +37,8 @@ def here(tmp_path):
     (tmp_path / "cache").mkdir()
     for name in ("slow-train.zip", "other.zip"):
         (tmp_path / "cache" / name).touch()
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["lemon"]) as writer:
+        writer.append({"lemon": 1})
     (tmp_path / "bin").mkdir()
     program = tmp_path / "bin" / "edcache"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m edcache "$@"\n')
@@ -124,7 +126,7 @@ def test_bash_is_told_what_completes_the_words_of_a_line(here):
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of:DeprecationWarning")
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_tab_completes_the_name_of_an_archive(here, shell):
+def test_a_tab_completes_the_name_of_an_archive_and_of_a_label(here, shell):
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     arguments, setup = SHELLS[shell]
@@ -148,6 +150,8 @@ def test_a_tab_completes_the_name_of_an_archive(here, shell):
         until("ready\r")
         os.write(terminal, b"edcache info cache/sl\t")
         until(r"slow-train\.zip")
+        os.write(terminal, b"\x15edcache labels a.zip --count le\t")
+        until(r"--count le.*mon")
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -229,13 +229,13 @@ def test_a_lazy_open_notices_another_length_too(cache: CachedDataset, path: Path
 def test_an_option_that_contradicts_the_archive_is_refused(
     cache: CachedDataset, path: Path, option: dict[str, Any]
 ) -> None:
-    with pytest.raises(OptionError, match=f"{next(iter(option))}='.*', the archive was begun with"):
+    with pytest.raises(OptionError, match=f"{next(iter(option))}='.*', but the archive was begun with"):
         CachedDataset(Source(), path, **option)
 
 
 def test_other_labels_than_the_archives_are_refused(cache: CachedDataset, path: Path) -> None:
     with pytest.raises(
-        OptionError, match=r"in_memory_keys=\['x'\], the archive was begun with \['y', 'name'\]"
+        OptionError, match=r"in_memory_keys=\['x'\], but the archive was begun with \['y', 'name'\]"
     ):
         CachedDataset(Source(), path, in_memory_keys=["x"])
 

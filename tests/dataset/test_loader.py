@@ -746,7 +746,7 @@ def test_two_loaders_in_two_threads_do_not_meet(ds):
         ({"prefetch": 0}, "prefetch=0; give 1 or more"),
         (
             {"shuffle": True, "sampler": [1]},
-            "shuffle=True and sampler= exclude each other; let the sampler shuffle",
+            "shuffle=True cannot be combined with sampler=; let the sampler shuffle",
         ),
     ],
 )

@@ -576,8 +576,8 @@ def test_by_length_tells_frameworks_that_it_is_its_own_sampler():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "give batch_size or max_tokens, one of them"),
-        ({"batch_size": 2, "max_tokens": 9}, "give batch_size or max_tokens, one of them"),
+        ({}, "give either batch_size or max_tokens"),
+        ({"batch_size": 2, "max_tokens": 9}, "give either batch_size or max_tokens"),
         ({"batch_size": 0}, "batch_size=0; give 1 or more"),
         ({"max_tokens": 0}, "max_tokens=0; give 1 or more"),
         ({"batch_size": 2, "bucket": 0.9}, "bucket=0.9; give 1 or more"),

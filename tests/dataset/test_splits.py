@@ -239,16 +239,16 @@ def test_a_part_of_nothing_is_empty(small):
     [
         (
             (0.8, 0.1),
-            "split(0.8, 0.1): the fractions make 0.9; they make 1 together, the parts are the whole dataset",
+            "split(0.8, 0.1): the sum of the fractions is 0.9; give fractions whose sum is 1",
         ),
-        ((5, 4), "split(5, 4): these are 9 samples, the dataset has 10; the parts are the whole dataset"),
-        ((-0.5, 1.5), "split(-0.5, 1.5): a part is neither negative nor infinite; give fractions or counts"),
+        ((5, 4), "split(5, 4): these are 9 samples, but the dataset has 10; give counts with that sum"),
+        ((-0.5, 1.5), "split(-0.5, 1.5): a part cannot be negative or infinite; give fractions or counts"),
         (
             (float("nan"), 1.0),
-            "split(nan, 1.0): a part is neither negative nor infinite; give fractions or counts",
+            "split(nan, 1.0): a part cannot be negative or infinite; give fractions or counts",
         ),
         (("0.8", 0.2), "split() takes fractions or counts, not '0.8', 0.2"),
-        ((), "split() takes the parts' sizes: split(0.8, 0.2), or counts of samples"),
+        ((), "split() needs the sizes of the parts: fractions, split(0.8, 0.2), or counts of samples"),
     ],
 )
 def test_parts_that_are_not_everything_are_refused(small, parts, text):

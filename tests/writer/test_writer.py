@@ -184,9 +184,9 @@ def test_a_sample_that_cannot_be_stored_is_named_and_the_rest_stays(path):
 def test_options_that_contradict_the_archive_are_refused(path):
     CacheWriter(path, in_memory_keys=["y"], compression="zstd").close()
     for options, message in (
-        ({"compression": "zstd:19"}, "compression='zstd:19', the archive was begun with 'zstd'"),
-        ({"codec": "pickle"}, "codec='pickle', the archive was begun with 'native'"),
-        ({"in_memory_keys": ["z"]}, r"in_memory_keys=\['z'\], the archive was begun with \['y'\]"),
+        ({"compression": "zstd:19"}, "compression='zstd:19', but the archive was begun with 'zstd'"),
+        ({"codec": "pickle"}, "codec='pickle', but the archive was begun with 'native'"),
+        ({"in_memory_keys": ["z"]}, r"in_memory_keys=\['z'\], but the archive was begun with \['y'\]"),
         ({"chunk_size": 0}, "chunk_size=0; give a positive integer"),
         ({"sync": "often"}, "sync='often'; choose one of 'never', 'seal', 'chunk'"),
     ):
@@ -201,7 +201,7 @@ def test_labels_made_by_functions_must_be_given_again(path):
     keys = {"parity": lambda s: s % 2}
     with CacheWriter(path, in_memory_keys=keys) as w:
         w.append(3)
-    with pytest.raises(OptionError, match=r"labels \['parity'\] were made by functions; pass the same"):
+    with pytest.raises(OptionError, match=r"functions made its labels \['parity'\]; pass the same"):
         CacheWriter(path, "a")
     with CacheWriter(path, "a", in_memory_keys=keys) as w:
         w.append(4)
@@ -485,7 +485,7 @@ def write_without_a_file(path, error):
 def test_what_was_not_published_is_said_beside_the_error_of_the_block(path):
     with pytest.raises(RuntimeError, match="of the block") as caught:
         write_without_a_file(path, RuntimeError("of the block"))
-    message = f"The last samples were not published: {path}: deleted, or another file has taken its place"
+    message = f"The last samples could not be stored: {path}: deleted, or another file has taken its place"
     assert [note[: len(message)] for note in caught.value.__notes__] == [message]
 
 
@@ -495,7 +495,7 @@ def test_an_error_that_takes_no_notes_is_raised_with_a_warning(path):
     class Plain(Exception):
         add_note = property()
 
-    warned = pytest.warns(RuntimeWarning, match="The last samples were not published: .*: deleted, or")
+    warned = pytest.warns(RuntimeWarning, match="The last samples could not be stored: .*: deleted, or")
     with warned, pytest.raises(Plain, match="of the block"):
         write_without_a_file(path, Plain("of the block"))
 
