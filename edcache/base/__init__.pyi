@@ -100,6 +100,7 @@ from .wording import human_bytes as human_bytes
 from .wording import parsed_bytes as parsed_bytes
 from .wording import path_suggestion as path_suggestion
 from .wording import plain as plain
+from .wording import printable as printable
 from .wording import shortened as shortened
 from .wording import shown as shown
 from .wording import suggestion as suggestion

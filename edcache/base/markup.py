@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import fields, is_dataclass
 from typing import TypeAlias
 
+from edcache.base.wording import human_bytes
+
 _NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?")
+_MOST_LINES = 20
 _VOID = frozenset({"img", "meta", "br"})
 
 
@@ -68,9 +71,25 @@ class Tabular:
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        values = ((field.name.replace("_", " "), getattr(self, field.name)) for field in fields(self))  # type: ignore[arg-type]
-        shown = ((name, f"{v:,}" if type(v) is int else str(v)) for name, v in values)
-        return fragment(element("h4", type(self).__name__), pairs(shown))
+        return fragment(element("h4", type(self).__name__), pairs(_rows_of(self)))
+
+
+def _rows_of(report: object) -> Iterator[tuple[str, Part]]:
+    """The fields of a dataclass and of those in it, with their values as a person reads them."""
+    for field in fields(report):  # type: ignore[arg-type]
+        name, value = field.name.replace("_", " "), getattr(report, field.name)
+        if is_dataclass(value):
+            yield from ((f"{name}: {inner}", shown) for inner, shown in _rows_of(value))
+        elif isinstance(value, bool):
+            yield name, "yes" if value else "no"
+        elif type(value) is int:
+            yield name, human_bytes(value) if "nbytes" in name else f"{value:,}"
+        elif isinstance(value, str) or not hasattr(value, "__len__"):
+            yield name, str(value)
+        else:
+            lines: list[Part] = [element("div", str(item)) for item in value[:_MOST_LINES]]
+            more = len(value) - len(lines)
+            yield name, [*(lines or ["none"]), element("div", f"and {more:,} more") if more > 0 else ""]
 
 
 def _is_number(cell: Part) -> bool:

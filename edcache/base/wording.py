@@ -122,6 +122,13 @@ def shortened(text: str) -> str:
     return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
 
 
+def printable(text: str) -> str:
+    """The text with everything that could steer a terminal written as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def plain(value: object) -> Any:
     """A value as JSON has it: times in ISO 8601, bytes in hex, "nan" and "inf"; else its str()."""
     if value is None or isinstance(value, (bool, str)):

@@ -16,6 +16,7 @@ from typing import Any, Final, NoReturn, TextIO
 import click
 
 from edcache.base import EdcacheError, WhereError, byte_progress, path_suggestion, plain, shortened
+from edcache.base import printable as printable  # what all commands print by
 from edcache.cli.flags import with_flags
 from edcache.storage import shown
 
@@ -31,13 +32,6 @@ _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)
 def plural(number: int, noun: str) -> str:
     """ "1 sample", "1,000 samples"."""
     return f"{number:,} {noun}" + "s" * (number != 1)
-
-
-def printable(text: str) -> str:
-    """The text with everything that could steer a terminal written as an escape."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def one_line(message: str) -> str:

@@ -203,7 +203,10 @@ class CachedDataset(ArchiveDataset[T_co]):
         return cls(None, os.fsdecode(path), expected_digest=expected, **keywords)
 
     def __repr__(self) -> str:
-        names = ", ".join(self._reader.label_names)
+        try:
+            names = base.printable(", ".join(self._reader.label_names))
+        except base.ArchiveClosedError:
+            return f"CachedDataset({self.path!r}, closed)"
         lack = "not sealed" if self._reader.has_all else f"{len(self) - self._reader.present:,} missing"
         state = "" if self.complete else f", {lack}"
         labels = f", labels: {names}" if names else ""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache.base import Ints, OptionError, Selection, Transform
+from edcache.base import ArchiveClosedError, Ints, OptionError, Selection, Transform
 from edcache.codec import Node
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
@@ -45,6 +45,7 @@ class Combined(Root, Samples):
     """A root that is made of other datasets, of so many samples; `called` is the function that makes it."""
 
     called = ""
+    _parts: tuple[Samples, ...]
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         for part in parts:
@@ -201,7 +202,10 @@ class Several(Samples):
         self._concat = concat(self.archives)
 
     def __repr__(self) -> str:
-        count = len(self) - sum(archive.reader.present for archive in self.archives)
+        try:
+            count = len(self) - sum(archive.reader.present for archive in self.archives)
+        except ArchiveClosedError:
+            return f"Several({len(self.archives):,} archives, closed)"
         state = "" if self.complete else f", {count:,} missing" if count else ", not all sealed"
         return f"{self._chain()} ({len(self):,} samples{state})"
 

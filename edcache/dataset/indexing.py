@@ -14,7 +14,16 @@ import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from edcache import base, display
-from edcache.base import FREE_NBYTES, EdcacheError, Ints, OptionError, Selection, Transform, checked_function
+from edcache.base import (
+    FREE_NBYTES,
+    ArchiveClosedError,
+    EdcacheError,
+    Ints,
+    OptionError,
+    Selection,
+    Transform,
+    checked_function,
+)
 from edcache.codec import Node
 from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.labels import Labels, checked_indices
@@ -69,7 +78,10 @@ class Readable(Dataset[T_co]):
         return len(self._root) if self._selection is None else len(self._selection)
 
     def __repr__(self) -> str:
-        return f"{self._chain()} ({len(self):,} samples)"
+        try:
+            return f"{self._chain()} ({len(self):,} samples)"
+        except ArchiveClosedError:
+            return f"{type(self).__name__}(closed)"
 
     def _chain(self) -> str:
         """What it was made of and how, for the repr."""
@@ -166,11 +178,16 @@ class Readable(Dataset[T_co]):
         try:
             readers = self._readers
             is_near = all(reader.has_all and reader.memory()["mapped"] for reader in readers)
-            is_plain = self._transform is None and not any(reader.allow_pickle for reader in readers)
+            is_plain = self._is_stored and not any(reader.allow_pickle for reader in readers)
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
             return display.dataset_html(self, self._chain(), readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged
             return base.fragment(str(error))
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether samples are as archives hold them, of a part too: no function of a user's makes them."""
+        return self._transform is None and all(part._is_stored for part in self._root._parts)
 
     @property
     def _readers(self) -> list[AnyReader]:
@@ -300,6 +317,7 @@ class Root(Readable[T_co]):
     """
 
     _transform: Transform = None
+    _parts: Sequence[Readable[Any]] = ()  # what it is put together of
 
     @property
     def transform(self) -> Transform:

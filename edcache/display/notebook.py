@@ -37,14 +37,25 @@ class Schema(list[dict[str, Any]]):
     def __repr__(self) -> str:
         blocks = []
         for schema in self:
-            rows = [("field", "kind", "dtype", "shape"), *field_rows(schema)]
+            rows = [
+                ("field", "kind", "dtype", "shape"),
+                *(tuple(map(base.printable, row)) for row in field_rows(schema)),
+            ]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-            blocks.append("\n".join([f"{schema['samples']:,} samples", *lines]))
+            blocks.append("\n".join([_samples(schema["samples"]), *lines]))
         return "\n\n".join(blocks) or "no samples"
 
     def _repr_html_(self) -> str:
         return fragment(*schema_tables(self))
+
+
+def _label(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else base.shortened(str(value))
+
+
+def _samples(count: int) -> str:
+    return f"{count:,} sample{'' if count == 1 else 's'}"
 
 
 def schema_of(archives: Sequence[reader.AnyReader]) -> Schema:
@@ -75,7 +86,8 @@ class SampleGrid:
         self._names = list(labels)[:_CAPTION]
 
     def __repr__(self) -> str:
-        return "\n".join(f"{self._caption(k)}  {_line(sample)}" for k, sample in enumerate(self.samples))
+        lines = (f"{self._caption(k)}  {_line(sample)}" for k, sample in enumerate(self.samples))
+        return "\n".join(map(base.printable, lines))
 
     def _repr_html_(self) -> str:
         return fragment(self.grid())
@@ -89,7 +101,9 @@ class SampleGrid:
         return element("div", figures, class_="grid")
 
     def _short(self, k: int) -> str:
-        return ", ".join([f"{self.positions[k]:,}", *map(str, self._captions[k] if self._captions else ())])
+        return ", ".join(
+            [f"{self.positions[k]:,}", *map(_label, self._captions[k] if self._captions else ())]
+        )
 
     def _caption(self, k: int) -> str:
         values = self._captions[k] if self._captions else ()
@@ -167,7 +181,7 @@ def schema_tables(schema: Schema) -> Iterator[Markup]:
         yield element(
             *("div", table(("field", "kind", "dtype", "shape"), rows[:_FIELDS])),
             element("div", f"{more:,} more fields", class_="dim") if more > 0 else "",
-            element("div", f"{one['samples']:,} samples", class_="dim") if len(schema) > 1 else "",
+            element("div", _samples(one["samples"]), class_="dim") if len(schema) > 1 else "",
         )
     if len(schema) > _SCHEMAS:
         yield element("div", f"{len(schema) - _SCHEMAS:,} more schemas: ds.schema", class_="dim")

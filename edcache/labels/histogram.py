@@ -16,6 +16,7 @@ from edcache.labels.column import as_python
 from edcache.labels.where import quoted, quoted_name
 
 _HEAD = 10_000  # rows that usually tell whether a column has many values
+_WIDEST = 200  # characters of a text on a page
 _LONGEST = 1_000  # characters of a where-string that is worth a click
 _NICE = (1, 2, 5, 10)
 _DAY = 86_400
@@ -62,7 +63,7 @@ class Histogram:
         greatest = max((bar.count for bar in self.bars), default=0) or 1
         rows = (
             element(
-                *("div", element("span", bar.text, title=bar.text)),
+                *("div", element("span", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
                 element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
                 element("b", f"{bar.count:,}"),
                 class_="bar",
@@ -70,7 +71,7 @@ class Histogram:
             for bar in self.bars
         )
         rest = f"{self.rest_values:,} more values of {self.rest:,} samples" if self.rest else None
-        title = element("div", self.name, element("span", f" {self.type}", class_="dim"))
+        title = element("div", self.name[:_WIDEST], element("span", f" {self.type[:_WIDEST]}", class_="dim"))
         return element("div", title, rows, "" if rest is None else element("div", rest, class_="dim"))
 
 

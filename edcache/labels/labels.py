@@ -20,11 +20,16 @@ from edcache.base import (
     element,
     fragment,
     joined,
+    printable,
     unknown_label,
 )
 from edcache.format import from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Classes, Description, classes_of, comparable, describe, sorted_rows
 from edcache.labels.histogram import Histogram, histogram, plot
+
+# Of a column of texts in so many rows a page shows bars only where the first rows have few values.
+_MANY_ROWS = 200_000
+_MANY_TEXTS = 10_000
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -98,7 +103,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        columns = ", ".join(f"{field.name}: {field.type}" for field in self.whole.table.schema)
+        columns = printable(", ".join(f"{field.name}: {field.type}" for field in self.whole.table.schema))
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
 
     def _repr_html_(self) -> str:
@@ -110,11 +115,20 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """The histogram of each column as a part of a page, of as many columns as there is time for."""
         drawn, began = [], time.monotonic()
         for name in self:
-            drawn.append(self.histogram(name, most).drawn())
+            drawn.append(self._drawn(name, most))
             if time.monotonic() - began > seconds and len(drawn) < len(self):
                 drawn.append(element("div", f"{len(self) - len(drawn):,} more columns", class_="dim"))
                 break
         return joined(*drawn)
+
+    def _drawn(self, name: str, most: int) -> Markup:
+        """The histogram of a column; its name alone where there are many texts, which take long to count."""
+        column = self.whole.column(name)
+        is_long = self.num_rows > _MANY_ROWS and is_text(column.type)
+        if is_long and len(column.slice(0, _MANY_TEXTS).unique()) > _MANY_TEXTS // 10:
+            note = f"{column.type}: many values; labels.histogram(name) counts them"
+            return element("div", name[:200], element("div", note, class_="dim"))
+        return self.histogram(name, most).drawn()
 
     @property
     def num_rows(self) -> int:

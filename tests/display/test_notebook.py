@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import nbformat
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from nbclient import NotebookClient
@@ -166,3 +167,46 @@ def test_a_notebook_has_both_texts(tmp_path):
     [output] = notebook.cells[0].outputs
     assert output.data["text/plain"].startswith("CachedDataset('")
     assert output.data["text/html"].count("<img ") == 8
+
+
+def test_parts_that_pass_a_users_function_are_not_read_to_be_shown(ds):
+    calls = []
+    part = ds.with_transform(calls.append)
+    assert "<img" not in edcache.concat([part, part])._repr_html_()
+    assert "<img" not in edcache.zip_fields(part, ds.select("n"))._repr_html_()
+    assert "<img" in edcache.concat([ds, ds])._repr_html_()
+    assert calls == []
+
+
+def test_what_is_printed_steers_no_terminal(tmp_path):
+    name = "\x1b[31m\u202ered"
+    hostile = CachedDataset([{name: name}], tmp_path / "h.zip", in_memory_keys=[name], progress=False)
+    for value in (hostile, hostile.labels, hostile.schema, hostile.show()):
+        assert repr(value).replace("\n", "").isprintable()
+        assert "red" in repr(value)
+
+
+def test_a_long_label_is_shown_short(tmp_path):
+    long = CachedDataset([{"t": "x" * 100_000}], tmp_path / "l.zip", in_memory_keys=["t"], progress=False)
+    assert len(long._repr_html_()) < 10_000
+
+
+def test_what_is_closed_has_a_repr(ds):
+    view, several = ds.take(2), CachedDataset.from_cache([ds.path])
+    ds.close()
+    several.close()
+    assert [repr(value).endswith("closed)") for value in (ds, view, several)] == [True] * 3
+
+
+def test_many_texts_are_not_counted_to_be_shown():
+    texts = edcache.Labels(pa.table({"id": np.arange(300_000).astype(str), "y": np.arange(300_000) % 3}))
+    html = texts._repr_html_()
+    assert "many values" in html
+    assert html.count('class="bar"') == 3
+
+
+def test_a_report_has_a_row_for_each_of_its_fields(ds):
+    html = edcache.verify(ds.path)._repr_html_()
+    assert "<th>dead: torn</th><td>0</td>" in html
+    assert "<th>sealed</th><td>yes</td>" in html
+    assert "<th>problems</th><td><div></div>" not in html
