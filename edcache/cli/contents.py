@@ -169,7 +169,7 @@ def _short(value: object) -> str:
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("--offset", type=click.IntRange(min=0), default=0, help="Records to skip first.")
+@click.option("--offset", metavar="N", type=click.IntRange(min=0), default=0, help="Records to skip first.")
 @row_flags
 def ls(path: str, offset: int, form: str | None, **listing: Any) -> None:
     """List records: index, place in the file, checksum and labels.

@@ -134,7 +134,7 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             is_flag=True,
             callback=lambda ctx, param, is_off: False if is_off else None,
         ),
-        _flag("chunk_size", "Most samples that one publication holds.", type=POSITIVE),
+        _flag("chunk_size", "Most samples that one publication holds.", metavar="N", type=POSITIVE),
         _flag("codec", "native by default.", type=click.Choice(get_args(Codec))),
         _flag("compression", "zstd, zstd:19 or zstd+dict; none by default.", metavar="TEXT"),
         _flag("expected_digest", "The SHA-256 that the archive must have.", "--digest", metavar="DIGEST"),
@@ -154,7 +154,9 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             callback=lambda ctx, param, is_anew: False if is_anew else None,
         ),
         _flag("kind", "What OLD is; by default it is recognised.", "--from", type=click.Choice(KINDS)),
-        _flag("limit", "Most rows shown; 20 by default on a terminal.", type=click.IntRange(min=0)),
+        _flag(
+            "limit", "Most rows shown; 20 by default on a terminal.", metavar="N", type=click.IntRange(min=0)
+        ),
         _flag(
             *("max_bytes", "All copies in DST together: 500MB, 1.5GB, 1TiB.", "--max-size"),
             metavar="SIZE",
@@ -178,9 +180,14 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             *("progress", "Show a progress bar; by default on a terminal.", "--progress/--no-progress"),
             default=None,
         ),
-        _flag("retries", "Tries again at once when the source raises.", type=POSITIVE),
+        _flag("retries", "Tries again at once when the source raises.", metavar="N", type=POSITIVE),
         _flag("show_all", "All rows, on a terminal too.", "--all", is_flag=True),
-        _flag("timeout", "Seconds for one sample.", type=click.FloatRange(min=0, min_open=True)),
+        _flag(
+            "timeout",
+            "Seconds for one sample.",
+            metavar="SECONDS",
+            type=click.FloatRange(min=0, min_open=True),
+        ),
         _flag("trust_pickle", "Unpickle whatever OLD holds, which runs code its author chose.", is_flag=True),
         _flag("version", "Change it when the factory makes other samples.", metavar="VALUE"),
         _flag("where", "Only samples whose labels fulfil this.", metavar="EXPR", type=LABEL),
@@ -233,6 +240,5 @@ def with_flags(text: str) -> str:
         value = "" if details.get("is_flag") else re.sub(r"[\[\]\"']", "", match[2])
         return " ".join(filter(None, (words[-1], value)))
 
-    return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text).replace(
-        "with select()", "by --field"
-    )
+    text = text.replace("with select()", "by --field")
+    return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text)

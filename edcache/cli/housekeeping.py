@@ -284,4 +284,5 @@ def prune(
         line = f"{_sizes_text(plan.doomed)} to delete; {_sizes_text(plan.kept)} to stay"
     to_delete = {archive.path: archive.nbytes for archive in plan.doomed if archive.path not in gone}
     document = {"directory": folder, "deleted": gone, "to_delete": to_delete if dry_run else {}}
-    print_report(as_json, document | {"kept": [archive.path for archive in stay]}, [line])
+    kept = [archive.path for archive in (plan.kept if dry_run else stay)]
+    print_report(as_json, document | {"kept": kept}, [line])

@@ -183,7 +183,9 @@ def compact(path: str, output: str | None, allow_partial: bool, as_json: bool, p
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
 @flags("expected_digest")
-@click.option("--num-threads", type=POSITIVE, default=8, show_default=True, help="Reads at a time.")
+@click.option(
+    "--num-threads", metavar="N", type=POSITIVE, default=8, show_default=True, help="Reads at a time."
+)
 @flags("max_bytes", "as_json", "progress")
 def copy(src: str, dst: str, as_json: bool, progress: bool | None, **options: Any) -> None:
     """Copy an archive, or a folder of them, to a disk of this machine.

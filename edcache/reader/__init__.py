@@ -1,4 +1,7 @@
-"""An open archive: its records by index, one or many at once, and as collated batches."""
+"""An open archive: its records by index, one or many at once, and as collated batches.
+
+`Reader` and all that it says of an archive load no torch; the first sample that is read does.
+"""
 
 from lazy_loader import attach_stub
 

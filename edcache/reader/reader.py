@@ -35,6 +35,8 @@ _warned: set[tuple[object, ...]] = set()
 class Archive(ABC):
     """What is known of an archive without reading a sample; each process opens it at the first use.
 
+    None of it imports torch: head, records, schemas, failures, missing(), and the labels, which
+    `Labels(reader.labels, num_rows=len(reader))` filters. Reading a sample does.
     A fork inherits the session, in which nothing has a file position; a pickle leaves it behind.
 
     Attributes:

@@ -732,8 +732,8 @@ def test_a_copy_from_the_command_line(far, ssd, tmp_path):
     assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
         f"{os.getcwd()}/", ""
     )
-    assert "max_bytes='lots'; give bytes, or text such as" in run(
-        "copy", far, ssd, "--max-size", "lots", code=1
+    assert '--max-size\': "lots"; write a number with its unit' in run(
+        "copy", far, ssd, "--max-size", "lots", code=2
     )
     assert "copying" in run("copy", far, tmp_path / "other", "--progress")
 

@@ -10,6 +10,8 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 from pages import PAGES, ROOT, comparable, printed, program
 
+import edcache
+
 PROGRAMS = {name: program(text) for name, text in PAGES.items()}
 PROGRAMS_THERE = {
     "python": f'exec "{sys.executable}" "$@"',
@@ -149,6 +151,12 @@ def test_the_figures_of_the_readme_are_those_of_the_benchmarks():
     figures = re.findall(r"\b[\d.]+ [kM]\b", PAGES["README.md"])
     assert len(figures) > 10
     assert [figure for figure in figures if figure not in results] == []
+
+
+def test_the_reference_has_every_public_name():
+    errors = dir(edcache.errors)  # of these, Sphinx finds all
+    reference = PAGES["docs/reference/api.md"]
+    assert [n for n in edcache.__all__ if n not in errors and f"edcache.{n}\n" not in reference] == []
 
 
 @pytest.mark.full

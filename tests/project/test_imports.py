@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from edcache import CacheWriter
+from edcache import CachedDataset, CacheWriter
 
 # Some versions of torch import one or another of these themselves; that is not counted.
 HEAVY = ["pyarrow.compute", "pyarrow.acero", "pyarrow.dataset", "pandas", "tqdm.auto", "click", "pydoc"]
@@ -120,4 +120,33 @@ def test_what_an_archive_says_of_itself_takes_no_torch(path):
         "print('torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)
+    assert answer.stdout == "False\n", answer.stderr
+
+
+WHERES = ["label >= 4", "name == 'n3'", "label in (1, 2) or score is None", "not contains(name, '1')"]
+COMMANDS = """
+import sys
+from edcache.cli import main
+for command in sys.argv[2:]:
+    main([word.replace("PATH", sys.argv[1]) for word in command.split("|")], standalone_mode=False)
+print("torch" in sys.modules)
+"""
+
+
+def test_commands_that_read_no_sample_take_no_torch_and_filter_as_a_dataset_does(path):
+    commands = [f"labels|PATH|--where|{where}|--columns|label|--csv" for where in WHERES]
+    others = ["info|PATH", "info|PATH|--json", "labels|PATH|--count|name", "ls|PATH"]
+    code = [sys.executable, "-c", COMMANDS, str(path), *commands, *others]
+    answer = subprocess.run(code, capture_output=True, text=True)
+    assert answer.stdout.endswith("\nFalse\n"), answer.stderr
+    dataset = CachedDataset(None, path, allow_partial=True)
+    rows = [dataset.filter(where).indices.tolist() for where in WHERES]
+    expected = "".join("index,label\n" + "".join(f"{row},{row}\n" for row in part) for part in rows)
+    assert answer.stdout.startswith(expected)
+
+
+def test_what_reads_an_archive_anywhere_is_there_before_torch():
+    modules = [f"edcache.backends.{name}" for name in ("redis.store", "mirror.copy", "remote.http", "shm")]
+    code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout == "False\n", answer.stderr

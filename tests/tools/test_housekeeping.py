@@ -607,6 +607,9 @@ def test_a_dry_run_says_what_would_go_and_deletes_nothing(cache: Path) -> None:
     lines = run("prune", "--older-than", "24h", "--dry-run").stdout.splitlines()
     assert lines[1].split()[:3] == ["old.zip", *size.split()]
     assert lines[-1] == f"1 archive, {size} to delete; 1 archive, {size} to stay"
+    document = json.loads(run("prune", "--older-than", "24h", "--dry-run", "--json").stdout)
+    assert (document["deleted"], document["to_delete"]) == ({}, {str(old): old.stat().st_size})
+    assert document["kept"] == [str(new)]
     assert sorted(cache.iterdir()) == [new, old]
     assert run("prune", "--older-than", "8w", "--yes").stdout == (
         f"0 archives deleted, 0 bytes freed; 2 archives, {2 * old.stat().st_size / 1000:.1f} kB stay\n"

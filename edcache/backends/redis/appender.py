@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,10 @@ from edcache.backends.redis.records import FRAME_NBYTES, held, packed, pieces_of
 from edcache.backends.redis.url import Server
 from edcache.base import LabelError, OptionError, StorageError
 from edcache.format import PAGE, ChunkTable, Head, Header, pack_chunk_table
-from edcache.writer import AnyAppender, Chunk
+from edcache.writer import AnyAppender
+
+if TYPE_CHECKING:
+    from edcache.writer import Chunk
 
 _MOST_NBYTES: Final = 512 << 20
 _SET_NBYTES: Final = 1 << 17

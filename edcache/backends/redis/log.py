@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from edcache import format
 from edcache.backends.redis.client import Client
 from edcache.backends.redis.url import Keys, Server
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, read_table
-from edcache.writer import Chunk
+
+if TYPE_CHECKING:
+    from edcache.writer import Chunk
 
 _ENDLESS: Final = 1 << 62
 _ENTRIES: Final = 64
