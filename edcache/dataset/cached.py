@@ -242,7 +242,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         Returns:
             This dataset. It has the new labels at once. Other open datasets have them after refresh().
         Raises:
-            OptionError: 'label "cluster" got 9 values, the dataset has 10 samples; ...'.
+            OptionError: 'label "cluster" got 9 values, but the dataset has 10 samples; ...'.
             LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
                 added; ...'. Samples that are written later have values of that type too.
             LabelError: the function raised; a value of `on` stands twice in the table.

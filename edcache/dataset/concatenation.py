@@ -24,17 +24,23 @@ _MOST_NAMED = 3
 
 
 def concat(datasets: Iterable[Samples]) -> Concat:
-    """One dataset of the samples of several caches and views, one after the other; no sample is read.
+    """Join several caches and views into one dataset, one after the other; no sample is read.
 
+    Args:
+        datasets: caches and views, at least one. The same one may be given more than once.
+    Returns:
+        A dataset whose length is the sum of their lengths.
     Raises:
-        OptionError: none, or something else than a dataset of edcache; different `batch_transform`s.
+        OptionError: there are no datasets, one is not a dataset of edcache, or their `batch_transform`s
+            differ.
         LabelTypeError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
             in another; ...'.
 
-    `labels` has the columns of all of them, null where a dataset lacks one, and is a copy, made at its first
-    use. `cache` and `indices` of its views refer to the whole. Each dataset keeps its transforms, and
-    `select` chooses from what they make; what is appended to an archive later is not part of it. A batch
-    from samples of one structure is read in bulk, even if they lie in several archives.
+    `labels` has the columns of all datasets, with null for samples of a dataset that does not have a column.
+    It is a copy, made at its first use. `cache` and `indices` of views refer to the joined dataset. Each
+    dataset keeps its transforms, and `select` chooses fields of their results. Samples that are appended to
+    an archive later are not in it. Samples of the same structure are read together, also from several
+    archives.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """

@@ -402,7 +402,7 @@ def integers(indices: Any, length: int) -> Ints:
         return array
     if array.dtype == np.bool_:
         if len(array) != length:
-            raise OptionError(f"mask has {len(array):,} entries, the dataset {length:,}")
+            raise OptionError(f"mask has {len(array):,} entries, but the dataset has {length:,}")
         return np.flatnonzero(array)
     if len(array) and array.dtype.kind not in "iu":
         raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")

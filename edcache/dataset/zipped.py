@@ -19,16 +19,16 @@ _Side = tuple[Samples, Projection | None]
 
 
 def zip_fields(*datasets: Samples) -> Zipped:
-    """One dataset whose sample i has the fields of sample i of each; no sample is read.
+    """Join the fields of several datasets: sample i has the fields of sample i of each; no sample is read.
 
     Args:
-        datasets: two or more of one length, whose samples are dicts.
+        datasets: two or more datasets of the same length, whose samples are dicts.
     Raises:
-        OptionError: "zip_fields(): the datasets have 10 and 12 samples; ..."; different `batch_transform`s. A
-            field of two of them: here, or where only a sample shows it, at the first read.
+        OptionError: "zip_fields(): the datasets have 10 and 12 samples; ..."; their `batch_transform`s
+            differ; two of them have the same field (here, or at the first read).
 
-    `labels` has the columns of all of them; of a column that two have, that of the first. Each dataset is
-    read in bulk where its samples allow it, and keeps its transforms.
+    `labels` has the columns of all datasets. If two have a column of the same name, that of the first is
+    used. Each dataset keeps its transforms.
 
     >>> images_and_features = edcache.zip_fields(images, features.select("embedding"))
     """

@@ -97,7 +97,9 @@ class Column:
     def truth(self) -> pc.Expression:
         """The column as a condition of its own."""
         if not pa.types.is_boolean(self.type):
-            raise LabelTypeError(f'label "{self.name}" is {self.type}, no condition; compare it with a value')
+            raise LabelTypeError(
+                f'label "{self.name}" is {self.type}, not a condition; compare it with a value'
+            )
         return self._field
 
     def compare_column(self, operation: str, other: Column) -> pc.Expression:
@@ -108,7 +110,7 @@ class Column:
         if len(families) > 1 or "other" in families:
             raise LabelTypeError(
                 f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}; only columns of one '
-                f"kind compare; give a function: filter(lambda table: ...)"
+                f"kind can be compared; give a function: filter(lambda table: ...)"
             )
         self._check_order(operation)
         compare = _OPERATIONS[operation]
@@ -170,7 +172,7 @@ class Column:
             except UnicodeEncodeError:
                 return None
         raise LabelTypeError(
-            f'label "{self.name}" is {self.type}; {described(value)} does not compare with it; '
+            f'label "{self.name}" is {self.type}; {described(value)} cannot be compared with it; '
             f"{_REMEDIES[family]}"
         )
 

@@ -163,7 +163,7 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         counted = pc.value_counts(present.combine_chunks())
         twice = counted.filter(pc.greater(counted.field("counts"), 1)).field("values")[0]
         raise LabelError(
-            f'the table has "{on}" = {twice.as_py()!r} more than once, so which row is meant is open; '
+            f'the table has "{on}" = {twice.as_py()!r} more than once, so the row to use is not clear; '
             "drop the duplicates"
         )
     families = {(pa.types.is_floating(one), one == pa.uint64()) for one in (known.type, keys.type)}
@@ -196,7 +196,7 @@ def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
 
         return parquet.read_table(path)
     except (pa.ArrowException, ValueError) as error:
-        raise OptionError(f"{path}: does not read as {suffix[1:]}: {error}") from error
+        raise OptionError(f"{path}: cannot be read as {suffix[1:]}: {error}") from error
 
 
 def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
@@ -212,6 +212,6 @@ def check_count(name: str, values: Sized, length: int) -> None:
     """Raise OptionError unless there is one value per sample."""
     if len(values) != length:
         raise OptionError(
-            f'label "{name}" got {len(values):,} values, the dataset has {length:,} samples; give one per '
-            "sample, with None where there is none, or {index: value}"
+            f'label "{name}" got {len(values):,} values, but the dataset has {length:,} samples; give one '
+            "per sample, with None where there is none, or {index: value}"
         )

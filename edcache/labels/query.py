@@ -39,7 +39,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     Raises:
         UnknownLabelError: a column that is not there.
         LabelTypeError: a value of another kind than its column.
-        OptionError: a mask of another length, `mask has 5 entries, the dataset 7`, or no mask at all.
+        OptionError: a mask of another length, `mask has 5 entries, but the dataset has 7`, or no mask at all.
         SampleIndexError: a row outside [-n, n).
         WhereError: a where-string that does not parse.
     Cost: of 10 million rows, some 20 ms for one int column and 60 ms for one string column.
@@ -124,7 +124,7 @@ def _among(column: npt.NDArray[Any], values: npt.NDArray[Any]) -> Mask | None:
 def _expression(column: Column, value: Any) -> pc.Expression:
     if isinstance(value, slice):
         raise LabelTypeError(
-            f'label "{column.name}": a slice is no condition; give a value, a list of values, or '
+            f'label "{column.name}": a slice is not a condition; give a value, a list of values, or '
             f"range({value.start}, {value.stop})"
         )
     value = detached(value)
@@ -183,7 +183,7 @@ def _as_mask(value: object, mask: npt.NDArray[Any], refusal: str, num_rows: int)
     if mask.dtype.kind != "b" or mask.ndim != 1:
         raise OptionError(refusal)
     if len(mask) != num_rows:
-        raise OptionError(f"mask has {len(mask)} entries, the dataset {num_rows}")
+        raise OptionError(f"mask has {len(mask)} entries, but the dataset has {num_rows}")
     return mask
 
 

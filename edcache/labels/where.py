@@ -195,7 +195,7 @@ class _WhereParser:
         if isinstance(operand, Column):
             return operand.truth()
         if isinstance(operand, _Literal):
-            raise self._error("a literal alone is no condition", start)
+            raise self._error("a literal alone is not a condition", start)
         return operand
 
     def _comparison(self) -> _Operand:
@@ -226,7 +226,7 @@ class _WhereParser:
             except UnknownLabelError as error:
                 if word.kind != "name":
                     raise
-                raise UnknownLabelError(f"{error}; text stands in quotes: {quoted(word.text)}") from None
+                raise UnknownLabelError(f"{error}; write text in quotes: {quoted(word.text)}") from None
             terms.append(self._compared(left, operator, right))
             left = right
         return _folded(terms, and_)

@@ -81,26 +81,30 @@ def collate(
     side: str = "right",
     as_dict: bool = False,
 ) -> RaggedCollate:
-    """A `collate_fn` for samples with fields that vary in shape; `default_collate` has the other fields.
+    """Make a `collate_fn` for samples whose fields vary in shape; other fields go to `default_collate`.
 
     Args:
-        pad: field path -> what to pad with: the field becomes `Padded(values, lengths)`. It is a tensor, an
-            array or a list of numbers; of lists, int64, float64 or bool are made.
-        jagged: field paths: each becomes `Jagged(values, offsets)`. All dimensions but the first are
-            of one size.
-        as_list: field paths: each becomes a list of tensors of its own shapes, views of one buffer.
-            What is no tensor or array, as text, becomes a list of values.
-        max_length: cut the first dimension of the named tensors to at most this.
-        multiple_of: pad the first dimension up to a multiple of this.
-        side: where to pad the first dimension, "right" or "left".
-        as_dict: make the dict that a model of transformers takes as `model(**batch)`: padded fields are
-            tensors; "attention_mask" is added where the samples have none, int64, 1 for what is no padding
-            of "input_ids", or of the first field of `pad`; "label" and "label_ids" are named "labels".
+        pad: a mapping from field paths to the value to pad with. The field becomes `Padded(values, lengths)`:
+            values [n, longest, ...] and lengths int64 [n]. The field is a tensor, an array or a list of
+            numbers; lists become int64, float64 or bool.
+        jagged: field paths. Each field becomes `Jagged(values, offsets)`: all values one after the other. All
+            dimensions except the first must be equal in all samples.
+        as_list: field paths. Each field becomes a list of tensors, which are views of one buffer. Fields that
+            are not tensors or arrays, such as text, become a list of values.
+        max_length: cuts the first dimension of these fields to at most this length.
+        multiple_of: pads the first dimension to a multiple of this number.
+        side: the side where the first dimension is padded, "right" or "left".
+        as_dict: True makes the dict that a model of transformers takes as `model(**batch)`. Padded fields are
+            tensors. "attention_mask" (int64, 0 for padding of "input_ids", or of the first field of `pad`) is
+            added if the samples have none. "label" and "label_ids" are renamed to "labels".
+    Returns:
+        A function of a batch. It can be pickled, so workers that are started by spawn can use it.
     Raises:
-        OptionError: a field named twice, or one that the samples do not have; a 0-d tensor to be padded.
+        OptionError: a field is given twice; while collating, the samples do not have a field, or a 0-d tensor
+            cannot be padded.
 
-    Takes the batches of an edcache dataset in bulk, and lists of samples of any dataset. Arrays become
-    tensors. It pickles, so that workers take it under spawn.
+    Batches of an edcache dataset are read together, field by field. Lists of samples of any dataset work too.
+    Arrays become tensors.
 
     >>> DataLoader(ds, 32, collate_fn=edcache.collate(pad={"input_ids": 0}, as_list=["text"]))
     """
@@ -122,7 +126,7 @@ def collate(
     named = [path for path, _ in ways]
     twice = [path for path in named if named.count(path) > 1]
     if twice:
-        raise OptionError(f"collate() names {twice[0]!r} twice; a field has one way")
+        raise OptionError(f"collate() names {twice[0]!r} twice; give each field once")
     return RaggedCollate(ways, as_dict)
 
 
@@ -275,7 +279,7 @@ class _Pad(_Way):
         except (TypeError, ValueError, RuntimeError):
             fits = False
         if not fits:
-            raise OptionError(f"pad: {self.value!r} is no value of {dtype}; give one that is")
+            raise OptionError(f"pad: {self.value!r} does not fit into {dtype}; give a value that does")
 
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> Padded:
         dims = _cut(pieces.dims, self.max_length)

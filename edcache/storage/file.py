@@ -64,7 +64,7 @@ def absolute(path: str | bytes | os.PathLike[str]) -> str:
     except UnicodeEncodeError:
         is_name = False
     if not is_name:
-        raise OptionError(f"{name!a}: no path, which has no NUL and no half of a surrogate pair")
+        raise OptionError(f"{name!a}: not a path, because it has a NUL or half of a surrogate pair")
     if os.path.isabs(name):
         return name
     try:

@@ -127,11 +127,11 @@ class Location(ABC):
         """The path of it on this machine.
 
         Raises:
-            OptionError: "s3://bucket/train.zip: this takes a path; edcache copy brings what is behind a ...".
+            OptionError: "s3://bucket/train.zip: this takes a path; copy the archive from its URL".
         """
         raise OptionError(
-            f"{self.path}: this takes a path; edcache copy brings what is behind a URL to a disk, and "
-            "what is to be there is written to a disk first"
+            f"{self.path}: this takes a path; copy the archive from its URL to a disk with edcache copy, or "
+            "write a new archive to a disk first"
         )
 
     def stage(self, mode: str, folder: str | os.PathLike[str] | None) -> Stage | None:
@@ -230,8 +230,8 @@ def check_outlives(path: str | os.PathLike[str]) -> None:
     """Raise OptionError for a name in memory, of whoever would close what he made as soon as it is done."""
     if backend_of(os.fsdecode(path)).is_volatile:
         raise OptionError(
-            f"{path}: in memory it would be gone when this is done; give the path of a file, or make it with "
-            "CachedDataset(source, path), which keeps it"
+            f"{path}: an archive in memory would be lost at the end of this call; give the path of a file, "
+            "or make it with CachedDataset(source, path), which keeps it"
         )
 
 

@@ -954,7 +954,7 @@ def test_a_folder_that_is_not_the_users_own_is_refused(name, tmp_path, monkeypat
 
 
 def test_what_would_be_gone_at_once_is_not_made(name, archive):
-    gone = f"{name}: in memory it would be gone when this is done; give the path of a file"
+    gone = f"{name}: an archive in memory would be lost at the end of this call; give the path of a file"
     for make in (
         lambda: CacheWriter(name),
         lambda: edcache.compact(name),
@@ -1012,4 +1012,4 @@ def test_the_command_builds_nothing_that_would_be_gone(name, tmp_path):
     command = [sys.executable, "-m", "edcache", "build", "counting:make", "-o", name]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 1
-    assert f"{name}: in memory it would be gone when this is done" in done.stderr
+    assert f"{name}: an archive in memory would be lost at the end of this call" in done.stderr

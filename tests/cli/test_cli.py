@@ -602,7 +602,7 @@ def test_labels_that_cannot_be_added_are_refused(archive, tmp_path):
         f"{text}: labels are read from .csv, .parquet, .npy files"
     )
     assert error_of("labels", archive, "--add", "c=nowhere.npy") == "nowhere.npy: no such file"
-    assert "does not read as npy: Object arrays cannot be loaded" in error_of(
+    assert "cannot be read as npy: Object arrays cannot be loaded" in error_of(
         "labels", archive, "--add", f"c={tmp_path / 'o.npy'}"
     )
     assert error_of("labels", archive, "--drop", "nonsense").startswith('no label "nonsense"')
@@ -1094,7 +1094,7 @@ WRONG = {
     ),
     "text without quotes": (
         "labels here/ten.zip --where split==train",
-        'no label "train"; this archive has: .*; text stands in quotes: "train"',
+        'no label "train"; this archive has: .*; write text in quotes: "train"',
         1,
     ),
     "no output": ("merge here/ten.zip", "Missing option '-o' / '--output' (see edcache merge --help)", 2),

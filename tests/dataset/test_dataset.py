@@ -299,7 +299,7 @@ def test_an_index_array_past_the_end_names_the_entry(cache: CachedDataset) -> No
 
 
 def test_a_mask_of_another_length_is_refused(cache: CachedDataset) -> None:
-    with pytest.raises(OptionError, match="mask has 3 entries, the dataset 10"):
+    with pytest.raises(OptionError, match="mask has 3 entries, but the dataset has 10"):
         cache[[True, False, True]]
 
 

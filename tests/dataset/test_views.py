@@ -152,7 +152,7 @@ def test_labels_of_a_view_are_those_of_its_samples(whole: CachedDataset) -> None
 def test_a_mask_of_a_view_has_the_views_length(whole: CachedDataset) -> None:
     view = whole.filter(split="test")
     assert view.filter(view.labels["y"] == 0).indices.tolist() == [5, 20]
-    with pytest.raises(OptionError, match="mask has 24 entries, the dataset 8"):
+    with pytest.raises(OptionError, match="mask has 24 entries, but the dataset has 8"):
         view.filter(whole.labels["y"] == 0)
 
 

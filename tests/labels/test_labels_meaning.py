@@ -619,7 +619,7 @@ def test_every_two_columns_compare_or_are_refused_with_both_types(left):
     kinds = {name: str(kind) for name, (kind, _) in COLUMNS.items()} | {"coded": "double"}
     for right in COLUMNS:
         is_one_kind = any({left, right} <= {*kind, "null"} for kind in KINDS) or left == right == "null"
-        types = f'"{left}" is {kinds[left]} and "{right}" is {kinds[right]}; only columns of one kind compare'
+        types = f'"{left}" is {kinds[left]} and "{right}" is {kinds[right]}; only columns of one kind'
         for operation in OPERATORS:
             found = outcome(labels, f"{left} {operation} {right}")
             if not is_one_kind:
@@ -644,7 +644,7 @@ TABLE_FUNCTION = "a function gets the label table, a pyarrow Table, and returns 
         ("like(s, 'a%')", {}, WhereError, f'"like" is no function here; {SEARCHED}'),
         ("s contains 'a'", {}, WhereError, f'found "contains".*; {SEARCHED}'),
         ("contains('a', s)", {}, WhereError, r'contains\(\) takes a column and a string, contains\(name'),
-        (None, {"s": 1}, LabelTypeError, r'"s" is string; an int \(1\) does not compare with it; compare'),
+        (None, {"s": 1}, LabelTypeError, r'"s" is string; an int \(1\) cannot be compared with it; compare'),
         (None, {"d": lambda v: v == 0 and v}, OptionError, f'"d" raised ValueError: .*; {COLUMN_FUNCTION}'),
         (None, {"d": lambda v: 3}, OptionError, rf'label "d" gave an int \(3\); {COLUMN_FUNCTION}'),
         (lambda t: t["label"] == 3, {}, OptionError, f"where raised KeyError: .*; {TABLE_FUNCTION}"),

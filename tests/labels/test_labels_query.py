@@ -126,42 +126,42 @@ def test_conditions(conditions, expected):
     [
         (
             {"split": 1},
-            r'label "split" is string; an int \(1\) does not compare with it; compare it with a str',
+            r'label "split" is string; an int \(1\) cannot be compared with it; compare it with a str',
         ),
-        ({"split": [1, "a"]}, r'label "split" is string; an int \(1\) does not'),
-        ({"split": True}, r"a bool \(True\) does not"),
+        ({"split": [1, "a"]}, r'label "split" is string; an int \(1\) cannot be compared'),
+        ({"split": True}, r"a bool \(True\) cannot be compared"),
         (
             {"label": "1"},
-            r"label \"label\" is int64; a str \('1'\) does not compare with it; compare it with a number",
+            r"label \"label\" is int64; a str \('1'\) cannot be compared with it; compare it with a number",
         ),
-        ({"label": True}, r"label \"label\" is int64; a bool \(True\) does not"),
+        ({"label": True}, r"label \"label\" is int64; a bool \(True\) cannot be compared"),
         (
             {"flag": 1},
-            r"label \"flag\" is bool; an int \(1\) does not compare with it; compare it with True or False",
+            r"label \"flag\" is bool; an int \(1\) cannot be compared with it; compare it with True or False",
         ),
         (
             {"raw": "a"},
-            r"label \"raw\" is binary; a str \('a'\) does not compare with it; compare it with bytes",
+            r"label \"raw\" is binary; a str \('a'\) cannot be compared with it; compare it with bytes",
         ),
         (
             {"box": 1},
-            r"label \"box\" is list<.*>; an int \(1\) does not compare with it; such a column",
+            r"label \"box\" is list<.*>; an int \(1\) cannot be compared with it; such a column",
         ),
         (
             {"day": 3},
-            r"label \"day\" is date32.*; an int \(3\) does not compare with it; compare it with a date",
+            r"label \"day\" is date32.*; an int \(3\) cannot be compared with it; compare it with a date",
         ),
-        ({"day": "today"}, r"a str \('today'\) does not"),
-        ({"day": "2024-13-45"}, r"a str \('2024-13-45'\) does not"),
+        ({"day": "today"}, r"a str \('today'\) cannot be compared"),
+        ({"day": "2024-13-45"}, r"a str \('2024-13-45'\) cannot be compared"),
         (
             {"when": dt.datetime(2024, 1, 1, tzinfo=dt.timezone.utc)},
-            r"a datetime \(2024-01-01 00:00:00\+00:00\) does not",
+            r"a datetime \(2024-01-01 00:00:00\+00:00\) cannot be compared",
         ),
         ({"took": "2024-01-01"}, "duration"),
-        ({"label": object()}, "an object does not"),
-        ({"label": slice(1, 3)}, r"a slice is no condition; .* range\(1, 3\)"),
-        ({"split": range(1, 3)}, r"an int \(1\) does not"),
-        ({"split": range(1, 9, 2)}, r"an int \(1\) does not"),
+        ({"label": object()}, "an object cannot be compared"),
+        ({"label": slice(1, 3)}, r"a slice is not a condition; .* range\(1, 3\)"),
+        ({"split": range(1, 3)}, r"an int \(1\) cannot be compared"),
+        ({"split": range(1, 9, 2)}, r"an int \(1\) cannot be compared"),
         ({"flag": range(2)}, "bool, which has no order"),
     ],
 )
@@ -211,8 +211,8 @@ def test_rows_alone_keep_order_and_repeats():
 @pytest.mark.parametrize(
     ("where", "error", "message"),
     [
-        ([True] * 5, OptionError, "mask has 5 entries, the dataset 7"),
-        (lambda t: np.ones(5, bool), OptionError, "mask has 5 entries, the dataset 7"),
+        ([True] * 5, OptionError, "mask has 5 entries, but the dataset has 7"),
+        (lambda t: np.ones(5, bool), OptionError, "mask has 5 entries, but the dataset has 7"),
         (lambda t: 3, OptionError, r"where gave an int \(3\); a function gets the label table"),
         ([0, 7], SampleIndexError, r"indices\[1\] = 7 not in \[-7, 7\)"),
         (
@@ -233,7 +233,7 @@ def test_where_errors(where, error, message):
 
 
 def test_a_condition_mask_is_checked():
-    with pytest.raises(OptionError, match="mask has 2 entries, the dataset 7"):
+    with pytest.raises(OptionError, match="mask has 2 entries, but the dataset has 7"):
         rows(label=lambda c: np.ones(2, bool))
     with pytest.raises(
         OptionError, match='the condition on label "label" gave a ndarray of shape .* and dtype int64'

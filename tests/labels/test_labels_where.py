@@ -221,7 +221,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_everything_else_is_a_where_error(text):
     # The bare int column is a condition of the wrong type, which has an error of its own.
-    with pytest.raises(LabelTypeError if text == "label" else WhereError, match=r"where|no condition"):
+    with pytest.raises(LabelTypeError if text == "label" else WhereError, match=r"where|not a condition"):
         parse_where(text, TABLE.schema)
 
 
@@ -238,7 +238,7 @@ def test_everything_else_is_a_where_error(text):
         ("label < None", "column 7: < orders no None"),
         ("label is 1", 'column 10: found "1", expected None (with any other value use ==)'),
         ("1 in (1, 2)", 'column 1: "in" has no column on its left'),
-        ("flag and 1", "column 10: a literal alone is no condition"),
+        ("flag and 1", "column 10: a literal alone is not a condition"),
         ("1 == 2", 'column 3: "==" compares no column'),
         (r"split == 'a\d'", r"column 10: the string holds the unknown escape \d"),
         ("flag flag", 'column 6: found "flag", expected the end, and, or'),
@@ -261,22 +261,26 @@ def test_where_error_texts(text, message):
         (
             "split == 1",
             LabelTypeError,
-            r'label "split" is string; an int \(1\) does not compare with it; compare it with a str',
+            r'label "split" is string; an int \(1\) cannot be compared with it; compare it with a str',
         ),
-        ("label == 'a'", LabelTypeError, r"a str \('a'\) does not compare with it; compare it with a number"),
-        ("label in (1, 'a')", LabelTypeError, r"a str \('a'\) does not"),
-        ("label == True", LabelTypeError, r"a bool \(True\) does not"),
+        (
+            "label == 'a'",
+            LabelTypeError,
+            r"a str \('a'\) cannot be compared with it; compare it with a number",
+        ),
+        ("label in (1, 'a')", LabelTypeError, r"a str \('a'\) cannot be compared"),
+        ("label == True", LabelTypeError, r"a bool \(True\) cannot be compared"),
         ("flag < True", LabelTypeError, 'label "flag" is bool, which has no order'),
         ("box == 1", LabelTypeError, 'label "box" is list'),
-        ("day == 1", LabelTypeError, r"an int \(1\) does not compare with it; compare it with a date"),
-        ("day == 'yesterday'", LabelTypeError, r"a str \('yesterday'\) does not"),
+        ("day == 1", LabelTypeError, r"an int \(1\) cannot be compared with it; compare it with a date"),
+        ("day == 'yesterday'", LabelTypeError, r"a str \('yesterday'\) cannot be compared"),
         (
             "label == split",
             LabelTypeError,
             '"label" is int64 and "split" is string; only columns of one kind',
         ),
         ("contains(label, 'a')", LabelTypeError, r"contains\(\) looks into text; compare it with a number"),
-        ("not label", LabelTypeError, 'label "label" is int64, no condition; compare it'),
+        ("not label", LabelTypeError, 'label "label" is int64, not a condition; compare it'),
     ],
 )
 def test_names_and_types(text, error, message):

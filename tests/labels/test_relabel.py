@@ -191,8 +191,8 @@ def test_values_of_another_number_are_refused(path):
     with pytest.raises(OptionError) as raised:
         opened(path).add_labels("new", [1, 2])
     assert str(raised.value) == (
-        'label "new" got 2 values, the dataset has 10 samples; give one per sample, with None where there is '
-        "none, or {index: value}"
+        'label "new" got 2 values, but the dataset has 10 samples; give one per sample, with None where '
+        "there is none, or {index: value}"
     )
 
 
@@ -279,7 +279,7 @@ def test_a_join_goes_by_samples_not_by_rows_and_a_missing_key_never_matches(tmp_
 def test_what_cannot_be_joined_is_refused(path):
     ds = opened(path)
     with pytest.raises(
-        LabelError, match='the table has "y" = 1 more than once, so which row is meant is open'
+        LabelError, match='the table has "y" = 1 more than once, so the row to use is not clear'
     ):
         ds.add_labels({"y": [1, 1], "b": [1, 2]}, on="y")
     with pytest.raises(UnknownLabelError, match='no label "id"; this archive has: y, kind'):

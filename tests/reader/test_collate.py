@@ -667,8 +667,8 @@ WRONG_OPTIONS = [
     ({"max_length": -1}, "max_length=-1; give a length of 0 or more, or None"),
     ({"multiple_of": 0}, "multiple_of=0; give 1 or more"),
     ({"multiple_of": -8}, "multiple_of=-8; give 1 or more"),
-    ({"pad": {"a": 0}, "jagged": ["a"]}, "collate() names 'a' twice; a field has one way"),
-    ({"as_list": ["a", "b", "a"]}, "collate() names 'a' twice; a field has one way"),
+    ({"pad": {"a": 0}, "jagged": ["a"]}, "collate() names 'a' twice; give each field once"),
+    ({"as_list": ["a", "b", "a"]}, "collate() names 'a' twice; give each field once"),
     ({"pad": {"ids": 0}, "side": "top"}, 'side=\'top\'; give "right" or "left"'),
     ({"as_dict": True}, 'as_dict=True needs a field to pad: pad={"input_ids": 0}'),
     ({"jagged": "boxes"}, "jagged='boxes'; give a list of field paths: jagged=['boxes']"),
@@ -860,5 +860,7 @@ def test_options_of_another_type_are_refused(options, text):
 def test_what_a_dtype_cannot_hold_does_not_pad(tmp_path, value, dtype):
     ds = write(tmp_path / "a.zip", [{"x": torch.zeros(k + 1, dtype=dtype)} for k in range(3)])
     for batch in ([ds._batch([1, 2])], [ds[1], ds[2]]):
-        with pytest.raises(OptionError, match=f"^pad: {value} is no value of {dtype}; give one that is$"):
+        with pytest.raises(
+            OptionError, match=f"^pad: {value} does not fit into {dtype}; give a value that does$"
+        ):
             edcache.collate(pad={"x": value})(batch)

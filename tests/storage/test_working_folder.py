@@ -146,7 +146,7 @@ def test_a_folder_above_a_link_is_not_that_above_its_name(home, tmp_path):
 @pytest.mark.parametrize("path", ["", "a\0b.zip", "a\ud800.zip"])
 def test_what_is_no_path_is_refused(home, path):
     for call in (CachedDataset.from_cache, CacheWriter, edcache.verify, edcache.compact, edcache.Reader):
-        with pytest.raises(OptionError, match="empty path|no path, which has no NUL"):
+        with pytest.raises(OptionError, match="empty path|not a path, because"):
             call(path)
     assert list(home.iterdir()) == []
 

@@ -107,9 +107,7 @@ def test_what_is_written_goes_to_a_path(path, target, tmp_path):
         lambda: edcache.compact(target),
         lambda: edcache.repair(target, tmp_path / "new.zip"),
     ):
-        with pytest.raises(
-            OptionError, match=f"{target}: this takes a path; edcache copy brings what is behind"
-        ):
+        with pytest.raises(OptionError, match=f"{target}: this takes a path; copy the archive from its URL"):
             call()
     assert [file.name for file in tmp_path.iterdir()] == ["a.zip"]
 
@@ -155,7 +153,9 @@ def test_a_name_in_memory_is_a_source_and_no_target(path, tmp_path):
         lambda: edcache.repair(path, "shm://new"),
         lambda: edcache.export(path, "shm://new", to="npz"),
     ):
-        with pytest.raises(OptionError, match="shm://.*: in memory it would be gone when this is done"):
+        with pytest.raises(
+            OptionError, match="shm://.*: an archive in memory would be lost at the end of this call"
+        ):
             call()
     assert sorted(tmp_path.rglob("*")) == before
     ds.close()

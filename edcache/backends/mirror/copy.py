@@ -45,36 +45,38 @@ def copy_to_local(
     storage_options: Mapping[str, Any] | None = None,
     progress: Show = None,
 ) -> str:
-    """Copy a sealed archive that is far away, or a folder of them, to a disk of this machine; once.
+    """Copy a remote, sealed archive, or a folder of them, to a disk of this machine, once for all processes.
 
     Args:
-        src: the archive, or its URL; or a folder, of which all archives are copied, those in folders below it
-            too.
-        target: the folder where the copies go, made where it is absent; or, with the same ending as `src`,
-            the path of the copy.
-        num_threads: reads at a time.
-        expected_digest: "sha256:...", what `edcache.digest` said of the one archive when it was published.
-        max_bytes: of all copies in the folder together, as a number or as "200GB": those that nobody has open
-            go to make room, the least recently used first. Archives that are no copies never go.
-        storage_options: for the engine that reads a URL, see `edcache.Reader`.
-        progress: True or False; by default a bar shows on a terminal and in a notebook, and elsewhere now and
-            then a line. A function is called with (bytes that are here, bytes in all) instead.
+        src: the path or URL of the archive; or a folder, of which all archives are copied, also those in
+            folders below it.
+        target: the folder for the copies, which is created if it does not exist; or the path of the copy,
+            if it has the same ending as `src`.
+        num_threads: the number of reads at the same time.
+        expected_digest: "sha256:...", as `edcache.digest` returned it for the archive; for one archive only.
+        max_bytes: a limit for all copies in the folder together, as a number or as "200GB". Copies that no
+            process has open are deleted to make room, the least recently used first. Other archives are never
+            deleted.
+        storage_options: options for the library that reads a URL, see `edcache.Reader`.
+        progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
+            and log files get a line now and then. A function is called with (bytes copied, bytes in all)
+            instead.
     Returns:
-        The path of the copy, to be opened as any archive; or the folder.
+        The path of the copy, which opens as any archive; or the folder.
     Raises:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
         OptionError: "far/train.zip: it is not sealed, so it may still grow; ...".
-        CorruptArchiveError: bytes of the origin fail their crc32, read twice.
+        CorruptArchiveError: bytes of the remote archive failed their crc32 twice.
         ArchiveExistsError: "ssd/train.zip: exists already, and is not as it was copied from ...".
-        DigestError: the origin is not the archive that was published; no copy is left.
-        StorageError: too little space, before anything is copied; or the system refused.
+        DigestError: the remote archive is not the one with this digest; no copy is left.
+        StorageError: there is too little space, which is checked first; or the system refused.
 
-    The copy has its name when every crc32 of it was compared and it is on the disk, not before. A copy that
-    was killed is continued by the next call: what it has is compared with the crc32s, and the rest is
-    fetched. Any number of processes may ask at once: one copies, the others wait for it. A copy that is there
-    already costs one look at each file; one whose origin changed since (size, time or inode) is made anew, of
-    what did not change from the old one, and who reads the old one keeps it.
-    Cost: reads the origin once, and writes as much.
+    The copy gets its name after all crc32s were compared and it is on the disk. The next call continues the
+    copy of a killed process: it compares the bytes that are there with the crc32s, and fetches the rest. If
+    several processes call it at the same time, one copies and the others wait. If the remote archive has
+    changed (size, time or inode), a new copy is made, from the old copy where nothing changed. Open readers
+    keep the old copy.
+    Cost: reads the remote archive once, and writes as much. If the copy is there: one look at each file.
     """
     with byte_progress("copying", os.path.basename(shown(src)), progress) as tell:
         copied = copy_local(src, target, num_threads, expected_digest, max_bytes, storage_options, tell)
