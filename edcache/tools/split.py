@@ -51,21 +51,18 @@ def split(
 
     Their names are that of the archive and a number, train-00000.zip, so they sort in order.
     `CachedDataset.from_cache(folder)` has the same samples as the original; with `by`, they are ordered by
-    the value. The records are copied without decoding them, and the crc32 of each is checked. Labels, missing
-    samples and failures are kept.
+    the value. The crc32 of each record is checked. Labels, missing samples and failures are kept.
 
     Args:
         path: the archive.
-        folder: the folder for the new archives. It is created if it does not exist. None of the new archives
-            may exist.
+        folder: the folder for the new archives. It is created if it does not exist.
         max_size: the largest size of a file, in bytes or as text such as "2GB".
         parts: the number of archives. Each has the same number of consecutive samples, or one more.
         by: a label column. Each of its values gets an archive, in order of first occurrence, with the value
             in its name: train-00000-cat.zip. A missing value is a value.
         on_progress: a function that is called with (bytes of records copied, bytes of records) now and then.
         allow_partial: True accepts an archive that is not sealed, and copies the samples that it has.
-    Returns:
-        A list that describes the new archives, in order.
+    Returns: a list that describes the new archives, in order.
     Raises:
         OptionError: none or two of max_size, parts and by are given; 'split(): sample 17 alone takes an
             archive of up to 3.1 MB, max_size is 1.0 MB; allow more'.
