@@ -137,7 +137,10 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
         different += dataset.label_differences(head, call.options.in_memory_keys)
         if writer.source_changed(head.fingerprint, expected):
             digests = (head.fingerprint or {})["source"], expected["source"]
-            different.append("source digest: {} in the archive, {} now".format(*digests))
+            different.append(
+                "source digest: {} in the archive, {} now; the code of the function has changed, of which a "
+                "call in Python only warns".format(*digests)
+            )
         text = printable(_call_text(expected))
         lines += ["", f"differs from {text}:" if different else f"matches {text}"]
         lines += [f"  {printable(line)}" for line in different]

@@ -129,7 +129,10 @@ class CachedFactory(Generic[P, T_co]):
         return False
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.__qualname__}(): {error}") from None
         bound.apply_defaults()
         return dict(bound.arguments)
 

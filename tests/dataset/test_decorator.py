@@ -181,7 +181,7 @@ def test_a_method_of_an_object_without_description_names_self() -> None:
 
 
 def test_wrong_arguments_are_a_type_error() -> None:
-    with pytest.raises(TypeError, match="unexpected keyword argument 'spilt'"):
+    with pytest.raises(TypeError, match=r"\(\): got an unexpected keyword argument 'spilt'"):
         by_name(spilt="train")
 
 
