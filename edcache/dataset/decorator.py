@@ -132,7 +132,7 @@ class CachedFactory(Generic[P, T_co]):
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.__qualname__}(): {error}") from None
+            raise TypeError(f"{self.uncached.__qualname__}(): {error}") from None
         bound.apply_defaults()
         return dict(bound.arguments)
 
