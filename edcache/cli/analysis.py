@@ -128,7 +128,7 @@ def _stats_lines(summary: Mapping[str, Any], spread: Sequence[Any]) -> Iterator[
     yield from schema_lines(summary)
     for histogram in spread:
         rest = f", {plural(histogram.rest_values, 'more value')}" if histogram.rest_values else ""
-        yield f"\n{styled(printable(histogram.name), bold=True)}  {histogram.type}{rest}"
+        yield f"\n{styled(printable(histogram.name), bold=True)}  {printable(histogram.type)}{rest}"
         most = max((bar.count for bar in histogram.bars), default=1)
         width = max((len(cell(bar.text)) for bar in histogram.bars), default=0)
         for bar in histogram.bars:

@@ -322,6 +322,10 @@ class CachedDataset(ArchiveDataset[T_co]):
 
 
 def _path_of(source: Any) -> str:
+    if isinstance(source, str | os.PathLike):
+        raise OptionError(
+            f"no path was given; open an archive without its source by CachedDataset.from_cache({source!r})"
+        )
     root, name = getattr(source, "root", None), getattr(source, "name", None)
     if root is None or name is None:
         raise OptionError(

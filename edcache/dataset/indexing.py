@@ -160,6 +160,7 @@ class Readable(Dataset[T_co]):
         Args:
             n: how many. Each is read as `self[i]` reads it, transforms included.
         """
+        base.check_positive("n", n)
         count = min(n, len(self))
         return self._grid([k * len(self) // count for k in range(count)])
 

@@ -42,7 +42,7 @@ def croissant(card: Card) -> str:
         "@type": "cr:FileObject",
         "@id": "archive",
         "name": card.place,
-        "contentUrl": quote(card.place, safe="/:?=&%~"),
+        "contentUrl": quote(card.place, safe="/:?=&%~", errors="surrogateescape"),
         "contentSize": f"{card.document['nbytes']} B",
         "encodingFormat": "application/zip",
         "sha256": (card.digest or "").removeprefix("sha256:"),
@@ -76,7 +76,7 @@ def _field(name: str, kind: str) -> dict[str, Any]:
     item = kind.rpartition(": ")[2].rstrip(">") if is_list else kind
     return {
         "@type": "cr:Field",
-        "@id": f"labels/{quote(name, safe='')}",
+        "@id": f"labels/{quote(name, safe='', errors='surrogateescape')}",
         "name": name,
         "dataType": next((of for begin, of in _TYPES.items() if item.startswith(begin)), "sc:Text"),
         **({"repeated": True} if is_list else {}),

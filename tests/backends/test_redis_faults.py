@@ -325,7 +325,8 @@ def test_where_the_server_is_full_a_fill_ends_in_one_error_and_goes_on_when_ther
         CachedDataset(Large(log, LARGE), url, chunk_size=20)
     assert str(caught.value) == (
         f"{url}: the server's memory is full (maxmemory); give it more, or let it evict (maxmemory-policy "
-        "allkeys-lru) and read with lazy=True"
+        f"allkeys-lru) and read with lazy=True; {url} keeps 60 of 200 samples; 20 more were computed but not "
+        "stored, and must be computed again; the same call computes the rest"
     )
     kept = CachedDataset.from_cache(url)
     present = LARGE - len(kept.missing)

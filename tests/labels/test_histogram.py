@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edcache import Labels
-from edcache.errors import UnknownLabelError
+from edcache.errors import OptionError, UnknownLabelError
 from edcache.labels import matching_rows
 
 NAMES = st.sampled_from(
@@ -76,6 +76,11 @@ def test_few_values_have_a_bar_each_and_many_numbers_round_ranges():
     assert [b.count for b in labels.take([0, 1, 1]).histogram("label").bars] == [2, 1]
     with pytest.raises(UnknownLabelError, match="did you mean label"):
         labels.histogram("lable")
+
+
+def test_a_histogram_has_a_bar():
+    with pytest.raises(OptionError, match="most=0"):
+        Labels(pa.table({"x": [1]})).histogram("x", 0)
 
 
 def test_what_has_no_bar_is_counted():

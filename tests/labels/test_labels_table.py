@@ -141,6 +141,27 @@ def test_sql_answers_with_an_arrow_table(labels):
     ]
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select * from read_csv('{file}')",
+        "select * from '{file}'",
+        "select * from glob('{folder}/*')",
+        "copy labels to '{folder}/out.csv'",
+        "attach '{folder}/out.db'",
+        "set enable_external_access = true",
+        "install httpfs",
+        "select 1; select 2",
+    ],
+)
+def test_sql_reads_and_writes_no_file(labels, query, tmp_path):
+    file = tmp_path / "in.csv"
+    file.write_text("a\n1\n")
+    with pytest.raises(OptionError, match=r"labels.sql\(\): "):
+        labels.sql(query.format(file=file, folder=tmp_path))
+    assert list(tmp_path.iterdir()) == [file]
+
+
 def test_sql_that_duckdb_refuses_is_an_option_error(labels):
     with pytest.raises(
         OptionError, match=r'labels.sql\(\): Binder Error: Referenced column "nope" not found'

@@ -233,7 +233,7 @@ def test_an_engine_whose_processes_end_is_one_error_and_keeps_what_was_published
 
 
 def test_an_engine_has_its_own_processes(path, log):
-    with ThreadPoolExecutor(1) as executor, pytest.raises(OptionError, match="leave num_workers and timeout"):
+    with ThreadPoolExecutor(1) as executor, pytest.raises(OptionError, match="neither num_workers= nor"):
         fill(Source(log), path, executor, num_workers=2)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
+from edcache import storage
 from edcache.backends.remote.url import Url
 from edcache.base import (
     ArchiveNotFoundError,
@@ -197,7 +198,12 @@ def run(coroutine: Coroutine[Any, Any, Answer], timeout: float | None = None) ->
     """Run a coroutine in fsspec's loop, and wait for it; an interrupt cancels it."""
     from fsspec.asyn import get_loop
 
-    future = asyncio.run_coroutine_threadsafe(coroutine, get_loop())
+    try:
+        loop = get_loop()
+    except OSError as error:
+        coroutine.close()
+        storage.refused("edcache", "starting the thread of requests", error)
+    future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result(timeout)
     except BaseException:
