@@ -123,6 +123,7 @@ def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator
     """The problems, a table of what became of the samples, which are lost."""
     yield from map(printable, report.problems)
     revisions, chunks = len(report.lost_revisions), sum(doubtful.entries for doubtful in report.doubtful)
+    missing = report.length - report.kept - len(report.lost)
     head = "lost: the fingerprint is unknown, the options are guessed"
     yield from paired_lines(
         [
@@ -131,6 +132,7 @@ def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator
             ("samples", f"{report.length:,}"),
             ("kept", f"{report.kept:,}"),
             ("lost", f"{len(report.lost):,}"),
+            ("missing", f"{missing:,}" if missing else None),
             ("without labels", f"{len(report.unlabelled):,}" if len(report.unlabelled) else None),
             ("labels lost", plural(revisions, "revision") if revisions else None),
             ("doubtful", plural(chunks, "chunk") if chunks else None),
