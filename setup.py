@@ -66,7 +66,8 @@ setup(
         'isal>=1.6; platform_machine in "x86_64 AMD64 aarch64 arm64"',
     ],
     extras_require={
-        "images": ["Pillow>=9"],
+        # Pillow decodes JPEG too, where simplejpeg has no wheel.
+        "images": ["Pillow>=9", "simplejpeg>=1.7"],
         "dask": ["distributed>=2023.5"],
         "duckdb": ["duckdb>=1.0"],
         "hf": ["datasets>=2.14", "huggingface_hub>=0.23", "fsspec>=2024.2", "aiohttp>=3.9"],
@@ -118,6 +119,7 @@ setup(
             "transformers>=4.40",
             "accelerate>=1",
             "matplotlib>=3.7",
+            "ml_dtypes>=0.4",
             "nbclient>=0.10",
             "ipykernel>=6.29",
             "ipywidgets>=8",

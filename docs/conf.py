@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,9 @@ from sphinx.application import Sphinx
 ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/edcache/edcache"
 sys.path.insert(0, str(ROOT))
+
+sys.path.insert(1, str(ROOT / "scripts"))
+from specification import specification  # noqa: E402
 
 import edcache  # noqa: E402
 
@@ -32,6 +33,8 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
+# What only a page of the reference needs of it is the name of a base class.
+autodoc_mock_imports = ["monai"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 
@@ -53,22 +56,18 @@ def with_links_to_the_repository(_: Sphinx, page: str, source: list[str]) -> Non
     )
 
 
+def with_the_results(_: Sphinx, page: str, source: list[str]) -> None:
+    """The measured results are scripts/benchmark/results.md, without its title and picture."""
+    if page == "reference/benchmarks":
+        text = (ROOT / "scripts/benchmark/results.md").read_text(encoding="utf-8")
+        source[0] = source[0].replace("<!-- results -->", text[text.index("\n## ") :])
+
+
 def with_the_specification(_: Sphinx, page: str, source: list[str]) -> None:
-    """The specification of the format is the docstring of format/spec.py; here it has headings and tables."""
-    if page != "reference/format":
-        return
-    text = ast.get_docstring(ast.parse((ROOT / "edcache/format/spec.py").read_text(encoding="utf-8"))) or ""
-    blocks = []
-    for block in text.partition("\n\n")[2].split("\n\n"):
-        heading = re.fullmatch(r"(.+)\n-+", "\n".join(block.split("\n")[:2]))
-        if heading:
-            blocks.append(f"### {heading[1]}")
-            block = "\n".join(block.split("\n")[2:])
-        if block.startswith("    "):
-            blocks.append(f"```text\n{textwrap.dedent(block)}\n```")
-        else:
-            blocks.append(block.replace("**", r"\*\*").replace("{", r"\{"))
-    source[0] = source[0].replace("<!-- specification -->", "\n\n".join(blocks))
+    """The specification of the format is what FORMAT.md has, with its headings one level below."""
+    if page == "reference/format":
+        text = specification().replace("\n### ", "\n#### ").replace("\n## ", "\n### ")
+        source[0] = source[0].replace("<!-- specification -->", f"#{text}")
 
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")
@@ -132,6 +131,7 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", with_links_to_the_repository)
     app.connect("source-read", with_the_specification)
+    app.connect("source-read", with_the_results)
     app.connect("autodoc-process-docstring", as_restructured_text, priority=100)  # before napoleon
     app.connect("sphinx-click-process-description", as_help)
     app.connect("sphinx-click-process-options", as_help_of_options)

@@ -1,4 +1,5 @@
 from . import errors as errors
+from . import numpy as numpy
 from . import samplers as samplers
 from .backends.mirror import copy_to_local as copy_to_local
 from .base import CacheOptions as CacheOptions

@@ -86,6 +86,11 @@ def epochs(folder: Path, archive: Path, workers: int) -> dict[str, Callable[[], 
             DataLoader(ds, BATCH, shuffle=True, num_workers=workers)
         ),
     }
+    cut = edcache.Decoding("tensor", size=224, crop="center")
+    sized = edcache.CachedDataset.from_cache(archive, decode=cut)
+    found[f"epoch: edcache to 224, loader, {workers} threads"] = lambda: count(
+        sized.loader(BATCH, shuffle=True, num_threads=workers)
+    )
     try:
         from torchvision.datasets import ImageFolder
         from torchvision.transforms import PILToTensor

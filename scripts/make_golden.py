@@ -76,6 +76,13 @@ def _images(path: Path) -> None:
         w.extend(samples.picture(i, file) for i in range(9))
 
 
+def _pages(path: Path) -> None:
+    """More rows than a page of the index has, of each way in which a column of a page can differ."""
+    with _writer(path, chunk_size=900) as w:
+        for i in samples.PAGES:
+            w.write(i, samples.paged(i))
+
+
 def _relabelled(path: Path) -> None:
     """A column added, also to a sample that is absent, one that is changed, and one that is dropped."""
     with _writer(path, in_memory_keys=["label", "score"], chunk_size=3) as w:
@@ -112,6 +119,7 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "failed": _failed,
     "relabelled": _relabelled,
     "torn": _torn,
+    "pages": _pages,
     "images": _images,
     "empty": _dense(samples.fixed, 0),
 }
@@ -135,4 +143,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests" / "golden")
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "tests" / "conformance" / "golden")

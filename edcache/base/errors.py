@@ -25,7 +25,7 @@ class EdcacheError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython and Jupyter show."""
-        from edcache.base.notebooks import short_traceback  # only there
+        from edcache.base.frames import short_traceback  # only there
 
         return short_traceback(self)
 
@@ -77,11 +77,11 @@ class FormatVersionError(ArchiveError, ValueError):
 
 
 class PartialArchiveError(ArchiveError, ValueError):
-    """The archive is not sealed, so that samples may be missing, and nobody said allow_partial=True."""
+    """The archive is not sealed, so samples may be missing, and allow_partial=True was not given."""
 
 
 class PartialArchiveWarning(UserWarning):
-    """An archive was opened that is not sealed and that no process writes: samples may be missing."""
+    """An opened archive is not sealed, and no process writes it: samples may be missing."""
 
 
 class StaleArchiveError(ArchiveError, RuntimeError):
@@ -97,7 +97,7 @@ class StorageError(ArchiveError, OSError):
 
 
 class LengthError(ArchiveError, ValueError):
-    """More samples than the size of the archive, or the memory of this process, justifies allocating for."""
+    """The archive claims more samples than its size makes plausible, or than fit into memory."""
 
 
 class CorruptArchiveError(ArchiveError, ValueError):
@@ -128,15 +128,15 @@ class SourceError(EdcacheError, RuntimeError):
 
 
 class WorkerError(EdcacheError, RuntimeError):
-    """Worker processes of a fill end, and no sample is to blame; or what one raised could not be sent."""
+    """A worker process of a fill died without an error of a sample, or its error could not be sent."""
 
 
 class ForeignCacheError(EdcacheError, ValueError):
-    """A cache of another system that is damaged, is not of the kind that was said, or claims too much."""
+    """A cache of another system is damaged, is of another kind than given, or claims too many samples."""
 
 
 class ExportError(EdcacheError, TypeError):
-    """A field of a sample that the format asked for cannot hold."""
+    """The export format cannot hold a field of a sample."""
 
 
 class CodecError(EdcacheError):
@@ -156,7 +156,7 @@ class UnregisteredTypeError(CodecError, TypeError):
 
 
 class PickleRefusedError(CodecError, ValueError):
-    """The archive holds pickles and nobody said allow_pickle=True; or an old cache names code to run."""
+    """The archive holds pickles, and allow_pickle=True was not given; or an old cache names code to run."""
 
 
 class LabelError(EdcacheError):
@@ -176,7 +176,7 @@ class WhereError(LabelError, ValueError):
 
 
 class FingerprintError(EdcacheError, TypeError):
-    """An argument of a cached call that has no stable description."""
+    """An argument of a cached call has no stable fingerprint."""
 
 
 class StaleCacheError(EdcacheError, RuntimeError):

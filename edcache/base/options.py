@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from inspect import Parameter
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
+import numpy as np
+
 from edcache.base.errors import OptionError
-from edcache.base.wording import suggestion
+from edcache.base.wording import shown, suggestion
 
 Verify: TypeAlias = Literal["touch", "open", "always", "never"]
 Io: TypeAlias = Literal["auto", "mmap", "pread"]
@@ -118,9 +121,10 @@ class ReadOptions(Options):
             host, for all processes of the user that ask for it. It cannot be combined with lazy=True.
         local: a folder on this machine for a copy of a remote, sealed archive. Reading can begin at once, and
             what is read is copied; see `CachedDataset.from_cache`.
-        max_bytes: a limit in bytes, or as text such as "20GB". With `local` it limits all copies in the
-            folder together. With lazy=True it limits the archive, and a fraction such as 0.5 means that part
-            of the free disk; samples that do not fit are computed at every read.
+        max_bytes: a limit in bytes, or as text such as "20GB". With `local` it limits what all copies in the
+            folder have on the disk; an archive that is larger streams. With lazy=True it limits the archive,
+            and a fraction such as 0.5 means that part of the free disk; samples that do not fit are computed
+            at every read.
     """
 
     verify: Verify = "touch"
@@ -137,7 +141,7 @@ class ReadOptions(Options):
         check_choice("verify", self.verify, get_args(Verify))
         check_choice("io", self.io, get_args(Io))
         if self.preload not in (None, *get_args(Preload)):
-            raise OptionError(f"preload={self.preload!r}; choose None or 'shm'")
+            raise OptionError(f"preload={shown(self.preload)}; choose None or 'shm'")
         if self.local is not None and self.expected_digest is not None:
             raise OptionError(
                 "expected_digest= needs the complete file, but local= reads parts of it; copy the archive "
@@ -222,7 +226,7 @@ class WriteOptions(Options):
     spool: Folder = None
 
     def _check(self) -> None:
-        check_positive("chunk_size", self.chunk_size)
+        check_count("chunk_size", 1 if self.chunk_size is None else self.chunk_size)
         sync, choices = self.sync, get_args(get_args(Sync)[0])
         is_number = isinstance(sync, int | float) and not isinstance(sync, bool)
         if not (0 < sync < float("inf") if is_number else sync in choices):  # type: ignore[operator]
@@ -295,10 +299,9 @@ class FillOptions(Options):
         check_choice("if_filling", self.if_filling, get_args(IfFilling))
         check_choice("on_error", self.on_error, get_args(OnError))
         check_workers(self.num_workers)
-        if type(self.retries) is not int or self.retries < 0:
-            raise OptionError(f"retries={self.retries!r}; give 0 or more")
+        check_count("retries", self.retries, 0)
         if self.timeout is not None and not self.timeout > 0:
-            raise OptionError(f"timeout={self.timeout!r}; give seconds above 0, or None")
+            raise OptionError(f"timeout={shown(self.timeout)}; give seconds above 0, or None")
         if self.executor is not None and (self.num_workers != 0 or self.timeout is not None):
             raise OptionError("executor= has its own processes; pass neither num_workers= nor timeout=")
 
@@ -363,26 +366,26 @@ def checked_function(name: str, function: Any) -> Transform:
         OptionError: it is none, nor None.
     """
     if function is not None and not callable(function):
-        raise OptionError(f"{name}={function!r}; give a function, or None")
+        raise OptionError(f"{name}={shown(function)}; give a function, or None")
     return function  # type: ignore[no-any-return]
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise OptionError for what is none of the choices of an option."""
     if value not in choices:
-        raise OptionError(f"{name}={value!r}; choose one of {', '.join(map(repr, choices))}")
+        raise OptionError(f"{name}={shown(value)}; choose one of {', '.join(map(repr, choices))}")
 
 
-def check_positive(name: str, value: int | None) -> None:
-    """Raise OptionError for what is neither a whole number above 0 nor None."""
-    if value is not None and (type(value) is not int or value < 1):
-        raise OptionError(f"{name}={value!r}; give a positive integer")
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise OptionError for what is no whole number from `least` up."""
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
+        raise OptionError(f"{name}={shown(value)}; give {least} or more")
 
 
 def check_workers(number: object) -> None:
     """Raise OptionError for what is no number of worker processes."""
     if not (number is None or number == "auto" or (type(number) is int and number >= 0)):
-        raise OptionError(f'num_workers={number!r}; give 0 or more, or "auto"')
+        raise OptionError(f'num_workers={shown(number)}; give 0 or more, or "auto"')
 
 
 def takes(kind: type[Options]) -> Callable[[F], F]:
@@ -403,7 +406,9 @@ def takes(kind: type[Options]) -> Callable[[F], F]:
         function.__signature__ = signature.replace(parameters=parameters)
         if door.__doc__:
             text, mark, rest = inspect.cleandoc(door.__doc__).partition("\n    keywords:")
-            line, _, rest = rest.partition("\n")
+            # What is said of the keywords may take several lines, which are indented further.
+            line, *lines = re.split(r"\n(?!        )", rest, maxsplit=1)
+            rest = lines[0] if lines else ""
             docs = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__]
             described = [doc.partition("Args:\n")[2] for doc in docs if "Args:\n" in doc]
             door.__doc__ = "\n".join([text + mark + line, *described, rest])

@@ -1,6 +1,6 @@
-"""Orders of n things: shuffled, dealt out, grouped and sorted, in time that 10 million of them do not show.
+"""Things dealt out, grouped and sorted, in time that 10 million of them do not show.
 
-Every random order is a function of the seed alone: it comes from `numpy.random.Generator(PCG64(seed))`.
+Chance is a function of the seed alone: it comes from `numpy.random.Generator(PCG64(seed))`.
 """
 
 from __future__ import annotations
@@ -17,32 +17,24 @@ Ints = npt.NDArray[np.int64]
 
 # Numbers of as many things lie in the processor's second cache, where a shuffle takes a sixth of the time.
 _BLOCK = 1 << 16
-_BUCKETS = 256
 # What numpy's hypergeometric distribution takes.
 _MOST_DEALT = 10**9
 
 
-def generator(seed: int) -> np.random.Generator:
-    """The source of all randomness of one call.
+def checked_seed(seed: int) -> int:
+    """A seed that a user gave.
 
     Raises:
         OptionError: "seed=-1; give an integer of 0 or more".
     """
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise OptionError(f"seed={shown(seed)}; give an integer of 0 or more")
-    return np.random.Generator(np.random.PCG64(int(seed)))
+    return int(seed)
 
 
-def permutation(random: np.random.Generator, count: int) -> Ints:
-    """A random order of 0 to count - 1; each is as likely as any other."""
-    if count <= _BLOCK:
-        return random.permutation(count).astype(np.int64, copy=False)
-    # After Rao and Sandelius: each goes into a bucket by chance, then the buckets are shuffled.
-    buckets = random.integers(0, _BUCKETS, count, dtype=np.uint8)
-    order, ends = grouped(buckets, _BUCKETS)
-    for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        random.shuffle(order[start:end])
-    return order
+def generator(seed: int) -> np.random.Generator:
+    """The source of all randomness of one call; `seed` is checked."""
+    return np.random.Generator(np.random.PCG64(checked_seed(seed)))
 
 
 def dealt(random: np.random.Generator | None, sizes: list[int]) -> npt.NDArray[Any]:

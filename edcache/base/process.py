@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
@@ -95,6 +96,17 @@ def module_name(thing: Any) -> str:
 def module_aliases(name: str) -> tuple[str, ...]:
     """The names in `sys.modules` that a module of that `module_name` may have in this process."""
     return *(main for main in MAIN_NAMES if main in sys.modules and _imported_name(main) == name), name
+
+
+def imported(module: str, qualname: str) -> Iterator[Any]:
+    """What has that name in each module that has the other, or None; nothing is imported or run."""
+    for alias in module_aliases(module):
+        held: Any = sys.modules.get(alias)
+        for part in qualname.split("."):
+            is_namespace = isinstance(held, (types.ModuleType, type))
+            # Not vars(): that makes a module load that waits for its first use.
+            held = object.__getattribute__(held, "__dict__").get(part) if is_namespace else None
+        yield held
 
 
 def _imported_name(main: str) -> str:

@@ -1,4 +1,4 @@
-"""Which of n things are chosen, in which order: a range, an array, or a repetition. Holds no more than that.
+"""Which of n things are chosen, in which order: a range, an array, a repetition, a shuffle. Holds no more.
 
 Positions are int64 and count in the selection; what they give counts in what was selected from.
 """
@@ -6,12 +6,18 @@ Positions are int64 and count in the selection; what they give counts in what wa
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from edcache.base.permutation import Permutation
+
 Ints = npt.NDArray[np.int64]
+
+_BLOCK = 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +28,18 @@ class Selection:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    def __getitem__(self, index: Any) -> Any:
+        """An int for a position, an int64 array for a slice."""
+        part = range(len(self))[index]
+        return self.cut(part).array() if isinstance(part, range) else self.at(part)
+
+    def __iter__(self) -> Iterator[int]:
+        for start in range(0, len(self), _BLOCK):
+            yield from self[start : start + _BLOCK].tolist()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self.array(), dtype)
 
     def at(self, position: int) -> int:
         """What lies at a position in [0, len(self))."""
@@ -34,13 +52,24 @@ class Selection:
             # Not min(): as in dataset/indexing.py.
             if len(positions) and positions[positions.argmin()] < 0:
                 positions = np.where(positions < 0, positions + len(self), positions)
-            return positions * numbers.step + numbers.start
+            is_plain = numbers.start == 0 and numbers.step == 1
+            return positions if is_plain else positions * numbers.step + numbers.start
         taken: Ints = numbers[positions]
         return taken
 
     def cut(self, part: range) -> Selection:
         """The positions of a range, all of them in [0, len(self)); holds no more memory than this one."""
         return Selection(self.numbers[_as_slice(part)])
+
+    def cuts(self, bounds: Ints) -> Ints | None:
+        """Where this begins, where it passes one of rising bounds, and its length; None if not a range."""
+        part = self.numbers
+        if type(self) is not Selection or not isinstance(part, range):
+            return None
+        rising = part if part.step > 0 else part[::-1]
+        cuts: Ints = np.clip(-((rising.start - bounds) // rising.step), 0, len(part))
+        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
+        return cuts if part.step > 0 else len(part) - cuts[::-1]
 
     def array(self) -> Ints:
         """All of it, read only; a view where this is an array."""
@@ -73,6 +102,37 @@ class Cycle(Selection):
         if first <= numbers[-1] < first + size:
             return self.base.cut(range(numbers.start - first, numbers.stop - first, numbers.step))
         return Cycle(numbers, self.base)
+
+
+class Order(Protocol):
+    """A bijection of [0, n), as `Permutation` is one."""
+
+    def at(self, position: int) -> int: ...
+
+    def take(self, positions: Ints) -> Ints: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Shuffled(Selection):
+    """Another selection in another order, of which `numbers` are the positions."""
+
+    numbers: range
+    base: Selection
+    order: Order
+
+    def at(self, position: int) -> int:
+        return self.base.at(self.order.at(self.numbers[position]))
+
+    def take(self, positions: Ints) -> Ints:
+        return self.base.take(self.order.take(super().take(positions)))
+
+    def cut(self, part: range) -> Selection:
+        return Shuffled(self.numbers[_as_slice(part)], self.base, self.order)
+
+
+def shuffled(selection: Selection, *key: int) -> Selection:
+    """A selection in the random order that a key determines; holds nothing."""
+    return Shuffled(range(len(selection)), selection, Permutation(len(selection), *key))
 
 
 def repeated(selection: Selection, times: int) -> Selection:

@@ -15,6 +15,7 @@ import numpy as np
 from edcache.base.errors import UnknownLabelError
 
 _WIDEST: Final = 60
+_MOST_BITS: Final = 2048
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES[:-1])} | {
     f"{prefix}iB".lower(): 1024**power for power, prefix in enumerate(_PREFIXES[:-1]) if prefix
@@ -39,7 +40,8 @@ def shown(value: object) -> str:
     if isinstance(value, (str, bytes)):
         return repr(value) if len(value) <= 40 else f"{value[:37]!r}..."
     if isinstance(value, int) and value.bit_length() > 128:
-        return f"of {value.bit_length()} bits"
+        head = abs(value) >> (value.bit_length() + 3) // 4 * 4 - 32  # in hex, as digits may be refused
+        return f"{'-' * (value < 0)}{head:#x}... of {value.bit_length():,} bits"
     if value is None or isinstance(value, (bool, int, float, dt.date, dt.timedelta, np.generic)):
         return str(value)
     return f"<{type(value).__name__}>"
@@ -67,8 +69,16 @@ def described(value: object) -> str:
 
 def suggestion(name: str, names: Iterable[str]) -> str:
     """ "; did you mean label?", where one of the names is nearly this one; else empty."""
-    near = get_close_matches(name, list(names), 1)
-    return f"; did you mean {near[0]}?" if near else ""
+    near = _nearest(name, names)
+    return f"; did you mean {near}?" if near else ""
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The name that a slip of the fingers makes this one; empty where none is that near."""
+    folded = {known.casefold(): known for known in names}
+    # At 0.75 split is near spilt, and not near list.
+    near = get_close_matches(name.casefold(), folded, 1, 0.75)
+    return folded[near[0]] if near else ""
 
 
 def path_suggestion(path: str) -> str:
@@ -85,10 +95,16 @@ def _near_path(path: str) -> str:
     if not name:
         return _near_path(folder) if folder not in ("", path) else ""
     folder = folder and _near_path(folder)
-    near: list[str] = []
+    near = ""
     with suppress(OSError):
-        near = get_close_matches(name, os.listdir(folder or "."), 1)
-    return os.path.join(folder, near[0]) if near else ""
+        near = _nearest(name, os.listdir(folder or "."))
+    return os.path.join(folder, near) if near else ""
+
+
+def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """The arguments or the attributes in a fingerprint, which may be anybody's."""
+    values = fingerprint.get(key)
+    return values if isinstance(values, dict) else {}
 
 
 def parsed_bytes(asked: object) -> int | None:
@@ -117,6 +133,11 @@ def human_bytes(nbytes: float) -> str:
     return f"{nbytes / 1000**power:.1f} {_PREFIXES[power]}B"
 
 
+def brief(value: object) -> str:
+    """A value as text, of a float six digits."""
+    return f"{value:.6g}" if isinstance(value, float) else str(plain(value))
+
+
 def shortened(text: str) -> str:
     """The first sixty characters, or fewer and dots."""
     return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
@@ -130,13 +151,16 @@ def printable(text: str) -> str:
 
 
 def plain(value: object) -> Any:
-    """A value as JSON has it: times in ISO 8601, bytes in hex, "nan" and "inf"; else its str()."""
+    """A value as JSON has it: times in ISO 8601, bytes in hex, "nan" and "inf"; else its str().
+
+    Of an integer of thousands of bits, which Python may refuse to write, the sign, the head and the length.
+    """
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (bytes, bytearray, memoryview)):
         return bytes(value).hex()
     if isinstance(value, int):
-        return int(value)
+        return int(value) if value.bit_length() <= _MOST_BITS else shown(value)
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else str(float(value))
     if isinstance(value, np.generic):

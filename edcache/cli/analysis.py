@@ -5,26 +5,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from edcache import display, tools
 from edcache import labels as label_tables
-from edcache.base import human_bytes, index_ranges, plain
+from edcache.base import index_ranges, plain
+from edcache.cli import output as out
 from edcache.cli.contents import archive_at, schema_lines
-from edcache.cli.flags import LABEL, PATH, flags, row_flags
-from edcache.cli.output import (
-    FAILED,
-    cell,
-    errors_in_one_line,
-    plural,
-    print_report,
-    print_rows,
-    printable,
-    styled,
-    table,
-)
+from edcache.cli.flags import LABEL, PATH, PATHS, flags, row_flags
+
+_MOST_RANGES: Final = 5
+_OF_STATS: Final = ("path", "samples", "missing", "record_nbytes", "schemas")
 
 
 @click.command()
@@ -44,7 +37,7 @@ def sql(path: str, query: str, **listing: Any) -> None:
     # Two columns may have one name, so that they are asked for by number.
     columns = label_tables.Labels(answer.rename_columns(list(map(str, range(answer.num_columns)))))
     rows = zip(*map(columns.to_list, columns), strict=True)
-    print_rows(answer.column_names, rows, answer.num_rows, **listing)
+    out.print_rows(answer.column_names, rows, answer.num_rows, **listing)
 
 
 @click.command()
@@ -69,68 +62,75 @@ def diff(first: str, second: str, deep: bool, as_json: bool) -> None:
     Example:
       edcache diff old.zip new.zip
     """
-    with errors_in_one_line(2):
+    with out.errors_in_one_line(2):
         report = tools.difference(archive_at(first)[0], archive_at(second)[0], deep=deep)
     document = plain(dataclasses.asdict(report)) | {"first": first, "second": second}
-    print_report(as_json, document | {"same": report.is_none}, _diff_lines(first, second, report))
+    out.print_report(as_json, document | {"same": report.is_none}, _diff_lines(first, second, report))
     if not report.is_none:
-        sys.exit(FAILED)
+        sys.exit(out.FAILED)
 
 
 def _diff_lines(first: str, second: str, report: tools.Difference) -> Iterator[str]:
     """What the archives say, then which samples differ in what."""
     if report.is_none:
-        yield f"{styled('no difference', fg='green')} between {printable(first)} and {printable(second)}"
+        same = out.styled("no difference", fg="green")
+        yield f"{same} between {out.printable(first)} and {out.printable(second)}"
     if report.about:
-        yield from table(("", first, second), ((name, *pair) for name, pair in report.about.items()))
+        yield from out.table(("", first, second), ((name, *pair) for name, pair in report.about.items()))
     parts = {f"only in {first}": report.only_first, f"only in {second}": report.only_second}
     parts["records differ"] = report.records
     parts |= {f'label "{name}" differs': indices for name, indices in report.labels.items()}
     for text, indices in parts.items():
         if len(indices):
-            count = plural(len(indices), "sample")
-            yield f"{styled(printable(text), bold=True)}: {count}: {index_ranges(indices)}"
+            count = out.plural(len(indices), "sample")
+            ranges = index_ranges(indices, _MOST_RANGES)
+            yield f"{out.styled(out.printable(text), bold=True)}: {count}: {ranges}"
     if report.unknown:
-        yield f"{plural(report.unknown, 'record')} cannot be compared as they are stored; --deep reads them"
+        records = out.plural(report.unknown, "record")
+        yield f"{records} cannot be compared as they are stored; --deep reads them"
 
 
 @click.command()
-@click.argument("path", type=PATH)
+@PATHS
 @click.option("--columns", metavar="A,B", type=LABEL, help="Only these label columns.")
 @flags("as_json")
-def stats(path: str, columns: str | None, as_json: bool) -> None:
+def stats(paths: Sequence[str], columns: str | None, as_json: bool) -> None:
     """Show how the labels are spread, and how large the fields are.
 
-    No sample is read: sizes are those of the index.
+    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read: sizes are those of
+    the index. The bytes of a field are those of its values in all samples, before compression. Of several
+    fields that vary in size, as texts do, the index has only the sum; they have a question mark.
 
     \b
     Example:
       edcache stats train.zip --columns label,split
     """
-    archive, labels = archive_at(path)
-    names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
-    spread = [labels.histogram(name) for name in names]
-    summary = display.summary(archive)
-    document = {name: summary[name] for name in ("path", "samples", "missing", "record_nbytes", "schemas")}
-    document["labels"] = plain([dataclasses.asdict(histogram) for histogram in spread])
-    print_report(as_json, document, _stats_lines(summary, spread))
+
+    def report(path: str) -> out.Report:
+        archive, labels = archive_at(path)
+        names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
+        spread = [labels.histogram(name) for name in names]
+        summary = display.summary(archive) | {"schemas": display.fields_of(archive, sized=True)}
+        document = {name: summary[name] for name in _OF_STATS}
+        document["labels"] = plain([dataclasses.asdict(histogram) for histogram in spread])
+        return document, _stats_lines(summary, spread), True
+
+    out.print_reports(paths, as_json, report)
 
 
 def _stats_lines(summary: Mapping[str, Any], spread: Sequence[Any]) -> Iterator[str]:
     """The fields, then the bars of each label column."""
-    record = summary["record_nbytes"]
-    sizes = (
-        []
-        if record["max"] is None
-        else [f"record median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"]
-    )
-    yield ", ".join([plural(summary["samples"], "sample"), f"{summary['missing']:,} missing", *sizes])
+    of = dict(display.facts(summary))
+    record = f", record {of['record']}" if "record" in of else ""
+    samples = out.plural(summary["samples"], "sample")
+    yield f"{out.printable(summary['path'])}: {samples}, {of['missing']} missing{record}"
     yield from schema_lines(summary)
     for histogram in spread:
-        rest = f", {plural(histogram.rest_values, 'more value')}" if histogram.rest_values else ""
-        yield f"\n{styled(printable(histogram.name), bold=True)}  {printable(histogram.type)}{rest}"
+        rest = f", {out.plural(histogram.rest_values, 'more value')}" if histogram.rest_values else ""
+        name = out.styled(out.printable(histogram.name), bold=True)
+        yield f"\n{name}  {out.printable(histogram.type)}{rest}"
         most = max((bar.count for bar in histogram.bars), default=1)
-        width = max((len(cell(bar.text)) for bar in histogram.bars), default=0)
+        width = max((len(out.cell(bar.text)) for bar in histogram.bars), default=0)
         for bar in histogram.bars:
-            drawn = "█" * max(bar.count > 0, round(24 * bar.count / most))
-            yield f"  {cell(bar.text).ljust(width)}  {styled(drawn.ljust(24), fg='cyan')}  {bar.count:,}"
+            drawn = out.styled(("█" * max(bar.count > 0, round(24 * bar.count / most))).ljust(24), fg="cyan")
+            yield f"  {out.cell(bar.text).ljust(width)}  {drawn}  {bar.count:,}"

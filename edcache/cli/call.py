@@ -54,9 +54,12 @@ class Call:
     def make(self) -> Any:
         """Call the factory."""
         try:
-            return self._factory(**self._given)
+            source = self._factory(**self._given)
         except Exception as error:  # whatever the factory raises
             raise OptionError(f"{self._where} raised {_named(error)}") from error
+        if source is None:
+            raise OptionError(f"{self._where} returned None; let it return the dataset")
+        return source
 
     def _bound(self) -> dict[str, Any]:
         try:
@@ -93,7 +96,7 @@ def _load(where: str) -> Any:
     except Exception as error:  # whatever importing the module raises
         raise OptionError(f'cannot load "{where}": {_unloaded(error)}') from error
     if not callable(factory):
-        raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset')
+        raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset; name one')
     return factory
 
 

@@ -12,20 +12,15 @@ from typing import Any, Final
 import click
 
 from edcache import dataset, interop, writer
-from edcache.base import (
-    ArchiveNotFoundError,
-    ForeignCacheError,
-    ReadOptions,
-    human_bytes,
-    index_ranges,
-)
+from edcache.base import ArchiveNotFoundError, ForeignCacheError, ReadOptions, human_bytes, index_ranges
 from edcache.cli.call import Call
-from edcache.cli.flags import FIELD, FOLDER, LABEL, PATH, flags, given, output, size
+from edcache.cli.flags import FOLDER, KINDS, PATH, flags, given, output
 from edcache.cli.output import FAILED, as_typed, bar, one_line, plural, print_report, printable
 from edcache.storage import check_outlives, shown
 
 # As in edcache.interop, which imports torch.
 FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
+_COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
 
 @click.command()
@@ -52,35 +47,47 @@ def build(
     """
     _check_codec(options)
     call = Call(factory, arguments, version)
-    chosen = given(options) | {"options": call.options, "fingerprint": call.fingerprint()}
-    _fill(output, as_json, call.make, chosen)
+    fingerprint = call.fingerprint()
+
+    def cached(source: Any, path: str, **chosen: Any) -> dataset.CachedDataset:
+        chosen["fingerprint"] = fingerprint | writer.code_of(source)
+        return dataset.CachedDataset(source, path, call.options, **chosen)
+
+    _fill(output, as_json, call.make, given(options), cached)
 
 
 @click.command()
 @click.argument("folder", type=FOLDER)
 @output()
 @click.option(
-    *("--decode",),
-    type=click.Choice(["pil", "numpy", "tensor"]),
-    default="pil",
-    help="What readers get unless they choose: pil.",
+    *("--max-side",),
+    type=click.IntRange(1),
+    metavar="PIXELS",
+    help="Store what has a longer side smaller, as JPEG of the same quality or without loss.",
 )
-@flags("extensions", "num_workers", "on_error", "progress", "keep_existing", "as_json")
+@flags("decode", "extensions", "num_workers", "on_error", "progress", "keep_existing", "as_json")
 def images(
-    folder: str, output: str, decode: Any, extensions: Sequence[str], as_json: bool, **options: Any
+    folder: str,
+    output: str,
+    decode: Any,
+    max_side: int | None,
+    extensions: Sequence[str],
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Fill an archive with a tree of image files, as they are.
 
     FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label and
-    path are label columns. Nothing is decoded before a sample is read. The same command resumes after a
-    kill; files that changed since then make the archive another folder's, and --rebuild builds it anew.
+    path are label columns. Without --max-side nothing is decoded before a sample is read. The same command
+    resumes after a kill; files that changed since then make the archive another folder's, and --rebuild
+    builds it anew.
 
     \b
     Example:
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
     chosen = extensions or interop.EXTENSIONS
-    _fill(output, as_json, lambda: interop.image_folder(folder, decode, chosen), given(options))
+    _fill(output, as_json, lambda: interop.image_folder(folder, decode, chosen, max_side), given(options))
 
 
 def _check_codec(options: dict[str, Any]) -> None:
@@ -108,7 +115,7 @@ def _fill(
         if is_anew:
             state = "is as it was before, a rebuild starts from nothing"
         raise KeyboardInterrupt(f"interrupted; {shown(path)} {state}") from None
-    failed, computed = len(cache.errors), len(cache.reader.records.offset) - kept
+    failed, computed = len(cache.errors), cache.reader.present - kept
     nbytes, seconds = cache.reader.nbytes, time.monotonic() - began
     counts = f"{computed:,} computed now, {kept:,} kept"
     counts += f", {plural(failed, 'sample')} failed" if failed else ""
@@ -124,7 +131,7 @@ def _records_at(path: str) -> int:
     """How many samples an archive holds before a build; 0 where there is none to read."""
     with closing(writer.store_at(path).reader(ReadOptions(allow_partial=True))) as reader:
         try:
-            return len(reader.records.offset)
+            return reader.present
         except (ArchiveNotFoundError, ValueError):
             return 0
 
@@ -160,6 +167,11 @@ def import_(
         options["fingerprint"] = Call(factory, arguments, None).fingerprint()
     elif arguments:
         raise click.UsageError("--arg goes with --for MODULE:FACTORY")
+    if old.lower().endswith(_COMPRESSED):
+        raise click.UsageError(
+            f"{old} is compressed; unpack it, as by tar -xf {old}, and give what came out; "
+            f"import reads caches of {', '.join(KINDS)}"
+        )
     names = None if order is None else _lines(order)
     source = interop.old_cache(old, kind, trust_pickle=trust_pickle, order=names)
     for note in source.notes:
@@ -183,16 +195,7 @@ def _lines(path: str) -> list[str]:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 @output("The folder that is made; of an npz the file.")
 @click.option("--to", type=click.Choice(FORMATS), required=True, help="The format.")
-@flags("where")
-@click.option(
-    "--field", "fields", multiple=True, metavar="FIELD", type=FIELD, help="Only this field; repeatable."
-)
-@click.option(
-    *("--label", "labels"), multiple=True, metavar="NAME", type=LABEL, help="Only this label; repeatable."
-)
-@click.option("--no-labels", is_flag=True, help="No label columns but those that are fields.")
-@click.option("--available", is_flag=True, help="Leave out samples that have no record.")
-@click.option("--shard-size", metavar="SIZE", callback=size, help="About so large is a shard: 500MB.")
+@flags("where", "fields", "labels", "no_labels", "available", "shard_size")
 @flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
 def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options: Any) -> None:
     """Write samples as files that other tools read.
@@ -242,6 +245,8 @@ def as_edflow(dataset: str | None, server: bool, address: str | None) -> None:
     if dataset is None or not (server or address):
         raise click.UsageError("edflow's flags go together: -d package.factory with -s, or with -a HOST")
     module, _, attribute = dataset.rpartition(".")
+    if not (module or ":" in dataset):
+        raise click.UsageError(f"-d {dataset}: write it as package.factory")
     source = Call(dataset if ":" in dataset else f"{module}:{attribute}", (), None).make()
     contacted = f"; {address} is not contacted" if address else ""
     shared = "every process that runs this fills the same file, and shares the work"

@@ -9,13 +9,15 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 import click
 from click.shell_completion import CompletionItem
 
-from edcache.base import NBYTES, Codec, IfFilling, OnError, ReadOptions
+from edcache.base import NBYTES, Codec, IfFilling, OnError, ReadOptions, suggestion
 from edcache.storage import hidden
 
 # As in edcache.interop, which imports torch.
 KINDS: Final = (
     *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
 )
+_ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
+_DECODED: Final = click.Choice(["pil", "numpy", "tensor"])
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -73,10 +75,12 @@ def _names_at(path: str, kind: str) -> Iterable[Any]:
 
 
 PATH: Final = _Path()
+PATHS: Final = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 FOLDER: Final = _Path("dir")
 LABEL: Final = _NameAtPath()
 FIELD: Final = _NameAtPath("fields")
 POSITIVE: Final = click.IntRange(min=1)
+COUNT: Final = click.IntRange(min=0)
 
 
 def _quantity(units: Mapping[str, int], examples: str) -> Callable[..., int | None]:
@@ -109,12 +113,17 @@ def _label_keys(
     ctx: click.Context, param: click.Parameter, keys: tuple[str, ...]
 ) -> list[str] | dict[str, str] | None:
     """What --key asks for, as `in_memory_keys` takes it."""
+    for key in keys:
+        if not all(key.split("=", 1)):
+            raise click.BadParameter(f'"{key}"; write a field, as in label, or NAME=FIELD')
     if not any("=" in key for key in keys):
         return list(keys) or None
     split = [key.partition("=") for key in keys]
     return {name: path if equals else name for name, equals, path in split}
 
 
+# A flag that stands for the argument's False.
+_DENIES: Final[dict[str, Any]] = {"is_flag": True, "callback": lambda _, __, given: False if given else None}
 _Option: TypeAlias = "tuple[tuple[str, ...], dict[str, Any]]"
 
 
@@ -125,18 +134,22 @@ def _flag(name: str, help: str, *words: str, **details: Any) -> tuple[str, _Opti
 
 _FLAGS: Final[dict[str, _Option]] = dict(
     [
+        _flag("added", "Add a column; repeatable.", "--add", multiple=True, metavar="[NAME=]FILE", type=PATH),
+        _flag("dropped", "Drop a column; repeatable.", "--drop", multiple=True, metavar="NAME", type=LABEL),
         _flag("allow_partial", "Take an archive as it is that is not sealed.", is_flag=True),
         _flag("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
         _flag("arguments", "An argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
         _flag("as_json", "One JSON document instead of text.", "--json", is_flag=True),
-        _flag(
-            *("check_space", "Fill although the disk seems too small.", "--no-space-check"),
-            is_flag=True,
-            callback=lambda ctx, param, is_off: False if is_off else None,
-        ),
+        _flag("check_space", "Fill although the disk seems too small.", "--no-space-check", **_DENIES),
         _flag("chunk_size", "Most samples that one publication holds.", metavar="N", type=POSITIVE),
         _flag("codec", "native by default.", type=click.Choice(get_args(Codec))),
         _flag("compression", "zstd, zstd:19 or zstd+dict; none by default.", metavar="TEXT"),
+        _flag("available", "Leave out samples that have no record.", is_flag=True),
+        _flag("decode", "What readers get unless they choose: pil.", type=_DECODED, default="pil"),
+        _flag("fields", "Only this field; repeatable.", "--field", multiple=True, metavar="NAME", type=FIELD),
+        _flag("labels", "Only this label; repeatable.", "--label", multiple=True, metavar="NAME", type=LABEL),
+        _flag("no_labels", "No label columns but those that are fields.", is_flag=True),
+        _flag("shard_size", "About so large is a shard: 500MB.", metavar="SIZE", callback=size),
         _flag("expected_digest", "The SHA-256 that the archive must have.", "--digest", metavar="DIGEST"),
         _flag("extensions", "Files that count; repeatable.", "--extension", multiple=True, metavar=".EXT"),
         _flag("form", "The rows as CSV.", "--csv", flag_value="csv"),
@@ -148,20 +161,10 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             metavar="[NAME=]FIELD",
             callback=_label_keys,
         ),
-        _flag(
-            *("keep_existing", "Build anew and put it in the place of what is there.", "--rebuild"),
-            is_flag=True,
-            callback=lambda ctx, param, is_anew: False if is_anew else None,
-        ),
+        _flag("keep_existing", "Build anew, in the place of what is there.", "--rebuild", **_DENIES),
         _flag("kind", "What OLD is; by default it is recognised.", "--from", type=click.Choice(KINDS)),
-        _flag(
-            "limit", "Most rows shown; 20 by default on a terminal.", metavar="N", type=click.IntRange(min=0)
-        ),
-        _flag(
-            *("max_bytes", "All copies in DST together: 500MB, 1.5GB, 1TiB.", "--max-size"),
-            metavar="SIZE",
-            callback=size,
-        ),
+        _flag("limit", "Most rows shown; 20 by default on a terminal.", metavar="N", type=COUNT),
+        _flag("max_bytes", "All copies in DST: 500MB, 1TiB.", "--max-size", metavar="SIZE", callback=size),
         _flag(
             "num_workers",
             "Processes that compute; -j alone, or auto: one for each processor that this process may use.",
@@ -171,23 +174,14 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             flag_value="auto",
             callback=_workers,
         ),
+        _flag("on", "The column that says of which sample a row of FILE is.", metavar="NAME", type=LABEL),
         _flag("on_error", "What becomes of a sample that fails.", type=click.Choice(get_args(OnError))),
-        _flag(
-            *("order", "For monai: the names of the files in order, one a line."), metavar="FILE", type=PATH
-        ),
+        _flag("order", "For monai: the file names in order, one a line.", metavar="FILE", type=PATH),
         _flag("parts", "So many, of as many samples each.", metavar="N", type=POSITIVE),
-        _flag(
-            *("progress", "Show a progress bar; by default on a terminal.", "--progress/--no-progress"),
-            default=None,
-        ),
+        _flag("progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None),
         _flag("retries", "Tries again at once when the source raises.", metavar="N", type=POSITIVE),
         _flag("show_all", "All rows, on a terminal too.", "--all", is_flag=True),
-        _flag(
-            "timeout",
-            "Seconds for one sample.",
-            metavar="SECONDS",
-            type=click.FloatRange(min=0, min_open=True),
-        ),
+        _flag("timeout", "Seconds for one sample.", metavar="SECONDS", type=_ABOVE_0),
         _flag("trust_pickle", "Unpickle whatever OLD holds, which runs code its author chose.", is_flag=True),
         _flag("version", "Change it when the factory makes other samples.", metavar="VALUE"),
         _flag("where", "Only samples whose labels fulfil this.", metavar="EXPR", type=LABEL),
@@ -226,7 +220,39 @@ def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Comm
     return click.option("-o", "--output", "output", help=help, **defaults | details)
 
 
+# What other tools call a command or an option, and what it is called here.
+_ALIASES: Final = """
+    cat=show check=verify cmp=diff compare=diff concat=merge convert=export cp=copy create=build del=rm
+    delete=rm describe=info dir=ls download=copy du=stats fetch=copy fill=build fix=repair gc=prune
+    clean=prune get=show head=show inspect=info join=merge list=ls make=build open=view optimize=compact
+    query=sql recover=repair remove=rm serve=view size=stats test=verify vacuum=compact
+    --checksum=--digest --compress=--compression --delete=--drop --dest=--output --filter=--where
+    --format=--to --full=--all --jobs=--num-workers --label=--key --labels=--key --out=--output
+    --overwrite=--rebuild --processes=--num-workers --query=--where --remove=--drop --rows=--limit
+    --sha256=--digest --threads=--num-workers --workers=--num-workers
+"""
+
+
+def meant(word: str, names: list[str]) -> str:
+    """ "; did you mean show?", of these names by what other tools say or by a slip; else empty."""
+    alias = dict(pair.split("=") for pair in _ALIASES.split()).get(word)
+    return f"; did you mean {alias}?" if alias in names else suggestion(word, names)
+
+
 _LITERAL: Final = r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[\w.:]*(?:,\d{3})*"
+
+# What messages say of Python alone, and what a command line has for it.
+_IN_PYTHON: Final = {
+    r"with select\(\)": "by --field",
+    r", or give a callable: in_memory_keys=\{.*?\}|, with None where there is none, or \{index: value\}": "",
+    r'choose None, "zstd"': 'leave it out, or choose "zstd"',
+    r', or on_stale="rebuild"': "",
+    r"as edcache\.digest\(\) returns it": "as edcache info --digest prints it",
+    r"; edcache\.concat\(\) takes a dataset more than once": "; name it once",
+    r"; the same call computes the rest": "; the same command computes the rest",
+    r"\bmax_size is ": "--max-size is ",
+    r"(?s)\n+LINE \d+:.*": "",
+}
 
 
 def with_flags(text: str) -> str:
@@ -240,5 +266,6 @@ def with_flags(text: str) -> str:
         value = "" if details.get("is_flag") else re.sub(r"[\[\]\"']", "", match[2])
         return " ".join(filter(None, (words[-1], value)))
 
-    text = text.replace("with select()", "by --field")
+    for python, typed in _IN_PYTHON.items():
+        text = re.sub(python, typed, text)
     return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text)

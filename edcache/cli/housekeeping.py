@@ -5,29 +5,19 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
 import click
 
-from edcache import dataset, tools, writer
+from edcache import dataset, display, tools, writer
 from edcache.backends import shm
 from edcache.base import human_bytes
+from edcache.cli import output as out
 from edcache.cli.call import Call
-from edcache.cli.contents import named
-from edcache.cli.flags import FOLDER, PATH, duration, flags, size
-from edcache.cli.output import (
-    FAILED,
-    end,
-    one_line,
-    paired_lines,
-    plural,
-    print_lines,
-    print_report,
-    printable,
-    table,
-)
+from edcache.cli.flags import FOLDER, PATH, PATHS, duration, flags, size
+from edcache.storage import shown
 
 
 @click.command()
@@ -49,11 +39,11 @@ def caches(directory: str | None, as_json: bool) -> None:
     if directory == "shm://":
         held = shm.archives_in_memory()
         rows = [(a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in held]
-        lines = table(("path", "size", "processes"), rows, whole=1) if rows else ()
+        lines = out.table(("path", "size", "processes"), rows, whole=1) if rows else ()
         listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in held]
         nbytes = sum(archive.nbytes for archive in held)
-        total = f"{plural(len(held), 'archive')} in memory, {human_bytes(nbytes)}"
-        print_report(as_json, {"archives": listed, "nbytes": nbytes}, [*lines, total])
+        total = f"{out.plural(len(held), 'archive')} in memory, {human_bytes(nbytes)}"
+        out.print_report(as_json, {"archives": listed, "nbytes": nbytes}, [*lines, total])
         return
     folder, archives = _archives(directory)
     document = {
@@ -61,7 +51,7 @@ def caches(directory: str | None, as_json: bool) -> None:
         "archives": [_listed_object(folder, archive) for archive in archives],
         "nbytes": sum(archive.nbytes for archive in archives if archive.problem is None),
     }
-    print_report(as_json, document, _listing_lines(folder, archives))
+    out.print_report(as_json, document, _listing_lines(folder, archives))
 
 
 def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
@@ -77,24 +67,24 @@ def _listing_lines(directory: str, archives: Sequence[tools.Listed]) -> Iterator
     sound = [archive for archive in archives if archive.problem is None]
     if sound:
         header = ("path", "size", "present", "length", "complete", "last used", "call")
-        yield from table(header, (_row(directory, archive) for archive in sound), whole=1)
-    yield from (one_line(archive.problem) for archive in archives if archive.problem is not None)
+        yield from out.table(header, (_row(directory, archive) for archive in sound), whole=1)
+    yield from (out.one_line(archive.problem) for archive in archives if archive.problem is not None)
     broken = len(archives) - len(sound)
     unread = f", {broken:,} more cannot be read" if broken else ""
-    yield f"{printable(directory)}: {_sizes_text(sound)}{unread}"
+    yield f"{out.printable(directory)}: {_sizes_text(sound)}{unread}"
 
 
 def _row(directory: str, archive: tools.Listed) -> tuple[str, ...]:
     counts = f"{archive.present:,}", f"{archive.length:,}", "yes" if archive.complete else "no"
     used = f"{datetime.datetime.fromtimestamp(archive.used):%Y-%m-%d %H:%M}"
     used += "" if archive.was_read else " (written)"
-    call = _call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
+    call = display.call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
     return os.path.relpath(archive.path, directory), human_bytes(archive.nbytes), *counts, used, call
 
 
 def _sizes_text(archives: Sequence[tools.Listed]) -> str:
     """ "3 archives, 38.5 MB"."""
-    return f"{plural(len(archives), 'archive')}, {human_bytes(sum(archive.nbytes for archive in archives))}"
+    return f"{out.plural(len(archives), 'archive')}, {human_bytes(sum(each.nbytes for each in archives))}"
 
 
 def _listed_object(directory: str, archive: tools.Listed) -> dict[str, Any]:
@@ -104,7 +94,7 @@ def _listed_object(directory: str, archive: tools.Listed) -> dict[str, Any]:
         "path": os.path.relpath(archive.path, directory),
         "last_used": used.isoformat(timespec="seconds"),
         "last_use": "read" if archive.was_read else "written",
-        "problem": None if archive.problem is None else one_line(archive.problem),
+        "problem": None if archive.problem is None else out.one_line(archive.problem),
     }
 
 
@@ -123,64 +113,33 @@ def why(path: str, factory: str | None, arguments: Sequence[str], version: str |
     Example:
       edcache why train.zip digits:make --arg split=train
     """
-    from edcache.storage import shown
-
     if factory is None and (arguments or version is not None):
         raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
     head = tools.head_of(path)
-    lines = list(fingerprint_lines(shown(path), head.fingerprint))
+    none = None if head.fingerprint else "none: the archive was written without a dataset"
+    made = display.provenance(head.fingerprint)
+    lines = list(out.paired_lines([("archive", shown(path)), ("fingerprint", none), *made]))
     different: list[str] = []
     if factory is not None:
         call = Call(factory, arguments, version)
         expected = call.fingerprint()
         different += writer.differences(head.fingerprint, expected)
         different += dataset.label_differences(head, call.options.in_memory_keys)
-        if writer.source_changed(head.fingerprint, expected):
-            digests = (head.fingerprint or {})["source"], expected["source"]
-            different.append(
-                "source digest: {} in the archive, {} now; the code of the function has changed, of which a "
-                "call in Python only warns".format(*digests)
-            )
-        text = printable(_call_text(expected))
+        different += [
+            f"code of {name}: changed, of which a call in Python only warns"
+            for name in writer.changed_code(head.fingerprint, expected)
+        ]
+        text = out.printable(display.call_text(expected))
         lines += ["", f"differs from {text}:" if different else f"matches {text}"]
-        lines += [f"  {printable(line)}" for line in different]
+        lines += [f"  {out.printable(line)}" for line in different]
     document = {"path": shown(path), "fingerprint": head.fingerprint, "differences": different}
-    print_report(as_json, document, lines)
+    out.print_report(as_json, document, lines)
     if different:
-        sys.exit(FAILED)
-
-
-def fingerprint_lines(path: str, fingerprint: Mapping[str, Any] | None) -> Iterator[str]:
-    """What an archive says of where its samples come from, an argument a line."""
-    values = fingerprint or {}
-    pairs: list[tuple[str, object]] = [("archive", path)]
-    if not fingerprint:
-        pairs.append(("fingerprint", "none: the archive was written without a dataset"))
-    pairs += [(key, values.get(key)) for key in ("type", "factory")]
-    for key in ("argument", "attribute"):
-        pairs += [(key, f"{name}={_value_text(v)}") for name, v in named(values, f"{key}s").items()]
-    if values.get("version") is not None:
-        pairs.append(("version", _value_text(values["version"])))
-    yield from paired_lines([*pairs, ("source digest", values.get("source"))])
-
-
-def _call_text(fingerprint: Mapping[str, Any] | None) -> str:
-    """The call that a fingerprint describes, as Python has it: "digits:make(split='train', n=6)"."""
-    if not fingerprint:
-        return ""
-    if "factory" not in fingerprint:
-        return str(fingerprint.get("type", ""))
-    arguments = (f"{name}={_value_text(value)}" for name, value in named(fingerprint, "arguments").items())
-    return f"{fingerprint['factory']}({', '.join(arguments)})"
-
-
-def _value_text(value: object) -> str:
-    """A value of a fingerprint: what is no plain value stands there as a list of its one text."""
-    return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
+        sys.exit(out.FAILED)
 
 
 @click.command()
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
+@PATHS
 @flags("yes", "as_json")
 @click.option("--force", is_flag=True, help="Also what another process is filling.")
 def rm(paths: Sequence[str], yes: bool, as_json: bool, force: bool) -> None:
@@ -206,18 +165,18 @@ def rm(paths: Sequence[str], yes: bool, as_json: bool, force: bool) -> None:
     lines = [f"{file}: deleted, {human_bytes(nbytes)}" for file, nbytes in gone.items()]
     counted = {path: dict(store.delete()) for path, store in served.items()}
     for path, counts in counted.items():
-        parts = ", ".join(plural(count, noun) for noun, count in counts.items())
+        parts = ", ".join(out.plural(count, noun) for noun, count in counts.items())
         lines.append(f"{path}: deleted, {parts} among them")
-    print_report(as_json, {"deleted": {**gone, **counted}}, map(printable, lines))
+    out.print_report(as_json, {"deleted": {**gone, **counted}}, map(out.printable, lines))
     if len(gone) < len(doomed):
-        sys.exit(FAILED)
+        sys.exit(out.FAILED)
 
 
 def _leftover(path: str) -> Iterator[str]:
     file = writer.name_for(path)
     reason = tools.why_not_now(file)
     if reason is not None:
-        click.echo(printable(f"{reason}; it stays"), err=True)
+        click.echo(out.printable(f"{reason}; it stays"), err=True)
     elif os.path.lexists(file):
         yield file
 
@@ -229,7 +188,7 @@ def _deleted(files: Iterable[str], force: bool = False) -> Iterator[tuple[str, i
         if reason is None:
             yield file, tools.delete(file)
         else:
-            click.echo(printable(f"{reason}; it stays"), err=True)
+            click.echo(out.printable(f"{reason}; it stays"), err=True)
 
 
 def _confirm(question: str, yes: bool) -> None:
@@ -237,28 +196,21 @@ def _confirm(question: str, yes: bool) -> None:
     if yes or not sys.stdin.isatty():
         return
     try:
-        agreed = click.confirm(printable(question), err=True)
+        agreed = click.confirm(out.printable(question), err=True)
     except click.Abort:
         click.echo(err=True)
         raise KeyboardInterrupt("interrupted; nothing was deleted") from None
     if not agreed:
-        end("nothing was deleted", FAILED)
+        out.end("nothing was deleted", out.FAILED)
 
 
 @click.command()
 @click.argument("directory", metavar="[DIR]", required=False, type=FOLDER)
 @click.option("--older-than", metavar="DURATION", callback=duration, help="Unused so long: 12h, 30d, 8w.")
-@click.option("--max-size", metavar="SIZE", callback=size, help="What may stay: 500MB, 1.5GB, 1TiB.")
+@click.option("--max-size", "max_nbytes", metavar="SIZE", callback=size, help="What may stay: 500MB, 1TiB.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @flags("yes", "as_json")
-def prune(
-    directory: str | None,
-    older_than: int | None,
-    max_size: int | None,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-) -> None:
+def prune(directory: str | None, dry_run: bool, yes: bool, as_json: bool, **conditions: int | None) -> None:
     """Delete the least recently used archives.
 
     They go, in DIR and below it, until both conditions hold. Without DIR, of those that caches lists. What
@@ -271,21 +223,21 @@ def prune(
       edcache prune cache --older-than 30d --max-size 200GB --dry-run
     """
     folder, archives = _archives(directory)
-    plan = tools.plan_pruning(archives, older_than=older_than, max_nbytes=max_size)
+    plan = tools.plan_pruning(archives, **conditions)
     if plan.doomed and not as_json:
         rows = (itemgetter(0, 1, 5)(_row(folder, archive)) for archive in plan.doomed)
-        print_lines(table(("path", "size", "last used"), rows, whole=1))
+        out.print_lines(out.table(("path", "size", "last used"), rows, whole=1))
     for reason in plan.busy:
-        click.echo(printable(f"{reason}; it stays"), err=True)
+        click.echo(out.printable(f"{reason}; it stays"), err=True)
     if plan.doomed and not dry_run:
         _confirm(f"delete {_sizes_text(plan.doomed)}?", yes)
     gone = {} if dry_run else dict(_deleted(archive.path for archive in plan.doomed))
     stay = [archive for archive in (*plan.kept, *plan.doomed) if archive.path not in gone]
-    line = f"{plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
+    line = f"{out.plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
     line = f"{line}; {_sizes_text(stay)} stay"
     if dry_run:
         line = f"{_sizes_text(plan.doomed)} to delete; {_sizes_text(plan.kept)} to stay"
     to_delete = {archive.path: archive.nbytes for archive in plan.doomed if archive.path not in gone}
     document = {"directory": folder, "deleted": gone, "to_delete": to_delete if dry_run else {}}
     kept = [archive.path for archive in (plan.kept if dry_run else stay)]
-    print_report(as_json, document | {"kept": kept}, [line])
+    out.print_report(as_json, document | {"kept": kept}, [line])

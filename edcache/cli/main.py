@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, Final
 
 import click
 
 from edcache import __version__
-from edcache.base import suggestion
 from edcache.cli import analysis, cards, contents, convert, housekeeping, maintenance, viewer
+from edcache.cli.flags import meant
 from edcache.cli.output import FAILED, errors_in_one_line
+from edcache.storage import hidden, shown
 
 _GROUPS: Final = {
     "Make": ("build", "images", "import"),
@@ -18,6 +20,13 @@ _GROUPS: Final = {
     "Share": ("export", "copy", "merge", "split", "card"),
     "Tidy": ("compact", "rm", "prune"),
 }
+
+
+def _near(word: str, names: list[str]) -> str:
+    """What may have been meant by a word where a command belongs."""
+    if "://" in word or os.path.isfile(word):
+        return f"; give a command first: edcache info {word}, or edcache view {word}"
+    return f"; edcache caches {word} lists this folder" if os.path.isdir(word) else meant(word, names)
 
 
 class _Commands(click.Group):
@@ -38,9 +47,14 @@ class _Commands(click.Group):
             return super().make_context(*arguments, **options)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        names = self.list_commands(ctx)
-        if not (args[0] in names or args[0].startswith("-") or ctx.resilient_parsing):
-            ctx.fail(f'no command "{args[0]}"{suggestion(args[0], names)}')
+        name, names = shown(hidden(args[0])), self.list_commands(ctx)
+        if name == "help" and not ctx.resilient_parsing:
+            if args[1:]:
+                return self.resolve_command(ctx, [args[1], "--help"])
+            click.echo(ctx.get_help())
+            ctx.exit()
+        if not (name in names or name.startswith("-") or ctx.resilient_parsing):
+            ctx.fail(f'no command "{name}"{_near(name, names)}')
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -12,76 +12,69 @@ import click
 from edcache import tools
 from edcache.backends import mirror
 from edcache.base import human_bytes, index_ranges, plain
-from edcache.cli.flags import FOLDER, LABEL, PATH, POSITIVE, flags, output, size
-from edcache.cli.output import (
-    FAILED,
-    bar,
-    errors_in_one_line,
-    paired_lines,
-    plural,
-    print_report,
-    printable,
-    styled,
-    table,
-)
+from edcache.cli import output as out
+from edcache.cli.flags import FOLDER, LABEL, PATH, PATHS, POSITIVE, flags, output, size
+from edcache.storage import shown
 
 
 @click.command()
-@click.argument("path", type=PATH)
-@click.option(
-    "--quick", is_flag=True, help="Leave the samples' records unread, check all that leads to them."
-)
+@PATHS
+@click.option("--quick", is_flag=True, help="Leave the records of samples unread; check the rest.")
 @flags("expected_digest", "as_json", "progress")
-def verify(path: str, quick: bool, expected_digest: str | None, as_json: bool, progress: bool | None) -> None:
-    """Check every byte of an archive; exit 1 where something is wrong.
+def verify(
+    paths: Sequence[str], quick: bool, expected_digest: str | None, as_json: bool, progress: bool | None
+) -> None:
+    """Check every byte of archives; exit 1 where something is wrong.
 
-    Each problem is one line: path, offset, what is wrong, what helps. An archive that is not sealed is not
-    whole, unless a process writes it still; building again goes on from there. Dead bytes are no problem;
-    compact leaves them out.
+    A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset,
+    what is wrong, what helps. An archive that is not sealed is not whole, unless a process writes it still;
+    building again goes on from there. Dead bytes are no problem; compact leaves them out.
 
     \b
     Exit codes:
-      0    sound
+      0    sound, all of them
       1    damaged, not whole, not the file that --digest names, or not readable
 
     \b
     Example:
       edcache verify train.zip --quick
     """
-    from edcache.storage import shown
-
-    with bar("verifying", path, progress) as on_progress:
-        report = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
-    place = shown(path)
+    if expected_digest is not None and len(paths) > 1:
+        raise click.UsageError("--digest is that of one archive; verify the others by calls of their own")
     same = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
-    document = {"path": place} | {name: getattr(report, name) for name in same}
-    document["dead"] = {"nbytes": report.dead.total, **dataclasses.asdict(report.dead)}
-    print_report(as_json, document | {"problems": report.problems}, _verify_lines(place, report))
-    if not report.sound:
-        sys.exit(FAILED)
+
+    def report(path: str) -> out.Report:
+        with out.bar("verifying", path, progress) as on_progress:
+            verified = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
+        document = {"path": shown(path)} | {name: getattr(verified, name) for name in same}
+        document["dead"] = {"nbytes": verified.dead.total, **dataclasses.asdict(verified.dead)}
+        document["problems"] = verified.problems
+        return document, _verify_lines(shown(path), verified), verified.sound
+
+    out.print_reports(paths, as_json, report)
 
 
 def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
     """The problems, then the result, then what compacting would give back."""
-    yield from (styled(printable(problem), fg="red") for problem in report.problems)
+    yield from (out.styled(out.printable(problem), fg="red") for problem in report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
-    broken = plural(len(report.problems), "problem") if report.problems else "not whole"
+    broken = out.plural(len(report.problems), "problem") if report.problems else "not whole"
     unread = "; records were not read" if report.quick else ""
-    verdict = styled("OK", fg="green") if report.sound else styled(broken, fg="red")
+    verdict = out.styled("OK", fg="green") if report.sound else out.styled(broken, fg="red")
     yield (
-        f"{printable(path)}: {verdict}: {plural(report.samples, 'sample')}{missing} "
-        f"in {plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
+        f"{out.printable(path)}: {verdict}: {out.plural(report.samples, 'sample')}{missing} "
+        f"in {out.plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
     )
     if report.is_partial:
         yield "its writer was killed, or it was cut: fill it again, or keep what is there with edcache repair"
     if report.failures:
-        yield f"{plural(report.failures, 'sample')} failed when tried; they are among the missing"
+        yield f"{out.plural(report.failures, 'sample')} failed when tried; they are among the missing"
     dead = report.dead
     if dead.total:
         parts = {
             "old seals": dead.old_seals,
-            plural(report.superseded, "outdated record"): dead.superseded if report.superseded else 0,
+            out.plural(report.superseded, "outdated record"): dead.superseded if report.superseded else 0,
             "lost in power cuts": dead.lost,
             "torn tail": dead.torn,
         }
@@ -110,22 +103,22 @@ def repair(path: str, output: str, as_json: bool, progress: bool | None) -> None
     Example:
       edcache repair train.zip -o mended.zip
     """
-    with errors_in_one_line(2), bar("repairing", path, progress) as on_progress:
+    with out.errors_in_one_line(2), out.bar("repairing", path, progress) as on_progress:
         report = tools.repair(path, output, on_progress)
     document = {"path": path, "output": output, "whole": report.is_whole, **dataclasses.asdict(report)}
     document |= {"lost": report.lost.tolist(), "unlabelled": report.unlabelled.tolist()}
-    print_report(as_json, document, repair_lines(path, output, report))
+    out.print_report(as_json, document, repair_lines(path, output, report))
     if not report.is_whole:
-        sys.exit(FAILED)
+        sys.exit(out.FAILED)
 
 
 def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator[str]:
     """The problems, a table of what became of the samples, which are lost."""
-    yield from map(printable, report.problems)
+    yield from map(out.printable, report.problems)
     revisions, chunks = len(report.lost_revisions), sum(doubtful.entries for doubtful in report.doubtful)
     missing = report.length - report.kept - len(report.lost)
     head = "lost: the fingerprint is unknown, the options are guessed"
-    yield from paired_lines(
+    yield from out.paired_lines(
         [
             ("damaged", path),
             ("repaired", f"{target}, {human_bytes(report.nbytes)}"),
@@ -134,8 +127,8 @@ def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator
             ("lost", f"{len(report.lost):,}"),
             ("missing", f"{missing:,}" if missing else None),
             ("without labels", f"{len(report.unlabelled):,}" if len(report.unlabelled) else None),
-            ("labels lost", plural(revisions, "revision") if revisions else None),
-            ("doubtful", plural(chunks, "chunk") if chunks else None),
+            ("labels lost", out.plural(revisions, "revision") if revisions else None),
+            ("doubtful", out.plural(chunks, "chunk") if chunks else None),
             ("head", head if report.head_lost else None),
         ]
     )
@@ -170,24 +163,22 @@ def compact(path: str, output: str | None, allow_partial: bool, as_json: bool, p
     Example:
       edcache compact train.zip
     """
-    with bar("compacting", path, progress) as on_progress:
+    with out.bar("compacting", path, progress) as on_progress:
         report = tools.compact(path, output, on_progress, allow_partial=allow_partial)
-    place, samples = printable(report.path), plural(report.samples, "sample")
+    place, samples = out.printable(report.path), out.plural(report.samples, "sample")
     line = f"{place}: compact already: {samples} in {human_bytes(report.nbytes)}, nothing was written"
     if report.rewritten:
         sizes = f"{human_bytes(report.nbytes_before)} -> {human_bytes(report.nbytes)}"
-        chunks = f"{report.chunks_before:,} -> {plural(report.chunks, 'chunk')}"
+        chunks = f"{report.chunks_before:,} -> {out.plural(report.chunks, 'chunk')}"
         line = f"{place}: {samples}, {sizes} ({human_bytes(report.dead_nbytes)} less), {chunks}, sealed"
-    print_report(as_json, dataclasses.asdict(report), [line])
+    out.print_report(as_json, dataclasses.asdict(report), [line])
 
 
 @click.command()
 @click.argument("src", type=PATH)
 @click.argument("dst", type=PATH)
 @flags("expected_digest")
-@click.option(
-    "--num-threads", metavar="N", type=POSITIVE, default=8, show_default=True, help="Reads at a time."
-)
+@click.option("--num-threads", metavar="N", type=POSITIVE, default=8, help="Reads at a time; 8 by default.")
 @flags("max_bytes", "as_json", "progress")
 def copy(src: str, dst: str, as_json: bool, progress: bool | None, **options: Any) -> None:
     """Copy an archive, or a folder of them, to a disk of this machine.
@@ -202,21 +193,19 @@ def copy(src: str, dst: str, as_json: bool, progress: bool | None, **options: An
     Example:
       edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
     """
-    with bar("copying", src, progress) as on_progress:
+    with out.bar("copying", src, progress) as on_progress:
         copied = mirror.copy_local(src, dst, on_progress=on_progress, **options)
     archives = f"{copied.archives:,} archives, " if copied.archives > 1 else ""
     fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
-    line = f"{printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"
-    print_report(as_json, copied._asdict(), [line])
+    line = f"{out.printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"
+    out.print_report(as_json, copied._asdict(), [line])
 
 
 @click.command()
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
+@PATHS
 @output("Where the new archive goes.")
 @flags("allow_partial", "as_json", "progress")
-def merge(
-    paths: Sequence[str], output: str, allow_partial: bool, as_json: bool, progress: bool | None
-) -> None:
+def merge(paths: Sequence[str], output: str, as_json: bool, progress: bool | None, **options: Any) -> None:
     """Copy the samples of several archives into a new one.
 
     A PATH is an archive, a folder with archives, or a glob in quotes; globs and folders are sorted, part-2
@@ -227,12 +216,12 @@ def merge(
     Example:
       edcache merge part-1.zip part-2.zip -o train.zip
     """
-    with bar("merging into", output, progress) as on_progress:
-        report = tools.merge(paths, output, on_progress, allow_partial=allow_partial)
+    with out.bar("merging into", output, progress) as on_progress:
+        report = tools.merge(paths, output, on_progress, **options)
     missing = f", {report.length - report.samples:,} missing" if report.samples < report.length else ""
-    origin = f"{plural(report.length, 'sample')}{missing} from {plural(report.archives, 'archive')}"
-    line = f"{printable(report.path)}: {origin}, {human_bytes(report.nbytes)}, sealed"
-    print_report(as_json, dataclasses.asdict(report), [line])
+    origin = f"{out.plural(report.length, 'sample')}{missing} from {out.plural(report.archives, 'archive')}"
+    line = f"{out.printable(report.path)}: {origin}, {human_bytes(report.nbytes)}, sealed"
+    out.print_report(as_json, dataclasses.asdict(report), [line])
 
 
 @click.command()
@@ -254,16 +243,16 @@ def split(path: str, output: str, as_json: bool, progress: bool | None, **option
     """
     if sum(options[name] is not None for name in ("max_size", "parts", "by")) != 1:
         raise click.UsageError("say how: one of --max-size 2GB, --parts 10 and --by label")
-    with bar("splitting", path, progress) as on_progress:
+    with out.bar("splitting", path, progress) as on_progress:
         pieces = tools.split(path, output, on_progress=on_progress, **options)
     document = [vars(piece) | {"value": plain(piece.value)} for piece in pieces]
-    print_report(as_json, document, _split_lines(pieces))
+    out.print_report(as_json, document, _split_lines(pieces))
 
 
 def _split_lines(pieces: Sequence[tools.SplitArchive]) -> Iterator[str]:
     """A line an archive, and one for all."""
     columns = 5 if any(piece.value is not None for piece in pieces) else 4
-    yield from table(
+    yield from out.table(
         ("path", "samples", "missing", "size", "value")[:columns],
         (
             (p.path, f"{p.length:,}", f"{p.length - p.samples:,}", human_bytes(p.nbytes), p.value)[:columns]
@@ -272,4 +261,4 @@ def _split_lines(pieces: Sequence[tools.SplitArchive]) -> Iterator[str]:
         whole=1,
     )
     length, nbytes = sum(piece.length for piece in pieces), sum(piece.nbytes for piece in pieces)
-    yield f"{plural(length, 'sample')} in {plural(len(pieces), 'archive')}, {human_bytes(nbytes)}"
+    yield f"{out.plural(length, 'sample')} in {out.plural(len(pieces), 'archive')}, {human_bytes(nbytes)}"

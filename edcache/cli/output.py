@@ -8,16 +8,17 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
-from typing import Any, Final, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO, TypeAlias
 
 import click
 
-from edcache.base import EdcacheError, WhereError, byte_progress, path_suggestion, plain, shortened
+from edcache import dataset
+from edcache.base import EdcacheError, WhereError, brief, byte_progress, path_suggestion, plain, shortened
 from edcache.base import printable as printable  # what all commands print by
-from edcache.cli.flags import with_flags
+from edcache.cli.flags import meant, with_flags
 from edcache.storage import shown
 
 BLOCK: Final = 10_000
@@ -35,15 +36,15 @@ def plural(number: int, noun: str) -> str:
 
 
 def one_line(message: str) -> str:
-    """A message of several lines as one; a line that ends with a colon runs on into the next."""
+    """A message of several lines as one; after a colon or a comma a line runs on into the next."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    joined = "".join(line + (" " if line.endswith(":") else "; ") for line in lines[:-1])
+    joined = "".join(line + (" " if line.endswith((":", ",")) else "; ") for line in lines[:-1])
     return printable(joined + (lines[-1] if lines else ""))
 
 
 def cell(value: object) -> str:
     """A value as one cell of a table, short and on one line."""
-    return shortened(printable(f"{value:.6g}" if isinstance(value, float) else str(plain(value))))
+    return shortened(printable(brief(value)))
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int = 0) -> Iterator[str]:
@@ -136,6 +137,38 @@ def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
     print_lines([json.dumps(document, indent=1)] if as_json else lines)
 
 
+# Of an archive: JSON, lines for a person, whether nothing is wrong.
+Report: TypeAlias = "tuple[Mapping[str, Any], Iterable[str], bool]"
+
+
+def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str], Report]) -> None:
+    """Print the report of each archive that paths, folders and globs name; exit with 1 where one is not good.
+
+    Of several paths, of a folder and of a glob JSON is a list. An archive of these that cannot be read is a
+    line on stderr, and in JSON an object with "path" and "error"; the others have their turn.
+    """
+    archives = dataset.expand_paths(paths[0] if len(paths) == 1 else paths)
+    documents, are_good = [], []
+    separator = ""
+    for path in archives or paths:
+        try:
+            document, texts, is_good = report_of(path)
+        except (EdcacheError, OSError) as error:
+            if archives is None:
+                raise
+            document, texts, is_good = {"path": shown(path), "error": error_line(error)}, (), False
+            _complain(error_line(error))
+        documents.append(document)
+        are_good.append(is_good)
+        if not as_json and (lines := list(texts)):
+            print_lines([separator + lines[0], *lines[1:]])
+            separator = "\n" * (len(lines) > 1)
+    if as_json:
+        print_report(True, documents[0] if archives is None else documents, ())
+    if not all(are_good):
+        sys.exit(FAILED)
+
+
 def bar(
     doing: str, path: str, progress: bool | None, unit: str = "B"
 ) -> AbstractContextManager[Callable[[int, int], object]]:
@@ -145,8 +178,12 @@ def bar(
 
 def end(message: str, code: int) -> NoReturn:
     """End the command with one line on stderr and an exit code."""
-    click.echo(f"{styled('edcache:', sys.stderr, fg='red', bold=True)} {message}", err=True, color=True)
+    _complain(message)
     raise click.exceptions.Exit(code)
+
+
+def _complain(message: str) -> None:
+    click.echo(f"{styled('edcache:', sys.stderr, fg='red', bold=True)} {message}", err=True, color=True)
 
 
 @contextmanager
@@ -160,13 +197,33 @@ def errors_in_one_line(code: int) -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has none, and prints the help
             raise
         command = error.ctx.command_path if error.ctx is not None else "edcache"
-        end(f"{one_line(error.format_message()).rstrip('.')} (see {command} --help)", _WRONG_USAGE)
+        end(f"{one_line(_usage(error)).rstrip('.')} (see {command} --help)", _WRONG_USAGE)
     except KeyboardInterrupt as stop:
         end(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "torch":
+            raise
+        end("this command reads samples, which takes torch; install it with: pip install torch", code)
     except (EdcacheError, OSError) as error:
         if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
             raise
         end(error_line(error), code)
+
+
+def _usage(error: click.UsageError) -> str:
+    """What click says of wrong usage, in our words where its own are about its types."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        params = error.ctx.command.params
+        options = [each for each in params if isinstance(each, click.Option) and not each.hidden]
+        names = [opt for option in options for opt in option.opts]
+        in_python = {f"--{option.name}".replace("_", "-"): option.opts[-1] for option in options}
+        word = in_python.get(error.option_name, error.option_name)
+        near = f"; did you mean {word}?" if word in names else meant(word, names)
+        return f"no option {error.option_name}{near}"
+    text = error.format_message().replace("a valid integer range", "a whole number")
+    text = text.replace("a valid integer", "a whole number").replace("a valid float range", "a number")
+    text = re.sub(r"is not in the range x>=(\d+)", r"is too small; the least is \1", text)
+    return re.sub(r"is not in the range x>(\d+)", r"is too small; give more than \1", text)
 
 
 def as_typed(text: str) -> str:

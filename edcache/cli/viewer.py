@@ -11,12 +11,13 @@ import click
 
 from edcache import dataset, display, tools
 from edcache.cli.contents import archive_at
-from edcache.cli.flags import LABEL, PATH
+from edcache.cli.flags import LABEL, PATHS
+from edcache.labels import Labels
 from edcache.storage import shown
 
 
 @click.command()
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...", type=PATH)
+@PATHS
 @click.option("--where", metavar="EXPR", default="", type=LABEL, help="Begin with these samples.")
 @click.option("--port", type=click.IntRange(1, 65535), help="Where to listen; a free port by default.")
 @click.option("--no-browser", is_flag=True, help="Print the URL alone.")
@@ -48,7 +49,17 @@ def _archives(path: str, is_one: bool) -> list[display.Shown]:
 
 def _archive(path: str, name: str) -> display.Shown:
     code = f"ds = edcache.CachedDataset.from_cache({shown(path)!r})"
-    return display.Shown(name, shown(path), lambda: archive_at(path)[1], partial(_opened, path), code)
+    opened: list[Any] = []
+
+    def labels() -> Labels:
+        archive, table = archive_at(path)
+        opened[:] = [archive]
+        return table
+
+    def has_changed() -> bool:
+        return bool(opened) and not opened[0].sealed and opened[0].refresh()
+
+    return display.Shown(name, shown(path), labels, partial(_opened, path), code, has_changed)
 
 
 def _opened(path: str) -> Any:

@@ -12,22 +12,13 @@ import collections
 import dataclasses
 import enum
 import keyword
-import sys
-import types
-import warnings
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 from unicodedata import normalize
 
-from edcache.base import (
-    CorruptRecordError,
-    OptionError,
-    StandInWarning,
-    UnregisteredTypeError,
-    module_aliases,
-    module_name,
-)
+from edcache import base
+from edcache.base import CorruptRecordError, OptionError, UnregisteredTypeError, imported, module_name
 from edcache.codec import packages
 from edcache.codec.packages import ClassName, Form
 
@@ -78,7 +69,7 @@ def register(
     >>> edcache.register(Mesh, encode=lambda mesh: [mesh.points, mesh.faces], decode=lambda t: Mesh(*t))
     """
     if not isinstance(cls, type):
-        raise OptionError(f"register: {cls!r} is not a class; pass an Enum subclass or a dataclass")
+        raise OptionError(f"register: {base.shown(cls)} is not a class; pass an Enum subclass or a dataclass")
     shown = ".".join(class_name(cls))
     if (encode is None) != (decode is None):
         raise OptionError(f"register: {shown} comes with one of encode= and decode=; pass both")
@@ -110,7 +101,7 @@ def own_name(cls: type) -> str:
 
 def _lookup(table: Mapping[str, _Entry], name: ClassName) -> _Entry | None:
     module, qualname = name
-    keys = (f"{alias}.{qualname}" for alias in module_aliases(module))
+    keys = (f"{alias}.{qualname}" for alias in base.module_aliases(module))
     return next((table[key] for key in keys if key in table), None)
 
 
@@ -225,12 +216,7 @@ def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any,
         if not _is_namedtuple_class(cls) or cls._fields != fields:
             raise fields_differ(name, fields, getattr(cls, "_fields", ()))
         return cls  # type: ignore[no-any-return]
-    for module in module_aliases(name[0]):
-        cls = sys.modules.get(module)
-        if not isinstance(cls, types.ModuleType):
-            continue
-        for part in name[1].split("."):
-            cls = vars(cls).get(part) if isinstance(cls, (types.ModuleType, type)) else None
+    for cls in imported(*name):
         if isinstance(cls, type) and issubclass(cls, tuple) and getattr(cls, "_fields", None) == fields:
             return cls
     return _stand_in(name, fields)
@@ -243,13 +229,12 @@ def _stand_in(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]
     if not short.isidentifier() or keyword.iskeyword(short):
         raise CorruptRecordError(f"schema: {short[:80]!r} does not name a namedtuple")
     # Cached, so that a class is warned of once.
-    warnings.warn(
+    base.warn(
         f"records hold the namedtuple {module[:200]}.{qualname[:200]}, whose class with the fields "
         f"{', '.join(fields)[:200]} is not imported in this process: they come as a stand-in with that name "
         f"and those fields, without the class's methods; import {module[:200]}, or call "
         f"edcache.register({short[:200]}), before the first read",
-        StandInWarning,
-        stacklevel=2,
+        base.StandInWarning,
     )
 
     def reduce(self: tuple[Any, ...]) -> Any:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from edcache.base import CorruptArchiveError, CorruptRecordError, LengthError, OptionError
+from edcache.base import CorruptArchiveError, CorruptRecordError, LengthError, OptionError, shown
 
 Buffer = Any
 
@@ -84,7 +84,7 @@ class Compression:
         level = int(match["level"] or DEFAULT_LEVEL) if match else 0
         if match is None or not 1 <= level <= MAX_LEVEL:
             raise OptionError(
-                f'compression={text!r}: choose None, "zstd", "zstd:LEVEL", "zstd+dict" or '
+                f'compression={shown(text)}: choose None, "zstd", "zstd:LEVEL", "zstd+dict" or '
                 f'"zstd+dict:LEVEL", with LEVEL from 1 to {MAX_LEVEL}'
             )
         return cls(level, match["dictionary"] is not None)

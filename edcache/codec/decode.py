@@ -12,17 +12,15 @@ from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
 from edcache.codec import classes
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
+from edcache.codec.decoding import Decoding
 from edcache.codec.dtypes import Array
-from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
-from edcache.codec.tensors import torch_dtype
 
 # Of all schemas whose decoders are kept together.
 _KEPT_TEXT = 1 << 18
@@ -48,6 +46,7 @@ class Decoder:
     Args:
         allow_pickle: let decode() unpickle, if the schema says that records are pickles.
         decoding: what is made of image files; None for what the schema says.
+        as_arrays: tensors come as numpy arrays, and torch is not imported.
     Attributes:
         nbytes: of every record, None if they vary. fixed_nbytes: of its part with the leaves of fixed size.
         structure, layout: the parsed schema, and where its leaves lie; None where records are pickles or
@@ -55,11 +54,15 @@ class Decoder:
     """
 
     def __init__(
-        self, schema_text: str, *, allow_pickle: bool = False, decoding: Decoding | None = None
+        self,
+        schema_text: str,
+        allow_pickle: bool = False,
+        decoding: Decoding | None = None,
+        as_arrays: bool = False,
     ) -> None:
         self._allow_pickle = allow_pickle
         self.text = schema_text
-        self._decoding = decoding
+        self._decoding, self._as_arrays = decoding, as_arrays
         self.nbytes: int | None = None
         self.fixed_nbytes = 0
         self.structure: Node | None = None
@@ -67,7 +70,7 @@ class Decoder:
         own = {SELF_SCHEMA: self._decode_self, PICKLE_SCHEMA: self._decode_pickle}
         self._decode: Callable[[memoryview, bool], object] = own.get(schema_text, self._decode_native)
         if schema_text not in own:
-            self.structure = parse(schema_text, decoding)
+            self.structure = parse(schema_text, decoding, as_arrays)
             self.layout = layout = Layout(self.structure)
             self.nbytes = layout.nbytes
             self.fixed_nbytes = layout.data_offset
@@ -152,7 +155,7 @@ class Decoder:
         if record.nbytes < 8 or size > min(record.nbytes - 8, MAX_TEXT):
             raise CorruptRecordError(f"record of {record.nbytes} bytes says its schema takes {size}")
         text = str(record[8 : 8 + size], "ascii")
-        decoder = decoder_of(text, decoding=self._decoding)
+        decoder = decoder_of(text, decoding=self._decoding, as_arrays=self._as_arrays)
         if decoder.structure is None:
             raise CorruptRecordError(f"record describes itself as {text}")
         return decoder.decode(record[align(8 + size, 8) :], copy=copy)
@@ -200,10 +203,12 @@ class Decoders(dict[Any, Decoder]):
 _shared = Decoders()
 
 
-def decoder_of(text: str, *, allow_pickle: bool = False, decoding: Decoding | None = None) -> Decoder:
+def decoder_of(
+    text: str, allow_pickle: bool = False, decoding: Decoding | None = None, as_arrays: bool = False
+) -> Decoder:
     """The decoder of a schema, compiled once a process unless there are very many; raises as `Decoder`."""
-    key = text, allow_pickle, decoding, classes.changes
-    return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle=allow_pickle, decoding=decoding))
+    key = text, allow_pickle, decoding, as_arrays, classes.changes
+    return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle, decoding, as_arrays))
 
 
 def assembler(node: Node) -> Assemble:
@@ -262,6 +267,10 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
 
     if not is_tensor:
         return lambda records: list(arrays(records))
+    import torch
+
+    from edcache.codec.tensors import torch_dtype
+
     known = torch_dtype(leaf.dtype)
     if shape and known.bits is None:
         return lambda records: list(map(torch.from_numpy, arrays(records)))
@@ -300,10 +309,16 @@ def _array_reader(leaf: Node) -> _Read:
 
 def _array_maker(leaf: Node) -> Callable[[memoryview, int, Any, Array | None], Any]:
     dtype: Any = leaf.memory
-    known = torch_dtype(leaf.dtype) if leaf.kind == "tensor" else None
-    view = None if known is None or known.bits is None else known.dtype
-    ndarray, copied, from_numpy = np.ndarray, np.array, None if known is None else torch.from_numpy
-    itemsize = dtype.itemsize
+    ndarray, copied, itemsize = np.ndarray, np.array, dtype.itemsize
+    from_numpy: Any = None
+    view = None
+    if leaf.kind == "tensor":
+        import torch  # arrays alone are read without it
+
+        from edcache.codec.tensors import torch_dtype
+
+        known, from_numpy = torch_dtype(leaf.dtype), torch.from_numpy
+        view = None if known.bits is None else known.dtype
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
         if not itemsize or 0 in shape:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import CorruptRecordError
+from edcache.base import CorruptRecordError, MissingDependencyError
 
 Dtype = np.dtype[Any]
 Array = npt.NDArray[Any]
@@ -72,6 +72,18 @@ TENSOR_DTYPES = {
 }
 
 
+def array_dtype(name: str) -> Dtype:
+    """Numpy's dtype of a tensor as an array, or ml_dtypes', else of its bits. MissingDependencyError."""
+    known = TENSOR_DTYPES[name]
+    if known.bits is None or not name.startswith(("bfloat16", "float8")):
+        return known.array
+    try:
+        import ml_dtypes  # noqa: F401 - numpy then knows its dtypes by name
+    except ImportError:
+        raise MissingDependencyError(f"{name} as an array takes ml_dtypes; pip install ml_dtypes") from None
+    return np.dtype(name)
+
+
 def _describe(dtype: Dtype) -> Any:
     """What would stand for a dtype, if `parse` takes it."""
     if dtype.names is not None:
@@ -92,12 +104,12 @@ def _describe(dtype: Dtype) -> Any:
 
 
 # The numbers of the dtypes of which every byte is value, and which have no parameters.
-_PLAIN = {dtype.num: _describe(dtype) for dtype in map(np.dtype, "?bBhHiIlLqQefdFD")}
+PLAIN = {dtype.num: _describe(dtype) for dtype in map(np.dtype, "?bBhHiIlLqQefdFD")}
 
 
 def describe(dtype: Dtype) -> Any:
     """Return what stands for a numpy dtype, in tuples, or None if the codec does not store it."""
-    plain = _PLAIN.get(dtype.num) if dtype.isnative else None
+    plain = PLAIN.get(dtype.num) if dtype.isnative else None
     if plain is not None:
         return plain
     try:
@@ -185,7 +197,7 @@ def alignment(dtype: Dtype) -> int:
 
 def own_bytes(array: Array) -> Array:
     """Return a C-ordered array whose bytes depend on its values alone: padding inside items is zero."""
-    if _has_padding(array.dtype):
+    if array.dtype.num not in PLAIN and _has_padding(array.dtype):
         clean = np.zeros(array.shape, array.dtype)
         _copy_values(array, clean)
         return clean

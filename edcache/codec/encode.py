@@ -17,10 +17,12 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
 from edcache.codec import dtypes, pickled
+from edcache.codec.columns import Columns
 from edcache.codec.containers import CONTAINERS, dump_key, take
 from edcache.codec.leaves import MAKE, PACKED_LENGTH, Refusal, enum_node, packed_node
 from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, align, dump, parse
@@ -42,6 +44,14 @@ class Encoded(NamedTuple):
     schema: int
     nbytes: int
     pieces: list[tuple[int, Buffer]]
+
+
+class Repeated(NamedTuple):
+    """Records that differ in the values of columns alone: the first one, its schema, and where leaves lie."""
+
+    schema: int
+    record: npt.NDArray[np.uint8]
+    offsets: list[int]
 
 
 class Encoder:
@@ -71,6 +81,25 @@ class Encoder:
         if self._pickles:
             data = pickled.dump(sample)
             return Encoded(self._id(pickled.PICKLE_SCHEMA), len(data), [(0, data)])
+        skeleton, values = self._planned(sample)
+        return skeleton.encode(values)
+
+    def encode_columns(self, columns: Columns, row: int) -> Repeated | None:
+        """What the records of all samples have in common, by that of one row; None unless they are whole.
+
+        Raises as `encode`.
+        """
+        if self._pickles or not columns.is_whole:
+            return None
+        skeleton, values = self._planned(columns.at(row))
+        encoded = skeleton.encode(values)
+        record = np.zeros(encoded.nbytes, np.uint8)
+        for offset, piece in encoded.pieces:
+            flat = np.frombuffer(piece, np.uint8)
+            record[offset : offset + len(flat)] = flat
+        return Repeated(encoded.schema, record, skeleton.offsets(record))
+
+    def _planned(self, sample: object) -> tuple[_Skeleton, _Values]:
         values = _Values()
         values.nodes, values.depth = 1, 0
         try:
@@ -86,7 +115,7 @@ class Encoder:
         except CorruptRecordError as error:
             # A schema is checked as a reader will: better refused now than unreadable later.
             raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
-        return skeleton.encode(values)
+        return skeleton, values
 
     def _new_skeleton(self, node: Any, values: list[Any]) -> _Skeleton:
         if _as_tuples(json.loads(dump(node))) != node:
@@ -269,6 +298,13 @@ class _Skeleton:
                 data.append((start, wire))
         pieces.append((self._base + layout.slots_offset, layout.slots.pack(*slots)))
         return Encoded(self._schema, end, pieces + data)
+
+    def offsets(self, record: npt.NDArray[np.uint8]) -> list[int]:
+        """Where each leaf begins in a record of this plan."""
+        assert self._layout is not None
+        spans = self._layout.locate(record[self._base :].data)
+        starts = (spans[leaf.nth][0] if leaf.offset is None else leaf.offset for leaf in self._layout.leaves)
+        return [self._base + start for start in starts]
 
 
 def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Any, Callable[..., Buffer] | None]]:

@@ -1,9 +1,9 @@
 """Images: the bytes of a file to a picture, an array or a tensor; PIL images as plain values, and back.
 
-Pillow decodes, from a closed list of formats that the first bytes choose among, within its own limit of
-pixels, and without its tolerance for truncated files. JPEG to arrays and tensors is left to simplejpeg where
-that is installed: 1.3 times as fast, and the same pixels where both bring the same libjpeg-turbo. What it
-does not decode without a warning is Pillow's to judge. Neither is imported before there is an image.
+Pillow decodes a closed list of formats. The first bytes of a file choose the format. Pillow's limit of pixels
+holds, and truncated files are errors. If simplejpeg is installed, it decodes JPEG to arrays and tensors. It
+is 1.3 times as fast, and gives the same pixels if both have the same libjpeg-turbo. Pillow decodes again what
+simplejpeg warns of. Both are imported at the first image.
 """
 
 from __future__ import annotations
@@ -15,31 +15,26 @@ import functools
 import io
 import operator
 import os
+import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError
+from edcache.codec import photos
 from edcache.codec.classes import dataclass_fields, is_namedtuple
+from edcache.codec.decoding import Decode, Decoding
 
 if TYPE_CHECKING:
     import torch
 
-Form = Literal["pil", "numpy", "tensor"] | None
-Decode = Any  # "pil", "numpy", "tensor", None or a Decoding
-
-STORED: Final = "stored"
-"""As a `decode=` argument: what the writer chose."""
-
-_FORMS: Final = ("pil", "numpy", "tensor", None)
-_MODES: Final = ("L", "RGB", "RGBA", None)
-_LIBRARIES: Final = ("auto", "pillow", "simplejpeg")
 _INSTEAD: Final = "decode=None gives the bytes as they are"
 
-# Where the first bytes of a file are these, Pillow is asked for this one format.
+# The first bytes of a file, and the only format that Pillow tries then.
 _SIGNATURES: Final = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -49,12 +44,12 @@ _SIGNATURES: Final = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
 }
-# Pillow's modes that are bytes already, and what the others become; 16 bits are cut to their high byte.
+# Pillow's modes of 8 bits, and the mode that each other one is converted to. 16 bits keep their high byte.
 _BYTES: Final = frozenset({"L", "LA", "RGB", "RGBA"})
 _AS_BYTES: Final = {"1": "L", "La": "LA", "PA": "RGBA", "RGBa": "RGBA"} | dict.fromkeys(
     ("RGBX", "CMYK", "YCbCr", "LAB", "HSV"), "RGB"
 )
-# What simplejpeg makes of a JPEG's colours exactly as Pillow does, by the mode that is asked for.
+# By (colours of the JPEG, requested mode): the mode of simplejpeg that gives the same pixels as Pillow.
 _COLORS: Final = {
     ("Gray", None): "GRAY",
     ("Gray", "L"): "GRAY",
@@ -62,72 +57,36 @@ _COLORS: Final = {
     ("YCbCr", "RGB"): "RGB",
 }
 
+# Of decoded pixels, by each thread.
+_MOST_KEPT: Final = 1 << 24
+# What a smaller picture is stored of without loss.
+_LOSSLESS: Final = _BYTES | {"1", "P", "PA"}
+# Pillow's names for a file that begins like a JPEG; the second is one with more pictures behind the first.
+_JPEG: Final = ("JPEG", "MPO")
+# Of EXIF: its tag, and the values that swap height and width.
+_ORIENTATION: Final = 0x0112
+_ON_ITS_SIDE: Final = (5, 6, 7, 8)
+
 _Array = npt.NDArray[np.uint8]
 _Buffer = bytes | memoryview
 
 
-@dataclasses.dataclass(frozen=True)
-class Decoding:
-    """How the bytes of an image file become what a sample holds.
-
-    Args:
-        form: "pil": a PIL image, in memory of its own. "numpy": uint8 [H, W] or [H, W, C]. "tensor": uint8
-            [C, H, W]. None: an `edcache.ImageFile`, nothing is decoded.
-        mode: "L", "RGB" or "RGBA": what every image is converted to. None leaves it as the file has it; in
-            arrays and tensors palettes then become RGB, or RGBA where they have transparency, CMYK becomes
-            RGB, one bit becomes 0 or 255, and of 16 bits there is the high byte.
-        exif_transpose: turn the picture as its EXIF orientation says; what is stored never is.
-        library: what decodes JPEG to arrays and tensors: "pillow", "simplejpeg", or "auto": simplejpeg where
-            it is installed. They give the same pixels where both bring the same release of libjpeg-turbo;
-            other releases may differ by a grey level. Everything else is decoded by Pillow.
-    Raises:
-        OptionError: another value.
-
-    Of animations and files of several pages, the first picture is decoded.
-    """
-
-    form: Form = "pil"
-    mode: str | None = None
-    exif_transpose: bool = False
-    library: str = "auto"
-
-    def __post_init__(self) -> None:
-        for name, choices in (("form", _FORMS), ("mode", _MODES), ("library", _LIBRARIES)):
-            if getattr(self, name) not in choices:
-                raise OptionError(
-                    f"{name}={getattr(self, name)!r} of a Decoding: choose one of "
-                    f"{', '.join(map(repr, choices))}"
-                )
-        if type(self.exif_transpose) is not bool:
-            raise OptionError(f"exif_transpose={self.exif_transpose!r} of a Decoding: give True or False")
-
-    @classmethod
-    def of(cls, decode: Any) -> Decoding:
-        """What a `decode=` argument means: a form, or a Decoding as it is. Raises: OptionError."""
-        if isinstance(decode, cls):
-            return decode
-        if decode is not None and (not isinstance(decode, str) or decode not in _FORMS):
-            raise OptionError(
-                f'decode={decode!r}: choose "pil", "numpy", "tensor" or None, or give an edcache.Decoding'
-            )
-        return cls(decode)  # type: ignore[arg-type]
-
-
 class ImageFile:
-    """An image as the bytes of its file: a leaf that is stored exactly, and decoded when it is read.
+    """An image file as a field of a sample: its bytes are stored unchanged, and decoded at each read.
 
     Args:
-        source: the path of a file, which is read when the sample is encoded, or its bytes.
-        decode: what a reader gets unless it chooses for itself: "pil", "numpy", "tensor", None for an
-            ImageFile, or an `edcache.Decoding`, whose `library` is not stored.
+        source: the path of a file, or the bytes of a file. A path is read when the sample is written.
+        decode: the default decoding of readers: "pil", "numpy", "tensor", None (an ImageFile), or an
+            `edcache.Decoding` without a size. A reader may choose another one. The `library` of a Decoding is
+            not stored.
     Attributes:
-        path: as it was given; None for bytes, and for one that was read from an archive.
-        decoding: the Decoding that `decode` means.
+        path: the path as given; None for bytes, and for an ImageFile that was read from an archive.
+        decoding: `decode` as an `edcache.Decoding`.
     Raises:
-        OptionError: another `decode`.
+        OptionError: `decode` or `source` is something else.
 
-    JPEG, PNG, WebP, GIF, BMP and TIFF are decoded. A file that begins like none of them is refused when the
-    sample is encoded; bytes are stored whatever they are. Two are equal if their bytes and decodings are.
+    The formats are JPEG, PNG, WebP, GIF, BMP and TIFF. Writing a sample refuses the path of a file of another
+    format, but stores any bytes. Two ImageFiles are equal if their bytes and decodings are equal.
 
     >>> {"image": edcache.ImageFile("cat.jpg", decode="tensor"), "label": 3}
     """
@@ -144,6 +103,11 @@ class ImageFile:
         else:
             raise OptionError(f"ImageFile of a {type(source).__name__}; give a path, or the bytes of a file")
         self.decoding = Decoding.of(decode)
+        if self.decoding.size is not None:
+            raise OptionError(
+                f"size={self.decoding.size} of the Decoding of an ImageFile: an archive stores none; the "
+                "reader gives it: from_cache(path, decode=Decoding(size=...))"
+            )
 
     def __repr__(self) -> str:
         source = repr(self.path) if self._data is None else f"{len(self._data):,} bytes"
@@ -158,7 +122,7 @@ class ImageFile:
 
     @property
     def data(self) -> bytes:
-        """The bytes of the file; of a path, they are read anew each time. Raises: OSError."""
+        """The bytes of the file. A path is read anew at each access. Raises: OSError."""
         if self._data is not None:
             return self._data
         assert self.path is not None
@@ -167,30 +131,31 @@ class ImageFile:
 
     @property
     def format(self) -> str | None:
-        """ "JPEG", "PNG", "WEBP", "GIF", "BMP" or "TIFF" by its first bytes; None for any other file."""
+        """ "JPEG", "PNG", "WEBP", "GIF", "BMP" or "TIFF", by the first bytes; None for another file."""
         return format_of(self.data)
 
     @property
     def size(self) -> tuple[int, int]:
-        """Width and height, as the file has them; no pixel is decoded. Raises: ImageError, as `decode`."""
+        """(width, height) in pixels, from the header of the file. Raises: ImageError, as `decode`."""
         data = self.data
-        with _refusing(data), _opened(data) as image:
+        with _refusing(data, self.path), _opened(data) as image:
             width, height = image.size
             return width, height
 
     def decode(self, decode: Decode = "pil") -> Any:
-        """The picture: see `edcache.Decoding`; the caller owns it.
+        """Decode the picture, as `edcache.Decoding` describes. The caller owns the result.
 
         Raises:
+            OptionError: `decode` is something else.
             ImageError: "JPEG does not decode: image file is truncated (5 bytes not processed); ...".
-            MissingDependencyError: there is no Pillow.
+            MissingDependencyError: Pillow is not installed.
         """
         decoding = Decoding.of(decode)
-        return self if decoding.form is None else _decoded(self.data, decoding)
+        return self if decoding.form is None else _decoded(self.data, decoding, self.path)
 
 
 def file_bytes(image: ImageFile) -> bytes:
-    """The bytes of an image file; ImageError where it cannot be read."""
+    """The bytes of an image file. Raises: ImageError, the file cannot be read."""
     try:
         return image.data
     except OSError as error:
@@ -198,13 +163,50 @@ def file_bytes(image: ImageFile) -> bytes:
         raise ImageError(f"image file {image.path!r} ({reason}); mend it or leave it out") from error
 
 
+def at_most(image: ImageFile, max_side: int) -> ImageFile:
+    """The image file, or where a side is longer one of a smaller picture; see `edcache.image_folder`.
+
+    Raises: ImageError, which names the file.
+    """
+    data = file_bytes(image)
+    if format_of(data) is None:
+        return image
+    try:
+        with _refusing(data, instead="max_side=None stores the bytes as they are"), _opened(data) as opened:
+            smaller = None if max(opened.size) <= max_side else _saved(opened, max_side)
+    except ImageError as error:
+        raise ImageError(f"image file {image.path!r}: {error}") from error
+    return image if smaller is None else ImageFile(smaller, image.decoding)
+
+
+def _saved(opened: Any, max_side: int) -> bytes | None:
+    """The file of a smaller picture; None of what no such file could hold."""
+    options = {name: opened.info[name] for name in ("exif", "icc_profile") if name in opened.info}
+    if opened.format in _JPEG:
+        from PIL import JpegImagePlugin
+
+        kind, image = "JPEG", opened
+        options["subsampling"] = JpegImagePlugin.get_sampling(opened)
+        # The tables are what a quality stands for.
+        options |= {"qtables": opened.quantization} if opened.quantization else {"quality": 90}
+    elif opened.mode in _LOSSLESS and getattr(opened, "n_frames", 1) == 1:
+        kind, image = "WEBP" if opened.format == "WEBP" else "PNG", _in_bytes(opened, opened.format)
+        options |= {"lossless": True} if kind == "WEBP" else {}
+    else:
+        return None
+    image.thumbnail((max_side, max_side), pillow().LANCZOS)
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
 def revived(data: Any, decoding: Decoding) -> Any:
-    """What a reader gets of the bytes of an image file. Raises: as `ImageFile.decode`."""
+    """The value of a field, from the stored bytes of an image file. Raises: as `ImageFile.decode`."""
     return ImageFile(bytes(data), decoding) if decoding.form is None else _decoded(data, decoding)
 
 
 def read_through(sample: Any, decoding: Decoding | None) -> Any:
-    """A sample that is not stored, as it would be read: image files decoded as `decoding` or each says."""
+    """A sample as it would be read: image files are decoded by `decoding`, or by their own if it is None."""
     if isinstance(sample, ImageFile):
         return revived(file_bytes(sample), decoding or sample.decoding)
     kind, names = type(sample), tuple[str, ...]()
@@ -233,7 +235,7 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
 
 
 def children_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """Key and value of each child of a dict, dataclass, list or tuple; None for anything else."""
+    """(key, value) of each child of a dict, dataclass, list or tuple; None for another value."""
     if isinstance(value, Mapping):
         return list(value.items())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -244,22 +246,24 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def format_of(data: _Buffer) -> str | None:
-    """Pillow's name for the format that the first bytes of a file tell; None for all others."""
+    """Pillow's name of the format, by the first bytes of a file; None for a format that is not supported."""
     head = bytes(data[:12])
     if head[:4] == b"RIFF" and head[8:] == b"WEBP":
         return "WEBP"
     return next((name for start, name in _SIGNATURES.items() if head.startswith(start)), None)
 
 
-def _decoded(data: _Buffer, decoding: Decoding) -> Any:
-    """The picture of an image file, in a form that is not None."""
-    with _refusing(data):
-        if decoding.form == "pil":
+def _decoded(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
+    """The picture of an image file; `decoding.form` is not None."""
+    with _refusing(data, path):
+        if decoding.form == "pil" and decoding.size is None:
             return _picture(data, decoding)
         array = _pixels(data, decoding)
+        if decoding.form == "pil":
+            return pillow().fromarray(array)
         if decoding.form == "numpy":
-            return array if array.flags.writeable else array.copy()
-        import torch  # what says of an archive what it holds loads no torch
+            return np.require(array, requirements=["C", "W"])
+        import torch  # here, because `edcache info` and its like read no tensors and start fast
 
         return torch.from_numpy(_planes(array).copy("C"))
 
@@ -309,36 +313,39 @@ def _planes(array: _Array) -> _Array:
 
 
 @contextlib.contextmanager
-def _refusing(data: _Buffer) -> Iterator[None]:
-    """Makes an ImageError of whatever a decoder raises over bytes that may be anybody's."""
+def _refusing(data: _Buffer, path: str | None = None, instead: str = _INSTEAD) -> Iterator[None]:
+    """Turn every exception of a decoder in the block into an ImageError."""
+    where = "" if path is None else f"image file {path!r}: "
     try:
         yield
     except EdcacheError:
         raise
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(f"this decoding takes {error.name}; pip install {error.name}") from error
     except MemoryError:
         # Not chained: the decoder's frames hold memory.
         flaw = "does not fit into the memory of this process when it is decoded"
-        raise ImageError(f"{format_of(data)} {flaw}; {_INSTEAD}") from None
-    except Exception as error:  # decoders raise what they like
+        raise ImageError(f"{where}{format_of(data)} {flaw}; {instead}") from None
+    except Exception as error:  # decoders raise any type over damaged bytes
         if type(error).__name__ in ("DecompressionBombError", "DecompressionBombWarning"):
             flaw = (
                 f"is larger than Pillow's limit, PIL.Image.MAX_IMAGE_PIXELS ({error}); set that if you trust "
                 "the file"
             )
         else:
-            reason = str(error)[:200] or type(error).__name__
+            reason = re.sub(" <[^<>]* at 0x[^<>]*>", "", str(error))[:200] or type(error).__name__
             flaw = f"does not decode: {reason}; mend or leave out the file"
-        raise ImageError(f"{format_of(data)} {flaw}; {_INSTEAD}") from error
+        raise ImageError(f"{where}{format_of(data)} {flaw}; {instead}") from error
 
 
 @functools.cache
 def pillow() -> Any:
-    """Pillow, with the plugins of the closed list, of which it loads the others when it opens a file."""
+    """Pillow, with the plugins that it does not load by itself when it opens a file."""
     try:
         from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401
     except ImportError:
         raise MissingDependencyError(
-            "decoding an image file takes Pillow; pip install edcache[images]"
+            "decoding an image file needs Pillow; pip install edcache[images]"
         ) from None
     return Image
 
@@ -354,18 +361,30 @@ def _opened(data: _Buffer) -> Any:
 
 
 def _picture(data: _Buffer, decoding: Decoding) -> Any:
-    """A PIL image; of 8-bit channels where that is asked for."""
+    """The picture as a PIL image, or as an array if it has a size; 8-bit channels if these are requested."""
     with _opened(data) as opened:
+        cut, by, is_sized = None, 1, decoding.size is not None
+        if is_sized and opened.format in _JPEG:
+            orientation = opened.getexif().get(_ORIENTATION, 1) if decoding.exif_transpose else 1
+            width, height = opened.size[::-1] if orientation in _ON_ITS_SIDE else opened.size
+            cut = photos.cut_of(decoding, height, width, data)
+            by = cut.reduction(orientation != 1)
+            if by > 1:
+                opened.draft(None, tuple(side // by for side in opened.size))
         opened.load()
         image = opened
         if decoding.exif_transpose:
             from PIL import ImageOps
 
             image = ImageOps.exif_transpose(opened)
-        if decoding.mode is not None or decoding.form != "pil":
+        if decoding.mode is not None or decoding.form != "pil" or is_sized:
             image = _in_bytes(image, opened.format)
         if decoding.mode is not None and image.mode != decoding.mode:
             image = image.convert(decoding.mode)
+        if is_sized:
+            # What is no JPEG has its upright size only now: some formats are turned as they load.
+            cut = cut or photos.cut_of(decoding, image.height, image.width, data)
+            return cut.of(np.asarray(image), by)
         # A file's own image keeps the file, and its class.
         return image.copy() if image is opened and decoding.form == "pil" else image
 
@@ -384,6 +403,19 @@ def _in_bytes(image: Any, file_format: str) -> Any:
     raise ImageError(
         f'{file_format} of mode {image.mode} has no form in bytes; decode="pil" gives it as it is'
     )
+
+
+_own = threading.local()
+
+
+def _scratch(nbytes: int) -> _Array:
+    """Memory of this thread, for a picture that is resized at once; fresh memory costs half of a decode."""
+    if nbytes > _MOST_KEPT:
+        return np.empty(nbytes, np.uint8)
+    kept: _Array | None = getattr(_own, "memory", None)
+    if kept is None or len(kept) < nbytes:
+        kept = _own.memory = np.empty(nbytes, np.uint8)
+    return kept
 
 
 @functools.cache
@@ -410,7 +442,15 @@ def _by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
         limit = pillow().MAX_IMAGE_PIXELS
         if target is None or (limit is not None and height * width > limit):
             return None
-        array: _Array = library.decode_jpeg(data, target, strict=True)
+        if decoding.size is None:
+            array: _Array = library.decode_jpeg(data, target, strict=True)
+            return array[..., 0] if target == "GRAY" else array
+        cut = photos.cut_of(decoding, height, width, data)
+        by = cut.reduction()
+        height, width = -(-height // by), -(-width // by)
+        memory = _scratch(height * width * 3)
+        reduced = {"min_height": height, "min_width": width, "buffer": memory}
+        array = library.decode_jpeg(data, target, strict=True, **reduced)
     except ValueError:
         return None
-    return array[..., 0] if target == "GRAY" else array
+    return cut.of(array[..., 0] if target == "GRAY" else array, by)

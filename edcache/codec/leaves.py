@@ -30,7 +30,8 @@ from edcache.base import (
 )
 from edcache.codec import dtypes
 from edcache.codec.classes import class_name, is_registered, member_named, own_name, registered
-from edcache.codec.images import Decoding, ImageFile, file_bytes, format_of, revived
+from edcache.codec.decoding import Decoding
+from edcache.codec.images import ImageFile, file_bytes, format_of, revived
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8
@@ -83,7 +84,8 @@ def _scalar(value: np.generic, values: list[Any]) -> Any:
     description = dtypes.describe(value.dtype)
     if description is None:
         raise Refusal(f"a numpy scalar of dtype {value.dtype}; call .item() on it")
-    values.append(dtypes.own_bytes(np.asarray(value)).tobytes())
+    is_plain = value.dtype.num in dtypes.PLAIN
+    values.append(value.tobytes() if is_plain else dtypes.own_bytes(np.asarray(value)).tobytes())
     return "scalar", description
 
 

@@ -77,7 +77,7 @@ from edcache import base
 from edcache.base import CorruptRecordError
 from edcache.codec import dtypes
 from edcache.codec.containers import CONTAINERS, OPAQUE
-from edcache.codec.images import Decoding
+from edcache.codec.decoding import Decoding
 from edcache.codec.leaves import LEAVES
 from edcache.codec.pickled import PICKLE_SCHEMA
 
@@ -170,36 +170,41 @@ def dump(node: Any) -> str:
     return json.dumps(node, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
 
 
-def parse(text: str, decoding: Decoding | None = None) -> Node:
+def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) -> Node:
     """Parse and check the text of a native schema; `decoding` is of image files, None as the text says.
 
     Raises:
         CorruptRecordError: no writer of ours leaves such a text, or this platform lacks a dtype in it.
+        MissingDependencyError: `as_arrays` makes arrays of tensors, and `array_dtype` raised.
     """
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        return _Parser(decoding).node(base.loads(text), (), 0)
+        return _Parser(decoding, as_arrays).node(base.loads(text), (), 0)
     except CorruptRecordError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
         raise CorruptRecordError(f"schema: {error}: {text[:80]}") from None
 
 
-def stored_fields(text: str) -> list[Node]:
-    """The leaves that a schema promises, without None; empty where records have no one schema.
+def stored_fields(text: str) -> tuple[list[Node], int]:
+    """The leaves that a schema promises, without None, and how many bytes of a record precede variable data.
 
-    Raises CorruptRecordError. It takes no torch, and no decoder.
+    No leaf where records have no one schema. Raises CorruptRecordError. It takes no torch, and no decoder.
     """
-    return [] if text in (SELF_SCHEMA, PICKLE_SCHEMA) else list(parse(text).leaves(OPAQUE))
+    if text in (SELF_SCHEMA, PICKLE_SCHEMA):
+        return [], 0
+    root = parse(text)
+    return list(root.leaves(OPAQUE)), Layout(root).data_offset
 
 
 class _Parser:
     """One walk over the JSON of a schema, with a budget of nodes."""
 
-    def __init__(self, decoding: Decoding | None) -> None:
+    def __init__(self, decoding: Decoding | None, as_arrays: bool) -> None:
         self._left = MAX_NODES
         self._decoding = decoding
+        self._as_arrays = as_arrays
 
     def node(self, tree: Any, path: Path, depth: int) -> Node:
         self._left -= 1
@@ -212,7 +217,9 @@ class _Parser:
         parameters = tree[1:] if type(tree) is list else []
         if kind not in CONTAINERS:
             leaf = _leaf(kind, path, parameters)
-            return replace(leaf, const=self._decoding) if kind == "imagefile" and self._decoding else leaf
+            if kind == "imagefile" and self._decoding:
+                leaf = replace(leaf, const=self._decoding)
+            return _as_array(leaf) if self._as_arrays else leaf
         *header, children = parameters
         if type(children) is not list:
             raise ValueError("children are not a list")
@@ -267,6 +274,16 @@ def _array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any)
     except CorruptRecordError as error:
         raise CorruptRecordError(f"schema: {error}") from None
     return Node(kind, path, dtype=dtype, memory=memory, shape=dims, nbytes=nbytes, align=align)
+
+
+def _as_array(leaf: Node) -> Node:
+    """The same leaf, of which torch is not needed to read it."""
+    if leaf.kind == "tensor":
+        dtype = dtypes.array_dtype(str(leaf.dtype))
+        return replace(leaf, kind="array", dtype=dtype, memory=dtype)
+    if leaf.kind == "imagefile" and leaf.const.form == "tensor":
+        return replace(leaf, const=replace(leaf.const, form="numpy"))
+    return leaf
 
 
 class Layout:

@@ -15,7 +15,7 @@ from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, Head
 from edcache.labels import Labels, checked_indices
-from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special, collated
+from edcache.reader import AnyReader, FieldPath, Memory, Projection, Session, Special, ahead_nbytes, collated
 
 if TYPE_CHECKING:
     from edcache.dataset.build import Building
@@ -52,7 +52,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def labels(self) -> Labels:
         """The label columns of the whole archive; see the base class."""
         if self._labels is None:
-            self._labels = Labels(self._reader.labels, num_rows=len(self))
+            self._labels = Labels(self._reader.stored_labels, num_rows=len(self))
         return self._labels
 
     def _one(self, index: int, fields: Projection | None) -> Any:
@@ -67,6 +67,12 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             if self._filler is None:
                 raise
         return self._computed(position, self._filler)
+
+    def _far_session(self) -> Session | None:
+        if self._reader.local is None:
+            return None
+        session = self._reader.session
+        return session if ahead_nbytes(session) and session.present else None
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         reader = self._reader
@@ -111,19 +117,22 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         }
 
     def _keys(self) -> tuple[Any, ...] | None:
-        records, keys = self._reader.records, set()
+        keys = set()
         if not self._reader.present or len(self._reader.schemas) > _MOST_LOOKED_AT:
             return None
+        several = self._reader.records if len(self._reader.schemas) > 1 else None
+        index = self._reader.session.index
         for number in range(len(self._reader.schemas)):
-            row = int(np.argmax(records.schema == number)) if number else 0
-            decoder = self._reader.decoder(row if records.index is None else int(records.index[row]))
+            row = int(np.argmax(several.schema == number)) if number and several is not None else 0
+            decoder = self._reader.decoder(index.sample_of(row))
             node = None if decoder is None else decoder.structure
             keys.add(node.keys if node is not None and node.kind in ("dict", "OrderedDict") else None)
         return keys.pop() if len(keys) == 1 else None
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))
-        rows = self._reader.session.rows_of(indices)
+        index = self._reader.session.index
+        rows = index.rows_of(indices)
         absent = indices[rows < 0]
         if len(absent) and self._filler is not None:
             return super()._structures(indices)
@@ -132,9 +141,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 f"{self.path}: {len(absent):,} of {len(indices):,} samples have no record, the first is "
                 f"sample {absent[0]}; take available()"
             )
-        _, first, numbers = np.unique(
-            self._reader.records.schema[rows], return_index=True, return_inverse=True
-        )
+        _, first, numbers = np.unique(index.schemas_of(rows), return_index=True, return_inverse=True)
         decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
         return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
 
@@ -192,7 +199,8 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     def available(self) -> View[T_co]:
         """The samples that have a record, as a view."""
-        index = self._reader.records.index
+        reader = self._reader
+        index = None if reader.present == len(reader) else reader.records.index
         selection = None if index is None else Selection(np.array(index, np.int64))
         return self._view(".available()", selection=selection)
 

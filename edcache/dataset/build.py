@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
-from edcache import writer
+from edcache import base, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
-
-_warned: set[object] = set()
 
 
 class Building:
@@ -24,6 +21,7 @@ class Building:
     def __init__(
         self, store: writer.Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | None
     ) -> None:
+        writer.check_source(source, store.path)
         keys = options.in_memory_keys
         spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
         self._is_lazy, self._is_stream = options.is_lazy, writer.is_stream(source)
@@ -67,7 +65,6 @@ class Building:
         if self._is_stream or not self._is_lazy:
             self.fill(self.job.options, rebuild=not keep_existing)
             return None, None
-        writer.check_source(self.job.source, path)
         filler = writer.LazyFiller(self.job, *self._limits)
         writer.until_it_stays(filler.create, self._is_done)
         return filler, None
@@ -121,19 +118,13 @@ class Building:
         if job.head.fingerprint is None:
             return
         if expected is None:
-            warn_once(
-                f"{path}: says nothing about the source that it was made of, so another one would not be "
-                "noticed; fingerprint=False silences this"
-            )
+            message = "says nothing about the source that it was made of, so another one would not be noticed"
+            base.warn(f"{path}: {message}; fingerprint=False silences this", once=(path, message))
             return
-        moved = "".join(f"\n  {line}" for line in writer.moved_paths(head.fingerprint, expected))
-        if moved:
-            warn_once(f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}")
-        if writer.source_changed(head.fingerprint, expected):
-            warn_once(
-                f"{path}: the code of {expected.get('type', 'the source')} changed since this cache was "
-                "made; if it makes other samples now, pass keep_existing=False to build it anew"
-            )
+        if moved := "".join(f"\n  {line}" for line in writer.moved_paths(head.fingerprint, expected)):
+            message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
+            base.warn(message, once=message)
+        warn_of_code(path, head, expected, "pass keep_existing=False to build it anew")
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
@@ -158,8 +149,9 @@ def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
     return [f"labels: {there} in the archive, the call asks for {', '.join(absent)} too"] if absent else []
 
 
-def warn_once(message: str, stacklevel: int = 7, key: object = None) -> None:
-    """Warn of what is the same the next time."""
-    if (key or message) not in _warned:
-        _warned.add(key or message)
-        warnings.warn(message, RuntimeWarning, stacklevel=stacklevel)
+def warn_of_code(path: str, head: Head, expected: dict[str, Any], remedy: str) -> None:
+    """Warn where the code that makes the samples is not what it was for an archive."""
+    if changed := writer.changed_code(head.fingerprint, expected):
+        names = ", ".join(changed)
+        message = f"{path}: the code of {names} changed since this cache was made; if it makes other samples"
+        base.warn(f"{message} now, {remedy}", once=(path, *changed.items()))

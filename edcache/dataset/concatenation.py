@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edcache.base import ArchiveClosedError, Ints, OptionError, Selection, Transform
+from edcache.base import ArchiveClosedError, EdcacheError, Ints, OptionError, Selection, Transform
 from edcache.codec import Node
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
-from edcache.reader import AnyReader, FieldPath, Memory, Projection, Special, fresh, merged
+from edcache.reader import (
+    AnyReader,
+    FieldPath,
+    Group,
+    Memory,
+    Projection,
+    Session,
+    Special,
+    Together,
+    collated_group,
+    fresh,
+    last_change,
+    merged,
+)
 
 # A dataset, the places of samples among those asked for, and their positions in it.
 _Share = tuple[Samples, Ints, Ints]
 
 _MOST_NAMED = 3
+_OF_THIS_PROCESS = ("_together", "_common_batch_transform")
+_NEVER = -1, -1
 
 
 def concat(datasets: Iterable[Samples]) -> Concat:
@@ -40,7 +56,7 @@ def concat(datasets: Iterable[Samples]) -> Concat:
     It is a copy, made at its first use. `cache` and `indices` of views refer to the joined dataset. Each
     dataset keeps its transforms, and `select` chooses fields of their results. Samples that are appended to
     an archive later are not in it. Samples of the same structure are read together, also from several
-    archives.
+    archives: where all parts are complete, uncompressed archives of one structure, by one gather a field.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
@@ -52,6 +68,7 @@ class Combined(Root, Samples):
 
     called = ""
     _parts: tuple[Samples, ...]
+    _common_batch_transform: tuple[int, Transform] = -1, None
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         for part in parts:
@@ -65,14 +82,23 @@ class Combined(Root, Samples):
         self._parts = tuple(parts)
         self._batch_transform  # noqa: B018 - that of all
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
+
     @property
     def _batch_transform(self) -> Transform:
-        first = self._parts[0]._batch_transform
+        # Every batch asks for it, and there may be thousands of parts.
+        times, first = self._common_batch_transform
+        if times == self._times_set:
+            return first
+        times, first = self._times_set, self._parts[0]._batch_transform
         if any(part._batch_transform is not first for part in self._parts):
             raise OptionError(
                 f"{self.called}(): the datasets have different batch_transforms; open all of them with the "
                 "same one, or without"
             )
+        self._common_batch_transform = times, first
         return first
 
     @property
@@ -117,6 +143,7 @@ class Concat(Combined):
     """
 
     called = "concat"
+    _together: tuple[tuple[int, int], Together | None] = _NEVER, None
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         super().__init__(parts)
@@ -130,16 +157,53 @@ class Concat(Combined):
         """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none."""
         numbers, first = np.full(len(indices), -1, np.int64), 0
         for part, places, positions in self._shares(indices):
-            root = part._root
-            reader = getattr(root, "reader", root)
-            if not hasattr(reader, "chunk_of"):
-                raise OptionError(f"the samples of {part!r} are put together, and have no chunk of their own")
+            reader, root = _chunked(part), part._root
             chunks = reader.chunk_of(part._root_indices(positions) % len(root))
             numbers[places] = np.where(chunks < 0, -1, chunks + first)
             first += int(chunks.max(initial=-1)) + 1
         return numbers
 
+    def chunk_starts(self) -> Ints | None:
+        """Where runs of samples begin that lie together, as of one archive; None if a part has none."""
+        starts = [np.zeros(1, np.int64)]
+        for part, first, size in zip(self._parts, self.starts, np.diff(self._bounds).tolist(), strict=True):
+            own = _chunked(part).chunk_starts()
+            cuts = None if own is None else part._whole_selection().cut(range(size)).cuts(own)
+            if cuts is None:
+                return None
+            starts.append(cuts[1:] + first)
+        return np.concatenate(starts)
+
+    def _joint(self) -> Together | None:
+        """The archives as one, where all parts are whole ones of one kind and nothing transforms samples."""
+        state, together = self._together
+        # Every batch asks for it, and there may be thousands of parts.
+        if state == (self._times_set, last_change()):
+            return together
+        sessions: list[Session] = []
+        with suppress(EdcacheError):  # of an archive that is closed or damaged; reading it raises
+            sessions += filter(None, map(_plain_session, self._parts))
+        state = self._times_set, last_change()
+        known = [] if together is None else together.sessions
+        if len(sessions) < max(2, len(self._parts)):
+            together = None
+        elif len(known) < len(sessions) or any(a is not b for a, b in zip(known, sessions, strict=True)):
+            together = None
+            with suppress(EdcacheError):
+                together = Together.of(sessions)
+        self._together = state, together
+        return together
+
+    def _group(self, indices: Ints, fields: Projection | None) -> Group | None:
+        """Samples as records of all archives at once; None where they are to be read share by share."""
+        together = self._joint() if fields is None and len(indices) else None
+        return None if together is None else together.group(*self._places(indices))
+
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+        group = self._group(indices, fields)
+        if group is not None:
+            with suppress(EdcacheError):  # whatever is wrong is named by the way below
+                return group.decoded(copy=True)
         samples: list[Any] = [None] * len(indices)
         for part, places, positions in self._shares(indices):
             for place, sample in zip(places.tolist(), samples_of(part, positions, fields), strict=True):
@@ -149,6 +213,9 @@ class Concat(Combined):
     def _collated(
         self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
     ) -> Any:
+        group = self._group(indices, fields)
+        if group is not None:
+            return collated_group(group, special, memory)
         shares = self._shares(indices)
         if len(shares) == 1:
             part, _, positions = shares[0]
@@ -162,6 +229,8 @@ class Concat(Combined):
             return NotImplemented
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
+        if fields is None and self._joint() is not None:
+            return likeness_of(self._parts[0], np.zeros(1, np.int64), None)
         return _common(self._shares(indices), fields)
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
@@ -187,13 +256,18 @@ class Concat(Combined):
 
     def _shares(self, indices: Ints) -> list[_Share]:
         """The datasets that samples lie in: each with their places among the indices, and positions in it."""
-        indices = checked_indices(indices, len(self))
-        which = np.searchsorted(self._bounds, indices, side="right") - 1
+        which, positions = self._places(indices)
         shares = []
         for k in np.unique(which).tolist():
             places = np.flatnonzero(which == k)
-            shares.append((self._parts[k], places, indices[places] - self._bounds[k]))
+            shares.append((self._parts[k], places, positions[places]))
         return shares
+
+    def _places(self, indices: Ints) -> tuple[Ints, Ints]:
+        """The number of the dataset that each sample lies in, and its position there: int64 [n] both."""
+        indices = checked_indices(indices, len(self))
+        which = np.searchsorted(self._bounds, indices, side="right") - 1
+        return which, indices - self._bounds[which]
 
 
 class Several(Samples):
@@ -304,6 +378,20 @@ class Several(Samples):
 
 
 # ------------------------------------------------------------------- what a root asks of its parts
+
+
+def _chunked(part: Samples) -> Any:
+    """What has the chunks of a part: its reader, or what it is a concatenation of."""
+    reader = getattr(part._root, "reader", part._root)
+    if not hasattr(reader, "chunk_of"):
+        raise OptionError(f"the samples of {part!r} are put together, and have no chunk of their own")
+    return reader
+
+
+def _plain_session(part: Any) -> Session | None:
+    """What is open of a part that is an archive as it is stored; None for any other part."""
+    is_plain = isinstance(part, ArchiveDataset) and part._transform is None and part._filler is None
+    return part.reader.session if is_plain and not part.zero_copy else None
 
 
 def _inner_fields(part: Samples, fields: Projection | None) -> Any:

@@ -8,7 +8,6 @@ import inspect
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, o
 
 from edcache import base, writer
 from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, takes
-from edcache.dataset.build import label_differences, warn_once
+from edcache.dataset.build import label_differences, warn_of_code
 from edcache.dataset.cached import CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
 from edcache.reader import AnyReader
@@ -92,11 +91,11 @@ class CachedFactory(Generic[P, T_co]):
                 archive = store.reader(replace(self._reading, preload=options.preload))
             dataset._attach(store, options, archive)
             return dataset
-        origin: dict[str, Any] | bool = fingerprint
+        source = self.uncached(*args, **kwargs)
+        origin: dict[str, Any] | bool = fingerprint | writer.code_of(source)
         if archive is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
             origin = archive.head.fingerprint or False
-        source = self.uncached(*args, **kwargs)
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         dataset._make(store, source, options, origin)
         return dataset
@@ -108,13 +107,8 @@ class CachedFactory(Generic[P, T_co]):
         if not archive.complete:
             changed += label_differences(head, self.options.in_memory_keys)
         if not changed:
-            if writer.source_changed(head.fingerprint, fingerprint) and on_stale != "ignore":
-                warn_once(
-                    f"{archive.path}: the source of {fingerprint['factory']} has changed since this cache "
-                    "was made; if it returns other samples now, change version= or delete the file",
-                    stacklevel=4,
-                    key=(archive.path, fingerprint["source"]),
-                )
+            if on_stale != "ignore":
+                warn_of_code(archive.path, head, fingerprint, "change version= or delete the file")
             return False
         if on_stale == "rebuild":
             return True
@@ -125,7 +119,7 @@ class CachedFactory(Generic[P, T_co]):
         if on_stale == "error" or (on_stale == "warn" and not archive.complete):
             raise StaleCacheError(message)
         if on_stale == "warn":
-            warnings.warn(message, RuntimeWarning, stacklevel=3)
+            base.warn(message)
         return False
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

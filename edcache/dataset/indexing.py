@@ -4,30 +4,19 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from array import array as Longs
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from torch.utils.data import Dataset
 
 from edcache import base, display
-from edcache.base import (
-    FREE_NBYTES,
-    ArchiveClosedError,
-    EdcacheError,
-    Ints,
-    OptionError,
-    Selection,
-    Transform,
-    checked_function,
-)
+from edcache.base import EdcacheError, Ints, OptionError, Selection, Transform, checked_function
 from edcache.codec import Node
+from edcache.dataset.ahead import Ahead
 from edcache.dataset.loader import Loader, LoaderOptions
-from edcache.labels import Labels, checked_indices
-from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Special
+from edcache.labels import Labels, integers
+from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Session, Special
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -50,6 +39,7 @@ class Readable(Dataset[T_co]):
     _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
     _labels: Labels | None = None
     _caches: Sequence[Any] = ()  # whose batch_transform is this one's
+    _times_set: ClassVar[int] = 0  # how often transforms of any dataset were set in this process
     _fixed: frozenset[str] = base.FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -80,7 +70,7 @@ class Readable(Dataset[T_co]):
     def __repr__(self) -> str:
         try:
             return f"{self._chain()} ({len(self):,} samples)"
-        except ArchiveClosedError:
+        except base.ArchiveClosedError:
             return f"{type(self).__name__}(closed)"
 
     def _chain(self) -> str:
@@ -115,6 +105,7 @@ class Readable(Dataset[T_co]):
             raise OptionError(
                 f"{self!r} uses the batch_transform of its cache; set it there: cache.batch_transform = ..."
             )
+        Readable._times_set += 1
         for cache in self._caches:
             cache._batch_transform = checked_function("batch_transform", function)
 
@@ -142,7 +133,7 @@ class Readable(Dataset[T_co]):
         whole = self._root.labels
         if self._selection is None:
             return whole
-        if self._labels is None or not self._labels.is_of(whole):  # labels may have been added
+        if self._labels is None or self._labels.whole is not whole.whole:  # labels may have been added
             self._labels = whole.take(self.indices)
         return self._labels
 
@@ -160,7 +151,7 @@ class Readable(Dataset[T_co]):
         Args:
             n: how many. Each is read as `self[i]` reads it, transforms included.
         """
-        base.check_positive("n", n)
+        base.check_count("n", n)
         count = min(n, len(self))
         return self._grid([k * len(self) // count for k in range(count)])
 
@@ -197,7 +188,7 @@ class Readable(Dataset[T_co]):
 
     @property
     def indices(self) -> Ints:
-        """The positions of the samples in `cache`: int64 [len(self)], read-only, not a copy."""
+        """The positions of the samples in `cache`: int64 [len(self)], read-only, a view of an index array."""
         self._guard(8)
         return self._whole_selection().array()
 
@@ -258,12 +249,21 @@ class Readable(Dataset[T_co]):
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For
         them a DataLoader with workers is faster.
         """
-        if sampler is None:
-            self._guard(16)
         options = LoaderOptions(
             batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch, pin_memory, device, reuse
         )
-        return Loader(self._batch, len(self), options)
+        return Loader(self, options)
+
+    def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
+        """What fetches ahead of an order; None where nothing is far.
+
+        Args:
+            positions: gives those in the items [a, b) of the order. start, stop: which items are read.
+        """
+        session = self._root._far_session()
+        if session is None or start >= stop:
+            return None
+        return Ahead(session, lambda low, high: self._root_indices(positions(low, high)), start, stop)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._root_indices(integers(indices, len(self))))
@@ -307,7 +307,7 @@ class Readable(Dataset[T_co]):
 
     def _guard(self, nbytes: int) -> None:
         """Refuse to allocate `nbytes` a sample on the word of an archive alone; see `Reader.justify`."""
-        if nbytes * len(self) > FREE_NBYTES:
+        if nbytes * len(self) > base.FREE_NBYTES:
             self._root._justify(nbytes, min(len(self), len(self._root)))
 
 
@@ -327,6 +327,7 @@ class Root(Readable[T_co]):
 
     @transform.setter
     def transform(self, function: Transform) -> None:
+        Readable._times_set += 1
         self._transform = checked_function("transform", function)
 
     @property
@@ -336,6 +337,10 @@ class Root(Readable[T_co]):
     @property
     def _readers(self) -> list[AnyReader]:
         raise NotImplementedError
+
+    def _far_session(self) -> Session | None:
+        """That of the archive, where reading fetches what is far and can be looked ahead for."""
+        return None
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         """A sample, or its fields."""
@@ -378,34 +383,3 @@ class Root(Readable[T_co]):
     def _justify(self, nbytes: int, count: int) -> None:
         """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
         raise NotImplementedError
-
-
-def is_array(index: Any) -> bool:
-    """Whether an index is several; numpy takes a tuple for one that has several dimensions."""
-    try:
-        return not isinstance(index, int | tuple) and np.ndim(index) == 1
-    except ValueError:  # a list of lists of several lengths
-        return False
-
-
-def integers(indices: Any, length: int) -> Ints:
-    """An index array in [-length, length), or the places of a mask, as int64."""
-    array: npt.NDArray[Any]
-    if type(indices) is list and indices and type(indices[0]) is int:
-        # What a DataLoader's sampler gives; numpy takes longer to find out that it is integers.
-        with suppress(TypeError, OverflowError):
-            indices = np.frombuffer(Longs("q", indices), np.int64)
-    array = np.asarray(indices)
-    if array.dtype == np.int64:
-        # Not min() and max(): in a loop that has better things to cache they take 4 us each.
-        if len(array) and (array[array.argmin()] < -length or array[array.argmax()] >= length):
-            checked_indices(array, length)
-        return array
-    if array.dtype == np.bool_:
-        if len(array) != length:
-            raise OptionError(f"mask has {len(array):,} entries, but the dataset has {length:,}")
-        return np.flatnonzero(array)
-    if len(array) and array.dtype.kind not in "iu":
-        raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")
-    checked_indices(array, length)
-    return array.astype(np.int64)

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import Ints, MissingDependencyError, OptionError
+from edcache.base import Ints, MissingDependencyError, OptionError, Selection, check_count, shuffled
 from edcache.reader import Batch, Memory, fresh
 
 _Slot = list[torch.Tensor]
@@ -33,6 +33,7 @@ _Made = tuple[list[tuple[Any, _Slot]], BaseException | None]
 _HELD = 2
 # Tasks are of as many batches as take a millisecond.
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
+_WORTH_A_SLICE = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,7 @@ class LoaderOptions:
         counts: dict[str, Any] = {} if makes_batches else {"batch_size": self.batch_size}
         counts |= {"num_threads": self.num_threads, "prefetch": self.prefetch}
         for name, value in counts.items():
-            if not isinstance(value, (int, np.integer)) or value < 1:
-                raise OptionError(f"{name}={value!r}; give 1 or more")
+            check_count(name, value)
         if makes_batches and self.drop_last:
             raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
         if self.shuffle and self.sampler is not None:
@@ -76,8 +76,9 @@ class Loader:
     Safety: one iteration at a time. Abandoning an iteration ends its threads.
     """
 
-    def __init__(self, read: Callable[[Ints], Batch], length: int, options: LoaderOptions) -> None:
-        self._read, self._length, self._options = read, length, options
+    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
+        self._dataset, self._length, self._options = dataset, len(dataset), options
+        self._read: Callable[[Ints], Batch] = dataset._batch
         self.batch_size, self._sampler = options.batch_size, options.sampler
         self._seed = int(torch.randint(1 << 62, ())) if options.seed is None else options.seed
         self._device: torch.device | None = None
@@ -163,10 +164,18 @@ class Loader:
         order, size = self._order(), self.batch_size
         if size is None:
             self._steps = len(order)
-            return (_positions(order[number]) for number in range(skipped, len(order)))
+            batches: Iterator[Ints] = (_positions(order[number]) for number in range(skipped, len(order)))
+
+            def positions(low: int, high: int) -> Ints:
+                return np.concatenate([_positions(order[number]) for number in range(low, high)])
+
+            ahead = self._dataset._looking_ahead(positions, skipped, len(order))
+            return batches if ahead is None else ahead.follow(batches, 1)
         starts = self._starts(len(order), size)
         self._steps = len(starts)
-        return (order[start : start + size] for start in starts[skipped:])
+        batches = _slices(order, starts[skipped:])
+        ahead = self._dataset._looking_ahead(lambda low, high: order[low:high], skipped * size, len(order))
+        return batches if ahead is None else ahead.follow(batches, size)
 
     def _order(self) -> Any:
         """What to read in this epoch: positions, or a sequence of batches of them."""
@@ -178,9 +187,8 @@ class Loader:
                 return self._sampler.order(self._epoch)
             drawn = list(self._sampler)
             return drawn if self.batch_size is None else _positions(drawn)
-        if self._options.shuffle:
-            return np.random.default_rng((self._seed % (1 << 64), self._epoch)).permutation(self._length)
-        return np.arange(self._length, dtype=np.int64)
+        whole = Selection(range(self._length))
+        return shuffled(whole, self._seed, self._epoch) if self._options.shuffle else whole
 
     def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
@@ -280,6 +288,14 @@ class Loader:
             stream = torch.cuda.current_stream(self._device)
             _map_tensors(lambda tensor: tensor.record_stream(stream), batch)
         return batch
+
+
+def _slices(order: Any, starts: range) -> Iterator[Ints]:
+    """What lies from each start to the next; of many at a time, since each time is a dozen calls of numpy."""
+    many = max(_WORTH_A_SLICE // starts.step, 1)
+    for part in (starts[k : k + many] for k in range(0, len(starts), many)):
+        positions = order[part.start : part.stop]
+        yield from (positions[k : k + starts.step] for k in range(0, len(positions), starts.step))
 
 
 def _positions(drawn: Any) -> Ints:

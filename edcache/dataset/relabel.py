@@ -141,7 +141,7 @@ def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
     elif table.num_rows != len(cache):
         raise OptionError(
             f"the table has {table.num_rows:,} rows, the dataset {len(cache):,} samples; give one row per "
-            "sample, or on= the column that both have"
+            "sample, or name the column that both have, by on="
         )
     for name in table.column_names:
         checked_name(name, "the table has")
@@ -170,10 +170,7 @@ class _Rows(Dataset[Any]):
 
 
 def _computed(
-    cache: ArchiveDataset,
-    spec: LabelSpec,
-    fields: Sequence[FieldPath] | None,
-    num_workers: int,
+    cache: ArchiveDataset, spec: LabelSpec, fields: Sequence[FieldPath] | None, num_workers: int
 ) -> Revision:
     """The labels of the samples that are there, or that a lazy cache can make."""
     plain = copy.copy(cache)

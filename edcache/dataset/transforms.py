@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from edcache.base import OptionError
+from edcache.base import OptionError, shown
 from edcache.reader import FieldPath, at, replaced, steps
 
 
@@ -59,7 +59,7 @@ def extended(before: Callable[[Any], Any] | None, step: Step, returns_ctx: bool 
 def checked_step(function: Any, field: FieldPath) -> Step:
     """A step of a function that a user gave."""
     if not callable(function):
-        raise OptionError(f"with_transform() takes a function, not {function!r}")
+        raise OptionError(f"with_transform() takes a function, not {shown(function)}")
     try:
         parameters = list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):  # some of those written in C have no signature

@@ -16,9 +16,9 @@ import numpy.typing as npt
 from edcache import base, labels
 from edcache.base import Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
-from edcache.dataset.indexing import Readable, Root, T_co, integers, is_array
+from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.transforms import Step, checked_step, extended
-from edcache.labels import Classes, checked_indices, classes, order_by
+from edcache.labels import Classes, checked_indices, classes_of, integers, is_array, sorted_rows
 from edcache.reader import FieldPath, Projection, batch_for
 
 if TYPE_CHECKING:
@@ -33,10 +33,10 @@ class Samples(Readable[T_co]):
     """The methods of a cache and of its views: a sequence of samples with labels.
 
     No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made
-    from it share. The views of slices, take, skip, percent and repeat have none. Random choices depend on the
-    seed only (numpy's Generator with PCG64), so they are equal in every process and on every platform. A
-    label column that does not exist raises UnknownLabelError. A column whose values are lists or dicts
-    raises LabelTypeError. A missing value counts as a value of its own.
+    from it share. The views of slices, take, skip, percent, repeat and shuffle have none. Random choices
+    depend on the seed only, so they are equal in every process and on every platform. A label column that
+    does not exist raises UnknownLabelError. A column whose values are lists or dicts raises LabelTypeError.
+    A missing value counts as a value of its own.
     """
 
     @property
@@ -131,7 +131,7 @@ class Samples(Readable[T_co]):
         Missing values and nans are last, also with descending=True.
         """
         self._guard(32)
-        order = order_by(self.labels, name, descending)
+        order = sorted_rows(self.labels.singles(name, "sort_by"), descending)
         return self._picked(order, _call("sort_by", name, descending=descending or None))
 
     def unique(self, name: str) -> View[T_co]:
@@ -172,7 +172,7 @@ class Samples(Readable[T_co]):
 
     def _classes(self, name: str, asked_by: str) -> Classes:
         self._guard(48)
-        return classes(self.labels, name, asked_by)
+        return classes_of(self.labels.singles(name, asked_by))
 
     # ------------------------------------------------------------------------------- by position
 
@@ -217,20 +217,16 @@ class Samples(Readable[T_co]):
     def shuffle(self, seed: int) -> View[T_co]:
         """A view of all samples in a random order. It is the same for the same seed and length.
 
-        The order stays the same in every epoch. For a new order in every epoch use `shuffle=True` of a
-        DataLoader or of `loader`.
+        The order stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or
+        `shuffle=True` of a DataLoader or of `loader`.
         """
-        self._guard(24)
-        return self._picked(base.permutation(base.generator(seed), len(self)), _call("shuffle", seed))
+        order = base.shuffled(self._whole_selection(), base.checked_seed(seed))
+        return self._view(_call("shuffle", seed), selection=order)
 
     # ------------------------------------------------------------------------------------- parts
 
     def split(
-        self,
-        *parts: float,
-        seed: int | None = 0,
-        stratify: str | None = None,
-        group: str | None = None,
+        self, *parts: float, seed: int | None = 0, stratify: str | None = None, group: str | None = None
     ) -> tuple[View[T_co], ...]:
         """Split all samples into views. Each sample is in exactly one view.
 
@@ -263,12 +259,7 @@ class Samples(Readable[T_co]):
         return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
 
     def kfold(
-        self,
-        n: int,
-        *,
-        seed: int | None = 0,
-        stratify: str | None = None,
-        group: str | None = None,
+        self, n: int, *, seed: int | None = 0, stratify: str | None = None, group: str | None = None
     ) -> list[tuple[View[T_co], View[T_co]]]:
         """A pair of views (train, test) for each of n folds. Each sample is in exactly one test view.
 
@@ -436,15 +427,9 @@ class View(Samples[T_co]):
 
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
         """Raise OptionError, because labels belong to the complete dataset."""
-        raise OptionError(
-            "labels cannot be added to a view; add them to its dataset: view.cache.add_labels()"
-        )
+        raise OptionError("labels of a view cannot be changed; change those of its dataset, view.cache")
 
-    def drop_labels(self, *names: str) -> View[T_co]:
-        """Raise OptionError, because labels belong to the complete dataset."""
-        raise OptionError(
-            "labels of a view cannot be dropped; drop those of its dataset: view.cache.drop_labels()"
-        )
+    drop_labels = add_labels
 
 
 class _Short(reprlib.Repr):
@@ -506,5 +491,5 @@ def _count(name: str, n: Any) -> int:
     except TypeError:
         count = -1
     if count < 0 or isinstance(n, bool):
-        raise OptionError(f"{name}({n!r}): give a number of samples, 0 or more")
+        raise OptionError(f"{name}({base.shown(n)}): give a number of samples, 0 or more")
     return count

@@ -9,5 +9,10 @@ from .notebook import schema_of as schema_of
 from .server import Viewer as Viewer
 from .server import view as view
 from .shown import Shown as Shown
+from .summary import call_text as call_text
+from .summary import facts as facts
+from .summary import field_rows as field_rows
+from .summary import fields_of as fields_of
+from .summary import provenance as provenance
 from .summary import summary as summary
 from .tree import sample_tree as sample_tree

@@ -23,8 +23,8 @@ from edcache.base import (
     pairs,
     shortened,
 )
-from edcache.display.notebook import SampleGrid, Schema, field_rows, schema_of, schema_tables
-from edcache.display.summary import summary
+from edcache.display.notebook import SampleGrid, Schema, schema_of, schema_tables
+from edcache.display.summary import facts, field_rows, provenance, summary
 from edcache.labels import Histogram, Labels
 from edcache.storage import scheme_of
 
@@ -54,7 +54,7 @@ class Card:
     Attributes:
         name: of the dataset: the name of its file.
         place: what opens it: the name of its file, or its URL.
-        document: as `summary` has it. digest: "sha256:" and the hex digits; None if it was not taken.
+        document: as `summary` has it, with the place as "path" and the digest, if it was taken.
         samples: some of them, evenly spread. unread: why some cannot be shown.
         schema, spreads: the fields, and the labels as histograms; columns: how many labels there are.
     """
@@ -62,8 +62,6 @@ class Card:
     name: str
     place: str
     document: dict[str, Any]
-    digest: str | None
-    failed: int
     samples: SampleGrid
     unread: str | None
     schema: Schema
@@ -89,9 +87,7 @@ def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None
     return Card(
         name=name.removesuffix(".zip") or place,
         place=place,
-        document=summary(archive),
-        digest=digest,
-        failed=len(archive.failures),
+        document=summary(archive) | {"path": place, "digest": digest},
         samples=SampleGrid(list(samples), list(samples.values()), labels),
         unread=unread and unread.replace(archive.path, place),
         schema=schema_of([archive]),
@@ -124,35 +120,6 @@ def sentence(card: Card) -> str:
     )
 
 
-def facts(card: Card) -> Iterator[tuple[str, str | None]]:
-    """The archive as a file."""
-    of, record = card.document, card.document["record_nbytes"]
-    yield "file", f"{card.place}, {human_bytes(of['nbytes'])} ({of['nbytes']:,} bytes)"
-    yield "samples", f"{of['samples']:,}"
-    yield "missing", f"{of['missing']:,}" if of["missing"] else None
-    yield "failed", f"{card.failed:,}" if card.failed else None
-    yield "sealed", "yes" if of["sealed"] else "no, it may still grow"
-    if record["max"] is not None:
-        yield "record", f"median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"
-    yield "codec", of["codec"]
-    yield "compression", of["compression"] or "none"
-    yield "format version", str(of["format_version"])
-    yield "uuid", of["uuid"]
-    yield "digest", card.digest
-
-
-def provenance(card: Card) -> Iterator[tuple[str, str | None]]:
-    """The call that made the archive, as its fingerprint has it; which may be anybody's."""
-    fingerprint = card.document["fingerprint"] or {}
-    for key in ("type", "factory"):
-        yield key, None if fingerprint.get(key) is None else str(fingerprint[key])
-    for key in ("arguments", "attributes"):
-        values = fingerprint.get(key)
-        named = values.items() if isinstance(values, dict) else ()
-        yield key, ", ".join(f"{name}={shortened(repr(value))}" for name, value in named) or None
-    yield "version", None if fingerprint.get("version") is None else str(fingerprint["version"])
-
-
 def is_unique(spread: Histogram) -> bool:
     """Whether each sample seems to have a value of its own, of which bars would say nothing."""
     return spread.rest > 0 and all(bar.count == 1 for bar in spread.bars)
@@ -165,15 +132,13 @@ def examples(spread: Histogram) -> str:
 
 
 def _drawn(spread: Histogram) -> Markup:
-    if not is_unique(spread):
-        return spread.drawn()
-    kind = element("span", f" {spread.type}", class_="dim")
-    return element("div", element("div", spread.name, kind), element("div", examples(spread), class_="dim"))
+    few = Histogram(spread.name, f"{spread.type}: {examples(spread)}", ())
+    return (few if is_unique(spread) else spread).drawn()
 
 
 def html(card: Card) -> str:
     """One file of HTML, with its pictures in it; it needs no script and no network."""
-    made = [(name, value) for name, value in provenance(card) if value is not None]
+    made = [(name, shortened(text)) for name, text in provenance(card.document["fingerprint"])]
     left_out = card.columns - len(card.spreads)
     blocks = (
         ("Open it", element("pre", "\n".join(opening(card)), class_="code")),
@@ -182,7 +147,7 @@ def html(card: Card) -> str:
         ("Labels", element("div", map(_drawn, card.spreads), class_="columns") if card.spreads else ""),
         ("", f"{left_out:,} more columns" if left_out else ""),
         ("Fields", joined(*schema_tables(card.schema))),
-        ("File", pairs(facts(card))),
+        ("File", pairs(facts(card.document))),
         ("Made by", pairs(made) if made else ""),
     )
     body = (joined(element("h2", title) if title else "", block) for title, block in blocks if block)
@@ -212,8 +177,8 @@ def markdown(card: Card) -> str:
     for schema in card.schema[:4]:
         lines += [f"{schema['samples']:,} samples:", ""] if len(card.schema) > 1 else []
         lines += [*_table(("field", "kind", "dtype", "shape"), field_rows(schema)[:100]), ""]
-    lines += ["## File", "", *_table(("", ""), facts(card)), ""]
-    made = [(name, value) for name, value in provenance(card) if value is not None]
+    lines += ["## File", "", *_table(("", ""), facts(card.document)), ""]
+    made = [(name, shortened(text)) for name, text in provenance(card.document["fingerprint"])]
     lines += ["## Made by", "", *_table(("", ""), made), ""] if made else []
     return "\n".join(lines)
 

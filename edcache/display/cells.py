@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import EdcacheError, MissingSampleError, PickleRefusedError, SampleIndexError, plain
+from edcache.base import EdcacheError, MissingSampleError, PickleRefusedError, SampleIndexError
 from edcache.display.media import Media, first_seen, gray, media_of, png, thumbnail
 from edcache.display.tree import leaf, leaves_of
 
@@ -61,7 +61,7 @@ def described_leaves(sample: Any) -> list[dict[str, Any]]:
         media = media_of(value)
         about = {"number": number, "path": ".".join(map(str, path)), **leaf(value)}
         if "value" in about:
-            about["value"] = _value(about["value"])  # a browser's numbers are floats
+            about["value"] = str(about["value"])  # a browser's numbers are floats
         leaves.append(about if media is None else about | {"media": _described(media)})
     return leaves
 
@@ -69,14 +69,7 @@ def described_leaves(sample: Any) -> list[dict[str, Any]]:
 def _in_short(value: Any) -> str:
     """A leaf in a line; a list within a list may have no end of items."""
     about = leaf(value)
-    return _value(about["value"]) if "value" in about else about["type"]
-
-
-def _value(value: Any) -> str:
-    """A plain value as text; Python makes no digits of an integer that is very large."""
-    if isinstance(value, int) and value.bit_length() > 1024:
-        return f"an integer of {value.bit_length():,} bits"
-    return str(plain(value))
+    return str(about["value"]) if "value" in about else about["type"]
 
 
 def _described(media: Media) -> dict[str, Any]:

@@ -45,7 +45,7 @@ def croissant(card: Card) -> str:
         "contentUrl": quote(card.place, safe="/:?=&%~", errors="surrogateescape"),
         "contentSize": f"{card.document['nbytes']} B",
         "encodingFormat": "application/zip",
-        "sha256": (card.digest or "").removeprefix("sha256:"),
+        "sha256": (card.document["digest"] or "").removeprefix("sha256:"),
     }
     table = {
         "@type": "cr:FileObject",

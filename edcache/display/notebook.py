@@ -9,8 +9,8 @@ from typing import Any, Final, Protocol
 from edcache import base, reader
 from edcache.base import Markup, element, fragment, human_bytes, pairs, table
 from edcache.display.media import Media, first_seen, thumbnail
-from edcache.display.summary import fields_of
-from edcache.labels import Labels
+from edcache.display.summary import field_rows, fields_of
+from edcache.labels import Labels, bars
 
 _SAMPLES: Final = 8
 _SCHEMAS: Final = 4
@@ -50,10 +50,6 @@ class Schema(list[dict[str, Any]]):
         return fragment(*schema_tables(self))
 
 
-def _label(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else base.shortened(str(value))
-
-
 def _samples(count: int) -> str:
     return f"{count:,} sample{'' if count == 1 else 's'}"
 
@@ -81,9 +77,9 @@ class SampleGrid:
 
     def __init__(self, positions: Sequence[int], samples: Sequence[Any], labels: Labels) -> None:
         self.positions, self.samples = list(positions), list(samples)
-        taken = labels.take(self.positions)
-        self._captions = list(zip(*(taken.to_list(name) for name in list(labels)[:_CAPTION]), strict=True))
-        self._names = list(labels)[:_CAPTION]
+        self._names, taken = list(labels)[:_CAPTION], labels.take(self.positions)
+        columns = zip(*map(taken.to_list, self._names), strict=True)
+        self._captions = list(columns) or [()] * len(self.positions)
 
     def __repr__(self) -> str:
         lines = (f"{self._caption(k)}  {_line(sample)}" for k, sample in enumerate(self.samples))
@@ -101,13 +97,12 @@ class SampleGrid:
         return element("div", figures, class_="grid")
 
     def _short(self, k: int) -> str:
-        return ", ".join(
-            [f"{self.positions[k]:,}", *map(_label, self._captions[k] if self._captions else ())]
-        )
+        labels = (base.shortened(base.brief(value)) for value in self._captions[k])
+        return ", ".join([f"{self.positions[k]:,}", *labels])
 
     def _caption(self, k: int) -> str:
-        values = self._captions[k] if self._captions else ()
-        named = (f"{name}={base.shown(value)}" for name, value in zip(self._names, values, strict=True))
+        values = zip(self._names, self._captions[k], strict=True)
+        named = (f"{name}={base.shown(value)}" for name, value in values)
         return "  ".join([f"{self.positions[k]:,}", *named])
 
 
@@ -155,8 +150,8 @@ def dataset_html(
     """
     tables = list(schema_tables(schema_of(archives)))
     # The labels of what is far away are fetched when somebody asks for them.
-    bars = "" if any(archive.by_request for archive in archives) else dataset.labels.bars()
-    columns = element("div", tables, bars, class_="columns")
+    spreads = "" if any(archive.by_request for archive in archives) else bars(dataset.labels)
+    columns = element("div", tables, spreads, class_="columns")
     facts = pairs(_facts(dataset, archives))
     return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
 
@@ -185,15 +180,3 @@ def schema_tables(schema: Schema) -> Iterator[Markup]:
         )
     if len(schema) > _SCHEMAS:
         yield element("div", f"{len(schema) - _SCHEMAS:,} more schemas: ds.schema", class_="dim")
-
-
-def field_rows(schema: dict[str, Any]) -> list[tuple[str, str, str, str]]:
-    """The fields of a schema as path, kind, dtype and shape."""
-    rows = []
-    for field in schema["fields"]:
-        sized = field["kind"] in ("tensor", "array", "scalar")
-        shape = "varies" if field["shape"] is None else " x ".join(map(str, field["shape"])) or "scalar"
-        rows.append(
-            (field["path"] or ".", field["kind"], field["dtype"] if sized else "", shape if sized else "")
-        )
-    return rows

@@ -108,16 +108,17 @@ async function apply() {
     Object.assign(state, { where, count, current: 0 });
     remember();
     restart();
+    for (const i of $("labels").querySelectorAll("section").keys()) compare(i);
   } catch (error) {
     if (turn === state.turn) complain(error.message);
   }
 }
 
-function complain(text) {
+function complain(text, isWrong = text !== "") {
   $("message").textContent = shown(text);
   $("message").title = shown(text);
-  $("where").setAttribute("aria-invalid", text !== "");
-  $("call").hidden = text !== "";
+  $("where").setAttribute("aria-invalid", isWrong);
+  $("call").hidden = isWrong;
 }
 
 function remember() {
@@ -142,6 +143,7 @@ async function columns() {
       if (set !== state.set) return;
       section.append(...bars(histogram));
       press();
+      if (state.where) compare(i);
     } catch (error) {
       section.append(el("p", { text: error.message }));
     }
@@ -156,8 +158,10 @@ function bars(histogram) {
   const buttons = histogram.bars.map((bar) => {
     const fill = el("i");
     fill.style.width = `${(100 * bar.count) / most}%`;
+    fill.append(el("b"));
     const button = el("button", { class: "value", title: bar.where ?? bar.text, "aria-pressed": "false", disabled: bar.where === null },
       fill, el("span", { class: "key", text: bar.text, dir: "auto" }), el("span", { text: number(bar.count) }));
+    button.count = bar.count;
     if (bar.where !== null) {
       button.addEventListener("click", () => toggle(bar.where, wheres));
       button.where = { one: unit(bar.where), all: wheres };
@@ -167,6 +171,27 @@ function bars(histogram) {
   if (histogram.rest > 0) buttons.push(el("p", { text: `${plural(histogram.rest, "sample")} of ${plural(histogram.rest_values, "other value")}` }));
   if (!histogram.bars.length) buttons.push(el("p", { text: "No values." }));
   return buttons;
+}
+
+// Of each bar the part that the filter keeps, drawn over the whole; but for the choice among these bars.
+async function compare(i) {
+  const { set, turn } = state, section = $("labels").querySelectorAll("section")[i];
+  const buttons = [...section.querySelectorAll("button.value")];
+  const { list, at } = terms(buttons.find((button) => button.where)?.where.all ?? []);
+  const where = list.filter((_, k) => k !== at).join(" and ");
+  try {
+    const kept = where && buttons.length ? (await get(`${set}/kept/${i}`, { where })).kept : [];
+    if (turn !== state.turn || set !== state.set) return;
+    for (const [k, button] of buttons.entries()) {
+      const count = kept[k] ?? null;
+      button.classList.toggle("part", count !== null);
+      button.firstChild.firstChild.style.width = `${(100 * (count ?? 0)) / Math.max(1, button.count)}%`;
+      button.lastChild.textContent = count === null ? number(button.count) : number(count);
+      button.lastChild.title = count === null ? "" : `${number(count)} of ${number(button.count)}`;
+    }
+  } catch (error) {
+    section.append(el("p", { text: error.message }));
+  }
 }
 
 function press() {
@@ -586,18 +611,18 @@ async function jump() {
   const all = state.info.samples;
   const row = /^-?\d{1,15}$/.test(typed) ? Number(typed) : NaN;
   if (!(row >= -all && row < all)) {
-    complain(`no sample "${typed}"; there are ${number(all)}, from 0 on or from -1 back`);
+    complain(`no sample "${typed}"; there are ${number(all)}, from 0 on or from -1 back`, false);
     return;
   }
   complain("");
   const wanted = row < 0 ? row + all : row;
   try {
     const { position, exact } = await get(`${state.set}/position/${wanted}`, { where: state.where });
-    if (!exact) complain(`sample ${number(wanted)} does not fulfil the filter; here is the next that does`);
+    if (!exact) complain(`sample ${number(wanted)} does not fulfil the filter; here is the next that does`, false);
     $("grid").focus();
     select(position);
   } catch (error) {
-    complain(error.message);
+    complain(error.message, false);
   }
 }
 

@@ -225,6 +225,8 @@ def _from(shown: Shown, what: str | None, numbers: list[int], where: str, query:
             return _json({"count": len(shown.rows(where))})
         case "histogram", [column]:
             return _json(shown.histogram(column))
+        case "kept", [column]:
+            return _json({"kept": shown.kept(where, column)})
         case "cells", []:
             start, count = _number(query, "start"), min(_number(query, "count"), _MOST_CELLS)
             return _json({"cells": shown.cells(where, start, count)})

@@ -13,12 +13,13 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from edcache.base import Ints, SampleIndexError, plain
-from edcache.labels import Labels, matching_rows
+from edcache.base import Ints, SampleIndexError, brief, plain
+from edcache.labels import Histogram, Labels, matching_rows
 
 _MOST_KEPT: Final = 4096
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
+_MOST_HISTOGRAMS: Final = 40
 _MOST_MISSING: Final = 500
 _MOST_CAPTIONS: Final = 4
 _MOST_ARCHIVES: Final = 20
@@ -70,16 +71,29 @@ class Shown:
         labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
         dataset: opens it; called once, by a thread of its own.
         code: the line of Python that opens it.
+        has_changed: whether the archive has grown since the labels were asked for; then all is asked for anew
+            when the page is loaded again.
     """
 
     def __init__(
-        self, name: str, path: str, labels: Callable[[], Labels], dataset: Callable[[], Any], code: str
+        self,
+        name: str,
+        path: str,
+        labels: Callable[[], Labels],
+        dataset: Callable[[], Any],
+        code: str,
+        has_changed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name, self._path, self._code = name, path, code
-        self._labels = _Once(labels)
-        self._dataset = _Once(dataset)
+        self._sources, self._has_changed = (labels, dataset), has_changed
+        self._forget()
+
+    def _forget(self) -> None:
+        labels, dataset = self._sources
+        self._labels, self._dataset = _Once(labels), _Once(dataset)
         self._rows, self._cells = _Recent(_MOST_FILTERS), _Recent(_MOST_KEPT)
         self._samples = _Recent(_MOST_SAMPLES)
+        self._histograms, self._taken = _Recent(_MOST_HISTOGRAMS), _Recent(1)
 
     def start(self) -> None:
         """Open the dataset in the background; what that raises is told to who asks for samples."""
@@ -96,9 +110,11 @@ class Shown:
 
     def about(self) -> dict[str, Any]:
         """What the page begins with; opens the dataset in the background."""
+        if self._has_changed():
+            self._forget()
         labels = self._labels()
         self.start()
-        columns = [{"name": field.name, "type": str(field.type)} for field in labels.whole.table.schema]
+        columns = [{"name": field.name, "type": str(field.type)} for field in labels.source.schema]
         return {
             "name": self.name,
             "path": self._path,
@@ -109,11 +125,20 @@ class Shown:
 
     def histogram(self, column: int) -> dict[str, Any]:
         """How often each value of a column occurs, the column by its number."""
+        return asdict(self._histogram(column))
+
+    def _histogram(self, column: int) -> Histogram:
         labels = self._labels()
         names = list(labels)
         if column >= len(names):
             raise SampleIndexError(f"no label column {column}; there are {len(names)}")
-        return asdict(labels.histogram(names[column]))
+        return self._histograms.of(column, lambda: labels.histogram(names[column]))
+
+    def kept(self, where: str, column: int) -> list[int | None]:
+        """How many samples of each bar of a histogram fulfil a where-string; None where nobody can tell."""
+        bars = self._histogram(column).bars
+        taken = self._taken.of(where, lambda: self._labels().take(np.asarray(self.rows(where))))
+        return [None if bar.where is None else len(matching_rows(taken, {}, bar.where)) for bar in bars]
 
     def rows(self, where: str) -> Ints | range:
         """The rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
@@ -150,7 +175,7 @@ class Shown:
         labels = self._labels()
         taken = labels.take(np.array(rows, np.int64))
         columns = [taken.to_list(name) for name in list(labels)[:_MOST_CAPTIONS]]
-        return [[_text_of(column[k]) for column in columns] for k in range(len(rows))]
+        return [[brief(column[k])[:_LONGEST] for column in columns] for k in range(len(rows))]
 
     def _read(self, rows: list[int]) -> Iterator[tuple[int, Any]]:
         """Each row with its sample, or with the error that reading it raised."""
@@ -186,7 +211,7 @@ class Shown:
         taken = labels.take(np.array([row], np.int64))
         document: dict[str, Any] = {
             "row": row,
-            "labels": [[name, _text_of(taken.to_list(name)[0])] for name in labels],
+            "labels": [[name, brief(taken.to_list(name)[0])[:_LONGEST]] for name in labels],
         }
         if isinstance(sample, Exception):
             return document | {"leaves": [], "error": cells.reason(sample)}
@@ -251,9 +276,3 @@ def _cell(sample: Any) -> dict[str, Any]:
         return cells.cell(sample)
     except Exception as error:  # noqa: BLE001 - of this sample alone, whose classes may be anybody's
         return {"why": cells.reason(error)}
-
-
-def _text_of(value: object) -> str:
-    """A label as text."""
-    text = f"{value:.6g}" if isinstance(value, float) else str(plain(value))
-    return text[:_LONGEST]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from edcache import codec, format, reader
-from edcache.base import CorruptArchiveError
+from edcache.base import CorruptArchiveError, human_bytes, named
 
 
 def summary(archive: reader.AnyReader) -> dict[str, Any]:
@@ -25,6 +26,7 @@ def summary(archive: reader.AnyReader) -> dict[str, Any]:
         "sealed": archive.sealed,
         "samples": len(archive),
         "missing": len(archive) - len(nbytes),
+        "failed": len(archive.failures),
         "chunks": archive.chunks,
         "nbytes": archive.nbytes,
         "memory": archive.memory(),
@@ -36,27 +38,94 @@ def summary(archive: reader.AnyReader) -> dict[str, Any]:
         },
         "codec": head.codec,
         "compression": head.compression,
-        "labels": {field.name: str(field.type) for field in archive.labels().schema},
+        "labels": {field.name: str(field.type) for field in archive.stored_labels().schema},
         "schemas": fields_of(archive),
         "fingerprint": head.fingerprint,
     }
 
 
-def fields_of(archive: reader.AnyReader) -> list[dict[str, Any]]:
+def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """A summary as pairs that a person reads, but for its fields and the call that made it."""
+    record, ratio = of["record_nbytes"], ""
+    if record["uncompressed"] and record["total"]:
+        ratio = f", {record['uncompressed'] / record['total']:.2f} : 1"
+    yield "archive", of["path"]
+    yield "samples", f"{of['samples']:,}"
+    yield "missing", f"{of['missing']:,}"
+    yield "failed", f"{of['failed']:,}" if of["failed"] else None
+    yield "sealed", "yes" if of["sealed"] else "no, it may still grow"
+    yield "chunks", None if of["chunks"] is None else f"{of['chunks']:,}"
+    yield "file", f"{human_bytes(of['nbytes'])} ({of['nbytes']:,} bytes)"
+    if record["max"] is not None:
+        yield "record", f"median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"
+    yield "codec", of["codec"]
+    yield "compression", f"{of['compression'] or 'none'}{ratio}"
+    yield "labels", ", ".join(f"{name}: {kind}" for name, kind in of["labels"].items()) or "none"
+    yield "format", str(of["format_version"])
+    yield "uuid", of["uuid"]
+    yield "digest", of.get("digest")
+
+
+def provenance(fingerprint: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """The call that made an archive, as its fingerprint has it; which may be anybody's."""
+    of = fingerprint or {}
+    yield from ((key, str(of[key])) for key in ("type", "factory") if of.get(key) is not None)
+    for word in ("argument", "attribute"):
+        yield from ((word, f"{name}={_value_text(value)}") for name, value in named(of, f"{word}s").items())
+    if of.get("version") is not None:
+        yield "version", _value_text(of["version"])
+    if of.get("source") is not None:
+        yield "source digest", str(of["source"])
+
+
+def _value_text(value: object) -> str:
+    """A value of a fingerprint: what is no plain value stands there as a list of its one text."""
+    return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
+
+
+def call_text(fingerprint: Mapping[str, Any] | None) -> str:
+    """The call that a fingerprint describes, as Python has it: "digits:make(split='train', n=6)"."""
+    of = fingerprint or {}
+    if "factory" not in of:
+        return str(of.get("type", ""))
+    arguments = (f"{name}={_value_text(value)}" for name, value in named(of, "arguments").items())
+    return f"{of['factory']}({', '.join(arguments)})"
+
+
+def fields_of(archive: reader.AnyReader, *, sized: bool = False) -> list[dict[str, Any]]:
     """The schemas, most used first: how many "samples" have each, and its "fields".
 
-    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
+    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. Sized, a schema has
+    "nbytes", of its records before compression, and a field "nbytes", of its values in these. That is None
+    where several fields vary in size: only the records tell the length of each.
     """
-    numbers, schemas = archive.records.schema, len(archive.schemas)
-    if len(numbers) and int(numbers.max()) >= schemas:
+    records, schemas = archive.records, archive.schemas
+    greatest = int(records.schema.max(initial=0))
+    if len(records.schema) and greatest >= len(schemas):
         raise CorruptArchiveError(
-            f"{archive.path}: a record has schema {int(numbers.max()):,}; the index has {schemas:,} schemas"
+            f"{archive.path}: a record has schema {greatest:,}; the index has {len(schemas):,} schemas"
         )
-    used = np.bincount(numbers, minlength=schemas).tolist()
-    return [
-        {"samples": samples, "fields": [_field(field) for field in codec.stored_fields(schema)]}
-        for samples, schema in sorted(zip(used, archive.schemas, strict=True), key=lambda pair: -pair[0])
-    ]
+    used = np.bincount(records.schema, minlength=len(schemas)).tolist()
+    lengths = records.nbytes if records.raw_nbytes is None else records.raw_nbytes
+    totals = np.bincount(records.schema, lengths, len(schemas)).tolist() if sized else used
+    listed = []
+    for samples, total, schema in zip(used, map(int, totals), schemas, strict=True):
+        nodes, fixed = codec.stored_fields(schema)
+        listed.append({"samples": samples, "fields": list(map(_field, nodes))})
+        if sized:
+            listed[-1]["nbytes"] = total
+            sizes = _sizes(nodes, samples, total - samples * fixed)
+            for field, nbytes in zip(listed[-1]["fields"], sizes, strict=True):
+                field["nbytes"] = nbytes
+    return sorted(listed, key=lambda one: -one["samples"])
+
+
+def _sizes(nodes: Sequence[codec.Node], samples: int, variable: int) -> Iterator[int | None]:
+    """The bytes of each field in so many records; those that vary in size have `variable` together."""
+    is_one = sum(node.nbytes is None for node in nodes) == 1
+    for node in nodes:
+        inside = samples * sum(leaf.nbytes or 0 for leaf in node.leaves())
+        yield inside if node.nbytes is not None else inside + max(variable, 0) if is_one else None
 
 
 def _field(field: Any) -> dict[str, Any]:
@@ -66,3 +135,16 @@ def _field(field: Any) -> dict[str, Any]:
         "dtype": None if field.dtype is None else str(field.dtype),
         "shape": None if field.shape is None else list(field.shape),
     }
+
+
+def field_rows(schema: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The fields of a schema as path, kind, dtype and shape; and bytes, where they are sized."""
+    rows: list[tuple[str, ...]] = []
+    for field in schema["fields"]:
+        path, kind, dtype, shape = (field[key] for key in ("path", "kind", "dtype", "shape"))
+        text = "varies" if shape is None else " x ".join(map(str, shape)) or "scalar"
+        is_sized = kind in ("tensor", "array", "scalar")
+        sizes = [field["nbytes"]] if "nbytes" in field else []
+        rows.append((path or ".", kind, dtype if is_sized else "", text if is_sized else ""))
+        rows[-1] += tuple("?" if size is None else human_bytes(size) for size in sizes)
+    return rows

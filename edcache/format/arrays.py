@@ -49,7 +49,10 @@ def numpy_dtypes() -> dict[pa.DataType, np.dtype[Any]]:
 
 
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """The numpy dtype of an Arrow bool, integer or float type."""
+    """The numpy dtype of an Arrow bool, number, date, date-time or duration."""
+    if is_time(kind):
+        unit = "D" if pa.types.is_date32(kind) else kind.unit
+        return np.dtype(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")
     return numpy_dtypes()[kind]
 
 
@@ -66,6 +69,11 @@ def element_type(kind: pa.DataType) -> pa.DataType:
 def is_number(kind: pa.DataType) -> bool:
     """Whether values of the type are integers or floats."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether values of the type are dates, date-times or durations, which numpy has too."""
+    return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:
@@ -99,20 +107,42 @@ def detached(value: Any) -> Any:
 
 def number_values(array: pa.Array) -> npt.NDArray[Any]:
     """The integers or floats that are not null, read only; without nulls a view of the memory."""
-    dtype = numpy_dtype(array.type)
-    if not len(array):
-        return np.empty(0, dtype)
-    validity, data = array.buffers()
-    values = np.frombuffer(data, dtype, len(array), array.offset * dtype.itemsize)
-    if array.null_count:
-        bits = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")
-        values = values[bits[array.offset : array.offset + len(array)].view(np.bool_)]
+    values = _all_values(array)
+    values = values[~missing_rows(array)] if array.null_count else values
     values.flags.writeable = False
     return values
 
 
-def one_chunk(column: pa.ChunkedArray) -> pa.Array:
+def _all_values(array: pa.Array) -> npt.NDArray[Any]:
+    """The bools, numbers or times of an array, whatever is there for a null; bools and dates are copied."""
+    if pa.types.is_date32(array.type):
+        return _all_values(array.view(pa.int32())).astype("M8[D]")
+    dtype = numpy_dtype(array.type)
+    if not len(array):
+        return np.empty(0, dtype)
+    if dtype == np.bool_:
+        return _flags(array, 1)
+    return np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
+
+
+def missing_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
+    """Which values are null."""
+    if not array.null_count or pa.types.is_null(array.type):
+        return np.full(len(array), array.null_count > 0)
+    return ~_flags(array, 0)
+
+
+def _flags(array: pa.Array, buffer: int) -> npt.NDArray[np.bool_]:
+    """The bits of an array's buffer, one a value: which are valid, or the values of bools."""
+    first, skipped = divmod(array.offset, 8)
+    packed = np.frombuffer(array.buffers()[buffer], np.uint8, (skipped + len(array) + 7) // 8, first)
+    return np.unpackbits(packed, count=skipped + len(array), bitorder="little")[skipped:].view(np.bool_)
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column as one contiguous array."""
+    if isinstance(column, pa.Array):
+        return column
     if column.num_chunks == 1:
         return column.chunk(0)
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
@@ -124,29 +154,28 @@ def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
     nullable: whether the column as a whole has missing values, which decides the dtype.
     """
     kind = array.type
-    if is_number(kind) and not nullable:
-        return number_values(array)
     if is_list(kind) or pa.types.is_fixed_size_list(kind):
         return _lists_to_numpy(array, nullable)
     if pa.types.is_null(kind):
         return np.full(len(array), None, dtype=object)
-    if not nullable or not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+    if not (is_number(kind) or pa.types.is_boolean(kind) or is_time(kind)):
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    filled = array.fill_null(pa.scalar(0).cast(kind))
-    values: npt.NDArray[Any] = filled.to_numpy(zero_copy_only=False).astype(object)
-    values[array.is_null().to_numpy(zero_copy_only=False)] = None
+    values = _all_values(array)
+    if nullable:
+        values = values.astype(object if values.dtype.kind in "biu" else values.dtype)
+        values[missing_rows(array)] = {"f": np.nan, "O": None}.get(values.dtype.kind, "NaT")
     return values
 
 
 def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
     flat = array.flatten()
     values = to_numpy(flat, nullable=flat.null_count > 0)
-    lengths = array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+    lengths = number_values(array.value_lengths().fill_null(0))
     is_numeric = is_number(flat.type) or pa.types.is_boolean(flat.type)
     if is_numeric and not nullable and not flat.null_count and np.all(lengths == lengths[:1]):
         return np.reshape(values, (len(array), int(lengths[0]) if len(array) else 0))
     values.flags.writeable = False
-    missing = array.is_null().to_numpy(zero_copy_only=False)
+    missing = missing_rows(array)
     ends = np.cumsum(lengths, dtype=np.int64).tolist()
     rows = np.empty(len(array), dtype=object)
     for i, (end, length) in enumerate(zip(ends, lengths.tolist(), strict=True)):
@@ -156,9 +185,7 @@ def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
 
 def widened_float16(array: pa.Array) -> pa.Array:
     """A float16 array as float32, which older pyarrow neither casts nor compares."""
-    values = array.to_numpy(zero_copy_only=False).astype(np.float32)
-    missing = array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-    return pa.array(values, mask=missing)
+    return from_numpy(_all_values(array).astype(np.float32), pa.float32(), missing_rows(array))
 
 
 def list_items(lists: pa.Array) -> pa.Array:
@@ -228,8 +255,7 @@ def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
         return table
     columns = []
     for column in table.columns:
-        is_number = column.type in numpy_dtypes() and column.type != pa.bool_()
-        if is_number and not column.null_count and column.num_chunks == 1:
+        if is_number(column.type) and not column.null_count and column.num_chunks == 1:
             columns.append(from_numpy(number_values(column.chunk(0))[rows], column.type))
         else:
             columns.append(column.take(from_numpy(rows, pa.int64())))

@@ -1,13 +1,9 @@
-"""What an archive holds: its chain of entries, the tables of its chunks, read with care and merged into one.
-
-The writer seals the merged tables into the file; the reader needs them while an archive is not sealed.
-"""
+"""What an archive holds: its chain of entries, and the tables of its chunks, read with care."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -16,11 +12,10 @@ import numpy.typing as npt
 from edcache import base
 from edcache.base import CorruptArchiveError
 from edcache.format import spec, tables
-from edcache.format.arrays import take_rows
+from edcache.format.chunk_tables import Contents, Merge, listed_dictionaries, merge
 from edcache.format.revisions import Placed, Revised, revised
 from edcache.format.spec import Cursor, Head, Header, PRead
-from edcache.format.tables import ChunkTable, Failure, Records, Revision
-from edcache.format.types import no_labels, unify
+from edcache.format.tables import ChunkTable, Failure, Revision
 
 _T = TypeVar("_T")
 _PIECE_NBYTES = 1 << 22
@@ -29,17 +24,6 @@ _WINDOW = 1024 * spec.PAGE
 _MOST_LOST = 100
 # What a failure takes in memory, its texts aside.
 _FAILURE_NBYTES = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """Where the record of every sample lies, by rising index, and their labels, row by row.
-
-    index.records.index is None when no sample is absent; labels are what the chunks say.
-    """
-
-    index: tables.IndexTable
-    labels: Any
 
 
 class Chain:
@@ -222,24 +206,25 @@ class Chain:
         # Not a byte behind `size`: others append (test_process.py, test_an_archive_that_changes_*).
         return start + len(directory) == size and pread(start, len(directory)) == directory
 
-    def check_index(self, index: tables.IndexTable) -> None:
+    def check_index(
+        self, length: int, labels: object, dictionaries: Sequence[tables.Dictionary], blocks: base.Ints
+    ) -> None:
         """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries."""
         chunks = self.chunks
         end_index = max((header.end_index for header in chunks), default=0)
         sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
         payloads, tables, nbytes = np.array(sizes, np.int64).reshape(-1, 3).T
         tables_end, starts, ends = payloads + tables, payloads + ((tables + 63) & -64), payloads + nbytes
-        blocks = index.blocks
         if not (
-            index.length == max(end_index, self.length or 0)
-            and (index.labels is not None) == bool(self.revisions)
-            and index.dictionaries == _listed(self.dictionaries)
+            length == max(end_index, self.length or 0)
+            and (labels is not None) == bool(self.revisions)
+            and dictionaries == listed_dictionaries(self.dictionaries)
             and np.array_equal(blocks[:, 1], starts)
             and np.all(blocks[:, 2] <= ends - starts)
             and np.array_equal(blocks[:, 0], tables_end - 4 * -(-blocks[:, 2] // spec.BLOCK_NBYTES))
         ):
             raise CorruptArchiveError(
-                f"{self.where}: index.arrow is about another length, other chunks or other dictionaries "
+                f"{self.where}: index.pages is about another length, other chunks or other dictionaries "
                 f"than the chain of entries; {self._unchecked_remedy}"
             )
 
@@ -249,6 +234,12 @@ class Chain:
             f'run "edcache verify {self.where}", which says what is damaged, and "edcache repair", which '
             'keeps what is sound; verify="never" reads what the index lists all the same'
         )
+
+    def merged(self, table: Callable[[Header], ChunkTable | None]) -> Merge:
+        """The tables of the chunks, to be merged part by part."""
+        names = [name for name, _ in self.head.labels]
+        failures = [failure for _, failure in self.failures.values()]
+        return Merge(self.chunks, table, names, self.where, failures)
 
     def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
         """Where every sample lies, and its labels; as `merge` does it."""
@@ -393,6 +384,8 @@ def find_headers(file: Any, start: int, end: int, uuid: bytes | None = None) -> 
 
 def padding_of(pread: PRead, header: Header) -> bytes:
     """What lies behind an entry's table and is to be zero: to its records in a chunk, else to its end."""
+    if header.kind in (spec.KIND_INDEX, spec.KIND_LABELS):
+        return b""  # their tables say where all else lies
     start = header.payload_offset + header.table_nbytes
     end = header.records_offset if header.kind == spec.KIND_CHUNK else header.payload_end
     return pread(start, end - start)
@@ -413,80 +406,3 @@ def payload_crc(pread: PRead, header: Header) -> int:
         crc = spec.crc32(part, crc)
         position += len(part)
     return crc
-
-
-def merge(
-    chunks: Sequence[Header],
-    table_of: Callable[[Header], ChunkTable | None],
-    dictionaries: Sequence[Header],
-    length: int | None,
-    label_names: Sequence[str],
-    where: str,
-    failures: Sequence[Failure] = (),
-) -> Contents:
-    """Merge the tables of chunks in chain order; of two records of an index the later wins.
-
-    table_of: reads the table of a chunk; None leaves its samples out. length: None takes one more than the
-    largest index. label_names: of the table where there is no chunk. Takes some 40 bytes a sample, and labels
-    twice.
-    """
-    # `read_table` finds no more rows than these; a header may claim any number.
-    rows = sum(min(header.samples, header.table_nbytes // spec.ROW_NBYTES) for header in chunks)
-    columns = {name: np.zeros(rows, kind) for name, kind in tables.COLUMNS.items()}
-    used, is_compressed = 0, False
-    schemas: dict[str, int] = {}
-    labels: list[Any] = []
-    blocks: list[tables.Blocks] = []
-    for header in chunks:
-        chunk = table_of(header)
-        if chunk is None:
-            continue
-        part = slice(used, used + len(chunk.records.offset))
-        for name, values in chunk.records.columns().items():
-            columns[name][part] = values
-        numbers = [schemas.setdefault(text, len(schemas)) for text in chunk.schemas]
-        columns["offset"][part] += np.uint64(header.records_offset)
-        columns["schema"][part] = np.array(numbers, np.int64)[chunk.records.schema]
-        used = part.stop
-        is_compressed |= chunk.records.raw_nbytes is not None
-        labels.append(chunk.labels)
-        crcs = header.payload_offset + header.table_nbytes - 4 * spec.block_count(chunk.records_nbytes)
-        blocks.append(tables.Blocks(crcs, header.records_offset, chunk.records_nbytes))
-    if len(schemas) > tables.MAX_SCHEMAS:
-        raise CorruptArchiveError(
-            f"{where}: {len(schemas):,} schemas, the format allows {tables.MAX_SCHEMAS:,}"
-        )
-    # The samples of a chunk whose table is damaged are missing, whichever chunk it is.
-    length = max([header.end_index for header in chunks] + [length or 0])
-    if not is_compressed:
-        del columns["raw_nbytes"]
-    records = Records(**{name: column[:used] for name, column in columns.items()})
-    table = unify(labels, where) if labels else no_labels(label_names)
-    assert records.index is not None
-    kept = _newest(records.index)
-    if kept is not None:
-        records, table = records.take(kept), take_rows(table, kept)
-    failed: list[Failure] = []
-    if len(records.offset) == length:
-        records = replace(records, index=None)
-    elif failures and records.index is not None:
-        present = set(records.index.tolist())
-        failed = sorted(f for f in failures if f.index < length and f.index not in present)
-    runs = np.array(blocks, np.int64).reshape(-1, 3)
-    index = tables.IndexTable(records, length, list(schemas), _listed(dictionaries), runs, failed)
-    return Contents(index, table)
-
-
-def _listed(dictionaries: Sequence[Header]) -> list[tables.Dictionary]:
-    return [tables.Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
-
-
-def _newest(index: npt.NDArray[np.int64]) -> npt.NDArray[np.int64] | None:
-    """The rows to keep, sorted by index; None where all stay as they are."""
-    if np.all(index[1:] > index[:-1]):
-        return None
-    order = np.argsort(index, kind="stable")
-    ordered = index[order]
-    last = np.append(ordered[1:] != ordered[:-1], True)
-    kept: npt.NDArray[np.int64] = order[last]
-    return kept

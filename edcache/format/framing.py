@@ -2,10 +2,11 @@
 
 Arrow allocates what a compressed buffer claims, reads batches one does not ask for, and makes objects of
 every field and every key of a schema. So this looks first, bounds checked, at no more of the flatbuffers
-than that: one schema of few fields, one plain batch whose buffers lie apart within its body, nothing else.
+than that: one schema of few fields, plain batches whose buffers lie apart within their bodies, nothing else.
 
     stream   schema message, batch message, end mark
-    file     "ARROW1" and 2 zeros, the same, a footer that points at the batch, its length, "ARROW1"
+    file     "ARROW1" and 2 zeros, the same with any number of batches, what Arrow does not look at,
+             a footer that points at the batches, its length, "ARROW1"
     message  0xFFFFFFFF, int32 bytes of the flatbuffer, the flatbuffer, body
 """
 
@@ -13,23 +14,38 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, Final
-
-import numpy as np
+from typing import Any, Final, NamedTuple
 
 _CONTINUES: Final = b"\xff\xff\xff\xff"
-_END: Final = _CONTINUES + bytes(4)
 _MAGIC: Final = b"ARROW1"
 _SCHEMA, _BATCH = 1, 3
-STREAM: Final = 8
-"""Where in a file the stream begins that says the same."""
+_PREFIX_NBYTES: Final = 8
+_VERSION: Final = 4  # of the metadata: V5
+END: Final = _CONTINUES + bytes(4)
+"""The end mark of a stream."""
+FILE_START: Final = _MAGIC + bytes(2)
+"""What a file has before the stream that says the same."""
 _METADATA_KEYS: Final = 2
 _BYTE, _INT16, _UINT16 = (struct.Struct(code).unpack_from for code in ("<B", "<h", "<H"))
 _INT32, _UINT32, _INT64 = (struct.Struct(code).unpack_from for code in ("<i", "<I", "<q"))
+_BLOCK: Final = struct.Struct("<qi4xq")
 _OUTSIDE: Final = "a frame that points out of the bytes"
 
 Metadata = dict[bytes, memoryview]
 """The metadata of a schema, over the bytes that were walked: Arrow would copy it, twice."""
+
+
+class BatchFrame(NamedTuple):
+    """A batch where its message says it: offsets count from the start of the bytes that were walked.
+
+    block: where the message starts, bytes of its metadata and of its body. nodes: length and nulls of each
+    column, of a list's items behind it. buffers: offset and bytes of each.
+    """
+
+    block: tuple[int, int, int]
+    rows: int
+    nodes: list[tuple[int, int]]
+    buffers: list[tuple[int, int]]
 
 
 def check_stream(data: Any, max_columns: int) -> tuple[Metadata, int]:
@@ -37,55 +53,90 @@ def check_stream(data: Any, max_columns: int) -> tuple[Metadata, int]:
 
     Raises ValueError or struct.error unless it is one schema of few columns and one plain batch.
     """
-    metadata, _, end = _frame(memoryview(data).cast("B"), 0, max_columns)
-    return metadata, end
+    data = memoryview(data).cast("B")
+    schema, _, start = _message(data, 0, _SCHEMA)
+    metadata = _check_schema(data, schema, max_columns)
+    _, end = read_batch(data, start)
+    return metadata, _end_of(data, end)
 
 
-def check_file(data: Any, max_columns: int) -> Metadata:
-    """Check an IPC file, and that it is one to those who read it as a stream too; returns its metadata.
+def check_batches(data: Any, max_columns: int, blocks: Sequence[tuple[int, int, int]]) -> list[BatchFrame]:
+    """Check what an IPC file has before its footer, for those too who read it as a stream; its batches.
 
-    That both see the same columns is left to Arrow, by `STREAM`. Raises as `check_stream`.
+    That both see the same columns is left to Arrow. Raises as `check_stream`.
     """
     data = memoryview(data).cast("B")
-    if bytes(data[:STREAM]) != _MAGIC + bytes(2) or bytes(data[-6:]) != _MAGIC:
+    if bytes(data[: len(FILE_START)]) != FILE_START:
         raise ValueError("no Arrow file")
-    metadata, batch, start = _frame(data, STREAM, max_columns)
-    end = len(data) - 10
-    if start + _INT32(data, end)[0] != end:
-        raise ValueError("bytes between the batch and the footer")
+    schema, _, start = _message(data, len(FILE_START), _SCHEMA)
+    _check_schema(data, schema, max_columns)
+    batches = []
+    for block in blocks:
+        batch, start = read_batch(data, start)
+        if batch.block != block:
+            raise ValueError("a footer that does not point at the batches")
+        batches.append(batch)
+    if _end_of(data, start) != len(data):
+        raise ValueError("bytes behind the batches")
+    return batches
+
+
+def check_footer(data: Any, max_columns: int) -> tuple[int, list[tuple[int, int, int]]]:
+    """Check the footer that an IPC file ends with; returns where it starts, and the blocks of its batches."""
+    data = memoryview(data).cast("B")
+    end = len(data) - 4 - len(_MAGIC)
+    if end < 0 or bytes(data[-len(_MAGIC) :]) != _MAGIC:
+        raise ValueError("no Arrow file")
+    start = end - _INT32(data, end)[0]
+    if not 0 <= start <= end:
+        raise ValueError(_OUTSIDE)
     _, schema, dictionaries, batches = _table(data, _target(data, start), 4)
-    footer = _check_schema(data, schema and _target(data, schema), max_columns)
-    # By numpy: memoryviews are compared item by item, which takes ten times as long.
-    is_same = (np.array_equal(footer[key], metadata[key]) for key in metadata)
-    if footer.keys() != metadata.keys() or not all(is_same):
-        raise ValueError("the metadata of its two schemas differ")
-    if _vector(data, dictionaries, 24)[1]:
+    _check_schema(data, schema and _target(data, schema), max_columns)
+    if _vector(data, dictionaries, _BLOCK.size)[1]:
         raise ValueError("dictionary batches")
-    at, count = _vector(data, batches, 24)
-    if count != 1 or struct.unpack_from("<qi4xq", data, at) != batch:
-        raise ValueError("a footer that does not point at the one batch")
-    return footer
+    at, count = _vector(data, batches, _BLOCK.size)
+    return start, list(_BLOCK.iter_unpack(data[at : at + _BLOCK.size * count]))
 
 
-def _frame(data: memoryview, start: int, max_columns: int) -> tuple[Metadata, tuple[int, int, int], int]:
-    """Metadata; offset, bytes of the metadata and bytes of the body of the batch; where the stream ends."""
-    schema, _, start = _message(data, start, _SCHEMA)
-    metadata = _check_schema(data, schema, max_columns)
+def pack_footer(message: memoryview, blocks: Sequence[tuple[int, int, int]]) -> bytes:
+    """The end of an IPC file, of its schema's message and the blocks of its batches."""
+    listed = b"".join(_BLOCK.pack(*block) for block in blocks)
+    embedded = message[_PREFIX_NBYTES:]  # its offsets are relative, so it serves here as it is
+    schema = 48 + len(listed) + _message(message, 0, _SCHEMA)[0] - _PREFIX_NBYTES
+    # Where the table is; its vtable; the table; no dictionaries; the batches, whose numbers start at 48.
+    fixed = struct.pack("<IHHHHHH", 16, 12, 20, 16, 4, 8, 12)
+    fixed += struct.pack("<iIIIhxxI4xI", 12, schema - 20, 36 - 24, 44 - 28, _VERSION, 0, len(blocks))
+    footer = fixed + listed + bytes(embedded)
+    return footer + struct.pack("<i", len(footer)) + _MAGIC
+
+
+def read_batch(data: memoryview, start: int) -> tuple[BatchFrame, int]:
+    """The batch of the message at `start`, checked, and where that ends."""
     batch, body, end = _message(data, start, _BATCH)
-    _, _, buffers, compression, views = _table(data, batch, 5)
+    rows, nodes, buffers, compression, views = _table(data, batch, 5)
     if compression:
         raise ValueError("compressed buffers")
     if views:
         raise ValueError("views, which no writer makes")
     at, count = _vector(data, buffers, 16)
     last = 0
+    places = []
     for offset, nbytes in struct.iter_unpack("<qq", data[at : at + 16 * count]):
         if offset < last or offset % 8 or nbytes < 0 or offset + nbytes > end - body:
             raise ValueError("buffers that overlap, or leave its body")
         last = offset + nbytes
-    if bytes(data[end : end + 8]) != _END:
-        raise ValueError("something else behind its first batch")
-    return metadata, (start, body - start, end - body), end + 8
+        places.append((body + offset, nbytes))
+    at, count = _vector(data, nodes, 16)
+    lengths = list(struct.iter_unpack("<qq", data[at : at + 16 * count]))
+    block = start, body - start, end - body
+    return BatchFrame(block, _INT64(data, rows)[0] if rows else 0, lengths, places), end
+
+
+def _end_of(data: memoryview, end: int) -> int:
+    """Where a stream ends that has an end mark there."""
+    if bytes(data[end : end + len(END)]) != END:
+        raise ValueError("something else behind its batches")
+    return end + len(END)
 
 
 def _check_schema(data: memoryview, schema: int, max_columns: int) -> Metadata:

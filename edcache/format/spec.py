@@ -1,27 +1,30 @@
 """The archive on disk: its specification, and the pure functions that turn its bytes into values.
+Nothing here opens a file.
 
-Nothing here opens a file. Version 1. All integers are little-endian; an *offset* counts bytes from
-the start of the file, an *extent* is half-open. "Page" means 4096 bytes whatever the machine's is.
+Version 2. All integers are little-endian. An *offset* counts bytes from the start of the file. An *extent* is
+half-open. A "page" has 4096 bytes on every machine.
 
 1. The chain
 ------------
 An archive is one head followed by a chain of typed entries. Every entry is a STORED zip entry: a
 header (zip local file header + name + extra field) and a payload.
 
-    offset 0      head         edcache.json      whole pages, never rewritten
-    page          chunk        chunks/00000000   whole pages
-    page          dictionary   zstd/00000001     whole pages; before the chunks that need it
-    page          amendment    notes/00000002    whole pages; JSON that revises what was said before
-    page          revision     labels/00000003   whole pages; labels of samples that were written before
+    starts at   entry        name
+    offset 0    head         edcache.json      never rewritten
+    page        chunk        chunks/00000000
+    page        dictionary   zstd/00000001     before the chunks that need it
+    page        amendment    notes/00000002    JSON that corrects earlier entries
+    page        revision     labels/00000003   labels of earlier samples
     ...
-    page          index        index.arrow       \\
-    behind it     labels       labels.arrow       |  the seal: written by one call, published by
-                  zip central directory           |  the header of index.arrow, which goes last
-                  zip64 end record, locator, end  /
-    page          chunk        ...                growth after a seal starts on the next page; the old
-                                                  seal stays as dead bytes, live readers have it mapped
+    page        index        index.pages       \\
+    behind it   labels       labels.arrow       |  the seal: written by one call,
+                zip central directory           |  published by the header of
+                zip64 end record, locator, end  /  index.pages, which goes last
+    page        chunk        ...               growth after a seal
 
-An entry's name carries its sequence number, counted from 0 after the head, seal entries included.
+Head, chunks, dictionaries, amendments and revisions fill whole pages. Growth after a seal starts on the next
+page. The old seal stays as dead bytes, because readers may have it mapped. An entry's name carries its
+sequence number, counted from 0 after the head, seal entries included.
 
 2. The header
 -------------
@@ -33,51 +36,51 @@ An entry's name carries its sequence number, counted from 0 after the head, seal
     10      2     time 0
     12      2     date 0x0021 (1980-01-01): no clock is ever written
     14      4     crc32 of the payload
-    18      4     payload bytes          (0xFFFFFFFF and a zip64 extra when they do not fit)
+    18      4     payload bytes (0xFFFFFFFF and a zip64 extra if they do not fit)
     22      4     payload bytes again
     26      2     name length n
     28      2     extra length
     30      n     name
-    ..      20    zip64 extra (id 0x0001), only when the payload has 0xFFFFFFFF bytes or more
+    ..      20    zip64 extra (id 0x0001), if the payload has 0xFFFFFFFF bytes or more
     ..      4     private extra: id 0x6465, size
     ..      96    private fields, below
-    ..      p     zeros, so that the payload starts on a multiple of 64 and not before byte 192
+    ..      p     zeros: the payload starts on a multiple of 64, at byte 192 or later
 
-Private fields (`_PRIVATE`), each bound to this place in this file by the last one:
+Private fields (`_PRIVATE`). The last one binds all of them to this place in this file:
 
     size  field
-    2     format version (1)
+    2     format version (2)
     2     kind: 0 head, 1 chunk, 2 dictionary, 3 amendment, 4 index, 5 labels, 6 revision
     4     header bytes: the payload starts at offset + this
     16    uuid of the archive
     8     sequence number (0 for the head)
     8     offset of this header
     8     offset where the next entry's header belongs
-    8     link: hash of the previous entry's header, which holds the link before it (head: 0)
-    8     samples in this entry: the rows of its table (chunk, index, labels, revision)
-    8     end index: 1 + the largest sample index in it (chunk, revision); length of the dataset (the seal)
-    8     table bytes: chunk: what lies before the records (section 3); others: the whole payload
-    8     durable: every byte before this offset was synced before this header was written (0: unknown)
+    8     link: hash of the previous entry's header, with its link (head: 0)
+    8     samples in this entry: rows of its table (chunk, index, labels, revision)
+    8     end index: 1 + largest sample index; dataset length (index, labels)
+    8     table bytes: bytes before the records (chunk); last bytes of the payload (index, labels);
+          whole payload (others)
+    8     durable: bytes before this offset were synced before this header (0: unknown)
     4     crc32 of those table bytes
     4     crc32 of the whole header with this field as zero
 
-A header is believed only if packing its own fields gives the very same bytes, and if uuid, sequence
-number, offset and link are those that the chain expects there, and if its sizes go together: a chunk has
-rows, of `ROW_NBYTES` of its table at least; dictionaries and amendments have none, and end on the page where
-their table does, as revisions do; index, labels and revisions have no more rows than their end index, and the
-first two are nothing but their table. Anything else is "no entry yet".
+A header is valid only if all of these hold. Packing its fields gives the very same bytes. Its uuid, sequence
+number, offset and link are those that the chain expects there. Its sizes are consistent: a chunk has rows, of
+at least `ROW_NBYTES` of its table each; dictionaries and amendments have no rows; dictionaries, amendments
+and revisions end on the page where their table ends; index, labels and revisions have no more rows than their
+end index. Any other header means "no entry yet".
 
 3. A chunk's payload
 --------------------
-    [Arrow IPC stream: one row per record | block crcs | zeros to 64 | records | zeros to the page]
+    Arrow IPC stream | block crcs | zeros to 64 | records | zeros to the page
 
-"Table bytes" are the stream and the block crcs: uint32 each, one for every started `BLOCK_NBYTES`
-from the first byte of the records to the last. They let a reader check many tiny records, or one
-field of a large one, by the bytes around it; the crc32 of the record itself decides where a block's
-does not fit. Record offsets in the table count from the start of the records. A record of 1024 bytes or more
-starts on a multiple of 64, a smaller one on a multiple of 8. As entries start on pages, every
-record of the file starts on a multiple of 8: the file is one 2-D array of overlapping rows, 8 bytes
-apart, and a batch of records of one layout is one gather from it, wherever they lie.
+The stream has a row per record. "Table bytes" are stream and block crcs: one uint32 for every started
+`BLOCK_NBYTES` of the records. They check many tiny records, or a field of a large one. If one does not fit,
+the crc32 of the record decides. Record offsets in the table count from the start of the records. A record
+of 1024 bytes or more starts on a multiple of 64, a smaller one on a multiple of 8. Entries start on pages, so
+every record starts on a multiple of 8 of the file. The file is thus one 2-D array of overlapping rows, 8
+bytes apart. A batch of records of one layout is one gather from it.
 
     column        type    meaning
     index         int64   position of the sample in the source dataset
@@ -88,63 +91,108 @@ apart, and a batch of records of one layout is one gather from it, wherever they
     raw_nbytes    uint64  bytes before compression; only in archives that compress
     label/NAME    any     the label columns
 
-The metadata key "edcache" holds JSON. "schemas": [text, ...]. "records_nbytes": from the first record
-to the end of the last. "labels": the types of the label columns
-of this chunk and all before it, {NAME: [TYPE, NEGATIVE, BEYOND, INEXACT]}: an Arrow type's name or
-["list" | "large_list", name]; whether an integer is below 0, whether one is 2**63 or more; one that is
-no float64, or null. A writer that knows only the last chunk so refuses labels that make no column.
+The metadata key "edcache" holds JSON. "schemas" is [text, ...]. "records_nbytes" counts from the first record
+to the end of the last. "labels" has the types of the label columns of this chunk and all before it:
+{NAME: [TYPE, NEGATIVE, BEYOND, INEXACT]}. TYPE is an Arrow type's name or ["list" | "large_list", name].
+NEGATIVE: an integer is below 0. BEYOND: one is 2**63 or more. INEXACT: one integer that is no float64, or
+null. With these a writer that knows only the last chunk refuses labels that do not fit one column.
 
-Where one index appears in several chunks the newest chunk wins.
+If several chunks have the same index, the newest chunk counts.
 
-An amendment's JSON has one or more of "length", the samples of the dataset from now on, "lost", ranges
-[first, last] of sequence numbers of entries that do not count any more (section 5), with "behind", a hash
-of what lay where the next entry belongs, and "failed", the samples that could not be made: [[index, final,
-name of the exception, its text, traceback], ...]. A final one counts as absent for good, another one is
-tried again by the next fill. A record of the same index outdates it, and so does a later entry about it.
+An amendment's JSON has one or more of these keys. "length" is the new number of samples of the dataset.
+"lost" has ranges [first, last] of sequence numbers of entries that no longer count (section 5), and "behind"
+a hash of the bytes where the next entry belongs. "failed" has the samples that could not be made: [[index,
+final, name of the exception, its text, traceback], ...]. A final failure is permanent. The next fill tries
+the others again. A record of the same index replaces a failure, and so does a later entry about it.
 
-A revision gives samples labels after they were written, or takes columns away. Its table is an Arrow stream
-of the columns label/NAME, behind a column `index` (int64, strictly rising) where row i is not sample i; its
-metadata "edcache" is JSON: {"dropped": [NAME, ...]}. First it ends the columns dropped: what was said of them
-before counts no more, and what chunks say of them, before or behind, never again. Then its own rows count. So
-the label of a sample in a column is what the newest entry says that has both: a revision with that row, or
-the chunk of the sample's newest record; null where nothing does. Columns are those of the head that no
-revision dropped, in its order, then those of revisions since their last drop, in theirs. Rows behind the
-length of the dataset do not count. A column's type is the one that holds what chunks and revisions say of it
-since its last drop, in the order chunks, then revisions; a writer refuses labels for which there is none.
+A revision adds labels to samples that were written before, or drops columns. Its table is an Arrow stream of
+the columns label/NAME. If row i is not sample i, a column `index` (int64, strictly rising) comes first. Its
+metadata "edcache" is JSON: {"dropped": [NAME, ...]}. First the dropped columns end: earlier entries no longer
+count for them, and chunks never count for them again, earlier or later. Then the rows of the revision count.
+So the newest entry that has the sample and the column gives the label: a revision with that row, or the chunk
+of the sample's newest record. Without one the label is null. The columns are those of the head that no
+revision dropped, in its order, then those of revisions since their last drop, in their order. Rows beyond the
+length of the dataset do not count. A column's type holds all its values since its last drop, first those of
+chunks, then those of revisions. A writer refuses labels for which there is no such type.
 
 4. The seal
 -----------
-index.arrow is an Arrow IPC file of one batch: the columns offset (from the start of the *file*),
-nbytes, crc32, schema, and raw_nbytes where the archive compresses; sorted by index. When samples
-are absent a first column `index` says which are there; a dense archive leaves it out and row i is
-sample i. Its metadata "edcache" is JSON: {"length", "schemas", "dictionaries": [[offset, nbytes,
-crc32], ...]}, "failed" as in an amendment where samples without a record failed, and where the chain has
-revisions "labels": [[NAME, whether a revision has rows of it], ...], the columns of labels.arrow. Its
-metadata "edcache.chunks" is base64 of three int64 for each chunk, by rising offset: where its block crcs
-begin, where its records begin, bytes of the records.
-labels.arrow has the same rows and the label columns under their plain names; a row for every sample where
-a revision has rows, not of type null, of samples without a record, unless the dataset has over 2**20 samples
-and over twice as many as there are records and rows in the longest revision.
+index.pages has a row per record, by rising index, in pages of 2**b rows; the last page may have fewer. b is
+12, or as much more as makes at most 8192 pages of the rows of all chunks. Dense, row i is sample i.
 
-An archive is *sealed* when it ends with the canonical directory, the directory points at an index
-and a labels entry with the right uuid and consecutive numbers and links, and they end where the
-directory begins. Anything less is unsealed, and reading it walks the chain. The directory is a
-function of the chain: the same entries always give the same bytes. A reader that walks the chain of a sealed
-archive (of few entries, or when told to) demands that it ends in the seal, that the directory is that
-function of it, and that the index has its chunks, its dictionaries and its length.
+    page 0 | page 1 | ... | blocks | table
 
-Every Arrow table is one schema and one batch without compression, dictionary or extension types; stream and
-footer of a file say the same. All JSON is ASCII, and no object of it has a key twice.
+A page is its crc32s (uint32 a row), then each column's differences, as far as its rows have any; each of
+these is filled with zeros to a multiple of 8. The value of row k of a page (from 0) is
+
+    index        base + k + difference        which sample it is
+    offset       base + k * stride + 8 * difference        from the start of the *file*
+    nbytes, raw_nbytes, schema        base + difference
+
+with the differences as unsigned integers of 0, 1, 2, 4 or 8 bytes (offset: 0, 4 or 8). So equal records that
+follow one another take 4 bytes a row. raw_nbytes is 0 where the archive does not compress.
+The blocks are three int64 for each chunk, by rising offset: the start of its block crcs, the start of its
+records, the bytes of its records.
+The table, which the header's table crc32 proves, is b and n (uint32 each), n bytes of JSON with spaces to a
+multiple of 8, and 72 bytes for each page:
+
+    size  field
+    8*5   base of index, offset, nbytes, raw_nbytes, schema
+    8     stride of offset, 0 or more
+    8     the sum of nbytes
+    8     where the page starts in the payload
+    4     crc32 of the page
+    4     widths of the differences of the five columns, 3 bits each from the lowest: 0 to 4 for 0, 1, 2, 4, 8
+
+The JSON has "length", "compressed" (whether the archive compresses), "chunks" and "chunks_crc" (number and
+crc32 of the blocks), "schemas" and "dictionaries": [[offset, nbytes, crc32], ...]. It has "failed", as in an
+amendment, if samples without a record failed. If the chain has revisions, it has the columns of labels.arrow:
+"labels": [[NAME, whether a revision has rows of it], ...].
+labels.arrow has the same rows, and the label columns under their plain names. It has a row for every sample
+if a revision has rows, not of type null, of samples without a record; but not if the dataset has over 2**20
+samples and over twice as many as there are records and rows in the longest revision. It is an Arrow IPC file
+of batches of equally many rows, but for the last, at most 2**20; without columns or rows it has no batch.
+
+    "ARROW1" | 2 zeros | schema | batch 0 | batch 1 | ... | end mark | table
+
+The table, which the header's table crc32 proves, ends with Arrow's footer, its length and "ARROW1". Before
+these it has 96 bytes for each column of each batch, batch by batch, and then the rows of the file and those
+of a batch (uint64 each). Other readers of Arrow pass over what is before the footer.
+
+    size  field
+    8     where the column's first buffer starts in the payload, a multiple of 8
+    8*5   bytes of its buffers, which follow one another, each filled with zeros to a multiple of 8
+    8     items of its lists; 0 for other types
+    8     nulls
+    8     nulls among the items
+    4     crc32 of the buffers with what fills them
+    4     1 if there are values that have an order: numbers, bools, times; nulls and nans are none
+    8     least value: int64, uint64 or float64; a time's ticks
+    8     greatest value
+
+The buffers are validity, data; of texts validity, offsets, data; of lists validity, offsets, and those of
+their items. A validity of 0 bytes says that there are no nulls. A least or greatest zero is never -0.0.
+
+An archive is *sealed* if it ends with the canonical directory, if the directory points at an index and a
+labels entry with the right uuid and consecutive numbers and links, and if they end where the directory
+begins. Any other archive is unsealed, and a reader walks its chain. The directory is a function of the chain:
+the same entries always give the same bytes. A reader that walks the chain of a sealed archive (of few
+entries, or by option) requires that it ends in the seal, that the directory is that function of it, and that
+the index has its chunks, its dictionaries and its length.
+
+Every Arrow table is one schema and one batch, labels.arrow any number, without compression, dictionary or
+extension types. Stream, footer and table of labels.arrow say the same. All JSON is ASCII, and no object of it
+has a key twice.
 
 5. Publication and crashes
 --------------------------
 Append: encode with no lock held; lock byte `LOCK_APPEND`; walk the entries that others appended;
 cut what lies behind the last of them (a torn tail); write the payload; write the header; unlock.
 
-- Killed while writing the payload: no header is there, so no reader sees an entry. The next writer
-  cuts the tail. Lost: the samples of that call.
-- Killed inside the header: its checksum fails, which reads as "no entry yet". As above.
-- Killed after the header: the entry is complete, because its payload was written first. Nothing lost.
+- Killed while writing the payload: there is no header, so no reader sees an entry. The next writer cuts the
+  tail. The samples of that call are lost.
+- Killed inside the header: its checksum fails, which means "no entry yet". As above.
+- Killed after the header: the entry is complete, because its payload was written first. Nothing is lost.
 - Power lost: unsynced pages may be absent in any combination. A payload without its header is a torn
   tail. A header without its payload fails the payload's crc32 when a writer reopens an unsealed archive
   that was last written under an earlier kernel boot; an amendment then lists it as lost, its samples are
@@ -157,7 +205,7 @@ cut what lies behind the last of them (a torn tail); write the payload; write th
   of it: its header goes last, and without its payload it is lost as a whole.
 - A stale chunk cannot come back: after a cut and a re-append the old successor's link no longer fits, and
   where the very same bytes are appended again the tail was cut before.
-- Killed during the seal: the header of index.arrow is written last, so either it is absent and the
+- Killed during the seal: the header of index.pages is written last, so either it is absent and the
   half-written seal is a torn tail, or everything is there. With sync="seal" the payloads are synced
   before that header is written, so power loss gives the same two outcomes. Sealing again gives a
   valid archive.
@@ -192,7 +240,7 @@ except ImportError:  # no wheel for this platform; the same polynomial, slower
 
 __all__ = ["crc32"]
 
-VERSION: Final = 1
+VERSION: Final = 2
 PAGE: Final = 4096
 LATTICE: Final = 8
 BLOCK_NBYTES: Final = 1 << 14
@@ -216,7 +264,7 @@ _NAMES: Final = {
     KIND_CHUNK: "chunks/{:08d}",
     KIND_DICTIONARY: "zstd/{:08d}",
     KIND_AMENDMENT: "notes/{:08d}",
-    KIND_INDEX: "index.arrow",
+    KIND_INDEX: "index.pages",
     KIND_LABELS: "labels.arrow",
     KIND_REVISION: "labels/{:08d}",
 }
@@ -320,6 +368,13 @@ class Header:
     def payload_end(self) -> int:
         """One past the last byte of the payload."""
         return self.payload_offset + self.payload_nbytes
+
+    @property
+    def table_offset(self) -> int:
+        """Where the table bytes start: behind the pages of an index and the batches of labels, else first."""
+        if self.kind in (KIND_INDEX, KIND_LABELS):
+            return self.payload_end - self.table_nbytes
+        return self.payload_offset
 
     @property
     def records_offset(self) -> int:
@@ -454,7 +509,10 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
         )
     payload = pread(header.payload_offset, min(header.payload_nbytes, MAX_HEAD_NBYTES))
     if len(payload) != header.payload_nbytes or crc32(payload) != header.payload_crc:
-        raise CorruptArchiveError(f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32")
+        raise CorruptArchiveError(
+            f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32; "
+            f'run "edcache repair {where} -o NEW"'
+        )
     head = _parse_head(payload, header, where)
     if header != _head_header(head.uuid, header.payload_nbytes, header.payload_crc, header.next):
         raise CorruptArchiveError(f"{where}: the header at offset 0 is not one that begins an archive")
@@ -472,9 +530,10 @@ def _check_magic(data: bytes, where: str) -> None:
         )
     if len(data) >= private + 6 and data[private : private + 2] == _EXTRA_ID.to_bytes(2, "little"):
         version = int.from_bytes(data[private + 4 : private + 6], "little")
-        if version > VERSION and parse_header(data) is None:
+        if version != VERSION and parse_header(data) is None:
+            remedy = "upgrade edcache" if version > VERSION else "build the archive again"
             raise FormatVersionError(
-                f"{where}: archive format {version}, this release reads up to {VERSION}; upgrade edcache"
+                f"{where}: archive format {version}, this release reads format {VERSION}; {remedy}"
             )
 
 
@@ -569,11 +628,9 @@ def _is_consistent(header: Header, end: int) -> bool:
     """Whether an entry's sizes go together as section 2 says; `end` is that of its payload."""
     whole = (header.payload_nbytes, header.payload_crc)
     if header.kind in (KIND_INDEX, KIND_LABELS):
-        if (header.table_nbytes, header.table_crc) != whole or header.samples > header.end_index:
-            return False
-        if header.kind == KIND_INDEX:
-            return header.next == end
-        return header.next % PAGE == 0 and header.next > end
+        is_last = header.kind == KIND_LABELS
+        goes_on = header.next % PAGE == 0 and header.next > end if is_last else header.next == end
+        return header.table_nbytes <= whole[0] and header.samples <= header.end_index and goes_on
     if header.next != end or end % PAGE or header.table_nbytes > whole[0]:
         return False
     if header.kind == KIND_CHUNK:
@@ -645,7 +702,7 @@ TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
 
 
 class Tail(NamedTuple):
-    """The end of a sealed archive: where the directory, index.arrow and labels.arrow begin."""
+    """The end of a sealed archive: where the directory, index.pages and labels.arrow begin."""
 
     directory_offset: int
     index_offset: int
@@ -665,7 +722,7 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
 
 
 def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | None:
-    """The headers of index.arrow and labels.arrow of a sealed archive; None if it is unsealed.
+    """The headers of index.pages and labels.arrow of a sealed archive; None if it is unsealed.
 
     That the directory agrees with the whole chain is left to those who walk it.
     """

@@ -8,7 +8,6 @@ Arrow allocates anything).
 
 from __future__ import annotations
 
-import base64
 import json
 import struct
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -22,12 +21,11 @@ import numpy.typing as npt
 from edcache import base
 from edcache.base import CorruptArchiveError
 from edcache.format.arrays import from_numpy, is_label_type, pa
-from edcache.format.framing import STREAM, Metadata, check_file, check_stream
+from edcache.format.framing import Metadata, check_stream
 from edcache.format.spec import MAX_LENGTH
 from edcache.format.types import LabelTypes
 
 _META: Final = b"edcache"
-_CHUNKS: Final = b"edcache.chunks"
 _LABEL: Final = "label/"
 COLUMNS: Final = {
     "index": "int64",
@@ -38,7 +36,7 @@ COLUMNS: Final = {
     "raw_nbytes": "uint64",
 }
 _REQUIRED: Final = ["offset", "nbytes", "crc32", "schema"]
-_RECORDS: Final = [[*i, *_REQUIRED, *raw] for i in ([], ["index"]) for raw in ([], ["raw_nbytes"])]
+_RECORDS: Final = [["index", *_REQUIRED, *raw] for raw in ([], ["raw_nbytes"])]
 MAX_LABELS: Final = 1 << 16
 MAX_SCHEMAS: Final = 1 << 16
 
@@ -56,6 +54,11 @@ class Records:
     schema: npt.NDArray[np.uint16]
     index: npt.NDArray[np.int64] | None = None
     raw_nbytes: npt.NDArray[np.uint64] | None = None
+
+    @property
+    def samples(self) -> npt.NDArray[np.int64]:
+        """Which sample each row is of."""
+        return np.arange(len(self.offset)) if self.index is None else np.asarray(self.index)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Records:
         """The given rows, copied."""
@@ -130,7 +133,7 @@ def entries_of(value: Any, what: str, *kinds: type) -> list[list[Any]]:
 
 
 class IndexTable(NamedTuple):
-    """What index.arrow says; offsets count from the start of the file.
+    """What index.pages says, as arrays; offsets count from the start of the file.
 
     blocks: int64 [chunks, 3], a row of `Blocks` each. failures: of samples without a record, by rising index.
     labels: columns of labels.arrow, and whether a revision has rows of each; None without a revision.
@@ -172,19 +175,17 @@ def pack_chunk_table(table: ChunkTable) -> memoryview:
         "records_nbytes": table.records_nbytes,
         "labels": table.label_types.to_json(),
     }
-    return _packed(columns, meta, pa.ipc.new_stream)
+    return _packed(columns, meta)
 
 
 def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
     """A chunk's table of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none."""
-    with _reported("the chunk's table"):
+    with reported("the chunk's table"):
         metadata, end = check_stream(data, len(COLUMNS) + MAX_LABELS)
-        table = _read(pa.ipc.open_stream, data, rows, _RECORDS)
+        table = _read(data, rows, _RECORDS)
         meta = _meta(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
         labels = _label_table(table)
         records = _records(table)
-        if records.index is None:
-            raise ValueError("it has no column 'index'")
         types = LabelTypes.from_json(meta["labels"])
         nbytes = meta["records_nbytes"]
         if type(nbytes) is not int or nbytes < 0:
@@ -199,66 +200,20 @@ def _label_table(table: pa.Table) -> pa.Table:
     return labels.replace_schema_metadata(None)
 
 
-def pack_index(table: IndexTable) -> memoryview:
-    """The Arrow IPC file index.arrow."""
-    meta = {"length": table.length, "schemas": table.schemas, "dictionaries": table.dictionaries}
-    if table.failures:
-        meta["failed"] = [failure.to_json() for failure in table.failures]
-    if table.labels is not None:
-        meta["labels"] = table.labels
-    # No JSON: a quarter of a million chunks would take its parser longer than all else.
-    chunks = base64.b64encode(table.blocks.astype("<i8").tobytes())
-    return _packed(_columns(table.records), meta, pa.ipc.new_file, {_CHUNKS: chunks})
-
-
-def parse_index(data: Any, rows: int) -> IndexTable:
-    """index.arrow of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none."""
-    with _reported("index.arrow"):
-        metadata = check_file(data, len(COLUMNS))
-        names = {"length", "schemas", "dictionaries", "failed", "labels"}
-        meta = _meta(metadata, {_META, _CHUNKS}, names, {"failed", "labels"})
-        records = _records(_read(pa.ipc.open_file, data, rows, _RECORDS, prefix=None))
-        length = meta["length"]
-        if type(length) is not int or length < rows or (records.index is None and length != rows):
-            raise ValueError(f"it has {rows} rows and claims {str(length)[:80]} samples")
-        if records.index is not None and not _is_index_column(records.index, length):
-            raise ValueError("its index column is not strictly increasing within the length")
-        blocks = np.frombuffer(base64.b64decode(metadata[_CHUNKS], validate=True), "<i8").reshape(-1, 3)
-        if not _are_apart(blocks):
-            raise ValueError("its chunks overlap")
-        entries = entries_of(meta["dictionaries"], "dictionaries", int, int, int)
-        dictionaries = [Dictionary(*entry) for entry in entries]
-        ends = [0, *(offset + nbytes for offset, nbytes, _ in dictionaries)]
-        if any(d.offset < end or d.nbytes < 0 for d, end in zip(dictionaries, ends, strict=False)):
-            raise ValueError("its dictionaries overlap")
-        failures = failures_of(meta.get("failed", []))
-        if any(failure.index >= length for failure in failures):
-            raise ValueError("one of its failures is of no sample")
-        labels = None
-        if "labels" in meta:
-            labels = [
-                (entry[0], entry[1]) for entry in entries_of(meta["labels"], "label columns", str, bool)
-            ]
-            if len(dict(labels)) != len(labels):
-                raise ValueError("two of its label columns have one name")
-        blocks = blocks.astype(np.int64, copy=False)
-        return IndexTable(records, length, _schemas(meta), dictionaries, blocks, failures, labels)
-
-
 def pack_revision(revision: Revision) -> memoryview:
     """The Arrow IPC stream of a revision."""
     columns = {} if revision.index is None else {"index": from_numpy(revision.index, pa.int64())}
     meta = {"dropped": list(revision.dropped)}
-    return _packed(columns | _label_columns(revision.labels), meta, pa.ipc.new_stream)
+    return _packed(columns | _label_columns(revision.labels), meta)
 
 
 def parse_revision(data: Any, rows: int) -> Revision:
     """A revision of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none."""
-    with _reported("the revision's table"):
+    with reported("the revision's table"):
         metadata, end = check_stream(data, 1 + MAX_LABELS)
         if end != len(data):
             raise ValueError("bytes behind its table")
-        table = _read(pa.ipc.open_stream, data, rows, [[], ["index"]])
+        table = _read(data, rows, [[], ["index"]])
         dropped = _meta(metadata, {_META}, {"dropped"})["dropped"]
         if type(dropped) is not list or any(type(name) is not str for name in dropped):
             raise ValueError("the columns that it drops are not names")
@@ -271,29 +226,6 @@ def parse_revision(data: Any, rows: int) -> Revision:
         if not labels.num_columns and (rows or not dropped):
             raise ValueError("it has no label column")
         return Revision(labels, dropped, index)
-
-
-def pack_labels(labels: pa.Table) -> memoryview:
-    """The Arrow IPC file labels.arrow: plain columns under their own names."""
-    return _packed(_label_columns(labels, prefix=""), {"rows": labels.num_rows}, pa.ipc.new_file)
-
-
-def parse_labels(
-    data: Any, rows: int, names: Sequence[str] | None = None, told_by: str = "the head"
-) -> pa.Table:
-    """labels.arrow of `rows` rows, over the bytes of `data`; CorruptArchiveError if it is none.
-
-    names: of the columns that it must have, as `told_by` says; None for any.
-    """
-    with _reported("labels.arrow"):
-        check_file(data, MAX_LABELS if names is None else len(names))
-        table = _read(pa.ipc.open_file, data, None, [[]], prefix="")
-        if names is not None and table.column_names != list(names):
-            raise ValueError(f"it has other columns than {told_by} says")
-        if table.num_columns and table.num_rows != rows:
-            raise ValueError(f"it has {table.num_rows} rows, the index has {rows}")
-        table.validate(full=True)
-        return table.replace_schema_metadata(None)
 
 
 def spread(labels: pa.Table, index: npt.NDArray[np.int64] | None, length: int) -> pa.Table:
@@ -312,53 +244,49 @@ def _columns(records: Records) -> dict[str, pa.Array]:
     return {name: from_numpy(c, pa.type_for_alias(COLUMNS[name])) for name, c in records.columns().items()}
 
 
-def _label_columns(labels: pa.Table, prefix: str = _LABEL) -> dict[str, pa.Array]:
-    return {prefix + name: labels.column(name).combine_chunks() for name in labels.column_names}
+def _label_columns(labels: pa.Table) -> dict[str, pa.Array]:
+    return {_LABEL + name: labels.column(name).combine_chunks() for name in labels.column_names}
 
 
-def _packed(
-    columns: Mapping[str, Any], meta: Mapping[str, Any], writer: Any, more: Mapping[bytes, bytes] = {}
-) -> memoryview:
-    """Columns as Arrow IPC bytes of one batch. writer: pa.ipc.new_stream or new_file."""
+def _packed(columns: Mapping[str, Any], meta: Mapping[str, Any]) -> memoryview:
+    """Columns as an Arrow IPC stream of one batch."""
     text = json.dumps(meta, ensure_ascii=True, separators=(",", ":"))
     fields = [pa.field(name, column.type) for name, column in columns.items()]
-    schema = pa.schema(fields, metadata={_META: text.encode("ascii"), **more})
+    schema = pa.schema(fields, metadata={_META: text.encode("ascii")})
     sink = pa.BufferOutputStream()
-    with writer(sink, schema) as stream:
+    with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_batch(pa.RecordBatch.from_arrays(list(columns.values()), schema=schema))
     return memoryview(sink.getvalue())
 
 
-def _read(
-    opener: Any, data: Any, rows: int | None, columns: Sequence[list[str]], prefix: str | None = _LABEL
-) -> pa.Table:
-    """The one batch of Arrow IPC bytes, after columns that no writer makes are refused.
+def _read(data: Any, rows: int, columns: Sequence[list[str]]) -> pa.Table:
+    """The one batch of an Arrow IPC stream, after columns that no writer makes are refused.
 
-    rows: None for any. columns: the choices of those that are no labels. prefix: of labels; None for none.
+    columns: the choices of those that are no labels.
     """
-    buffer = pa.py_buffer(data)
-    with opener(buffer) as reader:
-        schema = reader.schema
-        if opener is pa.ipc.open_file and schema != pa.ipc.read_schema(buffer.slice(STREAM)):
-            raise ValueError("its two schemas differ")
-        if len(set(schema.names)) != len(schema.names):
-            raise ValueError("two of its columns have one name")
-        is_label = [prefix is not None and name.startswith(prefix) for name in schema.names]
-        own = [name for name, label in zip(schema.names, is_label, strict=True) if not label]
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        own = [name for name in reader.schema.names if not name.startswith(_LABEL)]
         if own not in columns:
             raise ValueError(f"it has the columns {str(own)[:200]}")
-        for field, label in zip(schema, is_label, strict=True):
-            if not (is_label_type(field.type) if label else str(field.type) == COLUMNS[field.name]):
-                kind = str(field.type)[:80]
-                raise ValueError(f"column {field.name[:80]!r} is {kind}, which no writer makes")
+        check_types(reader.schema, {name: COLUMNS[name] for name in own})
         table = reader.read_all()
-    if rows is not None and table.num_rows != rows:
+    if table.num_rows != rows:
         raise ValueError(f"it has {table.num_rows} rows, the header says {rows}")
     for name in own:
         column = table.column(name)
         if column.null_count or column.num_chunks > 1:
             raise ValueError(f"column {name!r} has {column.null_count} nulls")
     return table
+
+
+def check_types(schema: pa.Schema, own: Mapping[str, str]) -> None:
+    """Check that no name is there twice, and that columns have the types of labels, or of their `own`."""
+    if len(set(schema.names)) != len(schema.names):
+        raise ValueError("two of its columns have one name")
+    for field in schema:
+        kind = str(field.type)
+        if not (kind == own[field.name] if field.name in own else is_label_type(field.type)):
+            raise ValueError(f"column {field.name[:80]!r} is {kind[:80]}, which no writer makes")
 
 
 def _meta(
@@ -389,16 +317,6 @@ def _values(table: pa.Table, name: str) -> npt.NDArray[Any]:
     return values
 
 
-def _are_apart(blocks: npt.NDArray[np.int64]) -> bool:
-    """Whether each chunk's block crcs and then its records lie behind those of the chunk before."""
-    if not len(blocks):
-        return True
-    if blocks.min() < 0 or blocks.max() >= 1 << 61:  # so that no sum wraps
-        return False
-    crcs, records, nbytes = blocks.T
-    return bool(np.all(records >= crcs) and np.all(crcs[1:] >= (records + nbytes)[:-1]))
-
-
 def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:
     return not len(index) or bool(index[0] >= 0 and index[-1] < length and np.all(index[1:] > index[:-1]))
 
@@ -413,7 +331,7 @@ def _schemas(meta: Mapping[str, Any]) -> list[str]:
 
 
 @contextmanager
-def _reported(what: str) -> Iterator[None]:
+def reported(what: str) -> Iterator[None]:
     """Turn what pyarrow and the checks above raise into a CorruptArchiveError."""
     try:
         yield

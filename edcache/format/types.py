@@ -7,6 +7,7 @@ int64 and uint64 -> whichever holds all values. Everything else is a Clash.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -18,9 +19,11 @@ from edcache.format.arrays import (
     element_type,
     is_list,
     list_items,
+    missing_rows,
     named_types,
     number_values,
     numpy_dtype,
+    one_chunk,
     pa,
     widened_float16,
 )
@@ -228,6 +231,50 @@ def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: 
     return kind
 
 
+class WholeSchema:
+    """The columns of label tables that come one after another, in types that hold the labels of all.
+
+    Args:
+        where: the archive's path, for messages.
+    """
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._types: LabelTypes | None = None
+        self._sizes: Counter[str] = Counter()
+
+    def add(self, table: pa.Table) -> None:
+        """Take one more table in; raises as `unify`."""
+        own = LabelTypes.of(table)
+        self._types = own if self._types is None else self._types.joined(own, self._where)
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            lists = column.chunks if is_list(column.type) else ()
+            self._sizes[name] += sum(len(list_items(one)) for one in lists) if lists else column.nbytes
+
+    def schema(self) -> pa.Schema:
+        """The columns of all tables so far; what 31 bits do not address is large."""
+        types = {} if self._types is None else self._types.types
+        fields = []
+        for name, kind in types.items():
+            arrow = kind.arrow
+            if self._sizes[name] > _OFFSET_LIMIT:
+                large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+                arrow = pa.large_list(arrow.value_type) if is_list(arrow) else large.get(arrow, arrow)
+            fields.append(pa.field(name, arrow))
+        return pa.schema(fields)
+
+
+def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a schema, which holds their values, by their names."""
+    if table.schema.equals(schema):
+        return table
+    columns = []
+    for field in schema:
+        chunks = [_cast(one, field.type) for one in table.column(field.name).chunks]
+        columns.append(pa.chunked_array(chunks, field.type))
+    return pa.table(columns, schema=schema)
+
+
 def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
     first = chunks[0]
     for names in chunks:
@@ -295,7 +342,7 @@ def labelled_rows(table: pa.Table) -> npt.NDArray[np.int64]:
     """The rows that have a value in some column: int64, rising."""
     is_labelled = np.zeros(table.num_rows, bool)
     for column in table.columns:
-        is_labelled |= column.is_valid().to_numpy()
+        is_labelled |= ~missing_rows(one_chunk(column))
     return np.flatnonzero(is_labelled)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import DataLoader
 
-from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes
+from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes, shown
 from edcache.dataset import CachedDataset, Path, Samples
 from edcache.interop.export_columns import joined, nbytes_of
 from edcache.interop.export_formats import FORMATS, Format, check_free, new_output, read
@@ -91,7 +91,7 @@ def export(
         raise OptionError(f"export(): to={to!r}; choose one of {', '.join(map(repr, FORMATS))}")
     shard_nbytes = parsed_bytes(shard_size)
     if shard_nbytes is None:
-        raise OptionError(f'export(): shard_size={shard_size!r}; give bytes, or text such as "500MB"')
+        raise OptionError(f'export(): shard_size={shown(shard_size)}; give bytes, or text such as "500MB"')
     count = worker_count(num_workers)
     FORMATS[to].require()
     check_outlives(out)

@@ -2,6 +2,9 @@ from .collector import LabelCollector as LabelCollector
 from .collector import collected as collected
 from .collector import collected_columns as collected_columns
 from .column import Classes as Classes
+from .column import classes_of as classes_of
+from .column import comparable as comparable
+from .column import sorted_rows as sorted_rows
 from .exchange import ArrowColumn as ArrowColumn
 from .exchange import arrow_column as arrow_column
 from .exchange import parquet_writer as parquet_writer
@@ -18,7 +21,8 @@ from .histogram import Histogram as Histogram
 from .label_spec import LabelSpec as LabelSpec
 from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels
+from .labels import bars as bars
 from .labels import checked_indices as checked_indices
-from .labels import classes as classes
-from .labels import order_by as order_by
+from .labels import integers as integers
+from .labels import is_array as is_array
 from .query import matching_rows as matching_rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -55,8 +55,27 @@ class LabelCollector:
             raise
         self._rows += 1
 
+    def add_columns(self, index: int, columns: Any, count: int, sample: Callable[[int], Any]) -> None:
+        """Keep the labels of `count` samples given as a tree of columns, as `add` of each would.
+
+        sample: makes one of them, for the columns that are functions.
+        """
+        try:
+            for column in self._columns:
+                spec = self.spec.only([column._name])
+                if callable(column._source):
+                    column.add_all(
+                        index, [spec.extract(index + k, sample(k))[0] for k in range(count)], count
+                    )
+                else:
+                    column.add_all(index, spec.extract(index, columns)[0], count)
+        except BaseException:  # as in `add_values`
+            self.truncate(self._rows)
+            raise
+        self._rows += count
+
     def truncate(self, rows: int) -> None:
-        """Keep the first `rows` samples; at most the last one may go."""
+        """Keep the first `rows` samples; at most what was added last may go."""
         self._rows = rows
         for column in self._columns:
             column.truncate(rows)
@@ -75,13 +94,27 @@ class LabelCollector:
 class _Column:
     """The values of one label in the chunk at hand."""
 
-    __slots__ = ("_chunk", "_class", "_low", "_name", "_seen", "_source", "_undo", "_values")
+    __slots__ = (
+        "_chunk",
+        "_class",
+        "_low",
+        "_name",
+        "_parts",
+        "_rows",
+        "_seen",
+        "_source",
+        "_undo",
+        "_values",
+    )
 
     def __init__(self, name: str, source: LabelSource, seen: ColumnType) -> None:
         self._name = name
         self._source = source
         self._seen = seen
         self._chunk = no_type()
+        # Whole columns, and lists of values between them; of so many rows together. Behind them the values.
+        self._parts: list[Any] = []
+        self._rows = 0
         self._values: list[Any] = []
         self._class: type | None = None  # the class whose next value needs no look at the types
         self._low = 0
@@ -104,21 +137,49 @@ class _Column:
         except format.Clash as clash:
             what = f"{described(value)}, earlier samples are {self._seen.arrow}{clash}"
             raise self._error(index, what, "make it one type") from None
-        self._undo = (len(self._values), self._seen, self._chunk)
+        self._undo = (self._rows + len(self._values), self._seen, self._chunk)
         self._seen, self._chunk = seen, chunk
         self._values.append(cell.value)
         self._low = -EXACT if seen.negative and chunk.negative else 0
         self._class = cls if cls in _SETTLED or cls in _COUNTED else None
 
+    def add_all(self, index: int, values: Any, count: int) -> None:
+        """Add the values of `count` samples: an array of numbers at once, if it goes with the others."""
+        undo = (self._rows + len(self._values), self._seen, self._chunk)
+        try:
+            if not self._add_array(_whole(values)):
+                for row in range(count):
+                    self.add(index + row, None if values is None else values[row])
+        finally:
+            self._undo = undo
+
+    def _add_array(self, array: Any) -> bool:
+        if array is None:
+            return False
+        kind, numbers = _numpy_types()[array.dtype.type], deciding_numbers(array)
+        try:
+            seen, chunk = (of.with_values(kind, numbers) for of in (self._seen, self._chunk))
+        except format.Clash:
+            return False  # one by one, which names the sample
+        rows = self._rows + len(self._values) + len(array)
+        self._seen, self._chunk, self._class = seen, chunk, None
+        # One assignment, so that an interrupt finds all of it or nothing.
+        self._parts, self._rows, self._values = [*self._parts, self._values, array], rows, []
+        return True
+
     def truncate(self, rows: int) -> None:
-        if len(self._values) > rows:
-            del self._values[rows:]
+        if self._rows + len(self._values) > rows:
+            del self._values[max(0, rows - self._rows) :]
+            while self._rows > rows:
+                self._rows -= len(self._parts.pop())
             if self._undo[0] == rows:
                 _, self._seen, self._chunk = self._undo
                 self._class = None
 
     def array(self) -> pa.Array:
-        return _build(self._values, self._chunk.arrow)
+        kind = self._chunk.arrow
+        parts = [_build(part, kind) for part in (*self._parts, self._values) if len(part)]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [_build([], kind)])
 
     def _error(self, index: int, what: str, verb: str) -> LabelTypeError:
         remedy = f"{verb} in the callable or the dataset"
@@ -128,10 +189,12 @@ class _Column:
         return LabelTypeError(f'label "{self._name}": sample {index} is {what}; {remedy}')
 
 
-def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
+def _build(values: Any, kind: pa.DataType) -> pa.Array:
     """One Arrow array of the values, which are known to fit `kind`; no validity bitmap without a None."""
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
+    if isinstance(values, np.ndarray):
+        return format.from_numpy(values.astype(format.numpy_dtype(kind)), kind)
     if format.is_text(kind):
         return format.from_texts(values, kind)
     missing = np.fromiter((value is None for value in values), np.bool_, len(values))
@@ -144,11 +207,7 @@ def _build(values: list[Any], kind: pa.DataType) -> pa.Array:
             items = _build([item for value in present for item in value], kind.value_type)
         ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
         return pa.ListArray.from_arrays(format.from_numpy(ends, pa.int32(), np.append(missing, False)), items)
-    if pa.types.is_temporal(kind):
-        unit = "D" if pa.types.is_date32(kind) else kind.unit
-        dtype = np.dtype(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")
-    else:
-        dtype = format.numpy_dtype(kind)
+    dtype = format.numpy_dtype(kind)
     if missing.any():
         filler = np.zeros((), dtype)[()]
         values = [filler if value is None else value for value in values]
@@ -210,6 +269,16 @@ def _cell(value: Any) -> _Cell:
 def _numpy_types() -> dict[type, pa.DataType]:
     scalars = (np.bool_, *_INTEGERS, *_FLOATS[1:])
     return {scalar: pa.from_numpy_dtype(np.dtype(scalar)) for scalar in scalars}
+
+
+def _whole(values: Any) -> Any:
+    """A copy of a column of numbers or bools [n] as a native array; None for any other column."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(values, torch.Tensor):
+        values = detached(values)
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.type not in _numpy_types():
+        return None
+    return np.array(values, dtype=values.dtype.newbyteorder("="))
 
 
 def _from_tensor(value: Any) -> Any:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from edcache.base import LabelTypeError, described, unknown_label
-from edcache.format import is_number, is_text, numpy_dtype, pa, pc
+from edcache.base import LabelTypeError, described, once, unknown_label
+from edcache.format import from_numpy, is_number, is_text, numpy_dtype, pa, pc
 from edcache.labels.column import comparable_type
 
 _OPERATIONS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
@@ -44,7 +44,10 @@ class Column:
         self.name = name
         kind = schema.field(name).type
         self.type: pa.DataType = kind.value_type if pa.types.is_dictionary(kind) else kind
-        self._field: pc.Expression = pc.field(name)
+
+    @once
+    def _field(self) -> pc.Expression:
+        return pc.field(self.name)
 
     def is_null(self) -> pc.Expression:
         """True where the value is missing."""
@@ -53,23 +56,34 @@ class Column:
     def compare(self, operation: str, value: object) -> pc.Expression:
         """`column <operation> value`, unknown where the column has no value."""
         if value is None and operation in ("==", "!="):
-            return self.is_null() if operation == "==" else self._field.is_valid()
+            return self.is_null() if operation == "==" else ~self.is_null()
         self._check_order(operation)
         point = self._point(value)
         if point is None or (not point.exact and operation in ("==", "!=")):
-            return self._unless_null(pc.scalar(operation == "!="))
+            return self._always(operation == "!=")
         if point.scalar is None:
-            return self._unless_null(pc.scalar(operation in (">", ">=")))
+            return self._always(operation in (">", ">="))
         if not point.exact:  # it lies right above the point, and is none of the column's
             operation = "<=" if operation in ("<", "<=") else ">"
-        return _OPERATIONS[operation](self._field, pc.scalar(point.scalar))
+        return self._compared(operation, point.scalar)
+
+    def _always(self, truth: bool) -> pc.Expression:
+        """The same for all values, unknown where there is none."""
+        return pc.if_else(self._field.is_valid(), pc.scalar(truth), _unknown())
+
+    def _compared(self, operation: str, scalar: pa.Scalar) -> pc.Expression:
+        return _OPERATIONS[operation](self._field, pc.scalar(scalar))
+
+    def _among(self, scalars: pa.Array) -> pc.Expression:
+        is_in = self._field.isin(scalars)
+        return pc.if_else(self._field.is_valid(), is_in, _unknown())
 
     def one_of(self, values: Iterable[object]) -> pc.Expression:
         """`column in values`, unknown where the column has no value and None is not among the values."""
         if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and pa.types.is_integer(self.type):
             limits = np.iinfo(numpy_dtype(self.type))
             fits = values[(values >= int(limits.min)) & (values <= int(limits.max))]
-            has_null, scalars = False, pa.array(fits.astype(limits.dtype), type=self.type)
+            has_null, scalars = False, from_numpy(fits.astype(limits.dtype), self.type)
         else:
             if isinstance(values, np.ndarray):
                 values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
@@ -77,9 +91,14 @@ class Column:
             present = [value for value in values if value is not None]
             points = [point for point in map(self._point, present) if point is not None]
             exact = [point.scalar for point in points if point.exact and point.scalar is not None]
-            has_null, scalars = len(present) < len(values), pa.array(exact, comparable_type(self.type))
-        is_in = self._field.isin(scalars) if len(scalars) else pc.scalar(False)
-        return self.is_null() | is_in if has_null else self._unless_null(is_in)
+            has_null, kind = len(present) < len(values), comparable_type(self.type)
+            if is_number(kind):
+                numbers = np.array([scalar.as_py() for scalar in exact], numpy_dtype(kind))
+                scalars = from_numpy(numbers, kind)  # not by pa.array, which imports pandas
+            else:
+                scalars = pa.array(exact, kind)
+        is_in = self._among(scalars) if len(scalars) else self._always(False)
+        return self.is_null() | is_in if has_null else is_in
 
     def matches(self, function: str, pattern: str) -> pc.Expression:
         """`startswith(column, pattern)` or `contains(column, pattern)`."""
@@ -143,9 +162,6 @@ class Column:
     def _check_order(self, operation: str) -> None:
         if operation not in ("==", "!=") and pa.types.is_boolean(self.type):
             raise LabelTypeError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
-
-    def _unless_null(self, expression: pc.Expression) -> pc.Expression:
-        return pc.if_else(self._field.is_valid(), expression, _unknown())
 
     def _point(self, value: Any) -> _Point | None:
         """Where `value` lies among the column's values; None if nothing compares with it."""
@@ -214,11 +230,12 @@ def _family(kind: pa.DataType) -> str:
 def _integer_point(value: float | Fraction, kind: pa.DataType) -> _Point:
     """Where a number lies among the integers of a type, or the ticks of a time's."""
     ticks = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-    limits = np.iinfo(numpy_dtype(kind if pa.types.is_integer(kind) else ticks))
+    dtype = numpy_dtype(kind if pa.types.is_integer(kind) else ticks)
+    limits = np.iinfo(dtype)
     if value < int(limits.min):
         return _Point(None, exact=False)
     floor = int(limits.max) if value > int(limits.max) else math.floor(value)
-    return _Point(pa.scalar(floor, kind), exact=floor == value)
+    return _Point(_scalar(floor, dtype, kind), exact=floor == value)
 
 
 def _float_point(value: float, kind: pa.DataType) -> _Point:
@@ -234,7 +251,14 @@ def _float_point(value: float, kind: pa.DataType) -> _Point:
         if not is_exact and float(below) > value:
             below = np.nextafter(below, dtype.type(-np.inf))
     # -0.0 becomes 0.0.
-    return _Point(pa.scalar(float(below) + 0.0, comparable_type(kind)), is_exact or float(below) == value)
+    wider = comparable_type(kind)
+    scalar = _scalar(float(below) + 0.0, numpy_dtype(wider), wider)
+    return _Point(scalar, is_exact or float(below) == value)
+
+
+def _scalar(value: float, dtype: np.dtype[Any], kind: pa.DataType) -> pa.Scalar:
+    """A number or a time's ticks as Arrow has it; not by pa.scalar, which imports pandas."""
+    return from_numpy(np.array([value], dtype), kind)[0]
 
 
 # ---- times, and durations, as attoseconds since 1970: an int, which is exact for all that numpy has

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from edcache.base import Markup, element, fragment
-from edcache.format import is_number, one_chunk, pa, to_numpy
+from edcache.format import from_numpy, is_number, is_text, number_values, numpy_dtype, one_chunk, pa, to_numpy
 from edcache.labels.column import as_python
 from edcache.labels.where import quoted, quoted_name
 
+_MANY_ROWS = 200_000
 _HEAD = 10_000  # rows that usually tell whether a column has many values
 _WIDEST = 200  # characters of a text on a page
 _LONGEST = 1_000  # characters of a where-string that is worth a click
@@ -87,26 +89,31 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
     counted = (values if len(head.unique()) <= most or not is_scale else head).value_counts()
     if is_scale and len(counted) > most:
         return Histogram(name, str(type), (*_ranges(values, words, most), *missing))
-    counts = counted.field("counts").to_numpy(zero_copy_only=False)
+    counts = number_values(counted.field("counts"))
     distinct = counted.field("values")
-    order = np.argsort(-counts, kind="stable")
-    if is_scale:
-        order = np.argsort(to_numpy(distinct, nullable=False), kind="stable")
-    elif pa.types.is_boolean(kind):
-        order = np.argsort(distinct.cast(pa.uint8()).to_numpy(zero_copy_only=False))
+    is_sorted = is_scale or pa.types.is_boolean(kind)
+    order = np.argsort(to_numpy(distinct, nullable=False) if is_sorted else -counts, kind="stable")
     bars = [_bar(distinct[int(i)], int(counts[i]), words) for i in order[:most]]
     rest = int(counts[order[most:]].sum())
     return Histogram(name, str(type), (*bars, *missing), rest, max(0, len(order) - most))
+
+
+def has_many_texts(column: pa.ChunkedArray) -> bool:
+    """Whether to count the texts of a column takes long, as some of its rows tell."""
+    if len(column) <= _MANY_ROWS or not is_text(column.type):
+        return False
+    some = from_numpy(np.arange(0, len(column), len(column) // _HEAD), pa.int64())
+    return len(column.take(some).unique()) > _HEAD // 10
 
 
 def _bar(value: pa.Scalar, count: int, name: str) -> HistogramBar:
     """One value of a column."""
     kind = value.type
     if pa.types.is_floating(kind):
-        number = to_numpy(pa.array([value], kind), nullable=False)[0]
-        return HistogramBar(_number(number), count, _float_is(number, name))
+        number = numpy_dtype(kind).type(value.as_py())
+        return HistogramBar(str(number), count, _float_is(number, name))
     if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        text = _time(_ticks(value), kind)
+        text = _time(value.value, kind)
         return HistogramBar(_short(text), count, _where(f'{name} == "{text}"') if _is_iso(text) else None)
     plain = as_python(value)
     if isinstance(plain, bool | int):
@@ -120,9 +127,9 @@ def _float_is(number: np.floating[Any], name: str) -> str:
     if np.isnan(number):
         return f"{name} != {name}"
     if np.isinf(number):
-        most = _number(np.finfo(number.dtype).max)
+        most = str(np.finfo(number.dtype).max)
         return f"{name} > {most}" if number > 0 else f"{name} < -{most}"
-    return f"{name} == {_number(number)}"
+    return f"{name} == {number!s}"
 
 
 def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[HistogramBar]:
@@ -131,13 +138,9 @@ def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[Histogram
     array = to_numpy(one_chunk(values), nullable=False)
     if pa.types.is_floating(kind):
         is_finite = np.isfinite(array)
-        others = array[~is_finite]
         yield from _float_ranges(array[is_finite], name, most)
-        for value in (-np.inf, np.inf, np.nan):
-            number = array.dtype.type(value)
-            is_one = np.isnan(others) if value != value else others == number
-            if is_one.any():
-                yield HistogramBar(_number(number), int(is_one.sum()), _float_is(number, name))
+        for number, count in zip(*np.unique(array[~is_finite], return_counts=True), strict=True):
+            yield HistogramBar(str(number), int(count), _float_is(number, name))
         return
     if pa.types.is_integer(kind):
         low, high = int(array.min()), int(array.max())
@@ -173,21 +176,23 @@ def _float_ranges(array: Any, name: str, most: int) -> Iterator[HistogramBar]:
         return
     low, high = float(array.min()), float(array.max())
     if low == high:
-        yield HistogramBar(_number(array[0]), len(array), _float_is(array[0], name))
+        yield HistogramBar(str(array[0]), len(array), _float_is(array[0], name))
         return
-    exponent = math.floor(math.log10(max(high / most - low / most, np.finfo(array.dtype).tiny * 10)))
+    least = min(high / most - low / most, sys.float_info.max)
+    exponent = math.floor(math.log10(max(least, np.finfo(array.dtype).tiny * 10)))
     # Decimal edges: 0.2 is written so, and not as a sum of steps.
-    step = next(n for n in _NICE if float(f"{n}e{exponent}") >= high / most - low / most or n == 10)
+    step = next(n for n in _NICE if float(f"{n}e{exponent}") >= least or n == 10)
     width = float(f"{step}e{exponent}")
     first, last = math.floor(low / width), math.floor(high / width)
-    numbers = [array.dtype.type(float(f"{k * step}e{exponent}")) for k in range(first, last + 2)]
+    with np.errstate(over="ignore"):  # an edge beyond the type is inf, and left out below
+        numbers = [array.dtype.type(float(f"{k * step}e{exponent}")) for k in range(first, last + 2)]
     inside = sorted({number for number in numbers if low < number < high})
     # A round edge may be beyond the type, or on the wrong side when it is rounded.
     begins_round, ends_round = -np.inf < numbers[0] <= low, high < numbers[-1] < np.inf
     edges = [numbers[0] if begins_round else low, *inside, numbers[-1] if ends_round else high]
     edges = [array.dtype.type(edge) for edge in edges]
     for i, (start, count) in enumerate(_counted(array, edges)):
-        begin, end = _number(start), _number(edges[i + 1])
+        begin, end = str(start), str(edges[i + 1])
         sign = "<" if ends_round or i < len(edges) - 2 else "<="
         yield HistogramBar(f"{begin} to {end}", count, f"{begin} <= {name} {sign} {end}")
 
@@ -203,16 +208,6 @@ def _nice_step(least: int) -> int:
     """The least of 1, 2, 5, 10, 20, ... that is not below."""
     scale: int = 10 ** (len(str(least)) - 1)
     return next(n * scale for n in _NICE if n * scale >= least)
-
-
-def _number(value: Any) -> str:
-    """A float as its type needs it: 0.1 of a float32 too."""
-    return str(value)
-
-
-def _ticks(value: pa.Scalar) -> int:
-    ticks: int = value.cast(pa.int32() if pa.types.is_date32(value.type) else pa.int64()).as_py()
-    return ticks
 
 
 def _time(ticks: int, kind: pa.DataType) -> str:

@@ -3,55 +3,42 @@
 from __future__ import annotations
 
 import time
+from array import array as Longs
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import (
-    LabelTypeError,
-    Markup,
-    MissingDependencyError,
-    OptionError,
-    SampleIndexError,
-    check_positive,
-    element,
-    fragment,
-    joined,
-    printable,
-    unknown_label,
-)
-from edcache.format import from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
-from edcache.labels.column import Classes, Description, classes_of, comparable, describe, sorted_rows
-from edcache.labels.histogram import Histogram, histogram, plot
-
-# Of a column of texts in so many rows a page shows bars only where the first rows have few values.
-_MANY_ROWS = 200_000
-_MANY_TEXTS = 10_000
+from edcache import base
+from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, element
+from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
+from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
+from edcache.labels.histogram import Histogram, has_many_texts, histogram, plot
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Labels(Mapping[str, npt.NDArray[Any]]):
-    """Label columns by name: `labels["label"]` is a numpy array, one value per sample.
+    """The label columns of a dataset or a view: `labels["label"]` is a numpy array, one value per sample.
 
     Args:
-        table: the label table, row i = sample i; or a callable that returns it, called once, at the
-            first question that needs it.
-        indices: the rows that this view consists of, in its order; all rows if None.
-        num_rows: the samples of the whole dataset, for an archive without labels, whose table cannot say.
+        table: the label table, in which row i is sample i; or a function that returns it. The function is
+            called once, at the first use of the table. `StoredLabels` read a column at its first use.
+        indices: the rows of this view, in order; None for all rows.
+        num_rows: the samples of the whole dataset. An archive without labels has an empty table.
 
-    Arrays are read-only and shared: a zero-copy view of the table where Arrow's layout is numpy's (ints,
-    floats, date-times; equally long lists as 2-D), otherwise a copy made once per column.
-    A missing value is nan among floats, NaT among times, and None in an object array elsewhere.
+    Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy,
+    and so are lists of one length, as 2-D arrays. Other columns, and those in several batches, are copied
+    once. A missing value is nan in a float array, NaT in an array of times, and None in an object array of
+    any other type.
     """
 
     def __init__(
         self,
-        table: pa.Table | Callable[[], pa.Table],
+        table: pa.Table | StoredLabels | Callable[[], pa.Table | StoredLabels],
         indices: npt.ArrayLike | None = None,
         *,
         num_rows: int | None = None,
@@ -66,13 +53,13 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         self._table: pa.Table | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """The column `name`, read-only.
+        """The column `name`: a read-only array [num_rows], or [num_rows, n] for lists of one length.
 
         Raises:
             UnknownLabelError: `no label "lable"; this archive has: label, split`.
         """
         if not isinstance(name, str):
-            raise unknown_label(name, list(self))
+            raise base.unknown_label(name, list(self))
         array = self._arrays.get(name)
         if array is None:
             array = self._array(name)
@@ -85,51 +72,32 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         if rows is None:
             return to_numpy(one_chunk(column), nullable=column.null_count > 0)
         if is_text(column.type):
-            # Objects for the taken rows alone: the whole column would be millions of str.
+            # Make str objects of the selected rows only: the whole column may have millions.
             return to_numpy(one_chunk(self._taken(column)), nullable=False)
         return self.whole[name][rows]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.whole.table.column_names)
+        return iter(self.source.column_names)
 
     def __len__(self) -> int:
-        """The number of columns; `num_rows` counts the samples."""
-        return len(self.whole.table.column_names)
+        """The number of columns. `num_rows` is the number of samples."""
+        return len(self.source.column_names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.whole.table.column_names
+        return name in self.source.column_names
 
-    # A Mapping would compare arrays and be unhashable.
+    # Mapping.__eq__ would compare arrays, and make this class unhashable.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        columns = printable(", ".join(f"{field.name}: {field.type}" for field in self.whole.table.schema))
+        columns = base.printable(", ".join(f"{field.name}: {field.type}" for field in self.source.schema))
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
 
     def _repr_html_(self) -> str:
-        return fragment(
-            element("h4", f"{self.num_rows:,} samples"), element("div", self.bars(), class_="columns")
+        return base.fragment(
+            element("h4", f"{self.num_rows:,} samples"), element("div", bars(self), class_="columns")
         )
-
-    def bars(self, most: int = 12, seconds: float = 0.25) -> Markup:
-        """The histogram of each column as a part of a page, of as many columns as there is time for."""
-        drawn, began = [], time.monotonic()
-        for name in self:
-            drawn.append(self._drawn(name, most))
-            if time.monotonic() - began > seconds and len(drawn) < len(self):
-                drawn.append(element("div", f"{len(self) - len(drawn):,} more columns", class_="dim"))
-                break
-        return joined(*drawn)
-
-    def _drawn(self, name: str, most: int) -> Markup:
-        """The histogram of a column; its name alone where there are many texts, which take long to count."""
-        column = self.whole.column(name)
-        is_long = self.num_rows > _MANY_ROWS and is_text(column.type)
-        if is_long and len(column.slice(0, _MANY_TEXTS).unique()) > _MANY_TEXTS // 10:
-            note = f"{column.type}: many values; labels.histogram(name) counts them"
-            return element("div", name[:200], element("div", note, class_="dim"))
-        return self.histogram(name, most).drawn()
 
     @property
     def num_rows(self) -> int:
@@ -138,30 +106,38 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             return len(self._pending[-1])
         if self._rows is not None:
             return len(self._rows)
-        return int(self.table.num_rows) if self._num_rows is None else self._num_rows
+        return int(self.source.num_rows) if self._num_rows is None else self._num_rows
 
     @property
     def table(self) -> pa.Table:
-        """The columns as a pyarrow Table; for a `take` a copy of its rows, made once."""
+        """The columns as a pyarrow Table. A view copies its rows once."""
         if self._table is None:
             rows = self.rows
             if rows is not None:
                 self._table = take_rows(self.whole.table, rows)
             else:
-                self._table = self._source() if callable(self._source) else self._source
+                source = self.source
+                self._table = source.table if isinstance(source, StoredLabels) else source
         return self._table
 
     @property
+    def source(self) -> pa.Table | StoredLabels:
+        """The columns of the whole dataset as they are stored."""
+        whole = self.whole
+        if callable(whole._source):
+            whole._source = whole._source()
+        return whole._source
+
+    @property
     def whole(self) -> Labels:
-        """The labels of the whole dataset, whatever was taken."""
+        """The labels of the whole dataset, from which this view was taken."""
         return self if self._parent is None else self._parent
 
     @property
     def rows(self) -> Rows | None:
-        """int64 [num_rows]: the row of `whole` for each row of this view; None if it is all of them.
+        """int64 [num_rows]: the row of `whole` for each row of this view; None for all rows.
 
-        Raises:
-            SampleIndexError: an index outside [-n, n), found at the first use of a lazy `take`.
+        Raises: SampleIndexError, `take` got an index outside [-n, n). It is checked at the first use.
         """
         for step in self._pending:
             rows = self._rows
@@ -171,10 +147,11 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return self._rows
 
     def take(self, indices: npt.ArrayLike) -> Labels:
-        """The view of the given rows of this view, in their order, repeats allowed; nothing is read yet.
+        """A view of the given rows, in the given order. Nothing is read yet.
 
         Args:
-            indices: integers in [-num_rows, num_rows). Not copied: do not change them afterwards.
+            indices: integers in [-num_rows, num_rows), repeats allowed. Do not change the array afterwards.
+        Raises: OptionError, not a 1-D array of integers.
         """
         taken = copy(self)
         taken._parent = self.whole
@@ -182,38 +159,34 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         taken._arrays, taken._table = {}, None
         return taken
 
-    def is_of(self, whole: Labels) -> bool:
-        """Whether this was taken from the same table."""
-        return self.whole is whole.whole
-
     def to_pandas(self) -> Any:
-        """The columns as a pandas DataFrame, row i = sample i of this view."""
+        """A pandas DataFrame, a copy; row i is sample i. Raises: MissingDependencyError."""
         with _needs("to_pandas", "pandas"):
             import pandas  # noqa: F401
         return self.table.to_pandas()
 
     def to_polars(self) -> Any:
-        """The columns as a polars DataFrame, row i = sample i of this view; numbers are not copied."""
+        """A polars DataFrame; row i is sample i. Numbers are not copied. Raises: MissingDependencyError."""
         with _needs("to_polars", "polars"):
             import polars
         return polars.from_arrow(self.table)
 
     def sql(self, query: str) -> pa.Table:
-        """Ask in SQL, by duckdb; the samples of this view are the rows of the table `labels`.
+        """Run a SQL query with duckdb. The table `labels` has one row per sample of this view.
 
         Args:
             query: one statement, such as "select split, count(*) from labels group by split".
         Returns:
-            A pyarrow Table; `.to_pylist()` makes dicts of its rows.
+            A pyarrow Table. Its `.to_pylist()` returns the rows as dicts.
         Raises:
-            OptionError: 'labels.sql(): Binder Error: ...', whatever duckdb says of the statement.
+            OptionError: 'labels.sql(): Binder Error: ...', the message of duckdb; or several statements.
             MissingDependencyError: duckdb is not installed.
 
         >>> ds.labels.sql("select patient, avg(age) as age from labels group by patient")
         """
         with _needs("sql", "duckdb"):
             import duckdb
-        # Without replacements: else any name in a query may be a variable of the caller. And no file is seen.
+        # A query must reach neither variables of the caller nor files.
         config: dict[str, Any] = dict.fromkeys(
             ("python_enable_replacements", "enable_external_access"), "false"
         )
@@ -228,25 +201,24 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
                 raise OptionError(f"labels.sql(): {error}") from error
 
     def describe(self) -> Description:
-        """Each column's type, missing and distinct values, least, greatest and most frequent one.
+        """Summarize each column: type, nulls, distinct values, minimum, maximum, most frequent value.
 
-        A sequence with one entry a column, which prints as a small table. Costs as `counts` of each column.
+        The result is a tuple of ColumnSummary, which prints as a small table. Costs as `counts` of each.
         """
-        return describe(self.table)
+        return Description(summarised(name, self.table.column(name)) for name in self)
 
     def histogram(self, name: str, most: int = 20) -> Histogram:
-        """The values of a column and how often each occurs; of more than `most` numbers or times, ranges.
+        """Count the values of a column. More than `most` distinct numbers or times are counted in ranges.
 
         Args:
-            most: bars, at least 1; missing values, nan and infinities have bars of their own.
-        Raises:
-            UnknownLabelError: no such column.
-        Cost: of 1 million rows some 20 ms for a column of numbers, 60 ms for few texts, 1 s for a million.
+            most: the maximum number of bars, at least 1. Missing values, nan and infinities have extra bars.
+        Raises: UnknownLabelError; OptionError, `most` is below 1.
+        Cost: of 1 million rows 20 ms for numbers, 60 ms for few distinct texts, 1 s for a million texts.
 
         >>> [(bar.text, bar.count, bar.where) for bar in ds.labels.histogram("score").bars]
         [('0.0 to 0.2', 412, '0.0 <= score < 0.2'), ...]
         """
-        check_positive("most", most)
+        base.check_count("most", most)
         kind = self.column(name).type
         column = self.column(name) if pa.types.is_nested(kind) else self.comparable(name)
         return histogram(name, column, kind, most)
@@ -255,11 +227,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """Draw the histogram of a column.
 
         Args:
-            axes: matplotlib's Axes to draw on; by default those of a new figure.
-        Returns:
-            The Axes.
-        Raises:
-            UnknownLabelError: no such column. MissingDependencyError: matplotlib is not installed.
+            axes: the matplotlib Axes to draw on; None makes a new figure.
+        Returns: the Axes.
+        Raises: UnknownLabelError; MissingDependencyError, matplotlib is not installed.
 
         >>> ds.labels.plot("label").figure.savefig("label.png")
         """
@@ -268,10 +238,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             return plot(spread, axes)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
-        """The distinct values of a column, rising, missing ones left out: an array that the caller owns.
+        """The sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.
 
-        Raises:
-            UnknownLabelError: no such column. LabelTypeError: a column of lists.
+        Raises: UnknownLabelError; LabelTypeError, a column of lists.
         """
         column = self.singles(name, "unique")
         if pa.types.is_null(column.type):
@@ -281,37 +250,36 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return np.array(to_numpy(values.chunk(0).take(rows), nullable=False))
 
     def counts(self, name: str) -> dict[Any, int]:
-        """How often each value of the column occurs, most frequent first; None counts missing values."""
-        codes, values = classes(self, name, "counts")
+        """value -> number of samples, most frequent first; None: missing values. Raises: as `unique`."""
+        codes, values = classes_of(self.singles(name, "counts"))
         numbers = np.bincount(codes, minlength=len(values)).tolist()
         return dict(sorted(zip(values, numbers, strict=True), key=lambda pair: -pair[1]))
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """The column as Arrow has it."""
-        whole = self.whole.table
-        if name not in whole.column_names:
-            raise unknown_label(name, whole.column_names)
-        column = whole.column(name)
+        """The column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
+        source = self.source
+        if name not in source.column_names:
+            raise base.unknown_label(name, source.column_names)
+        column = source.column(name)
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         return self._taken(column)
 
     def comparable(self, name: str) -> pa.ChunkedArray:
-        """The column as every comparison sees it (see column.py), made once for all views."""
+        """The column in the form for comparisons (see column.py), made once for all views."""
         column, made = self.whole.column(name), self.whole._comparable
         if name not in made:
             made[name] = comparable(column)
         return self._taken(made[name])
 
-    def singles(self, name: str, asked_by: str) -> pa.ChunkedArray:
-        """The same of a column of single values.
+    def singles(self, name: str, method: str) -> pa.ChunkedArray:
+        """`comparable`, for columns that are not lists; `method` is named in the error.
 
-        Raises:
-            LabelTypeError: 'label "boxes" is list<item: int64>; group_by() needs a column of single values'.
+        Raises: LabelTypeError, 'label "boxes" is list<item: int64>; group_by() needs a column of ...'.
         """
         kind = self.whole.column(name).type
         if pa.types.is_nested(kind):
-            raise LabelTypeError(f'label "{name}" is {kind}; {asked_by}() needs a column of single values')
+            raise LabelTypeError(f'label "{name}" is {kind}; {method}() needs a column of single values')
         return self.comparable(name)
 
     def _taken(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -319,7 +287,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
     def to_list(self, name: str) -> list[Any]:
-        """The column as values of Python; of times that Python does not have, as numpy's."""
+        """The column as a list of Python values. Times beyond Python's range are numpy values."""
         try:
             values: list[Any] = self.column(name).to_pylist()
         except (ValueError, OverflowError):
@@ -348,9 +316,11 @@ def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
-    """Indices as int64 in [0, length); SampleIndexError says `indices[3] = 12 not in [-10, 10)`."""
+    """Indices as int64 in [0, length). Raises: SampleIndexError, `indices[3] = 12 not in [-10, 10)`."""
     if not indices.size:
         return indices.astype(np.int64)
+    if indices.dtype.kind not in "iub":
+        raise IndexError(f"indices of {indices.dtype}; arrays used as indices must be of integer type")
     low, high = int(indices.min()), int(indices.max())
     if low < -length or high >= length:
         at = int(np.flatnonzero((indices < -length) | (indices >= length))[0])
@@ -359,11 +329,45 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
     return np.where(rows < 0, rows + length, rows) if low < 0 else rows
 
 
-def classes(labels: Labels, name: str, asked_by: str) -> Classes:
-    """The distinct values of a column; UnknownLabelError, or LabelTypeError for lists."""
-    return classes_of(labels.singles(name, asked_by))
+def is_array(index: Any) -> bool:
+    """Whether an index is several; numpy takes a tuple for one that has several dimensions."""
+    try:
+        return not isinstance(index, int | tuple) and np.ndim(index) == 1
+    except ValueError:  # a list of lists of several lengths
+        return False
 
 
-def order_by(labels: Labels, name: str, descending: bool) -> Rows:
-    """The rows in the order of a column, stable; missing values and nans are last. Raises as `classes`."""
-    return sorted_rows(labels.singles(name, "sort_by"), descending)
+def integers(indices: Any, length: int) -> Rows:
+    """An index array in [-length, length), or the places of a mask, as int64."""
+    array: npt.NDArray[Any]
+    if type(indices) is list and indices and type(indices[0]) is int:
+        # What a DataLoader's sampler gives; numpy takes longer to find out that it is integers.
+        with suppress(TypeError, OverflowError):
+            indices = np.frombuffer(Longs("q", indices), np.int64)
+    array = np.asarray(indices)
+    if array.dtype == np.int64:
+        # Not min() and max(): in a loop that has better things to cache they take 4 us each.
+        if len(array) and (array[array.argmin()] < -length or array[array.argmax()] >= length):
+            checked_indices(array, length)
+        return array
+    if array.dtype == np.bool_:
+        if len(array) != length:
+            raise OptionError(f"mask has {len(array):,} entries, but the dataset has {length:,}")
+        return np.flatnonzero(array)
+    if len(array) and array.dtype.kind not in "iu":
+        raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")
+    checked_indices(array, length)
+    return array.astype(np.int64)
+
+
+def bars(labels: Labels, most: int = 12, seconds: float = 0.25) -> base.Markup:
+    """The histograms as HTML, of as many columns as are drawn within the seconds."""
+    drawn, began = [], time.monotonic()
+    for name in labels:
+        column = labels.whole.column(name)
+        many = Histogram(name, f"{column.type}: many values; labels.histogram(name) counts them", ())
+        drawn.append((many if has_many_texts(column) else labels.histogram(name, most)).drawn())
+        if time.monotonic() - began > seconds and len(drawn) < len(labels):
+            drawn.append(element("div", f"{len(labels) - len(drawn):,} more columns", class_="dim"))
+            break
+    return base.joined(*drawn)

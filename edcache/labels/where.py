@@ -49,14 +49,15 @@ class Where(NamedTuple):
     names: list[str]
 
 
-def parse_where(text: str, schema: pa.Schema) -> Where:
+def parse_where(text: str, schema: pa.Schema, column: Callable[[str], Column] | None = None) -> Where:
     """Read a where-string of at most 10,000 characters, nested at most 50 deep, by this module's grammar.
 
+    column: makes the left side of comparisons of a name; its conditions are joined by `&`, `|` and `~`.
     Raises WhereError, which names the column of text, UnknownLabelError or LabelTypeError.
     """
     if len(text) > _MAX_TEXT:
         raise WhereError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
-    parser = _WhereParser(text, schema)
+    parser = _WhereParser(text, schema, column or (lambda name: Column(name, schema)))
     operand = parser.disjunction()
     if parser.next.kind != "end":
         raise parser.unexpected("the end, and, or")
@@ -112,9 +113,10 @@ class _WhereParser:
     A lone column or literal passes through unchanged: in parentheses it may still be compared.
     """
 
-    def __init__(self, text: str, schema: pa.Schema) -> None:
+    def __init__(self, text: str, schema: pa.Schema, column: Callable[[str], Column]) -> None:
         self._text = text
         self._schema = schema
+        self._make = column
         self._tokens = list(self._split())
         self._at = 0
         self._depth = 0
@@ -269,7 +271,7 @@ class _WhereParser:
         return self._column(token.text)
 
     def _column(self, name: str) -> Column:
-        return self.columns.setdefault(name, Column(name, self._schema))
+        return self.columns.setdefault(name, self._make(name))
 
     def _call(self, function: _Token) -> _Operand:
         name = function.text

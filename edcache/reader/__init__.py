@@ -1,6 +1,6 @@
-"""An open archive: its records by index, one or many at once, and as collated batches.
+"""An open archive: records by index, one or many at once, and as collated batches.
 
-`Reader` and all that it says of an archive load no torch; the first sample that is read does.
+`Reader` imports torch where a tensor is made, and for collated batches. Nothing else needs it.
 """
 
 from lazy_loader import attach_stub

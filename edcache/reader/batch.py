@@ -1,9 +1,9 @@
-"""A batch: not read yet, collated in bulk, merged of several; its memory, and its way to another process.
+"""A batch: collated in bulk, or merged from several; its memory, and its transfer to another process.
 
-torch's DataLoader asks a dataset for `__getitems__(indices)` and hands the result to its `collate_fn`.
-Where that is torch's `default_collate` or `edcache.collate`, the result is a list of one `Batch`, which
-stands for all samples and is collated in bulk: `default_collate` chooses by the type of the first
-element, and `Batch` is registered with it. Everybody else gets a list of samples.
+torch's DataLoader calls `dataset.__getitems__(indices)` and passes the result to its `collate_fn`. If that is
+torch's `default_collate` or `edcache.collate`, the result is a list of one `Batch`, which stands for all
+samples. `default_collate` chooses by the type of the first element, and `Batch` is registered with it. Any
+other caller gets a list of samples.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from torch.utils.data._utils.worker import _worker_loop
 
 from edcache.base import CodecError, CorruptRecordError, Ints
 from edcache.codec import memory_dtype
-from edcache.reader.group import Memory, NotInBulk, Special, collation
+from edcache.reader.collation import Memory, NotInBulk, Special, collation
+from edcache.reader.group import Group
 from edcache.reader.reader import AnyReader
 
-# The C library keeps and reuses smaller ones itself.
+# The C library reuses smaller allocations itself.
 _LARGE = 4 << 20
 _KEPT = 4
-# Smaller tensors reach the parent sooner as bytes in its message.
+# Smaller tensors reach the parent process faster as bytes in the message.
 _SHARED = 1 << 19
 
 
@@ -39,8 +40,8 @@ class Batch:
     """The samples at some indices, not read yet.
 
     Args:
-        dataset: theirs, a `Readable` of the room above. indices: int64 [n], in [-n, n) of its root's samples.
-        is_sent: whether the collated batch goes from a DataLoader's worker to its parent as it is.
+        dataset: a `Readable` of the room above. indices: int64 [n], indices of its root's samples.
+        is_sent: whether a DataLoader's worker sends the collated batch to its parent process.
     """
 
     __slots__ = ("_dataset", "_indices", "_is_sent")
@@ -49,7 +50,7 @@ class Batch:
         self._dataset, self._indices, self._is_sent = dataset, indices, is_sent
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
-        """What `default_collate` makes of the samples, some fields in a `special` way; or what it raises."""
+        """The batch that `default_collate` makes of the samples; `special` collates some fields instead."""
         finish = self._dataset._batch_transform
         batch = self._in_bulk(special, memory or for_this_process())
         if batch is NotImplemented:
@@ -62,10 +63,10 @@ class Batch:
         return Parcel(batch) if self._is_sent else batch
 
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
-        """`collated()` of every `size` samples in turn, as parts of one batch: they share its memory.
+        """`collated()` of every `size` samples in turn, as views of one large batch.
 
-        None where it is not all tensors, or where a part may be collated in another way than the whole; what
-        cannot be collated as a whole raises, as `collated`.
+        None if the batch has other leaves than tensors, or if parts may collate differently from the whole.
+        Raises: as `collated` of the whole.
         """
         dataset = self._dataset
         if not self._is_bulk() or dataset._root._likeness(self._indices, dataset._fields) is None:
@@ -79,7 +80,7 @@ class Batch:
         return batches if finish is None else map(finish, batches)
 
     def _is_bulk(self) -> bool:
-        """Whether what default_collate makes of the samples may be gathered from their records."""
+        """Whether the batch may be gathered from the records, without samples."""
         return self._dataset._transform is None and len(self._indices) > 0 and not _is_changed()
 
     def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
@@ -89,7 +90,7 @@ class Batch:
         try:
             return dataset._root._collated(self._indices, dataset._fields, special, memory)
         except (CodecError, CorruptRecordError):
-            return NotImplemented  # read one by one, the sample at fault is named
+            return NotImplemented  # reading one by one names the damaged sample
 
 
 def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
@@ -103,13 +104,13 @@ _WORKER_CODE = _worker_loop.__code__
 
 
 def batch_for(caller: FrameType, dataset: Any, indices: Ints) -> list[Any]:
-    """What `dataset.__getitems__` returns to its caller: one `Batch` where that collates it, else samples."""
+    """The result of `dataset.__getitems__`: one `Batch` if the caller collates it, else a list of samples."""
     while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
-        caller = caller.f_back  # a Subset returns it as it is
+        caller = caller.f_back  # torch's Subset passes the result on unchanged
     if caller.f_code is _FETCH_CODE:
         collate = caller.f_locals["self"].collate_fn
         if collate is default_collate or isinstance(collate, Special):
-            # Not from the worker itself to a DataLoader of the user's that runs within it.
+            # False for a DataLoader that the user runs inside a worker.
             is_sent = caller.f_back is not None and caller.f_back.f_code is _WORKER_CODE
             return [Batch(dataset, indices, is_sent)]
     samples: list[Any] = dataset._read_many(indices)
@@ -117,15 +118,15 @@ def batch_for(caller: FrameType, dataset: Any, indices: Ints) -> list[Any]:
 
 
 _KNOWN = dict(default_collate_fn_map)
-# A field that is gathered is one of these, or of a class below one of the second.
+# The types of gathered fields; of the second ones also subclasses.
 _TENSORS = (torch.Tensor, np.ndarray)
 _WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
 
 
 def _is_changed() -> bool:
-    """Whether somebody taught default_collate another way with what is gathered here.
+    """Whether default_collate was extended for a type that is gathered here.
 
-    A library that teaches it its own subclass of Tensor, as MONAI does, changes nothing for plain ones.
+    A library that registers its own subclass of Tensor, as MONAI does, changes nothing for plain tensors.
     """
     if default_collate_fn_map == _KNOWN:
         return False
@@ -142,19 +143,24 @@ def _is_changed() -> bool:
 
 
 def collated(reader: AnyReader, indices: Ints, special: Special | None, memory: Memory) -> Any:
-    """What default_collate makes of samples by indices in [-n, n); NotImplemented where it must see them."""
+    """The batch of samples at indices in [-n, n); NotImplemented if default_collate needs the samples."""
     group = reader.group(indices)
-    collate = None if group is None else collation(group.decoder, special)
-    return NotImplemented if group is None or collate is None else collate(group, memory)
+    return NotImplemented if group is None else collated_group(group, special, memory)
+
+
+def collated_group(group: Group, special: Special | None, memory: Memory) -> Any:
+    """What default_collate makes of the samples of records; NotImplemented where it must see them."""
+    collate = collation(group.decoder, special)
+    return NotImplemented if collate is None else collate(group, memory)
 
 
 def merged(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> Any:
-    """One batch of several, where each was collated of samples of the same schema.
+    """Merge batches, which were collated from samples of the same schema.
 
     Args:
-        places: where the samples of each batch stand in the merged one: int64, together 0 to n - 1.
+        places: the positions of each batch's samples in the merged one: int64, together 0 to n - 1.
     Raises:
-        NotInBulk: tensors of different shapes, or something else that only default_collate can judge.
+        NotInBulk: tensors differ in shape, or default_collate must decide for another reason.
     """
     first = batches[0]
     if type(first) is torch.Tensor:
@@ -165,7 +171,7 @@ def merged(batches: Sequence[Any], places: Sequence[Ints], memory: Memory) -> An
     if not isinstance(first, (list, tuple)):
         raise NotInBulk
     if len(first) == len(places[0]) and all(isinstance(value, (str, bytes)) for value in first):
-        # One text for each sample, rather than one batch for each item of a sample.
+        # A list with one text per sample, not one batch per item of a sample.
         column: list[Any] = [None] * sum(map(len, places))
         for batch, place in zip(batches, places, strict=True):
             for value, at in zip(batch, place.tolist(), strict=True):
@@ -187,14 +193,13 @@ def _merged_tensors(batches: Sequence[Any], places: Sequence[Ints], memory: Memo
 
 # --- memory -----------------------------------------------------------------------------------------
 #
-# A fresh allocation of many megabytes is bound by page faults: 7 GB/s where memory in use takes 18.
-# numpy asks for huge pages, the C library gives back what it frees beyond 32 MiB to the kernel; so
-# large memory is kept here for the next batch, once the tensors over it are gone. A worker of a
-# DataLoader hands its batch over in shared memory: there the batch is gathered straight into that.
+# A fresh allocation of many megabytes is slow because of page faults: 7 GB/s, memory in use 18 GB/s.
+# The C library returns allocations beyond 32 MiB to the kernel. So large memory is kept here for the next
+# batch, once no tensor uses it. A worker of a DataLoader gathers straight into shared memory.
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor of its own memory."""
+    """An uninitialized tensor in memory of this process."""
     stored, is_known = _stored(dtype)
     nbytes = math.prod(shape) * stored.itemsize
     if nbytes < _LARGE:
@@ -207,13 +212,13 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 @functools.cache
 def _stored(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
-    """The numpy dtype of a torch dtype's memory, and whether it is the same type."""
+    """The numpy dtype with the memory layout of a torch dtype, and whether it is the same type."""
     stored = memory_dtype(dtype)
     return stored, torch.from_numpy(np.empty(0, stored)).dtype == dtype
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor in shared memory, which a worker hands over without a copy; a small one in its own."""
+    """An uninitialized tensor in shared memory, which a worker sends without a copy; small ones `fresh`."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _SHARED:
         return fresh(shape, dtype)
@@ -223,7 +228,7 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def for_this_process() -> Any:
-    """`fresh`, or `shared` in a worker."""
+    """`fresh`, or `shared` in a worker of a DataLoader."""
     return fresh if get_worker_info() is None else shared
 
 
@@ -231,7 +236,7 @@ _kept: list[npt.NDArray[np.uint8]] = []
 
 
 class _Lease:
-    """Lends memory to one array, and takes it back when no array or tensor is over it any more."""
+    """Lends memory to one array, and takes it back when no array or tensor uses it any more."""
 
     __slots__ = ("__array_interface__", "_memory")
 
@@ -239,14 +244,14 @@ class _Lease:
         self.__array_interface__ = memory.__array_interface__
         self._memory = memory
 
-    # Bound here: when the interpreter ends, the module's names may go before the last batch does.
+    # Default arguments, because at the end of the interpreter module names may vanish before the last batch.
     def __del__(self, kept: list[npt.NDArray[np.uint8]] = _kept, most: int = _KEPT) -> None:
         kept.append(self._memory)
         del kept[:-most]
 
 
 def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
-    """At least `nbytes` bytes, from what was given back if one fits without wasting half of it."""
+    """At least `nbytes` bytes: kept memory if it has less than twice as many, else a new allocation."""
     for place in range(len(_kept) - 1, -1, -1):
         try:
             memory = _kept.pop(place)
@@ -260,15 +265,14 @@ def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
 
 # --- to the parent of a worker ----------------------------------------------------------------------
 #
-# torch moves every tensor into shared memory of its own and passes a descriptor for each, over a new
-# connection each time: half a millisecond a tensor, whatever its size. Large tensors were gathered
-# into such memory already. Small ones go as bytes with the message instead. That takes an object that
-# pickles in its own way, so it is only made where nobody meets it before it is pickled: where the
-# DataLoader itself called the collate function, known by its code.
+# torch moves every tensor into its own shared memory and sends a descriptor for each over a new connection:
+# half a millisecond per tensor of any size. Large tensors are in shared memory already. Small ones go as
+# bytes in the message. That needs an object with its own pickle. It is made only if the DataLoader itself
+# called the collate function, so that no user code sees the object before it is pickled.
 
 
 class Parcel:
-    """A batch on its way; arrives as the batch itself."""
+    """A batch that is being sent; it unpickles as the batch."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -278,7 +282,7 @@ class Parcel:
 
 
 class Packed:
-    """What arrives as `make(*arguments)`."""
+    """It unpickles as the result of `make(*arguments)`."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         self._made = make, arguments

@@ -1,7 +1,7 @@
-"""When a record's bytes are compared with their crc32: alone, many at once, block by block, or by request.
+"""The crc32 checks of records: one record, many at once, by blocks, or by request.
 
-A block is 16 KiB of a chunk's records (format/spec.py section 3). Checking the blocks around what is read
-costs the same for twenty tiny records as for one, and spares the rest of a large one.
+A block is 16 KiB of a chunk's records (format/spec.py section 3). One check of a block covers many tiny
+records. Reading a part of a large record checks only the blocks of that part.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import CorruptRecordError, Ints, once
-from edcache.format import IndexTable
+from edcache.reader.index import RecordIndex
 from edcache.storage import ByteSource
 
 Check = Callable[[slice], None]
 """`check(part)` checks the records of a slice of a group; raises CorruptRecordError."""
 
-# A record from here on is checked as a whole, by its own crc32, smaller ones by the blocks around them.
+# Records of this size or more are checked by their own crc32, smaller ones by their blocks.
 LARGE = 1 << 16
 _BITS = format.BLOCK_NBYTES.bit_length() - 1
-# When no more blocks than this are left unchecked, all of them are checked at once (16 MiB).
+# When at most so many blocks are left (16 MiB), all of them are checked at once.
 _REST = 1024
 _CRC = struct.Struct("<I")
-# Block crcs that are kept of what is read by request, in bytes: those of 256 GiB of records.
+# Bytes of block crcs that are kept for reads by request: enough for 256 GiB of records.
 _MOST_KEPT_NBYTES = 1 << 26
 
 
 class Runs:
-    """Where the records of each chunk and the crc32 of their blocks lie, as index.arrow says."""
+    """The extents of each chunk's records and of the crc32 of their blocks, from index.pages."""
 
     def __init__(self, blocks: Ints, size: int) -> None:
-        # A hostile index may point anywhere: records in what is left out are checked one by one.
+        # A hostile index may point anywhere. Records of chunks that are left out are checked one by one.
         counts = -(-blocks[:, 2] // format.BLOCK_NBYTES)
         fits = (blocks[:, 1] + blocks[:, 2] <= size) & (blocks[:, 0] + 4 * counts <= blocks[:, 1])
         known, self._counts = blocks[fits], counts[fits]
@@ -47,21 +47,29 @@ class Runs:
 
     @once
     def _lists(self) -> tuple[list[int], list[int], list[int]]:
-        """Start and end of each chunk's records, offset of its crcs: one is found faster in lists."""
+        """Starts and ends of each chunk's records, offsets of its crcs. Lists are faster for one look-up."""
         return self._starts.tolist(), self._ends.tolist(), self._crcs_offsets.tolist()
 
     def run_of(self, start: int, end: int) -> int:
-        """Which chunk has bytes [start, end) of the file among its records; -1 for none."""
+        """The chunk whose records contain bytes [start, end) of the file; -1 for none."""
         starts, ends, _ = self._lists
         run = bisect_right(starts, start) - 1
         return run if run >= 0 and end <= ends[run] else -1
 
+    def extent(self, run: int) -> tuple[int, int]:
+        """Where the records of a chunk start and end, in bytes from the start of the file."""
+        return self._lists[0][run], self._lists[1][run]
+
+    def crcs_extent(self, run: int) -> tuple[int, int]:
+        """Where the crc32 of its blocks lie: (offset, nbytes)."""
+        return self._lists[2][run], 4 * int(self._counts[run])
+
 
 class CheckedBlocks(Runs):
-    """Which blocks of a mapped archive were checked: a bitmap, one bit for 16 KiB.
+    """The checked blocks of a mapped archive: a bitmap, one bit for 16 KiB.
 
     Attributes:
-        done: every block was checked and found sound.
+        done: every block was checked, and none is damaged.
     """
 
     def __init__(self, view: memoryview, blocks: Ints) -> None:
@@ -69,7 +77,7 @@ class CheckedBlocks(Runs):
         self._view = view
         firsts = np.concatenate(([0], np.cumsum(self._counts, dtype=np.int64)))
         self._firsts, self._count = firsts[:-1], int(firsts[-1])
-        # Adding this to an offset and shifting gives the number of its block.
+        # (offset + bias) >> _BITS is the number of a block.
         self._bias = (self._firsts << _BITS) - self._starts
         self._bits = bytearray(-(-self._count // 8))
         self._left = self._count
@@ -78,11 +86,11 @@ class CheckedBlocks(Runs):
 
     @property
     def nbytes(self) -> int:
-        """Memory that this takes."""
+        """Bytes of memory of this object."""
         return len(self._bits) + 40 * len(self._starts)
 
     def are_sound(self, start: int, end: int) -> bool:
-        """Whether the blocks around [start, end) fit their crc32; False says nothing of what is within."""
+        """Whether the blocks around [start, end) fit their crc32. If not, the record may still be sound."""
         run = self.run_of(start, end)
         if run < 0:
             return False
@@ -92,7 +100,7 @@ class CheckedBlocks(Runs):
         return all(self._check_one(block, run) for block in wanted)
 
     def unsound(self, start: Ints, end: Ints) -> npt.NDArray[np.bool_]:
-        """Where the blocks around extents do not fit their crc32: bool [n].
+        """For each extent, whether a block around it does not fit its crc32: bool [n].
 
         Args:
             start, end: int64 [n], bytes from the start of the file.
@@ -117,13 +125,13 @@ class CheckedBlocks(Runs):
         unchecked = (bits[blocks >> 3] >> (blocks & 7).astype(np.uint8)) & 1 == 0
         if not np.any(unchecked):
             return blocks[:0]
-        # Not np.unique(): it imports numpy.ma, at the first read of a process.
+        # np.unique() would import numpy.ma, at the first read of a process.
         chosen = np.sort(blocks[unchecked])
         distinct: Ints = chosen[np.append(True, chosen[1:] != chosen[:-1])]
         return distinct
 
     def _check(self, blocks: Ints) -> Ints:
-        """Check blocks that rise and were not checked yet; returns those that fail."""
+        """Check blocks, which are unchecked and in rising order. Returns those that fail."""
         run = np.searchsorted(self._firsts, blocks, "right") - 1
         number = blocks - self._firsts[run]
         start = self._starts[run] + (number << _BITS)
@@ -132,8 +140,8 @@ class CheckedBlocks(Runs):
         crcs = [crc32(view[low:high]) for low, high in zip(start.tolist(), end.tolist(), strict=True)]
         wanted = [expected(view, at)[0] for at in (self._crcs_offsets[run] + 4 * number).tolist()]
         is_sound = np.array(crcs) == np.array(wanted)
-        # No lock, which a fork could freeze: of two threads that set bits of one byte one may lose its bit,
-        # which is then checked again; `_note_sound` looks at all of them before it believes the count.
+        # No lock: a fork could freeze it. Two threads that set bits of one byte may lose a bit. Then a block
+        # is checked again. `_note_sound` looks at all bits before it trusts the count.
         sound = blocks[is_sound]
         bits = np.frombuffer(self._bits, np.uint8)
         np.bitwise_or.at(bits, sound >> 3, np.uint8(1) << (sound & 7).astype(np.uint8))
@@ -142,7 +150,7 @@ class CheckedBlocks(Runs):
         return failed
 
     def _check_one(self, block: int, run: int) -> bool:
-        """`_check` for one block, without numpy's price."""
+        """`_check` for one block, without the overhead of numpy."""
         starts, ends, crcs_offsets = self._lists
         number = block - int(self._firsts[run])
         start = starts[run] + (number << _BITS)
@@ -176,41 +184,35 @@ class Checks:
     """The checks of one archive in one process.
 
     Args:
-        file: the bytes, up to `size`. view: the same, mapped; None where a record is checked at every read.
+        file: the bytes, up to `size`. view: the same, mapped; None checks a record at every read.
         verify: "touch", "always" or "never", as in `Reader`.
     Attributes:
         is_done: nothing is left to check.
     """
 
-    # Not the session itself: a cycle would keep a dropped reader's descriptor until the next collection.
+    # It does not hold the session: a cycle would keep the descriptor until the next garbage collection.
     def __init__(
-        self, file: ByteSource, view: memoryview | None, size: int, index: IndexTable, verify: str
+        self, file: ByteSource, view: memoryview | None, size: int, index: RecordIndex, verify: str
     ) -> None:
-        records = self._records = index.records
-        self._path, self.size, self._mend = file.path, size, file.mend
+        self._path, self.size, self._mend, self.index = file.path, size, file.mend, index
         self._view = view
         self.is_done = verify == "never"
         self._always = verify == "always"
-        # Reading one element of a memoryview costs half of what numpy takes.
-        self._offset, self._nbytes = records.offset.data, records.nbytes.data
-        self._crc32 = records.crc32.data
         self._blocks = None if view is None else CheckedBlocks(view, index.blocks)
-        self._whole_left = len(self._offset)
+        self._whole_left = index.rows
 
     @property
     def nbytes(self) -> int:
-        """Memory that this takes."""
+        """Bytes of memory of this object."""
         blocks = 0 if self._blocks is None else self._blocks.nbytes
         return blocks + (len(self._whole) if "_whole" in vars(self) else 0)
 
     def place(self, row: int) -> str:
-        """What messages call a record: "train.zip: record 17 at offset 4,096"."""
-        records = self._records
-        index = row % len(records.offset) if records.index is None else int(records.index[row])
-        return f"{self._path}: record {index} at offset {records.offset[row]:,}"
+        """The name of a record in messages: "train.zip: record 17 at offset 4,096"."""
+        return f"{self._path}: record {self.index.sample_of(row)} at offset {self.index.place(row)[0]:,}"
 
     def record(self, row: int, data: memoryview, wanted: tuple[int, int] | None) -> None:
-        """Check one record, at least the half-open part of its bytes that is wanted.
+        """Check one record, or at least its bytes `wanted`, which is (start, end).
 
         Raises:
             CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index says ...".
@@ -223,22 +225,21 @@ class Checks:
         elif wanted is None and len(data) >= LARGE:
             self._check_whole(row, data)
         else:
-            offset = self._offset[row]
+            offset = self.index.place(row)[0]
             low, high = (0, len(data)) if wanted is None else wanted
             if not blocks.are_sound(offset + low, offset + min(high, len(data))):
                 self._compare(row, data)
             self.is_done |= blocks.done
 
     def beyond_end(self, row: int) -> CorruptRecordError:
-        """What to raise for a record that does not lie within the file."""
-        end = self._offset[row] + self._nbytes[row]
+        """The error for a record that ends behind the end of the file."""
         return CorruptRecordError(
-            f"{self.place(row)}: it ends at {end:,}, the file at {self.size:,}; "
+            f"{self.place(row)}: it ends at {sum(self.index.place(row)):,}, the file at {self.size:,}; "
             f'run "edcache verify {self._path}"'
         )
 
     def group(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> Check | None:
-        """How the records of some rows are checked; None where all is known to be sound.
+        """The check of the records of some rows; None if they were all checked.
 
         Args:
             start: int64 [n], their offsets in the mapped file.
@@ -249,14 +250,13 @@ class Checks:
             return None
         if self._always:
             return lambda part: self._check_each(rows[part], self._compare)
-        if wanted is None and self._nbytes[int(rows[0])] >= LARGE:
-            rows = rows % len(self._offset)
+        if wanted is None and self.index.place(int(rows[0]))[1] >= LARGE:
             bits = np.frombuffer(self._whole, np.uint8)
             if np.all((bits[rows >> 3] >> (rows & 7).astype(np.uint8)) & 1):
                 return None
             return lambda part: self._check_each(rows[part], self._check_whole)
         low = start if wanted is None else start + wanted[0]
-        high = start + (self._records.nbytes[rows].view(np.int64) if wanted is None else wanted[1])
+        high = start + (self.index.sizes(rows) if wanted is None else wanted[1])
 
         def check(part: slice) -> None:
             unsound = blocks.unsound(low[part], high[part])
@@ -269,13 +269,13 @@ class Checks:
     def _check_each(self, rows: Ints, check: Callable[[int, memoryview], None]) -> None:
         assert self._view is not None
         for row in rows.tolist():
-            offset = self._offset[row]
-            check(row, self._view[offset : offset + self._nbytes[row]])
+            offset, nbytes = self.index.place(row)
+            check(row, self._view[offset : offset + nbytes])
 
     @once
     def _whole(self) -> bytearray:
         """One bit for every row: whether its record was checked as a whole."""
-        return bytearray(-(-len(self._offset) // 8))
+        return bytearray(-(-self.index.rows // 8))
 
     def _check_whole(self, row: int, data: memoryview) -> None:
         # Threads and lost bits: as in CheckedBlocks.
@@ -286,12 +286,12 @@ class Checks:
         bits[row >> 3] |= bit
         self._whole_left -= 1
         if self._whole_left <= 0:
-            self._whole_left = len(self._offset) - sum(byte.bit_count() for byte in bits)
+            self._whole_left = self.index.rows - sum(byte.bit_count() for byte in bits)
             self.is_done = not self._whole_left
 
     def _compare(self, row: int, data: memoryview) -> None:
-        crc, expected = format.crc32(data), self._crc32[row]
-        if crc != expected and self._view is not None and self._mend(self._offset[row], self._nbytes[row]):
+        crc, expected = format.crc32(data), self.index.crc32(row)
+        if crc != expected and self._view is not None and self._mend(*self.index.place(row)):
             crc = format.crc32(data)
         if crc != expected:
             raise CorruptRecordError(
@@ -306,14 +306,14 @@ Part = tuple[int, int] | None
 
 
 class Piece(NamedTuple):
-    """Bytes of one record from `low` on, checked; the rest of it was not asked for."""
+    """Checked bytes of one record, from its byte `low` on; the rest was not requested."""
 
     low: int
     data: memoryview
 
 
 class _Blocks(NamedTuple):
-    """Whole blocks of a chunk: bytes [start, end) of the file, and which crcs of the chunk's are theirs."""
+    """Whole blocks of chunk `run`: bytes [start, end) of the file; `first` is the number of the first crc."""
 
     run: int
     first: int
@@ -321,25 +321,26 @@ class _Blocks(NamedTuple):
     end: int
 
 
-class Requested(Runs):
-    """Reads records of one archive by request, each checked by its own crc32 or by those of its blocks.
+class Requested:
+    """Reads records by request, and checks each by its own crc32 or by the crc32 of its blocks.
 
-    The block crcs of a chunk are fetched with the first blocks of it, and kept.
+    The block crcs of a chunk are fetched together with its first blocks, and kept.
     """
 
-    def __init__(self, file: ByteSource, checks: Checks, index: IndexTable) -> None:
-        super().__init__(index.blocks, checks.size)
-        self._file, self._checks = file, checks
-        self._offset = index.records.offset.view(np.int64)
-        self._nbytes = index.records.nbytes.view(np.int64)
+    def __init__(self, file: ByteSource, checks: Checks) -> None:
+        self._file, self._checks, self._index = file, checks, checks.index
         self._crcs: dict[int, memoryview] = {}
         self._ahead = threading.local()
 
+    @once
+    def _runs(self) -> Runs:
+        return Runs(self._index.blocks, self._checks.size)
+
     def record(self, row: int, wanted: Part) -> memoryview:
-        """One record as it is stored; the bytes beside what is wanted may be zero."""
+        """The stored bytes of one record. Bytes outside of `wanted` may be zero."""
         ahead: dict[int, Piece] = getattr(self._ahead, "pieces", {})
         piece = ahead[row] if row in ahead else self.pieces([row], wanted)[0]
-        nbytes = int(self._nbytes[row])
+        nbytes = self._index.place(row)[1]
         if len(piece.data) == nbytes:
             return piece.data
         record = bytearray(nbytes)
@@ -348,7 +349,7 @@ class Requested(Runs):
 
     @contextmanager
     def reading_ahead(self, rows: Sequence[int], wanted: Part) -> Iterator[None]:
-        """Let this thread read records inside the block that are fetched at once before."""
+        """Fetch records together; this thread then reads them in the block."""
         try:
             self._ahead.pieces = dict(zip(rows, self.pieces(rows, wanted), strict=True))
             yield
@@ -356,29 +357,31 @@ class Requested(Runs):
             self._ahead.pieces = {}
 
     def pieces(self, rows: Sequence[int], wanted: Part) -> list[Piece]:
-        """The records of some rows, or what is wanted of each, by one concurrent fetch.
+        """The records of some rows, or the wanted bytes of each, by one concurrent fetch.
 
         Args:
-            wanted: half-open, in bytes of the record; None for all of it.
+            wanted: (start, end) in bytes of the record; None for all of it.
         Raises:
             CorruptRecordError: a record fails its crc32, twice, or ends behind the file.
-            StaleArchiveError: and the archive was replaced since it was opened.
+            StaleArchiveError: the archive was replaced since it was opened.
         """
-        extents = list(zip(self._offset[rows].tolist(), self._nbytes[rows].tolist(), strict=True))
+        self._index.prepare(np.array(rows, np.int64))
+        extents = [self._index.place(row) for row in rows]
         for row, (offset, nbytes) in zip(rows, extents, strict=True):
             if offset + nbytes > self._checks.size:
                 raise self._checks.beyond_end(row)
         chosen = [self._chosen(*extent, wanted) for extent in extents]
         known = self._crcs
         new = sorted({part.run for part in chosen if part is not None} - known.keys())
-        asked = [
+        reads = [
             extent if part is None else (part.start, part.end - part.start)
             for extent, part in zip(extents, chosen, strict=True)
         ]
-        asked += [(int(self._crcs_offsets[run]), 4 * int(self._counts[run])) for run in new]
-        # Nothing behind the end, whatever the index says: what comes short fails its crc32.
+        reads += [self._runs.crcs_extent(run) for run in new]
+        # No read goes beyond the end of the file; a record that is too short fails its crc32.
         size = self._checks.size
-        data = self._file.read_many([(start, min(nbytes, max(0, size - start))) for start, nbytes in asked])
+        cut = [(start, min(nbytes, max(0, size - start))) for start, nbytes in reads]
+        data = self._file.read_many(cut)
         crcs = {**known, **dict(zip(new, data[len(extents) :], strict=True))} if new else known
         self._crcs = {} if sum(map(len, crcs.values())) > _MOST_KEPT_NBYTES else crcs
         return [
@@ -387,35 +390,35 @@ class Requested(Runs):
         ]
 
     def _chosen(self, offset: int, nbytes: int, wanted: Part) -> _Blocks | None:
-        """The blocks of a chunk to read in the place of a whole record, where they are fewer bytes."""
+        """The blocks to read instead of the whole record; None if that saves no bytes."""
         if wanted is None:
             return None
         start, end = offset + wanted[0], offset + min(wanted[1], nbytes)
-        run = self.run_of(start, end)
+        run = self._runs.run_of(start, end)
         if run < 0 or start >= end:
             return None
-        base, stop = int(self._starts[run]), int(self._ends[run])
+        base, stop = self._runs.extent(run)
         first = (start - base) // format.BLOCK_NBYTES
         low = base + first * format.BLOCK_NBYTES
         high = min(base + -(-(end - base) // format.BLOCK_NBYTES) * format.BLOCK_NBYTES, stop)
-        crcs = 0 if run in self._crcs else 4 * int(self._counts[run])
+        crcs = 0 if run in self._crcs else self._runs.crcs_extent(run)[1]
         return _Blocks(run, first, low, high) if high - low + crcs < nbytes else None
 
     def _checked(
         self, row: int, data: memoryview, wanted: Part, part: _Blocks | None, crcs: bytes | memoryview
     ) -> Piece:
-        """What was fetched of a record; where it fails its check, the whole record is, once more."""
+        """The fetched part of a record. If its check fails, the whole record is fetched again."""
         if part is None or wanted is None:
             try:
                 self._checks.record(row, data, None)
                 return Piece(0, data)
             except CorruptRecordError:
-                # The network may have done it, or the archive is another one by now.
+                # The transfer was damaged, or the archive was replaced.
                 self._file.check_unchanged()
         elif self._are_sound(part, data, crcs):
-            low = int(self._offset[row]) - part.start
+            low = self._index.place(row)[0] - part.start
             return Piece(wanted[0], data[low + wanted[0] : low + wanted[1]])
-        whole = self._file.read_many([(int(self._offset[row]), int(self._nbytes[row]))])[0]
+        whole = self._file.read_many([self._index.place(row)])[0]
         self._checks.record(row, whole, None)
         return Piece(0, whole)
 

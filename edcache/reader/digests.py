@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from edcache.base import DigestError, OptionError
+from edcache.base import DigestError, OptionError, shown
 from edcache.storage import ByteSource
 
 _PIECE_NBYTES: Final = 1 << 20
@@ -18,21 +18,21 @@ OnProgress = Callable[[int, int], object]
 
 
 def parse_digest(text: object) -> str:
-    """A digest as it is written, "sha256:" and 64 lower-case hex digits; of such a text in any case.
+    """A digest in its standard form, "sha256:" and 64 lower-case hex digits.
 
     Raises:
-        OptionError: anything else.
+        OptionError: the text is not 64 hex digits of any case, with or without "sha256:".
     """
     matched = _TEXT.fullmatch(text.lower()) if isinstance(text, str) and text.isascii() else None
     if matched is None:
         raise OptionError(
-            f'expected_digest={text!r}; give "sha256:" and 64 hex digits, as edcache.digest() returns it'
+            f'expected_digest={shown(text)}; give "sha256:" and 64 hex digits, as edcache.digest() returns it'
         )
     return f"sha256:{matched[1]}"
 
 
 def file_digest(file: ByteSource, on_progress: OnProgress | None = None) -> tuple[str, int]:
-    """The digest of an open file, as `parse_digest` writes it, and the bytes that it is of."""
+    """(digest, bytes that were hashed) of an open file; the digest is as `parse_digest` returns it."""
     size, hashed = file.size(), hashlib.sha256()
     position = 0
     while part := file.pread(position, min(_PIECE_NBYTES, size - position)):
@@ -44,7 +44,7 @@ def file_digest(file: ByteSource, on_progress: OnProgress | None = None) -> tupl
 
 
 def check_digest(file: ByteSource, expected: str, on_progress: OnProgress | None = None) -> int:
-    """Compare an open file with a digest from `parse_digest`; returns the bytes that were hashed.
+    """Compare an open file with a digest of `parse_digest`. Returns the number of bytes that were hashed.
 
     Raises:
         DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was

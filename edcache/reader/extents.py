@@ -1,45 +1,48 @@
-"""The bytes of an archive that is a file: mapped or read, mended, and announced before they are read."""
+"""The bytes of an archive that is a file: mapped or read, fetched again if damaged, and read ahead."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from edcache import base, format
 from edcache.base import Ints
+from edcache.format import Extent
 from edcache.storage import ByteSource
+
+if TYPE_CHECKING:
+    from edcache.reader.session import Session
 
 Data = TypeVar("Data", bytes, memoryview)
 
-# The directory of some fifteen thousand.
+# A zip directory of some 15,000 entries.
 _DIRECTORY_NBYTES = 1 << 20
 _PROBES = 8
-# What lies no further apart is one announcement: the kernel reads ahead that far anyway.
+# Extents with smaller gaps are announced together: the kernel reads ahead that far anyway.
 _GAP = 1 << 16
-# After so many batches that lay in memory, every so-manyth is probed.
+# After _HOT_BATCHES batches that were in memory, only each _HOT_STRIDE-th batch is probed.
 _HOT_BATCHES, _HOT_STRIDE = 32, 16
 
 
 class Extents:
-    """The bytes of a file up to `nbytes`, where its last entry ends.
+    """The bytes of a file up to `nbytes`, the end of its last entry.
 
-    They are mapped: shared by all processes, and nothing to look at. On a file system of another machine a
-    mapping fetches page by page and a lost connection is a SIGBUS, so there records are read; what is behind
-    a URL cannot be mapped at all.
+    A local file is mapped, so that all processes share its pages. A file on a network file system is read:
+    mapped, it would be fetched page by page, and a lost connection would be a SIGBUS. A URL cannot be mapped.
 
     Args:
         io: as in `Reader`.
     Attributes:
-        view: what is mapped; None where it is read.
+        view: the mapped bytes; None if the file is read.
     """
 
     def __init__(self, file: ByteSource, nbytes: int, io: str) -> None:
         self.file, self.nbytes = file, nbytes
         self.view: memoryview | None = None
         self._hot_batches = 0
-        # What a partial copy lacks is fetched where it is read.
+        # A partial copy is read, because reading fetches what it lacks.
         if not file.is_partial and (io == "mmap" or (io == "auto" and not file.is_remote())):
             try:
                 self.view = file.map(nbytes)
@@ -47,38 +50,53 @@ class Extents:
                 raise base.StorageError(f'{error}; io="pread" reads it without') from error
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes of an extent; fewer at the end of the file. Read only."""
+        """The bytes of an extent, read-only; fewer at the end of the file."""
         if self.view is not None:
             return self.view[offset : offset + nbytes]
         return self.file.read_many([(offset, min(nbytes, max(0, self.nbytes - offset)))])[0]
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """A copy of an extent, of what leads to records: what follows may be fetched with it."""
+        """A copy of an extent of metadata. The bytes after it may be fetched ahead."""
         if self.view is not None:
             return bytes(self.view[offset : offset + nbytes])
         return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)))
 
     def mended(self, read: Callable[[int, int], Data], offset: int, nbytes: int, crc: int) -> Data | None:
-        """The bytes of an extent, fetched again where that helps; None where they fail their crc32."""
+        """The bytes of an extent, fetched again if that is possible; None if they fail their crc32."""
         data = read(offset, nbytes)
         if format.crc32(data) != crc and self.file.mend(offset, nbytes):
             data = read(offset, nbytes)
         return data if len(data) == nbytes and format.crc32(data) == crc else None
 
+    def checked(self, extents: Sequence[Extent]) -> list[memoryview | None]:
+        """The bytes of several extents, read together; None for one that fails its crc32, as `mended`."""
+        if self.view is not None:
+            data = [self.view[at : at + nbytes] for at, nbytes, _ in extents]
+        else:
+            data = self.file.read_many(
+                [(at, min(nbytes, max(0, self.nbytes - at))) for at, nbytes, _ in extents]
+            )
+        return [
+            one
+            if len(one) == extent.nbytes and format.crc32(one) == extent.crc32
+            else self.mended(self.read, *extent)
+            for one, extent in zip(data, extents, strict=True)
+        ]
+
     def is_probe_due(self) -> bool:
-        """Whether to look if what will be read is in memory; seldom after many batches that were."""
+        """Whether to check that the next batch is in memory. After many batches in memory: seldom."""
         self._hot_batches += 1
         return (
             self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0 or self.file.is_partial
         )
 
     def are_in_memory(self, start: Ints) -> bool:
-        """Whether what begins at these offsets is, by a few probes."""
+        """Whether the extents at these offsets are in memory, by a few probes."""
         probes = start[:: max(1, len(start) // _PROBES)].tolist()
         return not self.file.is_partial and self.file.are_cached(probes)
 
     def announce(self, start: Ints, end: Ints) -> None:
-        """Let extents be fetched that will be read: by the source what it lacks, then by the kernel."""
+        """Read ahead extents: the source fetches what it lacks, then the kernel reads the file."""
         self._hot_batches = 0
         self.file.announce(start, end)
         order = np.argsort(start)
@@ -86,19 +104,42 @@ class Extents:
         breaks = np.flatnonzero(start[1:] > end[:-1] + _GAP) + 1
         firsts = np.concatenate(([0], breaks))
         lasts = np.concatenate((breaks, [len(start)])) - 1
-        # In the order in which they will be read: the first is copied while the last is fetched.
+        # In reading order, so that the first is copied while the last is fetched.
         first_read = np.argsort(np.minimum.reduceat(order, firsts))
         firsts, lasts = firsts[first_read], lasts[first_read]
-        for low, high in zip(start[firsts].tolist(), end[lasts].tolist(), strict=True):
-            # One run is a pass in file order: what follows will be asked for next.
-            ahead = high - low if len(firsts) == 1 else 0
-            self.file.will_need(low, high - low + ahead)
+        nbytes = end[lasts] - start[firsts]
+        if len(firsts) == 1:  # a pass in file order: the next batch follows it
+            nbytes *= 2
+        self.file.will_need(list(zip(start[firsts].tolist(), nbytes.tolist(), strict=True)))
 
 
 def announce_headers(file: ByteSource, directory: int, size: int) -> None:
-    """Let the kernel fetch every header at once, rather than each when the one before was read."""
+    """Let the kernel read all headers at once. Walking the chain would wait for one after the other."""
     listed = file.pread(directory, min(size - directory, _DIRECTORY_NBYTES))
     offsets = [offset for offset in format.directory_offsets(listed) if offset < size]
     if not file.are_cached(offsets[:: 1 + len(offsets) // _PROBES]):
-        for offset in offsets:
-            file.will_need(offset, format.HEADER_NBYTES)
+        file.will_need([(offset, format.HEADER_NBYTES) for offset in offsets])
+
+
+def ahead_nbytes(session: Session) -> int:
+    """How many bytes `prepare` may go ahead of who reads; 0 where it does nothing."""
+    file: ByteSource | None = getattr(session, "file", None)
+    return 0 if file is None else file.ahead_nbytes
+
+
+def prepare(session: Any, indices: Ints, around: Callable[[], Ints]) -> int:
+    """Let the copy of a far archive fetch samples that are read soon. Returns their bytes.
+
+    Args:
+        session: one whose `ahead_nbytes` is not 0. indices: in [-length, length). around: gives those,
+            and what is read soon after them.
+    """
+
+    def extents(indices: Ints) -> tuple[Ints, Ints]:
+        rows = session.index.rows_of(indices % session.length)
+        rows = rows[rows >= 0]
+        start = session.index.offsets(rows)
+        return start, start + session.index.sizes(rows)
+
+    nbytes: int = session.file.prepare(*extents(indices), lambda: extents(around()))
+    return nbytes

@@ -1,7 +1,4 @@
-"""What one process has of an open archive that is a file: what it says of its samples, and their records.
-
-torch is imported when the first sample is read: labels and all else that an archive says are there before.
-"""
+"""`FileSession`: the state of an open archive that is a file, in one process."""
 
 from __future__ import annotations
 
@@ -15,32 +12,35 @@ import numpy as np
 
 from edcache import base, codec, format
 from edcache.base import Ints, once
-from edcache.format import Contents, Header, Records, parse_index, parse_labels, read_table
+from edcache.format import Contents, Header, parse_root, read_table
 from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Piece, Requested
 from edcache.reader.extents import Extents, announce_headers
+from edcache.reader.group import Group, GroupRecords, joined
+from edcache.reader.index import RecordIndex
 from edcache.reader.session import Alike, Session
 from edcache.storage import ByteSource
 
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoding
-    from edcache.reader.group import Group, GroupRecords
 
 T = TypeVar("T")
 
-# With so many entries and fewer, opening walks the chain: some 10 us each.
+# Opening walks the chain of at most so many entries: some 10 us each.
 _WALKED = 1 << 10
-# How long a reader waits for a publication to end: longer, and it takes what is there before.
+# How often a reader looks for the end of a publication, before it takes the state before it.
 _MOST_LOOKS, _LOOK_SECONDS = 500, 0.002
 
 
 class FileSession(Session):
-    """What one process has of an archive that is a file, up to where its last entry ends; see the base class.
+    """A session with an archive that is a file; see the base class.
 
     Args:
-        io, verify: as in `Reader`. before: an earlier look at the same file.
+        io, verify: as in `Reader`. before: an earlier session with the same file.
     Attributes:
-        size: of the file. seal: its last one, where it is sealed. chain: its entries, as far as walked.
+        size: bytes of the file. seal: the two headers of its seal; None if it is not sealed. chain: its
+            entries, as far as they were walked.
+        extents: its bytes. is_uniform: whether any records can be gathered together; None if not known yet.
     """
 
     sealed = False
@@ -56,7 +56,7 @@ class FileSession(Session):
         before: FileSession | None = None,
     ) -> None:
         self.file, self.path = file, file.path
-        self._io, self._verify = io, verify
+        self._io, self.verify = io, verify
         self.size = file.size()
         head, first = format.read_head(file.pread, self.path)
         self.seal = format.read_seal(file.pread, self.size, head.uuid)
@@ -64,92 +64,97 @@ class FileSession(Session):
         self._tables: dict[int, format.ChunkTable | None] = {}
         self.damaged: list[str] = []
         if before is not None and before.seal is None:
-            # A growing archive is looked at again and again: what was read of it is not read again.
+            # A growing archive is opened again and again: its old entries are not read again.
             self.chain, self._tables = before.chain.copy(), before._tables
             self.damaged = before.damaged.copy()
         if self.seal is None:
             self.chain.extend(file.pread, self.size)
             self.chunks = len(self.chain.chunks)
             if self.chain.seal is not None:
-                # Its last header may have been written since it was looked for.
+                # The seal may have been written between the two looks.
                 self.seal = format.read_seal(file.pread, self.size, head.uuid)
         elif verify == "open" or (
             verify != "never" and self.seal[0].seq <= _WALKED and not (file.by_request or file.is_partial)
         ):
-            # Cheap among a file's few entries; then the zip directory and the index can tell of no others.
+            # Cheap for few entries, and it proves that the zip directory and the index list just these.
             announce_headers(file, self.seal[1].payload_end, self.size)
             self.chain.extend(file.pread, self.size)
             self.chain.check_seal(file.pread, self.size, self.seal)
             self.chunks = len(self.chain.chunks)
-        # Not a byte behind the last entry: a writer may cut a torn tail off, and a mapping of what is no
-        # longer there is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
+        # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
+        # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self.chain.cursor.offset if self.seal is None else self.size
         self.sealed, self.nbytes = self.seal is not None, min(end, self.size)
-        self._extents = Extents(file, self.nbytes, io)
-        self._view = self._extents.view
+        self.extents = Extents(file, self.nbytes, io)
+        self._view = self.extents.view
         self.mapped_nbytes = 0 if self._view is None else self.nbytes
-        contents = self._sealed_contents() if self.seal else self.chain.contents(self._sound_table)
-        super().__init__(self.path, head, contents, allow_pickle, decoding)
+        super().__init__(self.path, head, self._opened_index(), allow_pickle, decoding)
+        if self.sealed and self._view is not None:
+            file.rest()
         self.has_label_rows = self.seal is not None and self.seal[1].samples == self.length
-        records = self.contents.index.records
-        self._offset, self._nbytes = records.offset.data, records.nbytes.data
-        self._raw_nbytes = None if records.raw_nbytes is None else records.raw_nbytes.data
-        self._starts = records.offset.view(np.int64)
         self._checks: Checks | None = None
-        self._requested = Requested(file, self.checks, self.contents.index) if file.by_request else None
-        # What was gathered from last; and whether it has all samples, of one schema, so that any can be.
+        self._requested = Requested(file, self.checks) if file.by_request else None
+        # The records of the last gather. _is_bulk: they hold all samples, of one schema.
         self._records: GroupRecords | None = None
         self._is_bulk = False
-        self._is_uniform: bool | None = None
+        self.is_uniform: bool | None = None
 
     @property
     def checks(self) -> Checks:
-        """Which records were compared with their crc32; none before the first is read."""
-        # Of two threads that both make one, what the one notes is compared once more by the other.
+        """The records whose crc32 was checked; made at the first read."""
+        # Two threads may both make one. Then some records are checked twice.
         if self._checks is None:
-            self._checks = Checks(self.file, self._view, self.nbytes, self.contents.index, self._verify)
+            self._checks = Checks(self.file, self._view, self.nbytes, self.index, self.verify)
         return self._checks
 
     # --- index ---
 
-    def _payload(self, header: Header, name: str) -> memoryview:
-        extent = header.payload_offset, header.payload_nbytes
-        data = self._extents.mended(self._extents.read, *extent, header.payload_crc)
-        if data is None:
+    def _opened_index(self) -> RecordIndex:
+        if self.seal is None:
+            return RecordIndex.of(self._contents.index)
+        header, remedy = self.seal[0], f"; {_lost_index(self.path)}"
+        table = self.extents.mended(
+            self.extents.read, header.table_offset, header.table_nbytes, header.table_crc
+        )
+        if table is None:
             raise base.CorruptArchiveError(
-                f"{self.path}: {name} at offset {header.offset:,} fails its crc32; {_lost_index(self.path)}"
+                f"{self.path}: index.pages at offset {header.offset:,} fails its crc32{remedy}"
             )
-        return data
+        start, end, extents = header.payload_offset, header.payload_end, self.extents
+        memory = None if self._view is None else self._view[start:end]
 
-    def _sealed_contents(self) -> Contents:
-        assert self.seal is not None
-        header = self.seal[0]
-        data = self._payload(header, "index.arrow")
+        def fetch(parts: Sequence[format.Extent]) -> list[memoryview | None]:
+            # The session is not held: a cycle would keep the mapping until the next garbage collection.
+            return extents.checked([part._replace(at=start + part.at) for part in parts])
+
         try:
-            index = parse_index(data, header.samples)
+            root = parse_root(table, header.samples, header.payload_nbytes, self.size)
+            if root.length != header.end_index:
+                raise base.CorruptArchiveError(f"index.pages claims {root.length:,} samples")
+            index = RecordIndex(root, self.size, memory=memory, fetch=fetch, where=self.path, remedy=remedy)
         except base.CorruptArchiveError as error:
-            raise base.CorruptArchiveError(f"{self.path}: {error}; {_lost_index(self.path)}") from error
+            raise base.CorruptArchiveError(f"{self.path}: {error}{remedy}") from error
         if self.chunks is not None:
-            self.chain.check_index(index)
-        if index.length != header.end_index or not _is_held(index.records, self.size):
-            raise base.CorruptArchiveError(
-                f"{self.path}: index.arrow lists more than a file of {self.size:,} bytes holds; "
-                f"{_lost_index(self.path)}"
-            )
-        return Contents(index, None)
+            self.chain.check_index(index.length, index.labels, index.dictionaries, index.blocks)
+        return index
+
+    @once
+    def _contents(self) -> Contents:
+        """What the chunks of an archive that is not sealed amount to."""
+        return self.chain.contents(self._sound_table)
 
     @once
     def dictionaries(self) -> list[bytes]:
-        """The compression dictionaries, read once; only the records that need an unreadable one say so."""
-        entries = self.contents.index.dictionaries
-        extents = self._extents
+        """The compression dictionaries, without unreadable ones: records that need those raise an error."""
+        entries = self.index.dictionaries
+        extents = self.extents
         read = [extents.mended(extents.pread, one.offset, one.nbytes, one.crc32) for one in entries]
         return [data for data in read if data is not None]
 
     def _sound(self, read: Callable[[format.PRead, Header, str], T], header: Header) -> T | None:
-        """What a chunk or a revision says; None where a power cut left its header without its payload."""
+        """The content of a chunk or a revision; None if a power cut left its header without its payload."""
         try:
-            return read(self._extents.pread, header, self.path)
+            return read(self.extents.pread, header, self.path)
         except base.CorruptArchiveError as error:
             self.damaged.append(str(error))
             return None
@@ -164,53 +169,65 @@ class FileSession(Session):
     @once
     def _revised(self) -> format.Revised:
         """The labels of an archive that is not sealed."""
-        return self.chain.revised(self.contents, partial(self._sound, format.read_revision))
+        return self.chain.revised(self._contents, partial(self._sound, format.read_revision))
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
-        columns = self.contents.index.labels if self.seal is not None else self._revised.columns
+        columns = self.index.labels if self.seal is not None else self._revised.columns
         return super().label_columns if columns is None else columns
 
     def _label_table(self) -> Any:
         if self.seal is None:
             return self._revised.table
-        header = self.seal[1]
-        told_by = "the head" if self.contents.index.labels is None else "index.arrow"
-        try:
-            names = [name for name, _ in self.label_columns]
-            return parse_labels(self._payload(header, "labels.arrow"), header.samples, names, told_by)
-        except base.CorruptArchiveError as error:
-            raise base.CorruptArchiveError(f"{self.path}: {error}") from error
+        header, extents, path = self.seal[1], self.extents, self.path
+        origin = "the head" if self.index.labels is None else "index.pages"
+        start, names = header.payload_offset, [name for name, _ in self.label_columns]
 
-    # --- what is there ---
+        def load(parts: Sequence[format.Extent]) -> list[memoryview]:
+            # The session is not held, as in `_opened_index`.
+            data = extents.checked([part._replace(at=start + part.at) for part in parts])
+            sound = [one for one in data if one is not None]
+            if len(sound) < len(data):
+                raise base.CorruptArchiveError(
+                    f"{path}: labels.arrow at offset {header.offset:,} fails its crc32; {_lost_index(path)}"
+                )
+            return sound
+
+        at = header.table_offset - start
+        (table,) = load([format.Extent(at, header.table_nbytes, header.table_crc)])
+        nbytes, rows = header.payload_nbytes, header.samples
+        return format.parse_label_table(table, nbytes, rows, load, names, origin, path)
+
+    # --- writers ---
 
     @property
     def has_writer(self) -> bool:
-        """Whether a process writes the archive now; False where that cannot be asked, as behind a URL."""
+        """Whether a process of this machine writes the archive now; False if unknown, as for a URL."""
         return self.file.is_locked(format.LOCK_FILLER, format.FILLERS) or self.is_appended
 
     @property
     def is_appended(self) -> bool:
-        """Whether a process is publishing something just now; False where that cannot be asked."""
+        """Whether a process publishes an entry at this moment; False if unknown."""
         return self.file.is_locked(format.LOCK_APPEND, 1)
 
     @property
     def is_abandoned(self) -> bool:
-        # No sample was ever published, and nothing lies behind that could have been one.
+        # No sample was published, and no bytes behind the chain could be one.
         is_empty = not self.sealed and self.chain.holds_nothing and self.size <= self.chain.cursor.offset
         return is_empty and not self.has_writer
 
     def partial_text(self) -> str:
-        """What is to be said of an archive that is not sealed."""
-        return format.partial_text(self.path, self._rows, self.chain.length, self.damaged)
+        """The text of the warning for an archive that is not sealed."""
+        return format.partial_text(self.path, self.present, self.chain.length, self.damaged)
 
     @property
     def private_nbytes(self) -> int:
-        # What was checked, and what is not mapped.
-        if self.sealed and self._view is not None:
-            return self.checks.nbytes
-        index = sum(column.nbytes for column in self.contents.index.records.columns().values())
-        return index + self.label_nbytes + self.checks.nbytes
+        # The notes of checks, and the tables if they are not mapped.
+        index = self.index.nbytes + self.checks.nbytes
+        if self.sealed:
+            return index if self._view is not None else index + self.label_nbytes
+        assert self.index.memory is not None
+        return index + len(self.index.memory) + self.label_nbytes
 
     def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
         is_record = isinstance(error, base.CorruptRecordError)
@@ -220,28 +237,30 @@ class FileSession(Session):
     # --- one record ---
 
     def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
-        row = index if self._index is None and 0 <= index < self.length else self.row(index)
-        data = self._stored(row, wanted if self._raw_nbytes is None else None)
-        if self._raw_nbytes is not None:
+        places = self.index
+        row = index if places.is_dense and 0 <= index < self.length else self.row(index)
+        data = self._stored(row, None if places.is_compressed else wanted)
+        if places.is_compressed:
             try:
-                data = memoryview(codec.decompress(data, self._raw_nbytes[row], self.dictionaries))
+                data = memoryview(codec.decompress(data, places.raw_nbytes(row), self.dictionaries))
             except (base.CorruptRecordError, base.LengthError) as error:
                 raise type(error)(f"{self.checks.place(row)}: {error}") from error
-        return data, self._decoders.get(self._schema[row]) or self.decoder_at(row)
+        schema = places.schema(row) if places.only_schema is None else places.only_schema
+        return data, self._decoders.get(schema) or self.decoder_at(row)
 
     def _stored(
         self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
     ) -> memoryview:
-        """The bytes of a record as they are stored, checked at least where they are wanted."""
+        """The stored bytes of a record; at least the wanted ones are checked."""
         if self._requested is not None:
             return self._requested.record(row, wanted)
-        offset, nbytes, view = self._offset[row], self._nbytes[row], self._view
+        (offset, nbytes), view = self.index.place(row), self._view
         end = offset + nbytes
         if end > self.nbytes:
             raise self.checks.beyond_end(row)
         if view is None:
             return self._unmapped(row, wanted)
-        if nbytes >= LARGE and not is_announced and self._extents.is_probe_due():
+        if nbytes >= LARGE and not is_announced and self.extents.is_probe_due():
             self._announce(np.array([row]), np.array([offset], np.int64), None)
         data = view[offset:end]
         if self._checks is None or not self._checks.is_done:
@@ -249,15 +268,15 @@ class FileSession(Session):
         return data
 
     def _unmapped(self, row: int, wanted: tuple[int, int] | None) -> memoryview:
-        """The same of a file that is not mapped; what fails its check is mended and read again."""
-        extent = self._offset[row], self._nbytes[row]
-        data = self._extents.read(*extent)
+        """As `_stored`, of a file that is not mapped. A damaged record is fetched again if possible."""
+        extent = self.index.place(row)
+        data = self.extents.read(*extent)
         try:
             self.checks.record(row, data, wanted)
         except base.CorruptRecordError:
             if not self.file.mend(*extent):
                 raise
-            data = self._extents.read(*extent)
+            data = self.extents.read(*extent)
             self.checks.record(row, data, wanted)
         return data
 
@@ -269,95 +288,72 @@ class FileSession(Session):
         if self._requested is None:
             return nullcontext()
         inside = indices[(indices >= -self.length) & (indices < self.length)] % self.length
-        rows = sorted(set(self.rows_of(inside).tolist()) - {-1})
-        return self._requested.reading_ahead(rows, wanted if self._raw_nbytes is None else None)
+        rows = sorted(set(self.index.rows_of(inside).tolist()) - {-1})
+        return self._requested.reading_ahead(rows, None if self.index.is_compressed else wanted)
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
-        # The way of nearly every batch, kept short: a batch of small samples takes some 50 us in all.
+        # Nearly every batch comes here. Keep it short: a batch of small samples takes 50 us in all.
         checks = self._checks
         records = self._records if self._is_bulk and checks is not None and checks.is_done else None
-        alike = self.alike(indices) if records is None else Alike(indices, records.decoder)
-        if alike is None:
-            return None
-        rows, decoder = alike
-        try:
-            start = self._starts[rows]
-        except IndexError:
-            checked_indices(indices, self.length)
-            raise
-        if self._extents.is_probe_due():
+        if records is None:
+            alike = self.alike(indices)
+            if alike is None:
+                return None
+            rows, decoder = alike
+        else:
+            rows, decoder = self._wrapped(indices), records.decoder
+        start = self.index.offsets(rows)
+        if self.extents.is_probe_due():
             self._announce(rows, start, wanted)
         if records is not None:
             return records.at(start, rows)
-        if self._raw_nbytes is not None or self._view is None:
+        if self.index.is_compressed or self._view is None:
             return self._loaded(rows, decoder, wanted)
         records = self._records
         if records is None or records.decoder is not decoder:
-            from edcache.reader.group import GroupRecords
-
-            records = self._records = GroupRecords(decoder, self._view, self.records.nbytes)
-        self._is_bulk = bool(self._is_uniform) and self._index is None
+            records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
+        self._is_bulk = bool(self.is_uniform) and self.index.is_dense
         return records.at(start, rows, self.checks.group(rows, start, wanted))
 
+    def _wrapped(self, indices: Ints) -> Ints:
+        """Rows of a dense archive: int64 [n], in [0, length), of indices that may count from its end."""
+        # As unsigned numbers, negative ones are the largest: one pass tells that all are in range.
+        if len(indices) and np.maximum.reduce(indices.view(np.uint64)) >= self.length:
+            return checked_indices(indices, self.length)
+        return indices
+
     def _announce(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> None:
-        """Let records be fetched that will be read, where they are not in memory."""
-        if not self._extents.are_in_memory(start):
-            low, high = (0, self.records.nbytes[rows].view(np.int64)) if wanted is None else wanted
-            self._extents.announce(start + low, start + high)
+        """Read records ahead that are not in memory."""
+        if not self.extents.are_in_memory(start):
+            low, high = (0, self.index.sizes(rows)) if wanted is None else wanted
+            self.extents.announce(start + low, start + high)
 
     def alike(self, indices: Ints) -> Alike | None:
-        """See the base class; None too where a gather would leave the records. Rows may be negative."""
-        records = self.contents.index.records
-        first = self.decoder_at(0) if self._rows and self._is_uniform is not False else None
-        if self._is_uniform is None:
-            # Whether any records can be gathered together; looks at the whole index once.
-            self._is_uniform = first is not None and self._are_alike(records, first)
-        if first is None or not self._is_uniform:
+        """See the base class. None also if a gather would read beyond records."""
+        first = self.decoder_at(0) if self.present and self.is_uniform is not False else None
+        if self.is_uniform is None:
+            self.is_uniform = first is not None and self.index.is_uniform(first)
+        if first is None or not self.is_uniform:
             alike = super().alike(indices)
-            is_sound = alike is not None and self._are_alike(records.take(alike.rows), alike.decoder)
-            return alike if is_sound else None
-        low, high = -self.length, self.length
-        if self._index is None and len(indices) and low <= indices.min() <= indices.max() < high:
-            return Alike(indices, first)
-        rows = self.rows_of(checked_indices(indices, self.length))
+            return alike if alike is not None and self._is_gathered(*alike) else None
+        rows = self.index.rows_of(checked_indices(indices, self.length))
         return Alike(rows, first) if len(rows) and rows.min() >= 0 else None
 
-    def _are_alike(self, chosen: Records, decoder: Decoder) -> bool:
-        """Whether the records have one schema and a gather stays within them.
-
-        Where not, reading them one by one works, or says what is wrong.
-        """
-        size, least = self.nbytes, decoder.fixed_nbytes
-        lengths = chosen.nbytes if chosen.raw_nbytes is None else chosen.raw_nbytes
-        return bool(
-            decoder.structure is not None
-            and not np.any(chosen.schema != chosen.schema[0])
-            and chosen.offset.max() <= size
-            and chosen.nbytes.max() <= size
-            and (chosen.offset + chosen.nbytes).max() <= size
-            and not np.any(chosen.offset % format.LATTICE)
-            and lengths.min() >= least
-            and (decoder.nbytes is None or lengths.max() == least)
-        )
+    def _is_gathered(self, rows: Ints, decoder: Decoder) -> bool:
+        """Whether a gather of records stays within them; else reading one by one works, or raises."""
+        sizes, least = self.index.raw_sizes(rows), decoder.fixed_nbytes
+        fits = sizes.min() >= least and (decoder.nbytes is None or sizes.max() == least)
+        return decoder.structure is not None and bool(fits)
 
     def _loaded(self, rows: Ints, decoder: Decoder, wanted: tuple[int, int] | None) -> Group | None:
-        """A group over memory of its own: records that are compressed, or not mapped."""
-        index = self.contents.index.records
-        rows = rows % self._rows  # as `group` takes them: some from the end
-        is_raw = index.raw_nbytes is None
+        """A group of records that are compressed or not mapped, in new memory."""
+        is_raw = not self.index.is_compressed
         if self._requested is not None:
             stored = self._requested.pieces(rows.tolist(), wanted if is_raw else None)
         else:
             stored = [Piece(0, self._stored(row, is_announced=True)) for row in rows.tolist()]
-        lengths = (index.nbytes if index.raw_nbytes is None else index.raw_nbytes)[rows].view(np.int64)
-        return self._joined(decoder, lengths, stored, None if is_raw else self.dictionaries)
-
-    @once
-    def _joined(self) -> Callable[..., Group | None]:
-        """What makes such a group; with it torch is imported, for the first batch."""
-        from edcache.reader.group import joined
-
-        return joined
+        dictionaries = None if is_raw else self.dictionaries
+        return joined(decoder, self.index.raw_sizes(rows), stored, dictionaries)
 
     # --- growth ---
 
@@ -365,16 +361,16 @@ class FileSession(Session):
         self.file.close()
 
     def settled(self) -> FileSession:
-        """The newest session once nobody is publishing: adding labels seals a sealed archive again.
+        """The newest session after a publication that is under way; this one is closed if it is another.
 
-        The file of any other is closed.
+        Adding labels unseals an archive for a moment: a reader must not see that state.
         """
         session = self
         try:
             for _ in range(_MOST_LOOKS):
                 if session.sealed or not session.file.is_live:
                     break
-                # In this order: what is the same as it was before nobody published is what is there.
+                # Ask for the writer first: no change after "nobody publishes" means that this is the newest.
                 if session.has_writer and not session.is_appended:
                     break
                 is_appended, newer = session.is_appended, session.look_again()
@@ -391,9 +387,9 @@ class FileSession(Session):
         return session
 
     def look_again(self) -> FileSession | None:
-        """A new session with the file if it changed, else None."""
+        """A new session if the file has changed; else None."""
         file = self.file.reopened()
-        options = self._io, self._verify, self._allow_pickle, self._decoding
+        options = self._io, self.verify, self._allow_pickle, self._decoding
         try:
             if file.identity() != self.file.identity():
                 if self._is_rewritten(file):
@@ -404,7 +400,7 @@ class FileSession(Session):
             size = file.size()
             has_changed = size != self.size
             if not self.sealed:
-                # The size alone does not tell: a torn tail may have been cut and its bytes used for a chunk.
+                # An equal size proves nothing: a writer may have replaced a torn tail by a chunk.
                 entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor)
                 has_changed = next(entries, None) is not None
             if not has_changed:
@@ -416,22 +412,11 @@ class FileSession(Session):
             raise
 
     def _is_rewritten(self, file: ByteSource) -> bool:
-        """Whether another file is the same archive, compacted."""
+        """Whether another file is the same archive after a compaction."""
         try:
             return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid
         except base.ArchiveError:
             return False
-
-
-def _is_held(records: Records, size: int) -> bool:
-    """Whether all records together have no more bytes than the file: else a batch could take any memory."""
-    nbytes, raw_nbytes = records.nbytes, records.raw_nbytes
-    return not len(nbytes) or bool(
-        records.offset.max() <= size
-        and nbytes.max() <= size
-        and nbytes.sum(dtype=np.float64) <= size
-        and (raw_nbytes is None or int(raw_nbytes.max()) <= codec.most_content(size))
-    )
 
 
 def _lost_index(path: str) -> str:

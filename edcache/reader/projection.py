@@ -1,4 +1,4 @@
-"""Field paths in samples, and the fields at some: their bytes alone are read, none where labels hold them."""
+"""Field paths, and reading only the fields at some paths. Fields that are labels need no read at all."""
 
 from __future__ import annotations
 
@@ -7,33 +7,33 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
-import torch
 
-from edcache.base import CodecError, CorruptRecordError, Ints, OptionError
-from edcache.codec import Decoder
+from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, shown
+from edcache.codec import Decoder, Node
 from edcache.labels import Labels
-from edcache.reader.group import Collate, Memory, NotInBulk, collation_of
 from edcache.reader.reader import AnyReader
+
+if TYPE_CHECKING:
+    from edcache.reader.collation import Collate, Memory
 
 FieldPath = Any  # a key, an index, "target.boxes", or a tuple of keys and indices
 Steps = tuple[Any, ...]
 
-# Leaves whose values a label column holds exactly, and the kinds of numpy array that it then is.
+# Kinds of leaves that a label column holds exactly, with the kinds of its numpy dtype.
 _EXACT = {"int": "iu", "float": "f", "bool": "b", "str": "O"}
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Which fields of a sample are wanted, and in what they are given.
+    """The fields of a sample that a view selects, and their container.
 
     Args:
-        paths: field paths, in the order wanted: "image", "target.boxes", 1, ("target", 0).
-        as_tuple: give a tuple of them; False gives a dict with the paths as its keys.
-        known: label columns by the field path that they were taken from.
+        paths: field paths, in the order of the result: "image", "target.boxes", 1, ("target", 0).
+        as_tuple: True gives a tuple of the fields. False gives a dict with the paths as keys.
+        known: field path -> the label column with its values.
     """
 
     paths: tuple[FieldPath, ...]
@@ -46,25 +46,25 @@ class Projection:
         for path in self.paths:
             if not isinstance(path, (str, int, tuple)):
                 raise OptionError(
-                    f"select() takes field paths, not {path!r}; one is a key, an index, text with dots or a "
-                    'tuple of keys and indices: select("image", ("target", 0))'
+                    f"select() takes field paths, not {shown(path)}; one is a key, an index, text with dots "
+                    'or a tuple of keys and indices: select("image", ("target", 0))'
                 )
             if self.paths.count(path) > 1:
-                raise OptionError(f"select() names {path!r} twice")
+                raise OptionError(f"select() names {path!r} twice; give each field once")
 
     @property
     def columns(self) -> dict[FieldPath, str]:
-        """The label columns that have fields of this projection, by field path."""
+        """The label columns with the values of selected fields, by field path."""
         return {path: self.known[path] for path in self.paths if path in self.known}
 
     def __repr__(self) -> str:
         return f"select({', '.join(map(repr, self.paths))}{', as_tuple=True' if self.as_tuple else ''})"
 
     def narrowed(self, paths: Sequence[FieldPath], as_tuple: bool) -> Projection:
-        """A projection of this one's fields.
+        """A projection of some fields of this one.
 
         Raises:
-            OptionError: one is not among them.
+            OptionError: a path is not among its paths.
         """
         for path in paths:
             if path not in self.paths:
@@ -72,23 +72,23 @@ class Projection:
         return Projection(tuple(paths), as_tuple, self.known)
 
     def likeness(self, decoder: Decoder) -> object:
-        """What is equal where fields of other samples are collated in the same way; None where unknown."""
+        """A value that is equal for schemas whose fields collate in the same way; None if unknown."""
         nodes = [None if decoder.structure is None else decoder.structure.at(path) for path in self.paths]
         return None if None in nodes else (self.paths, self.as_tuple, nodes)
 
     def of_sample(self, sample: Any) -> Any:
-        """The fields of a sample that is there as a whole."""
+        """The selected fields of a whole sample."""
         return self.assembled([at(sample, steps(sample, path, "select")) for path in self.paths])
 
     def assembled(self, values: list[Any]) -> Any:
-        """The values of the fields, in their order, as a sample has them."""
+        """The tuple or dict of the values of the fields, which are in the order of `paths`."""
         return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
     def read(self, reader: AnyReader, labels: Labels, index: int) -> Any:
         """The fields of one sample of an archive.
 
         Raises:
-            OptionError: the sample has no such field. Else as `Reader.read`.
+            OptionError: the sample has no such field. Others as `Reader.read`.
         """
         decoder = reader.decoder(index)
         plan = self._planned(reader, decoder)
@@ -103,7 +103,7 @@ class Projection:
             if record is None:
                 record, stored_by = reader.fetch(index, plan.wanted)
                 if stored_by is not decoder:
-                    # It was lost and made again meanwhile, with another structure.
+                    # A server evicted it, and it was made again with another structure.
                     return self.of_sample(reader.read(index))
             try:
                 values.append(part.decode(record))
@@ -112,7 +112,7 @@ class Projection:
         return self.assembled(values)
 
     def reading_ahead(self, reader: AnyReader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
-        """What `read` of those samples takes, by one fetch; see `Reader.reading_ahead`."""
+        """Fetch together what `read` needs of some samples; see `Reader.reading_ahead`."""
         plan = self._planned(reader, reader.common_decoder(indices))
         if plan is None:
             return reader.reading_ahead(indices)
@@ -121,54 +121,57 @@ class Projection:
         return reader.reading_ahead(indices, plan.wanted)
 
     def collated(self, reader: AnyReader, labels: Labels, indices: Ints, memory: Memory) -> Any:
-        """What default_collate makes of the fields of many samples; NotImplemented where it must see them."""
+        """The collated fields of many samples; NotImplemented if default_collate needs the samples."""
         plan = self._planned(reader, reader.common_decoder(indices))
-        if plan is None or not all(part.collate for part in plan.parts):
+        collates = None if plan is None else _collates(self, plan.decoder)
+        if plan is None or collates is None:
             return NotImplemented
         columns = [part.column_in(labels) for part in plan.parts]
         group = reader.group(indices, plan.wanted) if any(column is None for column in columns) else None
         values = []
-        for part, column in zip(plan.parts, columns, strict=True):
+        for k, column in enumerate(columns):
             if column is not None:
-                values.append(_collated_column(column[indices], part.kind, self.as_tuple))
-            elif group is None or part.collate is None:
+                from edcache.reader.collation import column_tensor
+
+                values.append(column_tensor(column[indices], plan.parts[k].node.kind, self.as_tuple))
+            elif group is None:
                 return NotImplemented
             else:
-                values.append(part.collate(group, memory))
-        # default_collate makes a list of tuples' columns.
+                values.append(collates[k](group, memory))
+        # default_collate turns a tuple into a list.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
     def _planned(self, reader: AnyReader, decoder: Decoder | None) -> _ReadPlan | None:
         if decoder is None:
             return None
-        # Where labels were revised, samples alone are read.
+        # Labels that were changed later are not the fields: read the samples then.
         return _plan(self, decoder, reader.unoriginal_labels.isdisjoint(self.known.values()))
 
 
 class _FieldPart(NamedTuple):
-    """One field: how it is decoded and collated, or the label column that has it."""
+    """One field: how it is decoded, and the label column with its values, if there is one."""
 
-    kind: str
+    node: Node
     column: str | None
     decode: Callable[[memoryview], Any]
-    collate: Collate | None
 
     def column_in(self, labels: Labels) -> npt.NDArray[Any] | None:
-        """The label column of the field; None where there is none whose values are the field's own."""
+        """The label column of the field; None if there is none with exactly its values."""
         column = None if self.column is None else labels[self.column]
-        return column if column is not None and column.dtype.kind in _EXACT[self.kind] else None
+        return column if column is not None and column.dtype.kind in _EXACT[self.node.kind] else None
 
 
 class _ReadPlan(NamedTuple):
-    """wanted: the bytes of a record with the fields that no label has, half-open; None where they vary."""
+    """wanted: (start, end) of a record's bytes with the fields that are no labels; None if they vary."""
 
+    decoder: Decoder
     parts: list[_FieldPart]
     wanted: tuple[int, int] | None
 
 
 @functools.lru_cache(maxsize=256)
 def _plan(projection: Projection, decoder: Decoder, has_labels: bool) -> _ReadPlan | None:
-    """How the fields of a schema's samples are read; None where records have no schema of their own."""
+    """How the fields of samples of one schema are read; None if the schema is inside the records."""
     structure = decoder.structure
     if structure is None:
         return None
@@ -178,27 +181,28 @@ def _plan(projection: Projection, decoder: Decoder, has_labels: bool) -> _ReadPl
     for path in projection.paths:
         node = structure.at(path)
         if node is None:
-            return None  # an item of a list that is one leaf, or an error that a sample shows
+            return None  # an item of a list that is one leaf, or a wrong path: reading a sample tells
         column = columns.get(node.path) if node.kind in _EXACT else None
         if column is None:
             in_records.append(node)
-        try:
-            collate = collation_of(decoder, node, tuple if projection.as_tuple else list)
-        except NotInBulk:
-            collate = None
-        parts.append(_FieldPart(node.kind, column, decoder.part(node), collate))
-    return _ReadPlan(parts, decoder.extent(in_records) if in_records else None)
+        parts.append(_FieldPart(node, column, decoder.part(node)))
+    return _ReadPlan(decoder, parts, decoder.extent(in_records) if in_records else None)
 
 
-def _collated_column(values: npt.NDArray[Any], kind: str, as_tuple: bool) -> Any:
-    if kind == "str":
-        return tuple(values.tolist()) if as_tuple else values.tolist()
-    dtype = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}[kind]
-    if values.dtype.kind == "u":
-        # torch 2.2 takes no array of unsigned integers; what int64 does not hold is an error.
-        fits = int(values.max(initial=0)) < 1 << 63
-        return torch.tensor(values.astype(np.int64) if fits else values.tolist(), dtype=dtype)
-    return torch.tensor(values, dtype=dtype)
+# What collates takes torch, and reading one sample need not import it.
+
+
+@functools.lru_cache(maxsize=256)
+def _collates(projection: Projection, decoder: Decoder) -> list[Collate] | None:
+    """How the fields are collated; None where default_collate needs the samples."""
+    from edcache.reader.collation import NotInBulk, collation_of
+
+    nodes = [decoder.structure and decoder.structure.at(path) for path in projection.paths]
+    column = tuple if projection.as_tuple else list
+    try:
+        return [collation_of(decoder, node, column) for node in nodes if node is not None]
+    except NotInBulk:
+        return None
 
 
 # --- field paths ------------------------------------------------------------------------------------
@@ -210,7 +214,7 @@ def steps(sample: Any, path: FieldPath, asked_by: str) -> Steps:
     Raises:
         OptionError: "collate() names 'boxes', which the samples do not have; they are dicts with ...".
     """
-    # A text is a key as it stands, or else keys between dots.
+    # A text is one key, or else several keys with dots between them.
     readings: list[Steps] = [path if isinstance(path, tuple) else (path,)]
     if isinstance(path, str):
         readings.append(tuple(path.split(".")))
@@ -224,7 +228,7 @@ def steps(sample: Any, path: FieldPath, asked_by: str) -> Steps:
 
 
 def _walked(sample: Any, path: Steps) -> Steps | None:
-    found: list[Any] = []
+    place: list[Any] = []
     for part in path:
         number = int(part) if isinstance(part, str) and part.isascii() and part.isdigit() else part
         if isinstance(sample, Mapping):
@@ -237,20 +241,20 @@ def _walked(sample: Any, path: Steps) -> Steps | None:
             step = number
         else:
             return None
-        found.append(step)
+        place.append(step)
         sample = sample[step]
-    return tuple(found)
+    return tuple(place)
 
 
 def at(sample: Any, path: Steps) -> Any:
-    """What lies at the end of the steps."""
+    """The value at a path of keys and indices."""
     for step in path:
         sample = sample[step]
     return sample
 
 
 def replaced(tree: Any, path: Steps, value: Any) -> Any:
-    """A tree with another value in one place; containers on the way are copied, the rest is shared."""
+    """A tree with another value at a path. Containers on the path are copied, the rest is shared."""
     if not path:
         return value
     step, deeper = path[0], path[1:]

@@ -1,7 +1,7 @@
-"""Collating fields that vary in shape: padded, jagged, or as a list of views, each in one buffer.
+"""Collating fields that vary in shape: padded, jagged, or as a list of views of one buffer.
 
-The buffer is what a DataLoader's worker hands over: a list of 256 tensors would go to the parent as
-256 descriptors, one after the other, which holds any loader at some 2,000 samples a second.
+A DataLoader's worker sends one buffer. A list of 256 tensors would be sent as 256 descriptors one by one,
+which limits any loader to some 2,000 samples per second.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch.utils.data import default_collate
 
-from edcache.base import Ints, OptionError
+from edcache.base import Ints, OptionError, check_count
 from edcache.codec import Decoder, Node
 from edcache.reader.batch import Batch, Packed, for_this_process
-from edcache.reader.group import Collate, Group, Memory, NotInBulk, Spans, Special, bulk_dtype
+from edcache.reader.collation import Collate, Memory, NotInBulk, Special, bulk_dtype, bytes_of
+from edcache.reader.group import Group, Spans
 from edcache.reader.projection import FieldPath, at, replaced, steps
 
 # Lists of numbers as records hold them.
@@ -30,8 +31,9 @@ _PACKED = {"ints": torch.int64, "floats": torch.float64}
 class Padded(NamedTuple):
     """One field of a batch, padded to one shape.
 
-    values: [n, longest, ...]. lengths: int64 [n], the length of each before padding; [n, ndim] where
-    other dimensions than the first vary too.
+    Attributes:
+        values: [n, longest, ...].
+        lengths: int64 [n], the lengths before padding; [n, ndim] if later dimensions vary too.
     """
 
     values: torch.Tensor
@@ -39,10 +41,11 @@ class Padded(NamedTuple):
 
 
 class Jagged(NamedTuple):
-    """One field of a batch, one behind the other: sample i is `values[offsets[i]:offsets[i + 1]]`.
+    """One field of a batch, concatenated: sample i is `values[offsets[i]:offsets[i + 1]]`.
 
-    values: [sum of lengths, ...]. offsets: int64 [n + 1]. As
-    `torch.nested.nested_tensor_from_jagged(values, offsets)` takes them.
+    Attributes:
+        values: [sum of lengths, ...].
+        offsets: int64 [n + 1]. `torch.nested.nested_tensor_from_jagged(values, offsets)` takes both.
     """
 
     values: torch.Tensor
@@ -50,7 +53,7 @@ class Jagged(NamedTuple):
 
 
 class TensorList(list[torch.Tensor]):
-    """A list of tensors that are views of one buffer, and that goes to another process as that buffer."""
+    """A list of tensors that are views of one buffer. Pickling sends the buffer once."""
 
     def __init__(self, buffer: torch.Tensor, dims: Ints) -> None:
         self._buffer, self._dims = buffer, dims
@@ -66,7 +69,7 @@ class TensorList(list[torch.Tensor]):
         return list, (list(self),)
 
     def packed(self, pack: Callable[[Any], Any]) -> Packed:
-        """What is pickled in its place where `pack` makes smaller messages of tensors."""
+        """The object to pickle instead; `pack` makes smaller messages of tensors."""
         make, arguments = self.__reduce_ex__(5)
         return Packed(make, *(map(pack, arguments) if make is TensorList else arguments))
 
@@ -114,8 +117,7 @@ def collate(
         raise OptionError('as_dict=True needs a field to pad: pad={"input_ids": 0}')
     if max_length is not None and (not isinstance(max_length, int) or max_length < 0):
         raise OptionError(f"max_length={max_length!r}; give a length of 0 or more, or None")
-    if not isinstance(multiple_of, int) or multiple_of < 1:
-        raise OptionError(f"multiple_of={multiple_of!r}; give 1 or more")
+    check_count("multiple_of", multiple_of)
     if pad is not None and not isinstance(pad, Mapping):
         raise OptionError(f'pad={pad!r}; give what to pad with, by field path: pad={{"input_ids": 0}}')
     ways: list[tuple[FieldPath, _Way]] = [
@@ -147,24 +149,23 @@ class RaggedCollate(Special):
         return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
 
     def __call__(self, batch: Sequence[Any]) -> Any:
-        """Collate a list of samples, or what a DataLoader gets of an edcache dataset in their place."""
+        """Collate a list of samples, or the `Batch` that an edcache dataset gives a DataLoader."""
         if len(batch) == 1 and isinstance(batch[0], Batch):
             return batch[0].collated(self)
         return self.finished(self.of_samples(batch))
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
-        """How a field is collated in bulk; None where it is not named.
+        """How a field is collated in bulk; None if `collate` does not name it.
 
         Raises:
-            NotInBulk: a field is named that is none, so that the samples must say what is wrong.
+            NotInBulk: a named path is not a field. Collating the samples then raises the error for users.
         """
         assert decoder.structure is not None
         if node is decoder.structure and any(node.at(path) is None for path, _ in self._ways):
             raise NotInBulk
-        found = [way for path, way in self._ways if decoder.structure.at(path) is node]
-        if not found:
+        way = next((way for path, way in self._ways if decoder.structure.at(path) is node), None)
+        if way is None:
             return None
-        way = found[0]
         field = decoder.fields.get(node.path)
         dtype = None if field is None else bulk_dtype(field)
         if field is None or node.is_container:
@@ -186,14 +187,14 @@ class RaggedCollate(Special):
         return run
 
     def of_samples(self, samples: Sequence[Any]) -> Any:
-        """What the bulk path gives, made of samples one by one."""
+        """The batch of a list of samples; equal to the batch in bulk."""
         memory = for_this_process()
         columns = []
         rest = list(samples)
         for path, way in self._ways:
             places = [steps(sample, path, "collate") for sample in rest]
             values = [at(sample, place) for sample, place in zip(rest, places, strict=True)]
-            # A number in its place, so that default_collate takes the rest.
+            # default_collate takes the rest, with a number in the place of this field.
             rest = [replaced(sample, place, 0) for sample, place in zip(rest, places, strict=True)]
             columns.append((places[0], way.of_values(values, memory)))
         result = default_collate(rest)
@@ -202,7 +203,7 @@ class RaggedCollate(Special):
         return result
 
     def finished(self, batch: Any) -> Any:
-        """The batch, or the dict that a model takes, see `as_dict`."""
+        """The batch, or with `as_dict` the dict that a model takes."""
         if not self._as_dict:
             return batch
         if not isinstance(batch, Mapping):
@@ -242,16 +243,16 @@ class _Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class _Way(ABC):
-    """How one field of a batch is put together."""
+    """How one field of a batch is collated."""
 
     max_length: int | None
 
     @abstractmethod
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> Any:
-        """The batch of tensors that lie in records, or in memory."""
+        """Collate tensors that lie in records or in memory."""
 
     def of_values(self, values: list[Any], memory: Memory) -> Any:
-        """Of values; of a batch of nothing but empty lists int64 is made."""
+        """Collate values of samples. If all are empty lists, the dtype is int64."""
         return self.of_pieces(_in_memory(_of_numbers(values, int)), memory)
 
 
@@ -272,7 +273,7 @@ class _Pad(_Way):
         return (mask if self.side == "right" else mask.flip(1)).to(torch.int64)
 
     def _check(self, dtype: torch.dtype) -> None:
-        """That torch does not pad uint8 with 255 where -1 was asked for."""
+        """Raise OptionError if the dtype cannot hold the value: torch would pad uint8 with 255 for -1."""
         try:
             filled = torch.full((1,), 0, dtype=dtype).fill_(self.value)
             fits = dtype.is_floating_point or dtype.is_complex or filled.item() == self.value
@@ -299,7 +300,7 @@ class _Pad(_Way):
         return Padded(out, torch.from_numpy(dims))
 
     def _first(self, dims: Ints, shape: Ints) -> Ints:
-        """Where in the first dimension the values of each begin."""
+        """The first position of each sample's values: int64 [n]."""
         return np.zeros(len(dims), np.int64) if self.side == "right" else shape[0] - dims[:, 0]
 
 
@@ -364,7 +365,7 @@ def _in_records(group: Group, spans: Spans, dtype: torch.dtype) -> _Pieces:
         if full.shape[1] and not np.array_equal(lengths, full[:, 0]):
             row = (spans.end - spans.start) // np.maximum(full[:, 0], 1)
             end = spans.start + row * lengths
-        group.copy(Spans(spans.start, end, spans.dims), out, at.tolist())
+        group.copy(Spans(spans.start, end, spans.dims), bytes_of(out), at.tolist())
 
     return _Pieces(spans.dims, dtype, copy)
 
@@ -388,7 +389,7 @@ def _in_memory(values: list[Any]) -> _Pieces:
 
 
 def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
-    """Values with tensors in the place of lists of numbers; of nothing but empty ones, of `of_nothing`."""
+    """Values with tensors for lists of numbers. If all lists are empty, `of_nothing` gives the dtype."""
     made = [_numbers(value) if type(value) in (list, tuple) else value for value in values]
     tensors = (value for value in made if isinstance(value, torch.Tensor) and value.numel())
     like = next(tensors, torch.empty(0, dtype=torch.float64 if of_nothing is float else torch.int64))
@@ -399,7 +400,7 @@ def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
 
 
 def _numbers(value: Sequence[Any]) -> Any:
-    """A tensor of numbers that are in a list; the list where they are none, or where one would be changed."""
+    """A list of numbers as a tensor; the list itself if it has other values or a number would change."""
     try:
         array = np.array(value)
         exact = np.array(value, object)
@@ -408,7 +409,7 @@ def _numbers(value: Sequence[Any]) -> Any:
     if array.dtype.kind not in "bif" or array.shape != exact.shape:
         return value
     if array.dtype.kind == "f":
-        # Of integers none at all, and of those beside a float none that it changes.
+        # A list of integers must not become floats, and integers beside a float must stay exact.
         is_any = not exact.size or any(isinstance(number, float | np.floating) for number in exact.flat)
         if not is_any or not ((array == exact) | (array != array)).all():
             return value

@@ -1,4 +1,4 @@
-"""What one process has of an open archive, wherever that is."""
+"""`Session`: the state of an open archive in one process, for every kind of storage."""
 
 from __future__ import annotations
 
@@ -11,57 +11,56 @@ import numpy as np
 
 from edcache import base, codec, format
 from edcache.base import Ints, once
-from edcache.format import Contents, Head, Records
+from edcache.format import Head, Records
 from edcache.labels import checked_indices
+from edcache.reader.index import RecordIndex
 
-# What reads samples takes torch; it is imported when the first is read, so that labels are there before.
+# Labels do not wait for what decodes samples.
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
     from edcache.reader.group import Group
 
 
 class Alike(NamedTuple):
-    """Records of one schema: their rows in the index table, int64 [n], and its decoder."""
+    """Records of one schema: their rows in the index table, int64 [n], and their decoder."""
 
     rows: Ints
     decoder: Decoder
 
 
 class Session(ABC):
-    """What one process has of an open archive, as of one look at it; `AnyReader` describes its methods.
+    """One state of an open archive in one process. `AnyReader` documents the methods.
 
-    A refresh makes another one, so that whoever is at work goes on with what was there before.
+    A session does not change. A refresh makes a new one, and threads at work keep the old one.
 
     Args:
-        allow_pickle, decoding: as in `Reader`; a decoding of None is what the writer chose.
+        allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose.
     Attributes:
-        length: samples of the dataset. mapped_nbytes: bytes that are mapped, and so shared by all processes.
-        chunks: how many, where the chain was walked. damaged: what was unreadable, a line a chunk.
-        has_label_rows: whether a row of labels per sample is stored, so that making one takes no memory.
+        index: where the record of every sample lies.
+        length: the samples of the dataset. mapped_nbytes: mapped bytes, which all processes share.
+        chunks: how many, if the chain was walked, else None. damaged: one line per unreadable chunk.
+        has_label_rows: the stored label table has one row per sample, so `labels` allocates nothing.
+        as_arrays: tensors come as numpy arrays. The reader sets it before the first sample.
     """
 
     mapped_nbytes = 0
     chunks: int | None = None
     damaged: Sequence[str] = ()
     has_label_rows = False
+    as_arrays = False
 
     def __init__(
-        self, path: str, head: Head, contents: Contents, allow_pickle: bool, decoding: Decoding | None
+        self, path: str, head: Head, index: RecordIndex, allow_pickle: bool, decoding: Decoding | None
     ) -> None:
-        self.path, self.head, self.contents = path, head, contents
-        self.length = contents.index.length
+        self.path, self.head, self.index = path, head, index
+        self.length = index.length
         self._allow_pickle, self._decoding = allow_pickle, decoding
-        records = contents.index.records
-        self._index = records.index
-        self._rows = len(records.offset)
-        # Reading one element of a memoryview costs half of what numpy takes.
-        self._schema = records.schema.data
 
     @once
     def _decoders(self) -> Decoders:
         return codec.Decoders()
 
-    # --- what differs ---
+    # --- what a subclass defines ---
 
     @property
     @abstractmethod
@@ -89,7 +88,7 @@ class Session(ABC):
 
     @abstractmethod
     def _label_table(self) -> Any:
-        """The labels as they are stored, for the rows of the index or for every sample."""
+        """The labels as stored, a Table or `StoredLabels`: a row per row of the index, or per sample."""
 
     def reading_ahead(
         self, indices: Ints, wanted: tuple[int, int] | None = None
@@ -102,46 +101,30 @@ class Session(ABC):
 
     @property
     def justified_nbytes(self) -> int:
-        """Bytes that are there for certain, by which claims of the archive are measured."""
+        """The bytes that surely exist. Allocations that the archive asks for are compared with them."""
         return self.nbytes
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
-        """The label columns, and whether values of them were added after the samples were written."""
+        """(name, whether values were added after the samples were written) of each label column."""
         return [(name, False) for name, _ in self.head.labels]
 
-    # --- what is there ---
-
-    def find(self, index: int) -> int | None:
-        """The row of the index table for an index in range, or None where it has no record."""
-        if self._index is None:
-            return index
-        row = int(np.searchsorted(self._index, index))
-        return row if row < len(self._index) and self._index[row] == index else None
+    # --- records ---
 
     def has(self, index: int) -> bool:
-        return self.find(index) is not None
-
-    def rows_of(self, indices: Ints) -> Ints:
-        """The rows of samples in [0, length), -1 where they have no record: int64 [n]."""
-        if self._index is None:
-            return indices
-        rows = np.searchsorted(self._index, indices)
-        found = rows < len(self._index)
-        found[found] = self._index[rows[found]] == indices[found]
-        return np.where(found, rows, -1)
+        return self.index.find(index) is not None
 
     def row(self, index: int) -> int:
-        """The row of the index table that holds a sample."""
+        """The row of the index table for a sample. Raises: SampleIndexError, MissingSampleError."""
         if not 0 <= index < self.length:
             raise base.SampleIndexError(f"{self.path}: index {index} not in [0, {self.length:,})")
-        row = self.find(index)
+        row = self.index.find(index)
         if row is None:
             raise self._no_record(index)
         return row
 
     def _no_record(self, index: int) -> base.MissingSampleError:
-        failure = next((one for one in self.contents.index.failures if one.index == index), None)
+        failure = next((one for one in self.index.failures if one.index == index), None)
         if failure is not None:
             again = "it counts as absent for good" if failure.final else "a later fill tries again"
             return base.SampleFailedError(
@@ -155,21 +138,21 @@ class Session(ABC):
 
     @property
     def records(self) -> Records:
-        return self.contents.index.records
+        return self.index.table().records
 
     @property
     def present(self) -> int:
-        return self._rows
+        return self.index.rows
 
     @property
     def has_all(self) -> bool:
-        """Whether no sample is missing, as far as known: of a sealed archive all is known."""
-        absent = sum(failure.final for failure in self.contents.index.failures)
+        """Whether no sample is missing, as far as known. A sealed archive knows all its samples."""
+        absent = sum(failure.final for failure in self.index.failures)
         return self.present + absent == self.length
 
     def held(self) -> Ints | None:
-        """The indices that have a record; None where all have one."""
-        return self._index
+        """The indices that have a record; None if all have one."""
+        return self.index.held()
 
     # --- samples ---
 
@@ -183,17 +166,17 @@ class Session(ABC):
     def read_many(self, indices: Ints, copy: bool) -> list[Any]:
         group = self.group(indices) if len(indices) else None
         if group is not None:
-            # Whatever is wrong is named by the way below.
+            # If a record is damaged, reading one by one below names the sample.
             with suppress(base.EdcacheError):
                 return group.decoded(copy)
         with self.reading_ahead(indices):
             return [self.read(index % self.length, copy) for index in indices.tolist()]
 
     def decoder(self, number: int) -> Decoder:
-        """The decoder of a schema; CorruptRecordError, which has no place yet, where the head allows none."""
+        """The decoder of a schema. Raises: CorruptRecordError without a place; `placed` adds it."""
         if number in self._decoders:
             return self._decoders[number]
-        schemas = self.contents.index.schemas
+        schemas = self.index.schemas
         if number >= len(schemas):
             raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
         text = schemas[number]
@@ -202,24 +185,23 @@ class Session(ABC):
                 f"its schema {text[:40]} is not of the codec {self.head.codec!r} that the head names; "
                 f'run "edcache verify {self.path}"'
             )
-        decoder = codec.decoder_of(text, allow_pickle=self._allow_pickle, decoding=self._decoding)
+        decoder = codec.decoder_of(text, self._allow_pickle, self._decoding, self.as_arrays)
         return self._decoders.keep(number, decoder)
 
     def decoder_at(self, row: int) -> Decoder:
-        """The decoder of the record of a row of the index table."""
-        number = self._schema[row]
+        """The decoder of the record in a row of the index table."""
+        number = self.index.schema(row)
         try:
             return self._decoders.get(number) or self.decoder(number)
         except base.CorruptRecordError as error:
-            index = row if self._index is None else int(self._index[row])
-            raise self.placed(error, index % self.length) from error
+            raise self.placed(error, self.index.sample_of(row)) from error
 
     def alike(self, indices: Ints) -> Alike | None:
-        """The rows of samples that have records of one schema, and its decoder; None where they have not."""
-        rows = self.rows_of(checked_indices(indices, self.length))
+        """The rows and the decoder of samples that share one schema; None if they do not."""
+        rows = self.index.rows_of(checked_indices(indices, self.length))
         if not len(rows) or rows.min() < 0:
             return None
-        schemas = self.contents.index.records.schema[rows]
+        schemas = self.index.schemas_of(rows)
         if np.any(schemas != schemas[0]):
             return None
         decoder = self.decoder_at(int(rows[0]))
@@ -229,10 +211,10 @@ class Session(ABC):
 
     @once
     def labels(self) -> Any:
-        """The label table with one row per sample."""
-        return format.spread(self._label_table(), self._index, self.length)
+        """The labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
+        return format.spread(self._label_table(), self.index.held(), self.length)
 
     @property
     def label_nbytes(self) -> int:
-        """Of the label table, where it was made."""
+        """Bytes of the labels that were read."""
         return int(self.labels.nbytes) if "labels" in vars(self) else 0

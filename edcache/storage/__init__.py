@@ -1,4 +1,4 @@
-"""Files whose bytes survive a crash, other sources of bytes, locks; the registry of backends."""
+"""Crash-safe files, other sources of bytes, locks, and the registry of backends."""
 
 from lazy_loader import attach_stub
 

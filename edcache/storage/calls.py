@@ -1,10 +1,11 @@
-"""The calls that reach the operating system, all of them, so that a test can put others in their place.
+"""All calls of the operating system, in one class, so that a test can replace them.
 
-What it refuses becomes an error of ours that keeps its errno: `refused`.
+`refused` turns an OSError into an edcache error with the same errno.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -15,7 +16,10 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache, partial
 from typing import Any, Final, NoReturn
+
+import numpy as np
 
 from edcache.base import ArchiveLockedError, StorageError
 from edcache.storage.registry import naming_of
@@ -25,29 +29,64 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-# Elsewhere the structure that these locks take is another one.
+# On other systems `struct flock` has another layout.
 _HAS_OFD_LOCKS = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK: Final = struct.Struct("hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, len, pid
-# Where a lock is on the whole file (macOS), the one on this byte is taken and the others are not:
-# fills that overlap then compute some samples twice, and the newer record wins.
+# macOS locks only whole files. There the lock on this byte locks the file, and other locks do nothing:
+# concurrent fills then compute some samples twice, and the newer record counts.
 WHOLE_FILE_LOCK: Final = 1 << 62
-# Windows has no pread: there, threads take turns with the position. (It has no fork either.)
+# Windows has no pread: threads take turns with the file position. (It has no fork either.)
 _position = threading.Lock()
 
 
+_MAP_FAILED: Final = ctypes.c_void_p(-1).value
+_PUNCH_HOLE: Final = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
+
+
+@cache
+def _libc() -> Any:
+    """The C library's calls that Python has no way to."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    if sys.platform == "linux":
+        library.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return library
+
+
+class _Mapping:
+    """Mapped memory, until no array over it is left."""
+
+    __slots__ = ("__array_interface__", "_unmap")
+
+    def __init__(self, address: int, nbytes: int) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),
+            "shape": (nbytes,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+        # Bound here: when the interpreter ends, the module's names may go before.
+        self._unmap = partial(_libc().munmap, address, nbytes)
+
+    def __del__(self) -> None:
+        self._unmap()
+
+
 class System:
-    """The calls that reach the operating system, one method each; a test puts its own in place."""
+    """The calls of the operating system, one method each. A test replaces the object."""
 
     def open(self, path: str, flags: int, into: list[int]) -> None:
-        """Append a descriptor that programs which this process starts do not inherit.
+        """Open a file and append its descriptor, which child programs do not inherit.
 
-        An interrupt finds the file not open, or its descriptor in the list: between the instructions of
-        Python code that held it in a variable it would be lost (tests/faults/test_interrupts.py).
+        An interrupt between two Python instructions would lose a descriptor in a variable. With the list, the
+        file is not open, or its descriptor is in the list (tests/faults/test_interrupts.py).
         """
         naming_of(path).open(self, path, flags, into)
 
     def close(self, descriptors: list[int]) -> None:
-        """Take the last descriptor out and close it; as with `open`, it is in the list or closed."""
+        """Remove the last descriptor and close it. As in `open`, an interrupt loses none."""
         list(map(os.close, map(descriptors.pop, (-1,))))
 
     def stat(self, fd: int) -> os.stat_result:
@@ -55,16 +94,25 @@ class System:
         return os.fstat(fd)
 
     def stat_path(self, path: str) -> os.stat_result:
-        """The same of what a path leads to."""
+        """Size, device and inode of the file at a path."""
         return naming_of(path).stat(self, path)
 
     def map(self, fd: int, nbytes: int) -> memoryview:
-        """The first bytes of a file as read-only memory, shared with all who map it."""
-        # access= works on every platform; the mapping outlives the descriptor.
-        return memoryview(mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ))
+        """The first bytes of a file as read-only memory, which all processes that map it share."""
+        if sys.platform == "win32":
+            return memoryview(mmap.mmap(fd, nbytes, access=mmap.ACCESS_READ))
+        # Python's own mapping keeps a descriptor, of which a process may have a thousand.
+        if os.fstat(fd).st_size < nbytes:
+            raise ValueError("the file has fewer")  # what is behind its end would be a SIGBUS
+        if not nbytes:
+            return memoryview(b"")
+        address = _libc().mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        if address == _MAP_FAILED:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return np.asarray(_Mapping(address, nbytes)).data
 
     def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
-        """Read at an offset; the descriptor's own position is neither used nor moved."""
+        """Read at an offset, without the file position of the descriptor."""
         if hasattr(os, "pread"):
             return os.pread(fd, nbytes, offset)
         with _position:
@@ -72,7 +120,7 @@ class System:
             return os.read(fd, nbytes)
 
     def next_data(self, fd: int, offset: int) -> int:
-        """Where the next bytes are that are no hole; the offset itself where the system cannot tell."""
+        """The offset of the next bytes that are not in a hole; `offset` itself if the system cannot tell."""
         return os.lseek(fd, offset, os.SEEK_DATA) if hasattr(os, "SEEK_DATA") else offset
 
     def pread_cached(self, fd: int, offsets: tuple[int, ...]) -> bool:
@@ -85,16 +133,16 @@ class System:
         return True
 
     def will_need(self, fd: int, offset: int, nbytes: int) -> None:
-        """Let the kernel begin to read a range into its cache."""
+        """Start reading a range into the page cache."""
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def write_back(self, fd: int, offset: int, nbytes: int) -> None:
-        """Let the kernel begin to bring a range to the disk."""
-        # What this advice drops is only what is on the disk already, so not what was just written.
+        """Start writing a range to the disk."""
+        # DONTNEED drops only pages that are on the disk already, so not the pages that were just written.
         os.posix_fadvise(fd, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Write at an offset; returns how many bytes went."""
+        """Write at an offset. Returns the number of bytes that were written."""
         if hasattr(os, "pwrite"):
             return os.pwrite(fd, data, offset)
         with _position:
@@ -105,8 +153,20 @@ class System:
         """Cut the file to `size` bytes."""
         os.ftruncate(fd, size)
 
+    def reserve(self, fd: int, offset: int, nbytes: int) -> None:
+        """Take the disk space of a range; nothing where the system cannot."""
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, offset, nbytes)
+
+    def punch(self, fd: int, offset: int, nbytes: int) -> None:
+        """Give back the disk space of a range, which reads as zeros from then on. Linux only."""
+        if sys.platform != "linux":
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        if _libc().fallocate(fd, _PUNCH_HOLE, offset, nbytes):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
     def sync(self, fd: int) -> None:
-        """Bring the file's data and size to the disk."""
+        """Write the file's data and size to the disk, and wait for it."""
         if sys.platform == "darwin":
             fcntl.fcntl(fd, fcntl.F_FULLFSYNC)  # fsync there does not flush the drive's cache
         elif hasattr(os, "fdatasync"):
@@ -115,7 +175,7 @@ class System:
             os.fsync(fd)
 
     def sync_directory(self, path: str) -> None:
-        """Bring a folder's names to the disk, where folders can be opened (not on Windows)."""
+        """Write a folder's names to the disk, and wait for it. On Windows it does nothing."""
         if sys.platform == "win32":
             return
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -125,24 +185,24 @@ class System:
             os.close(fd)
 
     def make_folders(self, path: str) -> None:
-        """Make a folder and those above it, where they are absent."""
+        """Make a folder and its parents if they are absent."""
         try:
             os.makedirs(path, exist_ok=True)
         except RecursionError:
             raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG)) from None
 
     def copy_permissions(self, source: str, target: str) -> None:
-        """Let `target` be read and written by whom `source` may be."""
+        """Give `target` the permissions of `source`."""
         shutil.copymode(naming_of(source).entry(source), naming_of(target).entry(target))
 
     def replace(self, source: str, target: str) -> None:
-        """Give `source` the name `target` in one step."""
+        """Rename `source` to `target` atomically."""
         naming = naming_of(target)
         with naming.turn(self, target, creates=True):
             os.replace(naming_of(source).entry(source), naming.entry(target))
 
     def remove(self, path: str) -> None:
-        """Take a file's name away."""
+        """Delete a file's name."""
         naming = naming_of(path)
         with naming.turn(self, path):
             os.unlink(naming.entry(path))
@@ -152,13 +212,13 @@ class System:
         os.utime(path)
 
     def boot_time(self) -> float | None:
-        """When this machine started, in seconds of the clock that stamps files; None if unknown."""
+        """The start of this machine, in seconds since 1970, by the clock of file times; None if unknown."""
         if not hasattr(time, "CLOCK_BOOTTIME"):
             return None
         return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def lock(self, fd: int, start: int, length: int, wait: bool) -> None:
-        """Lock bytes exclusively; without `wait`, BlockingIOError when another holds them."""
+        """Lock bytes exclusively. Without `wait`, raise BlockingIOError if another process holds them."""
         if sys.platform == "win32":
             _windows_lock(fd, start, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK)
         elif _HAS_OFD_LOCKS:
@@ -167,25 +227,25 @@ class System:
             fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
 
     def share(self, fd: int, start: int) -> None:
-        """Lock a byte together with others who share it, waiting for one who has it alone; Linux only."""
+        """Take a shared lock on a byte. It waits for an exclusive lock to end. Linux only."""
         if _HAS_OFD_LOCKS:
             _ofd_lock(fd, fcntl.F_OFD_SETLKW, fcntl.F_RDLCK, start, 1)
 
     def is_locked(self, fd: int, start: int, length: int) -> bool:
-        """Whether others hold a lock on one of the bytes; False where the system cannot tell."""
+        """Whether another open file holds a lock on one of the bytes; False if the system cannot tell."""
         return bool(_HAS_OFD_LOCKS and self.first_locked(fd, start, length) is not None)
 
     def first_locked(self, fd: int, start: int, length: int) -> int | None:
-        """One of these bytes on which another holds a lock, if there is one; Linux only."""
+        """One of the bytes that another open file has locked; None if there is none. Linux only."""
         kind, _, byte, *_ = _FLOCK.unpack(_ofd_lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length))
         return None if kind == fcntl.F_UNLCK else int(byte)
 
     def freeze(self, fd: int) -> None:
-        """Let nobody write into memory any more, nor cut it, for as long as it is there; Linux only."""
+        """Forbid writing and resizing of a memory file, permanently. Linux only."""
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
 
     def is_frozen(self, fd: int) -> bool:
-        """Whether `freeze` was called for the memory, by whichever process."""
+        """Whether any process called `freeze` for the memory file."""
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_WRITE)
 
     def unlock(self, fd: int, start: int, length: int) -> None:
@@ -201,7 +261,7 @@ class System:
 if sys.platform == "win32":
 
     def _windows_lock(fd: int, start: int, request: int) -> None:
-        # msvcrt locks at the descriptor's position; nothing else here uses that position.
+        # msvcrt locks at the file position, which nothing else in edcache uses.
         os.lseek(fd, start, os.SEEK_SET)
         msvcrt.locking(fd, request, 1)
 
@@ -226,7 +286,7 @@ def replace_system(other: System) -> Iterator[System]:
 
 
 def refused(path: str, doing: str, error: OSError) -> NoReturn:
-    """Raise what an error of the system means that fell while `doing` something to a path."""
+    """Raise the StorageError or ArchiveLockedError for an OSError that came while `doing` something."""
     if error.errno in (errno.EDEADLK, errno.ETIMEDOUT):
         raise with_errno(ArchiveLockedError(f"{path}: {doing}: {error.strerror}"), error) from error
     reason = error.strerror or str(error)

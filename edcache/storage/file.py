@@ -7,20 +7,13 @@ import os
 import stat
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, TypeVar
 
-from edcache.base import (
-    ArchiveClosedError,
-    ArchiveExistsError,
-    ArchiveNotFoundError,
-    EdcacheError,
-    OptionError,
-    StorageError,
-)
+from edcache import base
+from edcache.base import ArchiveClosedError, ArchiveNotFoundError, OptionError, StorageError
 from edcache.storage import calls
 from edcache.storage.calls import refused, with_errno
 from edcache.storage.registry import naming_of, scheme_of
@@ -43,12 +36,12 @@ Stamp = tuple[int, int, int]
 
 
 def stamp_of(status: os.stat_result) -> Stamp:
-    """The stamp in what the system says of a file."""
+    """The stamp of a file, from its status."""
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def absolute(path: str | bytes | os.PathLike[str]) -> str:
-    """What leads to the same file whichever folder the process works in later; "shm://" stays as it is.
+    """The absolute path, without resolving links; a URL such as "shm://" stays unchanged.
 
     Raises:
         OptionError: "an empty path"; a path that no file system takes.
@@ -78,9 +71,9 @@ _open: weakref.WeakSet[File] = weakref.WeakSet()
 
 
 def _settle_inherited() -> None:
-    """Let go of the parent's locks in a forked child, which would outlive the parent with it.
+    """Close the parent's writable files in a forked child: their locks would outlive the parent.
 
-    What the parent reads in memory, the child holds too, by a lock of its own.
+    For a file in memory that the parent reads, the child takes a lock of its own.
     """
     for file in list(_open):
         if file.writable:
@@ -102,43 +95,51 @@ class _Call:
         self.pid, self.thread = os.getpid(), threading.get_ident()
 
     def is_of_another_thread(self) -> bool:
-        """Whether it may be under way: neither those of this thread are, nor those of a parent process."""
+        """Whether another thread may be inside this call; a call from before a fork is not running here."""
         return self.pid == os.getpid() and self.thread != threading.get_ident()
 
 
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
 class _Handle:
-    """The descriptor of an open file, which no thread closes while another is in a call with it."""
+    """The descriptor of an open file. No thread closes it while another thread uses it."""
 
     _is_ending = staticmethod(sys.is_finalizing)
 
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, writable: bool) -> None:
+        self.path, self.absolute = path, absolute(path)
+        self.writable = writable
+        self._is_shared = False
         self._descriptors: list[int] = []
-        # Calls that are under way, by id; one that was interrupted is there as long as its frame.
+        # Calls that run now, by id. An interrupted call stays here as long as its frame.
         self._inside: dict[int, weakref.ref[_Call]] = {}
         self._is_closing = False
+        # Which file it was, where the descriptor was given back.
+        self._rested: tuple[int, int] | None = None
         self._naming = naming_of(path)
 
     def __del__(self) -> None:
         # A cache that is dropped without close() must not keep its descriptor.
-        # An interrupted __init__ may not have come so far.
-        # Where the interpreter ends, this module may have been cleared before (test_stress.py,
-        # test_an_interpreter_ends_quietly_*); the kernel closes what is open.
+        # After an interrupted __init__ there may be no _descriptors.
+        # At the end of the interpreter this module may be cleared already (test_stress.py,
+        # test_an_interpreter_ends_quietly_*); the kernel closes the file then.
         if self.__dict__.get("_descriptors") and not self._is_ending():
-            # No calls but these: an interrupt or an end of the memory that falls into what a finaliser calls
-            # is lost, and with it the descriptor (tests/faults/).
+            # Only these calls: Python drops an interrupt or a MemoryError inside a finaliser, and the
+            # descriptor would be lost with it (tests/faults/).
             try:
                 if self._naming.is_volatile:
                     self.close()
                 else:
                     calls.system.close(self._descriptors)
             except OSError:
-                pass  # nobody is there to hear it
+                pass  # a finaliser cannot raise
 
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call the system with the descriptor, which no other thread closes meanwhile.
+        """Call the system with the descriptor. No other thread closes it during the call.
 
-        Its number could be that of another file by then. No lock: a fork could leave it taken for ever.
+        A closed number could belong to another file. There is no lock, because a fork could leave it taken.
 
         Raises:
             ArchiveClosedError: it was closed.
@@ -146,10 +147,12 @@ class _Handle:
         this = _Call()
         try:
             self._inside[id(this)] = weakref.ref(this)
-            # In this order: who closes either sees this call, or is seen by it.
+            # In this order: either close() sees this call, or this call sees close().
+            if self._rested is not None and not self._is_closing:
+                return self._call_again(call, *arguments)
             if self._is_closing or not self._descriptors:
                 raise ArchiveClosedError(f"{self.path}: closed; open it again")
-            # In memory the descriptor is behind that of its entry. -1, which no call takes, once closed.
+            # A file in memory has two descriptors, the last is its own. -1 is invalid for every call.
             return call(self._descriptors[-1] if self._descriptors else -1, *arguments)
         finally:
             self._inside.pop(id(this), None)
@@ -157,7 +160,7 @@ class _Handle:
                 self._let_go()
 
     def _ask(self, doing: str, call: Callable[..., T], *arguments: Any) -> T:
-        """The same; what the system refuses is a StorageError that says what was being done."""
+        """`_call`, with an OSError as a StorageError that names the operation."""
         try:
             return self._call(call, *arguments)
         except OSError as error:
@@ -166,20 +169,47 @@ class _Handle:
     def _stat(self) -> os.stat_result:
         return self._ask("asking for its size", calls.system.stat)
 
+    def reserve(self, offset: int, nbytes: int) -> None:
+        """Take the disk space of a range, so that writing it cannot fail for want of room."""
+        self._ask(f"taking {nbytes:,} bytes at offset {offset:,}", calls.system.reserve, offset, nbytes)
+
+    def punch(self, offset: int, nbytes: int) -> None:
+        """Give back the disk space of a range, which reads as zeros from then on."""
+        self._ask(f"freeing {nbytes:,} bytes at offset {offset:,}", calls.system.punch, offset, nbytes)
+
     @property
     def closed(self) -> bool:
         """Whether it was closed."""
-        return self._is_closing or not self._descriptors
+        return self._is_closing or (not self._descriptors and self._rested is None)
 
     def close(self) -> None:
-        """Close the descriptor, and with it every lock that only it held; idempotent.
+        """Close the descriptor and release its locks; a second call does nothing.
 
-        Where other threads are in a call, the last of them closes it.
+        If other threads use the descriptor, the last of them closes it.
         """
-        if not self._descriptors:
+        if not self._descriptors and self._rested is None:
             return
         self._is_closing = True
         self._let_go()
+
+    def rest(self) -> None:
+        """Give the descriptor back, of which a process may have a thousand; a later call opens the file.
+
+        Nothing for a file whose descriptor is needed: one that is written, is locked, or goes with the last.
+        """
+        if not (self.writable or self._is_shared or self._naming.is_volatile or self.closed):
+            self._rested = _identity(self._stat())
+            self._let_go()
+
+    def _call_again(self, call: Callable[..., T], *arguments: Any) -> T:
+        """`_call`, by a descriptor for this call alone."""
+        file = File.open(self.absolute, "r")
+        try:
+            if file.identity() != self._rested:
+                raise StorageError(f"{self.path}: the file was replaced since it was opened; open it again")
+            return file._call(call, *arguments)
+        finally:
+            file.close()
 
     def _let_go(self) -> None:
         made = [reference() for reference in list(self._inside.values())]
@@ -192,7 +222,7 @@ class _Handle:
             refused(self.path, "closing it", error)
 
     def _close(self) -> None:
-        # Two threads may come here at once; each descriptor is taken out by one.
+        # Two threads may run this at once. Each descriptor is removed by one of them.
         with suppress(IndexError):
             while self._descriptors:
                 calls.system.close(self._descriptors)
@@ -201,23 +231,21 @@ class _Handle:
 class File(_Handle, ByteSource):
     """One open regular file, read and written at offsets.
 
-    path: as given. absolute: the same, whichever folder the process works in. writable: whether writes and
-    locks are allowed. can_lock: False once its file system has refused all locks.
+    path: as given. absolute: the absolute path. writable: whether writes and locks are allowed. can_lock:
+    False after the file system has refused locks.
 
-    Raises StorageError, with the errno kept, wherever the operating system refuses; a full disk
-    reads "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
-    Safety: positions are never shared, so reads are safe from any thread and after a fork. A thread that
-    reads while another one closes gets its bytes, or ArchiveClosedError. A lock belongs to the open
-    description: only the process that took it may release it.
+    Every method raises StorageError, with the errno, if the operating system refuses. A full disk gives
+    "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
+    Safety: there is no file position, so threads and forked processes may read at once. A read during a
+    close returns its bytes or raises ArchiveClosedError. A lock belongs to the open file description: only
+    the process that took it may release it.
     """
 
     is_live = True
 
     def __init__(self, path: str, writable: bool) -> None:
-        super().__init__(path)
-        self.writable = writable
+        super().__init__(path, writable)
         self.can_lock = True
-        self.absolute = absolute(path)
         if writable or self._naming.is_volatile:
             _open.add(self)
 
@@ -244,7 +272,7 @@ class File(_Handle, ByteSource):
             raise with_errno(ArchiveNotFoundError(f"{name}: {file._naming.absent}"), error) from None
         except FileExistsError as error:
             raise with_errno(
-                ArchiveExistsError(
+                base.ArchiveExistsError(
                     f'{name}: exists already; use mode="a" to continue or grow it, mode="w" to replace it'
                 ),
                 error,
@@ -265,11 +293,10 @@ class File(_Handle, ByteSource):
 
     def identity(self) -> tuple[int, int]:
         """(device, inode): equal for two names of one file."""
-        status = self._stat()
-        return status.st_dev, status.st_ino
+        return self._rested or _identity(self._stat())
 
     def stamp(self) -> Stamp:
-        """Which state of a file it is, also where its disk was mounted anew; see `Stamp`."""
+        """The state of the file, which stays equal after its disk was mounted again; see `Stamp`."""
         return stamp_of(self._stat())
 
     def tag(self) -> tuple[int, ...]:
@@ -277,18 +304,18 @@ class File(_Handle, ByteSource):
         return *self.identity(), *self.stamp()[:2]
 
     def reopened(self) -> File:
-        """What the path leads to now, opened for reading."""
+        """The file that has the path now, opened for reading."""
         return File.open(self.path, "r")
 
     def is_named(self) -> bool:
-        """Whether the path still leads to this file: not where another took its place, or it was deleted."""
+        """Whether the path still leads to this file: it was neither deleted nor replaced."""
         try:
             named = calls.system.stat_path(self.absolute)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return False
             refused(self.path, "looking for its name", error)
-        return (named.st_dev, named.st_ino) == self.identity()
+        return _identity(named) == self.identity()
 
     def modified(self) -> float:
         """When the file was last written, in seconds since 1970."""
@@ -323,13 +350,13 @@ class File(_Handle, ByteSource):
             return self.size() if error.errno == errno.ENXIO else offset
 
     def map(self, nbytes: int) -> memoryview:
-        """The first bytes of the file as read-only memory; it outlives `close`.
+        """The first bytes of the file as read-only memory, which stays valid after `close`.
 
-        A file that another program cuts meanwhile gives zeros or a SIGBUS: nothing here can tell.
+        If another program truncates the file, reading the memory gives zeros or a SIGBUS.
         """
         try:
             return self._ask(f"mapping {nbytes:,} bytes", calls.system.map, nbytes)
-        except EdcacheError:
+        except base.EdcacheError:
             raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
             raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
@@ -343,15 +370,20 @@ class File(_Handle, ByteSource):
         except OSError:  # EOPNOTSUPP: the file system cannot tell
             return True
 
-    def will_need(self, offset: int, nbytes: int) -> None:
-        """Say that a range will be read soon; nothing where the system cannot be told."""
+    def will_need(self, extents: Sequence[tuple[int, int]]) -> None:
+        """Announce that extents (offset, nbytes) will be read soon; a hint."""
+
+        def tell(fd: int) -> None:
+            for extent in extents:
+                calls.system.will_need(fd, *extent)
+
         if _CAN_ADVISE:
             # Advice that is refused costs time and nothing else.
             with suppress(OSError):
-                self._call(calls.system.will_need, offset, nbytes)
+                self._call(tell)
 
     def write_back(self, offset: int, nbytes: int) -> None:
-        """Say that a range will be synced, so that the sync need not wait for all of it; a hint."""
+        """Start writing a range to the disk, so that a later sync waits less; a hint."""
         if _CAN_ADVISE:
             with suppress(OSError):
                 self._call(calls.system.write_back, offset, nbytes)
@@ -377,7 +409,7 @@ class File(_Handle, ByteSource):
         self._ask(f"cutting it to {size:,} bytes", calls.system.truncate, size)
 
     def sync(self) -> None:
-        """Bring everything written so far to the disk; a failure is final for this file."""
+        """Write all data to the disk and wait for it. After a failure, do not use this file again."""
         self._ask("syncing it; what was written since the last sync is in doubt", calls.system.sync)
 
     @contextmanager
@@ -399,7 +431,7 @@ class File(_Handle, ByteSource):
         self._lock(calls.system.lock, start, length, True)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
-        """Lock bytes if nobody else holds them; says whether it did."""
+        """Lock bytes if no other open file holds them. Returns whether it did."""
         try:
             self._lock(calls.system.lock, start, length, False)
         except StorageError as error:
@@ -415,16 +447,15 @@ class File(_Handle, ByteSource):
         copy of the descriptor. Nothing on macOS and Windows.
         """
         self._lock(calls.system.share, start)
+        self._is_shared = True
 
     def _lock(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Take a lock; where the file system has none, go on and say what that takes."""
+        """Take a lock. If the file system has no locks, warn and continue."""
         if self._ask_locks("locking it", call, *arguments) is False and self.can_lock:
             self.can_lock = False
-            warnings.warn(
+            base.warn(
                 f"{self.path}: its file system has no byte locks, so that processes cannot share the "
-                "work; see that only one writes at a time, or build it on a local disk and copy it",
-                RuntimeWarning,
-                stacklevel=2,
+                "work; see that only one writes at a time, or build it on a local disk and copy it"
             )
 
     def _ask_locks(self, doing: str, call: Callable[..., T], *arguments: Any) -> T | Literal[False]:
@@ -437,7 +468,7 @@ class File(_Handle, ByteSource):
             return False
 
     def freeze(self) -> None:
-        """Let nobody write into a file in memory any more, for as long as it is there."""
+        """Forbid writing to a file in memory, permanently."""
         self._ask("protecting it from writing", calls.system.freeze)
 
     def is_frozen(self) -> bool:

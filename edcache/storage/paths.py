@@ -1,4 +1,4 @@
-"""Files by their paths: replaced, moved, deleted, looked for; and kept, where they are in memory."""
+"""Operations on files by path: replace, move, delete, look up; and keeping archives in memory open."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from edcache.storage.registry import backend_of, naming_of, scheme_of
 
 @contextmanager
 def _refusals(path: str, doing: str) -> Iterator[None]:
-    """Let what the system refuses in the block be a StorageError that says what was being done."""
+    """Turn an OSError in the block into a StorageError that names the operation."""
     try:
         yield
     except OSError as error:
@@ -25,10 +25,10 @@ def _refusals(path: str, doing: str) -> Iterator[None]:
 
 
 def replace(source: str, target: str) -> None:
-    """Give the file `source` the name `target` in one step, then sync the folder."""
+    """Rename the file `source` to `target` atomically, then sync the folder."""
     with _refusals(target, f"giving {source} its name"):
         calls.system.replace(source, target)
-    # Those that keep what had a name in memory keep what has it now.
+    # Keepers of this name in memory hold the new file from now on.
     for keeper in _keepers.copy():
         if keeper.path == target:
             keeper.take()
@@ -36,9 +36,9 @@ def replace(source: str, target: str) -> None:
 
 
 def move(file: File, target: str) -> None:
-    """Give an open file the name `target` in one step, then sync the folder.
+    """Rename an open file to `target` atomically, then sync the folder.
 
-    Whoever has open what had that name before keeps it.
+    Processes that have the old file of that name open keep it.
     """
     replace(file.absolute, target)
     file.path, file.absolute = target, absolute(target)
@@ -51,13 +51,13 @@ def touch(path: str) -> None:
 
 
 def copy_permissions(source: str, target: str) -> None:
-    """Let `target` be read and written by whom `source` may be."""
+    """Give `target` the permissions of `source`."""
     with _refusals(target, f"giving it the permissions of {source}"):
         calls.system.copy_permissions(source, target)
 
 
 def remove(path: str) -> None:
-    """Take a file's name away; who has it open or mapped keeps it."""
+    """Delete a file's name. Processes that have it open or mapped keep it."""
     try:
         calls.system.remove(path)
     except FileNotFoundError as error:
@@ -67,7 +67,7 @@ def remove(path: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Take a file away, or a folder with all that is in it; links are not followed."""
+    """Delete a file, or a folder with its content. Links are not followed."""
     with _refusals(path, "deleting it"):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)
@@ -76,7 +76,7 @@ def remove_tree(path: str) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Bring the names in a folder to the disk; "" is the working folder."""
+    """Sync the names in a folder to the disk; "" is the working folder."""
     if scheme_of(path):
         return
     try:
@@ -97,13 +97,13 @@ def exists(path: str) -> bool:
 
 
 def names_in(folder: str) -> list[str]:
-    """What a folder has."""
+    """The names in a folder."""
     with _refusals(folder, "listing it"):
         return os.listdir(folder)
 
 
 def make_parent(path: str) -> None:
-    """Make the folder of `path` and those above it, where they are absent."""
+    """Make the parent folders of `path` if they are absent."""
     parent = os.path.dirname(path)
     if parent and not naming_of(path).is_volatile:
         with _refusals(parent, "making the folder"):
@@ -111,7 +111,7 @@ def make_parent(path: str) -> None:
 
 
 def stamp(path: str) -> Stamp:
-    """What `File.stamp` says, of a path; one call of the system.
+    """`File.stamp` of the file at a path, by one system call.
 
     Raises:
         ArchiveNotFoundError, StorageError.
@@ -120,12 +120,12 @@ def stamp(path: str) -> Stamp:
 
 
 def allocated(path: str) -> int:
-    """Bytes that a file takes of its disk; 0 where there is none."""
+    """Bytes of disk space of a file; 0 if there is no file."""
     try:
         status = _stat_path(path)
     except ArchiveNotFoundError:
         return 0
-    # 512 whatever the file system's own blocks are; Windows does not tell.
+    # st_blocks counts 512 bytes on every file system. Windows has no st_blocks.
     return 512 * status.st_blocks if hasattr(status, "st_blocks") else status.st_size
 
 
@@ -139,44 +139,44 @@ def _stat_path(path: str) -> os.stat_result:
 
 
 class Keeper:
-    """Holds what has a name in memory; nothing where the path is that of anything else."""
+    """Holds the file of a name in memory open, so that it is not freed."""
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.file: File | None = None
 
     def take(self) -> None:
-        """Hold what has the name now; an empty file where nothing has."""
+        """Hold the file that has the name now; an empty file if there is none."""
         with closing(File.open(self.path, "a")) as made:
             taken = made.reopened()
         self.close()
         self.file = taken
 
     def has_lost(self) -> bool:
-        """Whether the name was given to what another process made, which is then held."""
+        """Whether another process has replaced the file. The new file is held then."""
         if self.file is None or self.file.is_named():
             return False
         self.take()
         return True
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release the file."""
         if self.file is not None:
             self.file.close()
             self.file = None
 
 
 _keepers: list[Keeper] = []
-# By name, what a fill left in memory that did not come to its end.
+# Name -> the file of a fill in memory that was interrupted.
 _unfinished: dict[str, File] = {}
 
 
 @contextmanager
 def kept(path: str) -> Iterator[Keeper]:
-    """Let what has a name in memory, or gets it here, stay for the block, whoever closes it.
+    """Keep the file of a name in memory open for the block, even if other code closes it.
 
-    After an interrupt, or where a sample could not be made, it stays until the next time that this process
-    has done with the name, so that the same call goes on where it stopped.
+    After an interrupt or a failed sample it stays open, so that the same call can resume. The next block for
+    the name that ends normally releases it.
     """
     keeper = Keeper(path)
     if not backend_of(path).is_volatile:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class ByteSource(ABC):
-    """The bytes of one archive, read at offsets: a file, an object of a server, a copy of either.
+    """The bytes of one archive, read at offsets: a file, an object on a server, or a copy of either.
 
-    Readers ask it, and never which kind it is. Two kinds differ in what they override; what is not abstract
-    says that there is nothing to do.
-
-    path: as messages name it, without credentials. by_request: whether each read is a request to another
-    machine, so that few are made; then the bytes are those of one state, and a change of them is an error.
-    is_partial: whether it is a copy that may lack some, so that it is read and not mapped. is_live: whether
-    others may append to it while it is open. token: what opens the same copy in another process; it pickles.
-
-    Raises StorageError wherever bytes do not come.
-    Safety: no position is shared, so reads are safe from any thread and after a fork.
+    Attributes:
+        path: the name in messages, without credentials.
+        by_request: each read is a request to another machine. The source is one state of the object: if the
+            object changes, reading raises an error.
+        is_partial: a copy that may lack bytes. It is read, not mapped.
+        is_live: other processes may append to it while it is open.
+        token: opens the same copy in another process. It pickles.
+        ahead_nbytes: how far `prepare` may go ahead of who reads; 0 where it does nothing.
+    Raises: StorageError, the bytes cannot be read.
+    Safety: there is no file position, so threads and forked processes may read at once.
     """
 
     path: str
@@ -33,91 +33,103 @@ class ByteSource(ABC):
     is_partial: bool = False
     is_live: bool = False
     token: Any = None
+    ahead_nbytes: int = 0
 
     # --- one state ---
 
     @abstractmethod
     def size(self) -> int:
-        """Bytes of the file: now, or where it is read by request when it was opened."""
+        """Bytes of the file now; if it is read by request, when it was opened."""
 
     @abstractmethod
     def identity(self) -> Any:
-        """Equal for two openings of one file; where it is read by request, of one state of it."""
+        """A value that is equal for the same file; if it is read by request, for the same state of it."""
 
     @abstractmethod
     def tag(self) -> tuple[object, ...]:
-        """What tells this state of it from its others and from other files, as text without separators."""
+        """Values that identify this state of this file."""
 
     @abstractmethod
     def reopened(self) -> ByteSource:
-        """What is there now under the same name."""
+        """A new source with the file that has the same name now."""
 
     def check_unchanged(self) -> None:  # noqa: B027 - an open file stays the one that was opened
-        """Raise StaleArchiveError where it was read by request and is no longer what was opened."""
+        """Raise StaleArchiveError if it is read by request and the object was replaced."""
 
     # --- reading ---
 
     @abstractmethod
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """Read `nbytes` at `offset`; fewer only at the end. What follows may be fetched ahead with it."""
+        """Read `nbytes` at `offset`; fewer only at the end. The bytes after them may be fetched ahead."""
 
     @abstractmethod
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Read extents (offset, nbytes), and next to nothing else; shorter only at the end of the file.
+        """Read extents (offset, nbytes) without reading ahead; shorter only at the end of the file.
 
-        Where they are read by request, all at a time.
+        If it is read by request, all requests run concurrently.
         """
 
     @abstractmethod
     def map(self, nbytes: int) -> memoryview:
-        """The first bytes as read-only memory; StorageError where that cannot be."""
+        """The first bytes as read-only memory. Raises: StorageError if it cannot be mapped."""
 
     def is_remote(self) -> bool:
         """Whether the bytes are known to be on another machine."""
         return self.by_request
 
     def are_cached(self, offsets: Sequence[int]) -> bool:
-        """Whether the pages of some offsets are in memory; True where nobody can tell."""
+        """Whether the pages at some offsets are in memory; True if unknown."""
         return True
 
-    def will_need(self, offset: int, nbytes: int) -> None:  # noqa: B027 - nobody listens
-        """Say that a range will be read soon; nothing where nobody listens."""
+    def will_need(self, extents: Sequence[tuple[int, int]]) -> None:  # noqa: B027 - a hint
+        """Announce that extents (offset, nbytes) will be read soon; a hint."""
 
     def next_data(self, offset: int) -> int:
-        """The next offset, from this one on, that is in no hole; itself where nobody can tell."""
+        """The next offset, from this one on, that is not in a hole; `offset` itself if unknown."""
         return offset
 
     def is_locked(self, start: int, length: int) -> bool:
-        """Whether another has locked one of the bytes; False where nobody can tell."""
+        """Whether another open file has locked one of the bytes; False if unknown."""
         return False
 
     # --- copies that fill as they are read ---
 
     def announce(self, start: Ints, end: Ints) -> None:  # noqa: B027 - all of it is there
-        """Have many extents there before they are read: int64 [n], bytes from the start of the file."""
+        """Fetch many extents before they are read: int64 [n], offsets in the file."""
+
+    def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> int:
+        """Fetch extents that will be read soon, if nobody does yet. Returns their bytes.
+
+        Args:
+            start, end: int64 [n], offsets. around: gives those, and what is read soon after them.
+        """
+        return 0
 
     def mend(self, offset: int, nbytes: int) -> bool:
-        """Fetch an extent again that fails its crc32; whether it can be looked at again."""
+        """Fetch an extent again that fails its crc32. Returns whether reading it again makes sense."""
         return False
 
     def mend_opening(self) -> bool:
-        """Fetch again all that was read until `accept`; whether that can make a difference."""
+        """Fetch again all bytes that were read before `accept`. Returns whether that was possible."""
         return False
 
     def accept(self) -> None:  # noqa: B027 - nothing was noted
-        """Say that what was read so far makes sense."""
+        """Confirm that the bytes that were read so far are valid."""
 
     def finish(self, start: Ints, end: Ints) -> ByteSource | None:
-        """The whole copy, opened, where nearly all of these extents are here; None where it stays partial."""
+        """The completed copy, opened, if nearly all of these extents are here; None if it stays partial."""
         return None
+
+    def rest(self) -> None:  # noqa: B027 - there is nothing to give back
+        """Hold no descriptor until the next call: all that will be read is mapped."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of it; idempotent."""
+        """Close it; a second call does nothing."""
 
 
 def _of_data(name: str) -> Any:
-    """A method that hands on to `data`."""
+    """A method that calls the same method of `data`."""
 
     def method(self: Wrapped, *arguments: Any) -> Any:
         return getattr(self.data, name)(*arguments)
@@ -126,7 +138,7 @@ def _of_data(name: str) -> Any:
 
 
 class Wrapped(ByteSource):
-    """A source whose bytes are those of another, `data`; a subclass says what is not."""
+    """A source with the bytes of another one, `data`. A subclass overrides the rest."""
 
     def __init__(self, data: ByteSource) -> None:
         self.data = data

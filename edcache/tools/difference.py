@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import display
-from edcache.base import Ints, plain
-from edcache.format import pa
+from edcache.base import Ints, named, plain
+from edcache.format import missing_rows, one_chunk, pa
 from edcache.labels import Labels
 from edcache.reader import AnyReader
 
@@ -59,28 +59,27 @@ def difference(first: AnyReader, second: AnyReader, *, deep: bool = False) -> Di
     Cost: some 50 bytes of memory a sample, and the labels. Two records that differ have the same length and
         crc32 once in four billion times.
     """
-    one, other = _indices(first), _indices(second)
+    one, other = first.records.samples, second.records.samples
     both, *rows = np.intersect1d(one, other, assume_unique=True, return_indices=True)
     differ, is_other_schema = _stored_differently((first, second), rows)
     is_comparable = first.head.codec == second.head.codec
     is_known = is_comparable and (deep or first.head.compression == second.head.compression)
     if deep and is_comparable:
         for at in np.flatnonzero(differ & ~is_other_schema):
-            differ[at] = not _is_same_record(first, second, int(both[at]))
+            left, right = (side.session.fetch(int(both[at]))[0] for side in (first, second))
+            differ[at] = left != right
     labels = [Labels(side.labels, num_rows=len(side)).take(both) for side in (first, second)]
+    relabelled = {name: both[_unlike(labels[0], labels[1], name)] for name in labels[0] if name in labels[1]}
+    said = _said(first), _said(second)
+    about = {name: (said[0].get(name), said[1].get(name)) for name in {**said[0], **said[1]}}
     return Difference(
-        _about(_said(first), _said(second)),
+        {name: pair for name, pair in about.items() if pair[0] != pair[1]},
         np.setdiff1d(one, other, assume_unique=True),
         np.setdiff1d(other, one, assume_unique=True),
         both[differ] if is_known else both[:0],
-        _relabelled(labels[0], labels[1], both),
+        {name: indices for name, indices in relabelled.items() if len(indices)},
         None if is_known else int(differ.sum()),
     )
-
-
-def _indices(archive: AnyReader) -> Ints:
-    index = archive.records.index
-    return np.arange(len(archive)) if index is None else np.asarray(index)
 
 
 def _stored_differently(
@@ -98,11 +97,6 @@ def _stored_differently(
     return differ | is_other_schema, is_other_schema
 
 
-def _is_same_record(first: AnyReader, second: AnyReader, index: int) -> bool:
-    (left, _), (right, _) = (side.session.fetch(index) for side in (first, second))
-    return left == right
-
-
 def _said(archive: AnyReader) -> dict[str, Any]:
     """What an archive says of itself, by the names that a person sees."""
     summary = display.summary(archive)
@@ -110,25 +104,12 @@ def _said(archive: AnyReader) -> dict[str, Any]:
     made = summary["fingerprint"] or {}
     said |= {name: made[name] for name in _MADE if made.get(name) is not None}
     for word in ("argument", "attribute"):
-        values = made.get(f"{word}s")
-        said |= {f"{word} {k}": v for k, v in values.items()} if isinstance(values, dict) else {}
+        said |= {f"{word} {name}": value for name, value in named(made, f"{word}s").items()}
     fields: dict[str, set[str]] = {}
-    for field in (field for schema in summary["schemas"] for field in schema["fields"]):
-        shape = "varies" if field["shape"] is None else " x ".join(map(str, field["shape"])) or "scalar"
-        fields.setdefault(field["path"], set()).add(f"{field['kind']} {field['dtype'] or ''} {shape}")
+    for path, *kind in (row for schema in summary["schemas"] for row in display.field_rows(schema)):
+        fields.setdefault(path, set()).add(" ".join(kind).rstrip())
     said |= {f"field {path}": ", ".join(sorted(texts)) for path, texts in fields.items()}
     return said | {f"label {name}": kind for name, kind in summary["labels"].items()}
-
-
-def _about(first: dict[str, Any], second: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
-    pairs = {name: (first.get(name), second.get(name)) for name in {**first, **second}}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
-
-
-def _relabelled(first: Labels, second: Labels, indices: Ints) -> dict[str, Ints]:
-    """The samples whose labels differ, by the columns that both have."""
-    masks = {name: _unlike(first, second, name) for name in first if name in second}
-    return {name: indices[mask] for name, mask in masks.items() if mask.any()}
 
 
 def _unlike(first: Labels, second: Labels, name: str) -> npt.NDArray[np.bool_]:
@@ -137,6 +118,8 @@ def _unlike(first: Labels, second: Labels, name: str) -> npt.NDArray[np.bool_]:
         values = zip(first.to_list(name), second.to_list(name), strict=True)
         return np.array([plain(left) != plain(right) for left, right in values], bool)
     left, right = first[name], second[name]
-    nulls = [column.is_null().to_numpy() for column in columns]
+    nulls = [missing_rows(one_chunk(column)) for column in columns]
+    if {left.dtype.kind, right.dtype.kind} in ({"i", "f"}, {"u", "f"}, {"i", "u"}):
+        left = left.astype(object)  # numpy would round integers beyond 2**53, Python does not
     is_same = (left == right) | (left != left) & (right != right)  # nan is nan
     return np.asarray(~is_same.astype(bool) | (nulls[0] != nulls[1]), bool)

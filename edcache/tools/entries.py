@@ -108,7 +108,7 @@ class Entries:
         """The header of an entry goes last: where a part of one stands, it was whole once, or nearly."""
         data = self._pread(start, format.HEADER_NBYTES)
         name = data[30:]
-        if name.startswith(b"index.arrow"):
+        if name.startswith(b"index.pages"):
             return Gap(seq, start, 0, "a seal begins here that is damaged")
         if data.startswith(b"PK\x03\x04") or name.startswith((b"chunks/", b"zstd/", b"notes/", b"labels/")):
             return Gap(seq, start, 1, "an entry begins here that is damaged")

@@ -188,12 +188,12 @@ def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, boo
 def _sealed_absent(file: File, index: Header) -> int:
     if index.samples == index.end_index:
         return 0
-    data = file.pread(index.payload_offset, index.payload_nbytes)
+    data = file.pread(index.table_offset, index.table_nbytes)
     place = f"{file.path}: {index.name} at offset {index.offset:,}"
-    if format.crc32(data) != index.payload_crc:
+    if format.crc32(data) != index.table_crc:
         raise base.CorruptArchiveError(f'{place} fails its crc32; run "edcache verify {file.path}"')
     try:
-        failures = format.parse_index(data, index.samples).failures
+        failures = format.parse_root(data, index.samples, index.payload_nbytes, file.size()).failures
     except base.CorruptArchiveError as error:
         raise base.CorruptArchiveError(f"{place}: {error}") from error
     return sum(failure.final for failure in failures)

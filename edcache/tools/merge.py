@@ -113,8 +113,7 @@ class MergeSource:
         self.file, self.head = file, survey.head
         self.table, self.labels = survey.contents.index, survey.revised.table
         self.length = self.table.length
-        index = self.table.records.index
-        self.index: Ints = np.arange(len(self.table.records.offset)) if index is None else np.asarray(index)
+        self.index: Ints = self.table.records.samples
         # Where samples without a record were labelled the label table has a row for every sample.
         self.has_row_per_sample = self.labels.num_rows != len(self.index)
         absent = format.labelled_rows(self.labels) if self.has_row_per_sample else np.empty(0, np.int64)

@@ -94,7 +94,7 @@ class Rewrite:
         """
         file, contents, samples = selection
         table, records = contents.index, contents.index.records
-        index = np.arange(len(records.offset)) if records.index is None else records.index
+        index = records.samples
         known = self._copy_dictionaries(file, table.dictionaries)
         is_compressed, text = records.raw_nbytes is not None, self.out.head.compression
         compression = None if is_compressed or text is None else Compression.parse(text)

@@ -156,10 +156,14 @@ class Salvage:
     def _parsed(self, header: Header, parse: Callable[[bytes], T], damage: str) -> T | None:
         """The table of an entry; None, and a problem, where it fits no crc32 or does not parse."""
         # With a fitting crc32 a header may say any number: it decides not how much memory is taken.
-        if header.payload_offset + header.table_nbytes <= self._size:
-            data = self._pread(header.payload_offset, header.table_nbytes)
+        # Of a seal all is read, which the payload's crc32 proves.
+        nbytes, crc = header.table_nbytes, header.table_crc
+        if header.kind in (format.KIND_INDEX, format.KIND_LABELS):
+            nbytes, crc = header.payload_nbytes, header.payload_crc
+        if header.payload_offset + nbytes <= self._size:
+            data = self._pread(header.payload_offset, nbytes)
             try:
-                if format.crc32(data) == header.table_crc:
+                if format.crc32(data) == crc:
                     return parse(data)
             except base.CorruptArchiveError:
                 pass
@@ -188,8 +192,8 @@ class Salvage:
         for header, following in zip_longest(headers, headers[1:]):
             if header.kind != format.KIND_INDEX:
                 continue
-            parse = partial(format.parse_index, rows=header.samples)
-            index = self._parsed(header, parse, "index.arrow is damaged")
+            parse = partial(format.parse_index, rows=header.samples, table_nbytes=header.table_nbytes)
+            index = self._parsed(header, parse, "index.pages is damaged")
             if index is not None:
                 sealed = _Sealed(header.seq, index, self._labels(index, following))
         return sealed
@@ -199,7 +203,7 @@ class Salvage:
             assert header is not None
             if header.samples not in (len(index.records.offset), index.length):
                 raise base.CorruptArchiveError("rows of other samples")
-            return format.parse_labels(data, header.samples)
+            return format.parse_labels(data, header.samples, header.table_nbytes)
 
         if header is None or header.kind != format.KIND_LABELS:
             return None
@@ -254,8 +258,8 @@ class Salvage:
         is_newer[known] = records.offset[known] > before.records.offset[at]
         believed = ((place >= 0) | (is_hidden & is_newer)) & (numbers < len(index.schemas))
         forgotten = before.index[~np.isin(before.index, records.index)]
-        self._lose(records.index[~believed], "index.arrow and the chunks contradict each other about")
-        self._lose(forgotten, "index.arrow leaves out what a chunk holds:")
+        self._lose(records.index[~believed], "index.pages and the chunks contradict each other about")
+        self._lose(forgotten, "index.pages leaves out what a chunk holds:")
         rows = np.flatnonzero(believed)
         labels = self._labels_of(records, rows, before, place)
         return _SalvagedRows(records.take(rows), index.schemas, labels)

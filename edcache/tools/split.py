@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import base, format, storage
-from edcache.base import EdcacheError, Ints, OptionError, human_bytes, parsed_bytes
+from edcache.base import EdcacheError, Ints, OptionError, check_count, human_bytes, parsed_bytes
 from edcache.dataset import Path
-from edcache.labels import Labels, classes
+from edcache.labels import Labels, classes_of
 from edcache.reader import OnProgress
 from edcache.storage import local_path
 from edcache.tools.merge import MergeSource, Share, SplitArchive, join, joined_head, opened
@@ -102,11 +102,11 @@ def _checked(max_size: int | str | None, parts: int | None, by: str | None) -> i
     """The most bytes that an archive may have, where that is what it is split by."""
     if sum(option is not None for option in (max_size, parts, by)) != 1:
         raise OptionError('split() takes one of max_size="2GB", parts=10 and by="label"')
-    if parts is not None and (type(parts) is not int or parts < 1):
-        raise OptionError(f"split(): parts={parts!r}; give a number of archives, 1 or more")
+    if parts is not None:
+        check_count("split(): parts", parts)
     nbytes = 0 if max_size is None else parsed_bytes(max_size)
     if nbytes is None:
-        raise OptionError(f'split(): max_size={max_size!r}; give bytes, or text such as "2GB"')
+        raise OptionError(f'split(): max_size={base.shown(max_size)}; give bytes, or text such as "2GB"')
     return nbytes
 
 
@@ -135,7 +135,7 @@ def _by_value(source: MergeSource, name: str) -> Iterator[_Cut]:
     length, file = source.length, source.file
     base.justify(48 * length, file.size(), file.path, f"{length:,} samples")
     labels = Labels(lambda: format.spread(source.labels, source.index, length), num_rows=length)
-    values = classes(labels, name, "split")
+    values = classes_of(labels.singles(name, "split"))
     for code, value in enumerate(values.values):
         yield value, np.flatnonzero(values.codes == code)
 
@@ -208,9 +208,9 @@ class _Sizes:
         chunk = len(format.pack_chunk_table(table)) + columns + format.PAGE + 64 + _ENTRY_NBYTES
         head = joined_head([self._source], empty.column_names, index.length)
         bare = index._replace(records=none, blocks=index.blocks[:0], failures=[], labels=None)
-        fixed = (
-            len(format.pack_head(head)) + len(format.pack_index(bare)) + 2 * len(format.pack_labels(empty))
-        )
+        batches = 1 + index.length // format.BATCH_ROWS
+        labels = len(format.pack_labels(self._source.labels.slice(0, 1))[0])
+        fixed = len(format.pack_head(head)) + len(format.pack_index(bare)[0]) + (1 + batches) * labels
         fixed += 3 * columns
         fixed += sum(format.align(entry.nbytes, format.PAGE) + _ENTRY_NBYTES for entry in index.dictionaries)
         # The seal's two entries; an amendment and a revision, each with what fills its page; the zip's end.

@@ -216,9 +216,10 @@ class Survey:
             self._check_end()
         self.dead.lost = sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
 
-    def _problem(self, offset: int, what: str, remedy: str | None = None) -> None:
-        remedy = remedy or f'run "edcache repair {self.path} -o NEW"'
-        self.problems.append(f"{self.path}: at offset {offset:,}: {what}; {remedy}")
+    def _problem(self, offset: int, what: str) -> None:
+        self.problems.append(
+            f'{self.path}: at offset {offset:,}: {what}; run "edcache repair {self.path} -o NEW"'
+        )
 
     # --- tables ---
 
@@ -320,14 +321,14 @@ class Survey:
         labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
         columns = self.revised.columns
         try:
-            sealed = parse_index(index, index_header.samples)
+            sealed = parse_index(index, index_header.samples, index_header.table_nbytes, self.size)
             names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
-            table = parse_labels(labels, labels_header.samples, names)
+            table = parse_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
         except CorruptArchiveError as error:
             self._problem(index_header.offset, str(error))
             return
         if not _same_index(sealed, self.contents.index._replace(labels=columns)):
-            self._problem(index_header.offset, "index.arrow does not say what the chunks say")
+            self._problem(index_header.offset, "index.pages does not say what the chunks say")
         if not format.same_tables(table, self.revised.table):
             what = "the chunks" if columns is None else "the chunks and revisions"
             self._problem(labels_header.offset, f"labels.arrow does not say what {what} say")
@@ -341,7 +342,7 @@ class Survey:
             end = start + len(directory)
             if self._pread(start, len(directory)) != directory:
                 what = "the zip directory does not list what the chain holds"
-                self._problem(start, what, "seal the archive again")
+                self._problem(start, what)
         self.dead.torn = max(0, self.size - end)
         if self.size <= at:
             return
@@ -350,17 +351,17 @@ class Survey:
             follows = f"{later.name} follows at offset {later.offset:,}"
             self._problem(at, f"the chain is broken: no entry fits here, but {follows}")
         elif self._has_broken_seal():
-            self._problem(at, "a seal begins here that is damaged", "seal the archive again")
+            self._problem(at, "a seal begins here that is damaged")
 
     def _has_broken_seal(self) -> bool:
-        """The header of index.arrow goes last: where it stands, or nearly, the whole seal stood."""
+        """The header of index.pages goes last: where it stands, or nearly, the whole seal stood."""
         cursor = self.chain.cursor
         data = self._pread(cursor.offset, format.HEADER_NBYTES)
         if format.parse_header(data) is not None:
             # Unless another process has written it since the walk.
             return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
         # A kill within the header leaves no crc32; with one, it was whole once.
-        had_crc, is_named = any(data[137:141]), data[30:41] == b"index.arrow"
+        had_crc, is_named = any(data[137:141]), data[30:41] == b"index.pages"
         return had_crc and (is_named or format.END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
 
 

@@ -6,14 +6,13 @@ import math
 import operator
 import os
 import uuid as uuid_module
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edcache import base, storage
 from edcache.base import WriteKeywords, WriteOptions, takes
-from edcache.codec import Compression, Encoder
+from edcache.codec import Columns, Compression, Encoder
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
@@ -97,7 +96,7 @@ class CacheWriter:
         **keywords: Unpack[WriteKeywords],
     ) -> None:
         options = WriteOptions.of(options, keywords, "CacheWriter")
-        base.check_positive("chunk_nbytes", chunk_nbytes)
+        base.check_count("chunk_nbytes", chunk_nbytes)
         codec, compression = options.codec, options.compression
         if mode not in ("x", "a", "w"):
             raise base.OptionError(
@@ -135,7 +134,7 @@ class CacheWriter:
             check_options(self._appender.head, work, codec=codec, compression=compression)
             every = math.inf if publish_seconds is None else publish_seconds
             self._publisher = Publisher(
-                self._appender, spec, options.chunk_size, chunk_nbytes, path=self.path, seconds=(every, every)
+                self._appender, spec, options.chunk_size, chunk_nbytes, path=self.path, seconds=every
             )
         except BaseException:
             self._close_files()
@@ -158,13 +157,39 @@ class CacheWriter:
             LabelTypeError: its label has another type than the column.
             StorageError: the disk is full or fails. Stored samples are kept.
         """
-        self._switch(appending=True)
+        if not self._appending:
+            self._switch(appending=True)
         self._add(self.next_index, sample)
 
     def extend(self, samples: Iterable[object]) -> None:
         """Append every sample of an iterable."""
         for sample in samples:
             self.append(sample)
+
+    def extend_columns(self, columns: Mapping[Any, Any] | tuple[Any, ...]) -> None:
+        """Append samples that are given as columns, many times as fast as one by one.
+
+        Args:
+            columns: a dict or a tuple of columns, or of more of these. Sample k has the k-th item of
+                each: `extend_columns({"x": xs, "label": labels})` stores what
+                `extend({"x": xs[k], "label": labels[k]} for k in range(len(xs)))` does. A column is a numpy
+                array, a tensor on the CPU, a list, or None, which is None in every sample. An item of a 1-D
+                array is a numpy scalar, one of a 1-D tensor a 0-d tensor. Columns with lists or arrays of
+                text among them are written one sample at a time.
+        Raises:
+            LengthError: columns differ in length. UnsupportedTypeError: a column is of another type, or of
+                objects. Other errors are as in `append`; the samples before the one that is named are kept.
+        """
+        try:
+            given = Columns(columns)
+        except base.EdcacheError as error:
+            raise type(error)(f"{self.path}: {error}") from error
+        self._switch(appending=True)
+        start = 0
+        while start < given.count:
+            self._check_usable()
+            start += self._publisher.add_columns(self.next_index, given, start)
+            self._flush_full()
 
     def write(self, index: int, sample: object) -> None:
         """Store a sample at an index. If an index is written twice, the later sample is read.
@@ -235,7 +260,7 @@ class CacheWriter:
             if hasattr(error, "add_note"):
                 error.add_note(text)
             else:  # Python 3.10
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                base.warn(text)
 
     def _switch(self, appending: bool) -> None:
         # A chunk holds either given indices or ones that continue the archive, never both.
@@ -244,12 +269,20 @@ class CacheWriter:
             self._appending = appending
 
     def _add(self, index: int, sample: object) -> None:
-        if self._appender.closed:
-            raise base.ArchiveClosedError(
-                f'{self.path}: this writer is closed; open the archive with mode="a"'
-            )
-        self._appender.check_usable()
+        self._check_usable()
         self._publisher.add(index, sample)
+        self._flush_full()
+
+    def _check_usable(self) -> None:
+        try:
+            self._appender.check_usable()
+        except base.ArchiveClosedError:
+            if not self._appender.closed:
+                raise
+            text = f'{self.path}: this writer is closed; open the archive with mode="a"'
+            raise base.ArchiveClosedError(text) from None
+
+    def _flush_full(self) -> None:
         if self._publisher.full or self._publisher.overdue:
             self.flush()
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Set
+from array import array
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edcache import format
 from edcache.base import CodecError
-from edcache.codec import Encoder
+from edcache.codec import Columns, Encoder, Repeated
 from edcache.format import Records, take_rows
 from edcache.labels import LabelCollector
 
@@ -99,7 +101,8 @@ class ChunkBuilder:
         self._encoder = encoder
         self._collector = collector
         self._expected_nbytes = expected_nbytes
-        self._rows: list[tuple[int, int, int, int]] = []  # index, offset, nbytes, schema
+        # Index, offset, nbytes, schema of one record after another.
+        self._rows = array("q")
         # Zeros from `dirty` on; before, what an earlier chunk left.
         self._buffer = _zeros(expected_nbytes) if buffer is None else buffer
         self._dirty = dirty
@@ -107,17 +110,17 @@ class ChunkBuilder:
         self.unpublished: Chunk | None = None
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._rows) // 4
 
     @property
     def nbytes(self) -> int:
         """Bytes of the records so far, before compression."""
-        return self._rows[-1][1] + self._rows[-1][2] if self._rows else 0
+        return self._rows[-3] + self._rows[-2] if self._rows else 0
 
     @property
     def indices(self) -> list[int]:
         """Of the samples, in the order in which they were added."""
-        return [index for index, *_ in self._rows]
+        return self._rows[::4].tolist()
 
     def add(self, index: int, sample: object) -> None:
         """Encode a sample and collect its labels; CodecError or LabelError where that cannot be done."""
@@ -126,26 +129,52 @@ class ChunkBuilder:
         except CodecError as error:
             raise type(error)(f"sample {index}: {error}") from error
         self._settle()
-        offset = format.align(self.nbytes, format.record_alignment(encoded.nbytes))
+        end = self.nbytes
+        offset = format.align(end, format.record_alignment(encoded.nbytes))
         buffer = self._room(offset, encoded.nbytes)
         self._collector.add(index, sample)
         if offset < self._dirty:
             # What lies between the pieces, and before the record, is zero.
-            start = self.nbytes
-            buffer[start:offset] = bytes(offset - start)
+            buffer[end:offset] = bytes(offset - end)
             if sum(memoryview(piece).nbytes for _, piece in encoded.pieces) < encoded.nbytes:
                 buffer[offset : offset + encoded.nbytes] = bytes(encoded.nbytes)
         for position, piece in encoded.pieces:
             flat: Any = piece if type(piece) is bytes else np.frombuffer(piece, np.uint8)
             start = offset + position
             buffer[start : start + len(flat)] = flat
-        self._rows.append((index, offset, encoded.nbytes, encoded.schema))
+        # All four or none, also where the memory ends.
+        self._rows.extend(array("q", (index, offset, encoded.nbytes, encoded.schema)))
+
+    def add_columns(self, index: int, columns: Columns, start: int, most: int, most_nbytes: int) -> int:
+        """Add samples from the row `start` on until there are `most` or as many bytes; returns how many.
+
+        Whole columns at a time: 0 where records are not made of these, and errors as of `add`, but of another
+        sample than the first that is refused.
+        """
+        same = self._encoder.encode_columns(columns, start)
+        if same is None or not len(same.record):
+            return 0
+        self._settle()
+        nbytes = len(same.record)
+        stride = format.align(nbytes, format.record_alignment(nbytes))
+        end, offset = self.nbytes, format.align(self.nbytes, format.record_alignment(nbytes))
+        fitting = -(-(most_nbytes - offset - nbytes) // stride) + 1
+        count = max(1, min(columns.count - start, most - len(self), fitting))
+        rows = slice(start, start + count)
+        wires = columns.wires(rows)
+        buffer = np.frombuffer(self._room(offset, count * stride), np.uint8)
+        self._collector.add_columns(index, columns.at(rows), count, lambda k: columns.at(start + k))
+        buffer[end:offset] = 0
+        _fill_records(buffer[offset:], same, wires, stride)
+        steps = np.arange(count)[:, np.newaxis] * [1, stride, 0, 0]
+        self._rows.frombytes(np.add(steps, [index, offset, nbytes, same.schema]).data.cast("B"))
+        return count
 
     def _settle(self) -> None:
         """Undo what an interrupted `add` left: labels without a row, bytes behind the last."""
         end = self.nbytes
         if self._written > end:
-            self._collector.truncate(len(self._rows))
+            self._collector.truncate(len(self))
             self._buffer[end : self._written] = bytes(self._written - end)
             self._written = end
 
@@ -169,32 +198,54 @@ class ChunkBuilder:
 
     def raw_records(self) -> list[bytes]:
         """A copy of each record as it is before compression, to train a dictionary on."""
-        return [bytes(self._buffer[offset : offset + nbytes]) for _, offset, nbytes, _ in self._rows]
+        extents = zip(self._rows[1::4], self._rows[2::4], strict=True)
+        return [bytes(self._buffer[offset : offset + nbytes]) for offset, nbytes in extents]
 
     def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
         """All that was added as a chunk, `unpublished` from now on, each record compressed unless by None."""
         self._settle()
-        index, offset, nbytes, schema = (list(column) for column in zip(*self._rows, strict=True))
+        index, offset, nbytes, schema = np.array(self._rows).reshape(-1, 4).T
         data, raw_nbytes = self._buffer[: self.nbytes], None
         if compress is not None:
-            raw_nbytes = np.array(nbytes, np.uint64)
-            raw, extents = data, zip(offset, nbytes, strict=True)
-            data, offset, nbytes = aligned(compress(raw[at : at + size]) for at, size in extents)
-        crcs = [format.crc32(data[o : o + n]) for o, n in zip(offset, nbytes, strict=True)]
-        used = sorted(set(schema))
-        local = {known: position for position, known in enumerate(used)}
+            raw_nbytes = nbytes.astype(np.uint64)
+            raw, rows = data, zip(offset.tolist(), nbytes.tolist(), strict=True)
+            data, *places = aligned(compress(raw[at : at + size]) for at, size in rows)
+            offset, nbytes = np.array(places, np.int64)
+        # Loops of C: they take as long as the rest of a small record's way.
+        extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
+        crcs = map(format.crc32, map(data.__getitem__, extents))
+        used, local = np.unique(schema, return_inverse=True)
         records = Records(
-            offset=np.array(offset, np.uint64),
-            nbytes=np.array(nbytes, np.uint64),
-            crc32=np.array(crcs, np.uint32),
-            schema=np.array([local[known] for known in schema], np.uint16),
-            index=np.array(index, np.int64),
+            offset=offset.astype(np.uint64),
+            nbytes=nbytes.astype(np.uint64),
+            crc32=np.fromiter(crcs, np.uint32, len(index)),
+            schema=local.astype(np.uint16),
+            index=index.copy(),
             raw_nbytes=raw_nbytes,
         )
         schemas = [self._encoder.schemas[known] for known in used]
         labels = self._collector.table()
         self.unpublished = Chunk(records, labels, schemas, data, format.block_crcs(data), appended)
         return self.unpublished
+
+
+def _fill_records(
+    buffer: npt.NDArray[np.uint8], same: Repeated, wires: Sequence[npt.NDArray[Any]], stride: int
+) -> None:
+    """Write records `stride` bytes apart: what they have in common, and a row of each wire at its offset."""
+    count = len(wires[0])
+    gaps = np.ones(stride, np.bool_)
+    for wire, offset in zip(wires, same.offsets, strict=True):
+        row = wire[0].nbytes
+        if row:
+            strides = stride, *wire[:1].copy().strides[1:]  # in C order, whatever those of the column are
+            np.ndarray(wire.shape, wire.dtype, buffer, offset, strides)[...] = wire
+            gaps[offset : offset + row] = False
+    template = np.zeros(stride, np.uint8)
+    template[: len(same.record)] = same.record
+    edges = np.flatnonzero(np.diff(gaps, prepend=False, append=False))
+    for begin, end in edges.reshape(-1, 2).tolist():
+        np.ndarray((count, end - begin), np.uint8, buffer, begin, (stride, 1))[...] = template[begin:end]
 
 
 def _zeros(nbytes: int) -> memoryview:

@@ -1,4 +1,4 @@
-"""Samples of a Hugging Face dataset with the dtypes that its features declare.
+"""Samples of a Hugging Face dataset with the dtypes that its features declare, and many of them at once.
 
 Without a format, such a dataset gives lists of Python numbers for arrays. They become arrays again: ArrayXD
 whole, and sequences of numbers one by one, so that ragged ones stay possible. What is None, or has a None in
@@ -7,17 +7,26 @@ it, stays as it is. A dataset with a format (`with_format`, `set_transform`) giv
 
 from __future__ import annotations
 
+import operator
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from torch.utils.data import Dataset, IterableDataset
+import torch
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from edcache.codec import Columns
 
 _DTYPES: Final = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
+# What no code of the user's, nor a decoder of images or sounds, makes of the rows of a table.
+_DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Array{n}D" for n in range(2, 6))}
 _Way = Callable[[Any], Any]
+ColumnsOf = Callable[[slice | list[int]], Columns]
+"""Samples of a source as columns; whatever it raises, the samples are taken one by one."""
 
 
 def declared(source: Any) -> Any:
@@ -31,6 +40,63 @@ def declared(source: Any) -> Any:
     if way is None:
         return source
     return _FeatureStream(source, way) if is_stream else _FeatureRows(source, way)
+
+
+def columns_of(source: Any) -> ColumnsOf | None:
+    """What gives samples of a source as columns, where they are rows of plain data and no code makes them."""
+    if type(source) is Subset:
+        inner, indices = columns_of(source.dataset), source.indices
+        return inner and (lambda rows: inner([*map(operator.index, indices[rows])]))  # type: ignore[index]
+    if type(source) is TensorDataset:
+        tensors = source.tensors
+        if all(type(tensor) is torch.Tensor and len(tensor) == len(source) for tensor in tensors):
+            return lambda rows: Columns(tuple(tensor[rows] for tensor in tensors))
+        return None
+    ways, table = (source.ways, source.source) if type(source) is _FeatureRows else ({}, source)
+    datasets: Any = sys.modules.get("datasets")
+    if datasets is None or type(table) is not datasets.Dataset or not table.column_names:
+        return None
+    features = [table.features[name] for name in table.format["columns"]]
+    if table.format["type"] is None:
+        return partial(_lists, table, ways) if all(map(_is_data, features)) else None
+    is_plain = table.format["type"] in ("torch", "numpy") and len(features) == len(table.column_names)
+    # Of None, or of lists that differ in length, a column makes another type than a row does.
+    is_plain = is_plain and all(getattr(feature, "dtype", None) in _NUMBERS for feature in features)
+    is_plain = is_plain and not any(hasattr(feature, "shape") for feature in features)
+    if is_plain and not any(column.null_count for column in table.data.columns):
+        with suppress(Exception):  # it is what one by one says, if anything does
+            _arrays(table, slice(0, 1))
+            return partial(_arrays, table)
+    return None
+
+
+def _is_data(feature: Any) -> bool:
+    if isinstance(feature, dict | list):
+        return all(map(_is_data, feature.values() if isinstance(feature, dict) else feature))
+    return type(feature).__name__ in _DATA and _is_data(getattr(feature, "feature", []))
+
+
+def _lists(table: Any, ways: dict[str, _Way], rows: slice | list[int]) -> Columns:
+    columns = table[rows]
+    return Columns({name: list(map(ways.get(name, _same), values)) for name, values in columns.items()})
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _arrays(table: Any, rows: slice | list[int]) -> Columns:
+    """As `ColumnsOf`; TypeError where a row has another type, as have floats with the format of numpy."""
+    columns = Columns(dict(table[rows]))
+    first = rows[0] if isinstance(rows, list) else rows.start
+    for one, other in zip(table[first].items(), columns.at(0).items(), strict=True):
+        if [*map(_kind, one)] != [*map(_kind, other)]:
+            raise TypeError(f"{one} is {other} in its column")
+    return columns
+
+
+def _kind(value: Any) -> Any:
+    return type(value), getattr(value, "dtype", value), getattr(value, "shape", None)
 
 
 def way_of(feature: Any) -> _Way | None:
@@ -78,18 +144,23 @@ def _has_none(value: list[Any]) -> bool:
 
 class _Declared:
     def __init__(self, source: Any, way: _Way) -> None:
-        self._source = source
+        self.source = source
         self._way = way
 
 
 class _FeatureRows(_Declared, Dataset[Any]):
+    @property
+    def ways(self) -> dict[str, _Way]:
+        """Of each column that has one."""
+        return self._way.args[0]  # type: ignore[attr-defined,no-any-return]
+
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
-        return self._way(self._source[index])
+        return self._way(self.source[index])
 
 
 class _FeatureStream(_Declared, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
-        return map(self._way, self._source)
+        return map(self._way, self.source)

@@ -18,7 +18,7 @@ from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_context, worker_count
-from edcache.writer.job import Job, check_length, check_source, errors_with, outcome
+from edcache.writer.job import Job, check_length, errors_with, outcome
 from edcache.writer.part import FAILED, Part, Presence, Watch
 from edcache.writer.store import AnyAppender
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
@@ -52,7 +52,6 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         check_stream_workers(job)
         run = fill_stream
     else:
-        check_source(job.source, job.path)
         crew_context(job.options.multiprocessing_context)
         run = _fill
     if rebuild and not job.store.begin_anew(job.head):
@@ -173,9 +172,9 @@ class _FillWatch(Watch):
         self._missing = presence.missing if job.options.check_space else 0
         self.lost = 0
 
-    def done(self, nbytes: int) -> None:
-        self.lost += nbytes > 0
-        self._progress.advance(1, nbytes)
+    def done(self, nbytes: int, samples: int = 1) -> None:
+        self.lost += samples * (nbytes > 0)
+        self._progress.advance(samples, nbytes)
 
     def published(self, samples: int) -> None:
         self.lost -= samples

@@ -12,45 +12,75 @@ import enum
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from types import FunctionType
 from typing import Any, Final
-from weakref import WeakKeyDictionary
 
-from edcache.base import FingerprintError
+from edcache.base import FingerprintError, named
+from edcache.writer import fingerprint_code as code
 from edcache.writer import fingerprint_values as values
-from edcache.writer.fingerprint_code import NO_ACCESS, Access, digest_of, qualified_name, source_digest
 
 _NBYTES: Final = 2_400
 """Of all attributes in the head of an archive, which is one page."""
 _DETAILS: Final = ((4, 300), (3, 120), (2, 80), (1, 80), (1, 32))
 """How deep each attribute of an object has a text, and the longest text; the first that fits is taken."""
 _MOST_NAMES: Final = 2_000
-# Code, name and digest of the functions that were asked for.
-_factories: WeakKeyDictionary[FunctionType, tuple[Any, ...]] = WeakKeyDictionary()
+_CODE_NBYTES: Final = 1_500
+"""Of the code of a source, in the head of an archive that a call made."""
+_MOST_CODE: Final = 64
+_DIGITS: Final = 16
 
 
 def call_fingerprint(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> dict[str, Any]:
     """Describe a call of a dataset factory, given every parameter by name; or raise FingerprintError."""
-    name, digest = _code_of(factory)
+    name = code.qualified_name(factory)
+    is_kept = isinstance(factory, (FunctionType, type))  # what else is called may have no hash
     return {
         "factory": name,
         "arguments": {key: _argument(name, key, value) for key, value in arguments.items()},
         "version": None if version is None else _argument(name, "version", version),
-        "source": digest,
+        "source": code.known_digest(factory) if is_kept else code.source_digest(factory),
     }
 
 
-def _code_of(factory: Callable[..., Any]) -> tuple[str, str | None]:
-    """The qualified name and the source digest of a factory: of a function, found once for its code."""
-    if not isinstance(factory, FunctionType):
-        return qualified_name(factory), source_digest(factory)
-    code, *known = _factories.get(factory, (None,))
-    if code is not factory.__code__:
-        known = [qualified_name(factory), source_digest(factory)]
-        _factories[factory] = (factory.__code__, *known)
-    return known[0], known[1]
+def code_of(source: object) -> dict[str, Any]:
+    """The "code" of a source, for the fingerprint of the call that made it.
+
+    By name the state of each class and function that it is of, but for those of installed libraries: the code
+    that is compared for a bare source.
+    """
+    try:
+        description = _Description(source, None)
+        description.attributes(*_DETAILS[0])
+        description.note(type(source))
+        things = [type(source), *description.code.values(), *description.made]
+        states = {place: code.state_of(code.code_at(place)) for place in map(code.place_of, things) if place}
+    except Exception:  # noqa: BLE001 - texts of attributes run the user's code; a call needs none
+        return {}
+    while _nbytes(states) > _CODE_NBYTES:
+        states.popitem()
+    return {"code": {place: state for place, state in states.items() if state}}
+
+
+def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> dict[str, str]:
+    """The state of each function and class whose code is another one than it was for the archive, by name.
+
+    Of those that are in modules that this process has imported: what an archive names runs nothing.
+    """
+    if found is None or any(found.get(key) != expected.get(key) for key in ("type", "factory")):
+        return {}
+    changed = {}
+    old, new = found.get("source"), expected.get("source")
+    if None not in (old, new) and old != new:
+        changed[expected.get("factory") or expected.get("type") or "the source"] = str(new)
+    for place, before in islice(named(found, "code").items(), _MOST_CODE):
+        thing = code.code_at(place) if isinstance(before, str) else None  # a head may say anything
+        now = thing and code.state_of(thing, before)
+        if now and now[-_DIGITS:] != before[-_DIGITS:]:
+            changed[place] = now
+    return changed
 
 
 def _argument(factory: str, key: str, value: object) -> Any:
@@ -71,7 +101,7 @@ def source_fingerprint(source: object) -> dict[str, Any]:
     items of a dict as arguments, each with its own line in a StaleCacheError.
     """
     cls = type(source)
-    name = qualified_name(cls)
+    name = code.qualified_name(cls)
     if not hasattr(cls, "__edcache_fingerprint__"):
         return {"type": name, **_attributes_of(source)}
     answer = cls.__edcache_fingerprint__(source)
@@ -112,7 +142,7 @@ def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
 
 
 def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
-    old, new = _named(found, f"{word}s"), _named(expected, f"{word}s")
+    old, new = named(found, f"{word}s"), named(expected, f"{word}s")
     lines = []
     for key in {**old, **new}:
         if key in old and key in new and _is_same(old[key], new[key]):
@@ -124,7 +154,7 @@ def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -
 
 def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
     """The attributes that name a folder or a file that is elsewhere than it was for the archive."""
-    old, new = _named(found or {}, "attributes"), _named(expected, "attributes")
+    old, new = named(found or {}, "attributes"), named(expected, "attributes")
     return [
         f"attribute {key}: {old[key]!r} in the archive, {new[key]!r} now"
         for key in old
@@ -154,24 +184,11 @@ def _is_same_file(old: Any, new: Any) -> bool:
         return False
 
 
-def source_changed(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> bool:
-    """Whether both fingerprints know the source code that they are of, and it differs."""
-    if found is None or ("type" in found) != ("type" in expected):
-        return False
-    digests = found.get("source"), expected.get("source")
-    return None not in digests and digests[0] != digests[1]
-
-
 def stale_message(path: str, expected: Mapping[str, Any], changed: Sequence[str], remedy: str) -> str:
     """The text of a StaleCacheError: what made the archive, what differs, line by line, and what to do."""
     other = "call" if "factory" in expected else "source"
     lines = "".join(f"\n  {line}" for line in changed)
     return f"{path}: made by another {other}:{lines}\n{remedy}"
-
-
-def _named(fingerprint: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    items = fingerprint.get(key)
-    return items if isinstance(items, dict) else {}  # a head that others wrote may say anything
 
 
 def _text(value: Any) -> str:
@@ -201,7 +218,7 @@ def _attributes_of(
         name, value = attributes.popitem()
         others[name] = value
     if others:
-        attributes[f"{len(others):,} others"] = [f"sha256:{digest_of(json.dumps(others))}"]
+        attributes[f"{len(others):,} others"] = [f"sha256:{code.digest_of(json.dumps(others))}"]
     return {"attributes": attributes, "detail": level, "source": description.source_digest()}
 
 
@@ -232,9 +249,9 @@ class _Description(values.Texts):
     def source_digest(self) -> str | None:
         """A digest of the code that the source is of."""
         self.note(type(self._source))
-        digests = [(name, source_digest(thing)) for name, thing in sorted(self.code.items())]
+        digests = [(name, code.known_digest(thing)) for name, thing in sorted(self.code.items())]
         known = [f"{name} {digest}" for name, digest in digests if digest]
-        return digest_of("\n".join(known)) if known else None
+        return code.digest_of("\n".join(known)) if known else None
 
     def _leaves(self, depth: int) -> dict[str, Any]:
         fields = values.fields_of(self._source)
@@ -248,15 +265,15 @@ class _Description(values.Texts):
         self._open.clear()
         return leaves
 
-    def _expand(self, name: str, value: Any, access: Access, depth: int, leaves: dict[str, Any]) -> None:
+    def _expand(self, name: str, value: Any, access: code.Access, depth: int, leaves: dict[str, Any]) -> None:
         leaves[name] = _Kind("...") if id(value) in self._open else value
         if depth <= 1 or id(value) in self._open or len(leaves) > _MOST_NAMES:
             return
         fields = values.fields_of(value, access)
-        parts: list[tuple[str, Any, Access]] = []
+        parts: list[tuple[str, Any, code.Access]] = []
         if fields is not None:
             self.note(type(value))
-            leaves[name] = _Kind(qualified_name(type(value)))
+            leaves[name] = _Kind(code.qualified_name(type(value)))
             parts = [
                 (f"{name}.{key}", part, fields.access.within(key)) for key, part in fields.values.items()
             ]
@@ -264,7 +281,7 @@ class _Description(values.Texts):
             pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
             if any(values.fields_of(part) is not None for _, part in pairs):
                 leaves[name] = _Kind(f"{type(value).__name__} of {len(value)}")
-                parts = [(f"{name}[{key!r}]", part, NO_ACCESS) for key, part in pairs]
+                parts = [(f"{name}[{key!r}]", part, code.NO_ACCESS) for key, part in pairs]
         self._open.add(id(value))
         for key, part, more in parts:
             self._expand(key, part, more, depth - 1, leaves)

@@ -18,9 +18,12 @@ import textwrap
 import types
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, NamedTuple
+from weakref import WeakKeyDictionary
 
-from edcache.base import MAIN_NAMES, ForkLock, module_name
+from edcache.base import MAIN_NAMES, ForkLock, imported, module_name
 
 REPR_IS_VALUE: Final = (
     *(bool, int, str, float, complex, bytes, range, uuid.UUID),
@@ -39,6 +42,8 @@ _BY_NAME: Final = frozenset({"setattr", "delattr", "__setattr__", "__delattr__",
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
 # time end in SystemError.
 _parsing: Final = ForkLock()
+# When it was loaded, and the digest.
+_digests: Final[WeakKeyDictionary[Any, tuple[object, str | None]]] = WeakKeyDictionary()
 
 
 def qualified_name(thing: Any) -> str:
@@ -51,6 +56,55 @@ def is_installed(thing: Any) -> bool:
     name = getattr(thing, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
     return name not in MAIN_NAMES and (file is None or file.startswith(_INSTALLED) or "-packages" in file)
+
+
+def known_digest(thing: Any) -> str | None:
+    """The `source_digest` of a class or a function, or the digest of a module's file; computed once."""
+    is_module = isinstance(thing, types.ModuleType)
+    module = thing if is_module else sys.modules.get(thing.__module__)
+    # Reloading a module gives it another spec. A notebook has one module for ever, and other classes.
+    loaded = thing.__code__ if isinstance(thing, types.FunctionType) else getattr(module, "__spec__", None)
+    known = _digests.get(thing)
+    if known is None or known[0] is not loaded:
+        digest, file = None if is_module else source_digest(thing), str(getattr(thing, "__file__", None))
+        with suppress(OSError):
+            digest = digest_of(Path(file).read_bytes()) if is_module and file.endswith(".py") else digest
+        known = _digests[thing] = loaded, digest
+    return known[1]
+
+
+def state_of(thing: Any, before: str = "") -> str | None:
+    """The digests of the file and of the code of a class or a function; None where there is no source.
+
+    before: its earlier state, which is that of now where the file is the same: that is known sooner.
+    """
+    module = sys.modules.get(thing.__module__)
+    file = module and known_digest(module)
+    if file and before.startswith(file):
+        return before
+    digest = known_digest(thing)
+    return digest and f"{file} {digest}"
+
+
+def place_of(thing: Any) -> str | None:
+    """The name of a class or a function of the user, or of what defines it, as "module:name".
+
+    None where that name leads elsewhere, such as to what a decorator made of it.
+    """
+    place = qualified_name(thing).partition(".<locals>")[0]
+    if place.endswith(":<lambda>"):
+        names = vars(sys.modules[thing.__module__]).items()
+        place = place.replace("<lambda>", next((name for name, held in names if held is thing), ""))
+    held = None if is_installed(thing) else code_at(place)
+    return place if held is thing or (held and "<locals>" in thing.__qualname__) else None
+
+
+def code_at(place: str) -> Any:
+    """The class or the function of a name, in a module that is imported already; else None."""
+    held: Any = next((held for held in imported(*place.partition(":")[::2]) if held is not None), None)
+    if "__wrapped__" in getattr(held, "__dict__", ()):  # as a function under @cachable has it
+        held = inspect.unwrap(held)
+    return held if isinstance(held, (type, types.FunctionType)) else None
 
 
 def digest_of(data: bytes | str) -> str:

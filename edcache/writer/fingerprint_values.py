@@ -142,11 +142,13 @@ class Texts:
 
     Attributes:
         code: the classes and functions that were met and are no installed library's, by name.
+        made: the functions that were met and have no name of their own in a module.
         roots: names of folders; what lies below one is known by its place there.
     """
 
     def __init__(self, *, exact: bool = False, lengths: tuple[int, int] | None = None) -> None:
         self.code: dict[str, Any] = {}
+        self.made: list[Any] = []
         self.roots: dict[str, str] = {}
         self._exact = exact
         self._lengths = lengths
@@ -281,6 +283,7 @@ class Texts:
         if "<lambda>" not in name and "<locals>" not in name:
             self.note(value)
             return name
+        self.made.append(value)
         outer = [getattr(cell, "cell_contents", None) for cell in value.__closure__ or ()]
         if self._exact and (outer or not code.has_source(value)):
             raise NoDescription(f"{name}, a function made at run time,")

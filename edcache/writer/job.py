@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
@@ -179,11 +180,18 @@ def claim_size(length: int) -> int:
 
 
 def check_source(source: Any, path: str) -> None:
-    """Raise OptionError for what is no map-style dataset."""
-    if not (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
-        raise base.OptionError(
-            f"{path}: the source, a {type(source).__name__}, has no len() or no [index], and is not iterable"
-        )
+    """Raise OptionError for what is neither a map-style dataset nor an iterable of samples."""
+    if isinstance(source, type):
+        what = f"is the class {source.__name__}; give an object of it, {source.__name__}(...)"
+    elif isinstance(source, (str, bytes, os.PathLike)):
+        what = f"is {base.article(source)}; give a dataset, or open an archive by CachedDataset.from_cache()"
+    elif source is None:
+        what = "is None; let the function end with `return dataset`"
+    elif hasattr(source, "__iter__") or (hasattr(source, "__len__") and hasattr(source, "__getitem__")):
+        return
+    else:
+        what = f"is {base.article(source)} without len() and [index] that cannot be iterated; give a dataset"
+    raise base.OptionError(f"{path}: the source {what}")
 
 
 def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:

@@ -10,13 +10,13 @@ import errno
 import os
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
+from edcache import base
 from edcache.base import ForkLock, OptionError, StorageError, parsed_bytes
 from edcache.writer.chunk import ChunkBuilder
 from edcache.writer.job import Job
@@ -42,9 +42,8 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
         return store_at(path).part(asked)
     nbytes = parsed_bytes(asked)
     if nbytes is None:
-        raise OptionError(
-            f'max_bytes={asked!r}; give bytes, text such as "20GB", or a part of the free disk such as 0.5'
-        )
+        choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        raise OptionError(f"max_bytes={base.shown(asked)}; {choices}")
     return nbytes
 
 
@@ -291,8 +290,4 @@ class _OpenArchive:
             if self._publisher.pending:
                 self._publisher.detach()
             self.pending.clear()
-        warnings.warn(
-            f"{self._path}: {reason}; samples that are not stored yet are computed every time from now on",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        base.warn(f"{self._path}: {reason}; samples that are not stored yet are computed at every read")

@@ -1,23 +1,33 @@
 """One process's part in filling an archive, and which samples an archive has.
 
-A fill walks the archive's claims: runs of `claim_size` consecutive indices. Whoever locks a claim's byte
+A fill walks the archive's claims: `claim_size` consecutive indices each. Whoever locks a claim's byte
 computes what is missing in it; the kernel frees the lock when that process ends. So any number of processes
-that fill one archive share the work, and none waits for a dead one.
+that fill one archive share the work, and none waits for a dead one. Of samples that take no time a process
+locks many claims by one call: what it asks of the file and its locks is asked once for them.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, closing, nullcontext
+import time
+from collections import deque
+from contextlib import AbstractContextManager, closing, nullcontext, suppress
+from typing import Final
 
 import numpy as np
 
 from edcache.base import SourceError
+from edcache.writer.features import ColumnsOf, columns_of
 from edcache.writer.job import Job
 from edcache.writer.store import AnyAppender
 
 # Of a sample, in the order in which they rule: it is to be computed; again, as an earlier fill failed at it;
 # this fill failed at it; it is recorded as absent for good; it has a record.
 MISSING, RETRIED, FAILED, ABSENT, PRESENT = range(5)
+
+# What is claimed at once lasts about so long, and is at most such a part of what the walk has ahead: then
+# nobody waits long for whoever has the last claims.
+_RUN_SECONDS: Final = 0.25
+_RUN_PART: Final = 16
 
 
 class Presence:
@@ -66,10 +76,10 @@ class Presence:
         """How many samples are to be computed."""
         return int(np.count_nonzero(self.state <= RETRIED))
 
-    def missing_in(self, claim: int) -> list[int]:
-        """The indices in a claim that are to be computed."""
+    def missing_in(self, claim: int, count: int = 1) -> list[int]:
+        """The indices in so many claims, from one on, that are to be computed."""
         start = claim * self._claim_size
-        missing = np.flatnonzero(self.state[start : start + self._claim_size] <= RETRIED)
+        missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED)
         return [start + offset for offset in missing.tolist()]
 
     @property
@@ -86,6 +96,9 @@ class Presence:
         return bool((self.state >= ABSENT).all())
 
 
+_NOTHING: Final = nullcontext()
+
+
 class Watch:
     """What a part tells whoever watches it, and asks; this one hears nothing and says nothing."""
 
@@ -96,8 +109,8 @@ class Watch:
     def begin(self, index: int) -> None:
         """A sample will be computed now; may raise to end the part."""
 
-    def done(self, nbytes: int) -> None:
-        """It was computed, and its record takes so many bytes before compression."""
+    def done(self, nbytes: int, samples: int = 1) -> None:
+        """So many from it on were computed; their records take so many bytes before compression."""
 
     def published(self, samples: int) -> None:
         """Called when so many samples of this part were published."""
@@ -107,7 +120,7 @@ class Watch:
 
     def interruptible(self) -> AbstractContextManager[None]:
         """Around code of the source, and around waiting: what may be cut short."""
-        return nullcontext()
+        return _NOTHING
 
 
 class Part:
@@ -119,7 +132,11 @@ class Part:
         self._watch = watch
         self._claims = appender.claims
         self._publisher = job.publisher(appender)
-        self._held: list[int] = []
+        self._claim_size = appender.head.claim_size
+        # What was claimed at once, and is not published yet: the last may still be computed.
+        self._held: list[range] = []
+        self._columns_of = columns_of(job.source)
+        self._most = 1
         self._unseen = 0
 
     def run(self, claims: list[int]) -> None:
@@ -127,41 +144,82 @@ class Part:
 
         What was computed is published before anything is raised.
         """
-        claimed_by_others = []
         try:
-            for claim in claims:
-                if not self._presence.missing_in(claim):
-                    continue
-                if self._claims.claim(claim):
-                    self._compute(claim)
-                else:
-                    claimed_by_others.append(claim)
-            for claim in claimed_by_others:
+            while claims:
+                of_others = self._walk(claims)
                 # Nothing is held while waiting, so that two fills cannot wait for each other.
                 self._publish()
-                with self._watch.interruptible():
-                    self._claims.wait(claim)
-                self._compute(claim)
+                self._look()
+                claims = [claim for claim in of_others if self._presence.missing_in(claim)]
+                if claims:
+                    with self._watch.interruptible():
+                        self._claims.wait(claims[0])
+                    self._compute(range(claims[0], claims[0] + 1))
+                    # What its holder gave back unfinished is free for everybody.
+                    del claims[0]
         finally:
             self._publish()
             self._presence.update()
 
-    def _compute(self, claim: int) -> None:
-        """Compute what is missing in a claim that this process has locked."""
-        self._held.append(claim)
-        # Its last holder published before letting go, so now is the time to look.
+    def _walk(self, claims: list[int]) -> list[int]:
+        """Compute what is missing in the claims that nobody else has; returns the others."""
+        of_others, position = [], 0
+        while position < len(claims):
+            first = claims[position]
+            if not self._presence.missing_in(first):
+                position += 1
+                continue
+            ahead = claims[position : position + min(self._most, 1 + (len(claims) - position) // _RUN_PART)]
+            most = next((k for k, claim in enumerate(ahead) if claim != first + k), len(ahead))
+            count = self._claims.claim(first, most)
+            if count:
+                position += self._compute(range(first, first + count))
+            else:
+                of_others.append(first)
+                position += 1
+        return of_others
+
+    def _look(self) -> None:
+        """See what others have published."""
         others = self._presence.update() - self._unseen
         self._unseen = 0
         if others > 0:
             self._watch.found(others)
-        for index in self._presence.missing_in(claim):
+
+    def _compute(self, claims: range) -> int:
+        """Compute what is missing in claims that this process has locked; returns in how many of them.
+
+        Where samples take longer than those before them, the last claims are given back for others to take.
+        """
+        self._held.append(claims)
+        # Their last holder published before letting go, so now is the time to look.
+        self._look()
+        began, end = time.monotonic(), (claims.start + 1) * self._claim_size
+        missing = deque(self._presence.missing_in(claims.start, len(claims)))
+        while missing:
+            index = missing.popleft()
+            if index >= end:
+                claim = index // self._claim_size
+                if time.monotonic() - began > 2 * _RUN_SECONDS:
+                    self._held[-1] = range(claims.start, claim)
+                    self._claims.release(claim, claims.stop - claim)
+                    break
+                end = (claim + 1) * self._claim_size
             if self._watch.is_aside(index):
                 continue
-            self._add(index)
-            if self._publisher.full or self._publisher.overdue:
-                self._publish(keep=claim)
+            if self._columns_of is None:
+                self._add(index)
+                self._publish_full()
+                continue
+            stop = index + 1
+            while missing and missing[0] == stop and not self._watch.is_aside(stop):
+                stop = missing.popleft() + 1
+            self._add_columns(index, stop, self._columns_of)
+        done = len(self._held[-1])
+        self._most = max(1, int(done * _RUN_SECONDS / max(time.monotonic() - began, 1e-6)))
         if not self._publisher.pending and not self._publisher.failures:
             self._release()
+        return done
 
     def _add(self, index: int) -> None:
         before = self._publisher.pending_nbytes
@@ -175,20 +233,42 @@ class Part:
             self._publisher.add(index, sample)
         self._watch.done(self._publisher.pending_nbytes - before)
 
-    def _publish(self, keep: int | None = None) -> None:
-        """Publish what is pending and let go of the claims, but for the one still being computed."""
+    def _add_columns(self, index: int, stop: int, columns_of: ColumnsOf) -> None:
+        """As `_add` of each, and what is full is published between."""
+        self._watch.begin(index)
+        columns, row = None, 0
+        with self._watch.interruptible(), suppress(Exception):  # one by one, the sample is named
+            columns = columns_of(slice(index, stop))
+        if columns is None or columns.count != stop - index:
+            for each in range(index, stop):
+                self._add(each)
+                self._publish_full()
+            return
+        while row < columns.count:
+            before = self._publisher.pending_nbytes
+            count = self._publisher.add_columns(index + row, columns, row)
+            row += count
+            self._watch.done(self._publisher.pending_nbytes - before, count)
+            self._publish_full()
+
+    def _publish_full(self) -> None:
+        if self._publisher.full or self._publisher.overdue:
+            self._publish(is_computing=True)
+
+    def _publish(self, is_computing: bool = False) -> None:
+        """Publish what is pending and let go of the claims, but for those that are still being computed."""
         try:
             published = self._publisher.publish()
             self._unseen += published
             self._watch.published(published)
         finally:
-            self._release(keep)
+            self._release(is_computing)
 
-    def _release(self, keep: int | None = None) -> None:
-        for claim in self._held:
-            if claim != keep:
-                self._claims.release(claim)
-        self._held = [claim for claim in self._held if claim == keep]
+    def _release(self, is_computing: bool = False) -> None:
+        while len(self._held) > is_computing:
+            claims = self._held[0]
+            self._claims.release(claims.start, len(claims))
+            del self._held[0]
 
 
 def help_fill(job: Job, watch: Watch, claims: list[int] | None = None) -> None:

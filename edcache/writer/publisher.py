@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Final
 
 from edcache.base import CodecError, EdcacheError, LabelError, SourceError
-from edcache.codec import Compression, Encoder, train_dictionary
-from edcache.format import Failure, Head, LabelTypes
+from edcache.codec import Columns, Compression, Encoder, train_dictionary
+from edcache.format import MAX_LENGTH, Failure, Head, LabelTypes
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
 from edcache.writer.store import AnyAppender
@@ -17,6 +17,10 @@ from edcache.writer.store import AnyAppender
 # Between two publications where chunks do not get full: a tenth of the time so far, within these bounds. A
 # kill then costs little of what was computed, even in the first seconds; chunks of slow sources are not tiny.
 _SECONDS: Final = (0.2, 2.0)
+# A chunk takes some 3 KB of the file whatever is in it, and each of several processes publishes its own. So
+# one of fewer bytes waits longer: half of the time so far, within these bounds.
+_SMALL_NBYTES: Final = 64 << 10
+_SMALL_SECONDS: Final = (1.0, 10.0)
 
 FailureOf = Callable[[int, EdcacheError], Failure]
 """What the archive keeps of a sample that could not be made or stored."""
@@ -65,8 +69,8 @@ class ChunkEncoder:
     @property
     def full(self) -> bool:
         """Whether the pending samples make a whole chunk."""
-        pending = len(self._builder)
-        return self._builder.nbytes >= self._most_nbytes or (self._most is not None and pending >= self._most)
+        builder = self._builder
+        return builder.nbytes >= self._most_nbytes or (self._most is not None and len(builder) >= self._most)
 
     def add(self, index: int, sample: object) -> None:
         """Encode a sample; raises as `ChunkBuilder.add`, with the path, unless failures are kept."""
@@ -74,6 +78,23 @@ class ChunkEncoder:
             self._builder.add(index, sample)
         except (CodecError, LabelError) as error:
             self.refuse(index, error)
+
+    def add_columns(self, index: int, columns: Columns, start: int) -> int:
+        """Encode samples from the row `start` on, until the chunk is full; returns how many.
+
+        Where columns cannot be taken whole it is one, as by `add`, which names the sample that is refused.
+        """
+        if columns.is_whole:
+            most = MAX_LENGTH if self._most is None else self._most
+            try:
+                count = self._builder.add_columns(index, columns, start, most, self._most_nbytes)
+            except (CodecError, LabelError):
+                count = 0
+            if count:
+                return count
+            columns.is_whole = False
+        self.add(index, columns.at(start))
+        return 1
 
     def refuse(self, index: int, error: EdcacheError) -> None:
         """Keep why a sample cannot be stored, or raise it where failures are not kept."""
@@ -109,7 +130,7 @@ class Publisher(ChunkEncoder):
 
     Args:
         appender: the archive. path: what messages call it, if not by its own path.
-        seconds: least and most between two publications. Else as `ChunkEncoder`.
+        seconds: between two publications; None leaves it to how long samples take. Else as `ChunkEncoder`.
     """
 
     def __init__(
@@ -121,7 +142,7 @@ class Publisher(ChunkEncoder):
         failure_of: FailureOf | None = None,
         *,
         path: str | None = None,
-        seconds: tuple[float, float] = _SECONDS,
+        seconds: float | None = None,
     ) -> None:
         self.appender = appender
         self._seconds = seconds
@@ -132,18 +153,34 @@ class Publisher(ChunkEncoder):
     @property
     def overdue(self) -> bool:
         """Whether the pending samples have waited long enough."""
-        now, (least, most) = time.monotonic(), self._seconds
-        return now - self._published > min(max((now - self._began) / 10, least), most)
+        now = time.monotonic()
+        waited, so_far = now - self._published, now - self._began
+        if self._seconds is not None:
+            return waited > self._seconds
+        least, most = _SECONDS
+        if waited <= least or waited <= min(so_far / 10, most):
+            return False
+        least, most = _SMALL_SECONDS
+        return self.pending_nbytes >= _SMALL_NBYTES or waited > max(least, min(so_far / 2, most))
 
     def add(self, index: int, sample: object) -> None:
         """As `ChunkEncoder.add`; where an earlier publication failed, it is tried again first.
 
         The caller publishes when `full` or `overdue` says so, or earlier.
         """
+        if self._builder.unpublished is not None:
+            self._publish_unpublished()
+        super().add(index, sample)
+
+    def add_columns(self, index: int, columns: Columns, start: int) -> int:
+        """As `ChunkEncoder.add_columns` and `add`."""
+        self._publish_unpublished()
+        return super().add_columns(index, columns, start)
+
+    def _publish_unpublished(self) -> None:
         failed = self._builder.unpublished
         if failed is not None:
             self.publish(failed.appended)
-        super().add(index, sample)
 
     def publish(self, appended: bool = False) -> int:
         """Publish the pending samples as one chunk, and the failures; returns how many samples.

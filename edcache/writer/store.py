@@ -140,14 +140,14 @@ class _AnyClaims(Protocol):
     def join_fillers(self) -> bool:
         """Let others see, until the archive is closed, that this process writes it; whether no other did."""
 
-    def claim(self, number: int) -> bool:
-        """Take a claim of a fill if nobody else has it; says whether it did."""
+    def claim(self, number: int, most: int = 1) -> int:
+        """Take a claim of a fill if nobody else has it, and at most so many from it on; returns how many."""
 
     def wait(self, number: int) -> None:
         """Take a claim, waiting until its holder publishes or dies."""
 
-    def release(self, number: int) -> None:
-        """Let go of a claim."""
+    def release(self, number: int, count: int = 1) -> None:
+        """Let go of so many claims from one on."""
 
 
 class AnyAppender(ABC):
@@ -257,5 +257,5 @@ class AnyAppender(ABC):
                 f"{self.path}: opened for appending by process {self._pid}, used in its child "
                 f"{os.getpid()}; open it again in the child"
             )
-        if self.closed:
+        if self._is_closed():
             raise base.ArchiveClosedError(f"{self.path}: closed; open it again to append")

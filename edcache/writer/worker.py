@@ -8,8 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import connection, parent_process
 from typing import Any, Final
 
@@ -109,7 +108,8 @@ class _Watch(Watch):
     def is_aside(self, index: int) -> bool:
         # Another computes it, or died in it: the kernel lets go of a claim before the parent has counted that
         # (test_crew.py, test_nobody_begins_a_sample_whose_last_death_was_not_yet_counted).
-        while any(at == index + 1 and number != self._number for number, at in enumerate(self._board.at)):
+        # This worker's own place is empty between samples.
+        while index + 1 in self._board.at[:]:
             with self.interruptible():
                 time.sleep(_COUNT_SECONDS)
         return index in self._board
@@ -120,22 +120,24 @@ class _Watch(Watch):
         self._board.at[self._number] = index + 1
         self._board.begun[self._number] += 1
 
-    def done(self, nbytes: int) -> None:
+    def done(self, nbytes: int, samples: int = 1) -> None:
         self._board.at[self._number] = 0
-        self._board.computed[self._number] += nbytes > 0
+        self._board.computed[self._number] += samples * (nbytes > 0)
 
     def published(self, samples: int) -> None:
         self._board.published[self._number] += samples
 
-    @contextmanager
-    def interruptible(self) -> Iterator[None]:
+    def interruptible(self) -> _Watch:
+        return self
+
+    def __enter__(self) -> None:
         self._is_open = True
-        try:
-            if self._is_asked:
-                raise Stopped
-            yield
-        finally:
+        if self._is_asked:
             self._is_open = False
+            raise Stopped
+
+    def __exit__(self, *error: object) -> None:
+        self._is_open = False
 
     def interrupt(self, signum: int, frame: object) -> None:
         """End the sample that is being computed; a publication goes on to its end."""

@@ -13,29 +13,28 @@ from benchmark.results import Results, SystemResult, WorkloadResult
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 HERE = "../../scripts/benchmark"  # from the page that has the table
 
+_Columns = dict[str, Callable[[SystemResult], str]]
+
 HOW = """\
-- Every system is in a process of its own. All of a workload are alive together and asked for one more
-  measurement in turn, in another order each round; figures are medians. Where not all archives fit into
-  half of the memory, the systems are measured in shifts, edcache in every one.
-- Before anything is timed, samples and batches of each system are compared with the generated ones, value
-  by value.
-- An epoch is timed after another one that is not: it starts the workers, which live on
-  (`persistent_workers=True`), and compiles what is compiled. Files are in the page cache. torch has one
-  thread a process.
-- *Epoch*: every sample once, shuffled the system's own way, in batches of torch tensors (lists of
-  tensors, for tokens) through torch's DataLoader or a class derived from it. *Threads*: the same through
-  a loader of the system's own. webdataset, litdata and mosaicml-streaming shuffle shards and buffers; the
-  others all samples.
-- *One read*: one sample at a random index. *Open*: opening and the first sample, in a fork of a process
-  that has imported the system and opened nothing. *Select*: the samples whose label is 3, the first time
-  in a process.
-- *Build*: from the first sample to `sync` having returned. *Disk*: blocks of its files over the bytes of
-  the arrays, text and labels.
-- *Memory*: what the reading process alone has, more than before opening, after an epoch without workers.
-  *Written* is `Private_Dirty`; *mapped* is `Private_Clean`: pages of mapped files, which are the page
-  cache's and go when memory is short.
-- A system that answers a read with a view of a mapped file has not touched it by then.
-- A dash: the system has no such thing, or keeps nothing on the disk."""
+- Each system runs in a process of its own. The processes of a workload run side by side. They are measured in
+  turn, in a new order each round. Figures are medians. If not all archives fit into half of the memory, the
+  systems are measured in groups, and edcache is in each group.
+- Before the timing, the samples and batches of each system are compared with the generated ones, value by
+  value.
+- The first epoch is not timed. It starts the workers (`persistent_workers=True`) and compiles code. Files are
+  in the page cache. torch has one thread per process.
+- *Epoch*: every sample once, shuffled in the system's own way, in batches of torch tensors (lists of tensors
+  for tokens), through torch's DataLoader or a subclass. *Threads*: the same through the system's own loader.
+  webdataset, litdata and mosaicml-streaming shuffle shards and buffers. The others shuffle all samples.
+- *One read*: one sample at a random index. *Open*: opening and the first sample, in a fork of a process that
+  has imported the system and opened nothing. *Select*: the samples whose label is 3, for the first time in a
+  process.
+- *Build*: the time from the first sample until `sync` has returned. *Disk*: the disk space of the files.
+  *Payload*: the bytes of the arrays, text and labels.
+- *Memory*: the private memory that the reading process gained from opening and one epoch without workers.
+  *Written* is `Private_Dirty`. *Mapped* is `Private_Clean`: pages of mapped files, which the kernel can drop.
+- A read that returns a view of a mapped file has not read its bytes yet.
+- A dash: the system does not have this, or keeps nothing on the disk."""
 
 
 def markdown(results: Results) -> str:
@@ -66,12 +65,21 @@ def _scaled(results: Results) -> str:
 def _workload(name: str, workload: WorkloadResult) -> str:
     ranked = workload.ranked()
     in_loader = [pair for pair in ranked if pair[1].rate("epoch_0") or pair[1].rate("epoch_2")]
-    columns: dict[str, Callable[[SystemResult], str]] = {
+    threaded = [pair for pair in ranked if pair[1].rate("threads_1") or pair[1].rate("threads_2")]
+    epochs: _Columns = {
         "epoch, no workers (samples/s)": lambda s: rate(s.rate("epoch_0")),
         "epoch, 2 workers (samples/s)": lambda s: rate(s.rate("epoch_2")),
+    }
+    threads: _Columns = {
+        "epoch, 1 thread (samples/s)": lambda s: rate(s.rate("threads_1")),
+        "epoch, 2 threads (samples/s)": lambda s: rate(s.rate("threads_2")),
+    }
+    reads: _Columns = {
         "one read (us)": lambda s: scaled(s.median("read"), 1e6),
         "open (ms)": lambda s: scaled(s.median("open"), 1e3),
         "select (ms)": lambda s: scaled(s.median("select"), 1e3),
+    }
+    sizes: _Columns = {
         "build (samples/s)": lambda s: rate(_per_second(workload.count, s.median("build"))),
         "build (MB/s)": lambda s: scaled(_per_second(workload.payload, s.median("build")), 1e-6),
         "disk (MB)": lambda s: scaled(s.median("size"), 1e-6),
@@ -83,22 +91,15 @@ def _workload(name: str, workload: WorkloadResult) -> str:
         f"## {name}: {workload.title}\n\n"
         f"{workload.count:,} samples, {workload.payload / 1e6:,.0f} MB, batches of {workload.batch_size}. "
         f"Epochs of one system differ by {workload.spread():.0%}, slowest to fastest (median of all systems)."
-        f"\n\n{_table(columns, in_loader)}"
+        f"\n\n{_table(epochs | reads, in_loader)}"
     )
-    threaded = [pair for pair in ranked if pair[1].rate("threads_1") or pair[1].rate("threads_2")]
     if threaded:
-        columns = {
-            "1 thread (samples/s)": lambda s: rate(s.rate("threads_1")),
-            "2 threads (samples/s)": lambda s: rate(s.rate("threads_2")),
-            **{name: column for name, column in columns.items() if not name.startswith("epoch")},
-        }
-        text += f"\n\nLoaders of their own, without worker processes:\n\n{_table(columns, threaded)}"
-    return text
+        own = _table(threads | reads, threaded)
+        text += f"\n\nSystems with a loader of their own, without worker processes:\n\n{own}"
+    return f"{text}\n\nWriting, disk and memory:\n\n{_table(sizes, [*in_loader, *threaded])}"
 
 
-def _table(
-    columns: dict[str, Callable[[SystemResult], str]], systems: Iterable[tuple[str, SystemResult]]
-) -> str:
+def _table(columns: _Columns, systems: Iterable[tuple[str, SystemResult]]) -> str:
     lines = [f"| system | {' | '.join(columns)} |", "|---|" + "---:|" * len(columns)]
     for name, system in systems:
         cells = " | ".join(column(system) for column in columns.values())
@@ -181,11 +182,10 @@ def short(results: Results) -> str:
     lines += [f"| {_title(name)} | {' | '.join(cells)} |" for name, cells in rows.items()]
     return (
         f"![samples per second of a shuffled epoch]({HERE}/results.png)\n\n" + "\n".join(lines) + "\n\n"
-        "Shuffled epochs through a DataLoader without workers / with 2, medians; "
-        "own loaders with 1 / 2 threads. "
-        f"Measured side by side, each workload in one run of `scripts/bench` on {_day(results)}, on "
-        f"{machine.in_words(results.machine)}. More figures and how they were taken: "
-        f"[results.md]({HERE}/results.md)."
+        "Each cell has two medians of samples per second: a DataLoader without workers / with 2 workers. "
+        "Own loaders: 1 thread / 2 threads. All systems of a workload were measured side by side, in one run "
+        f"of `scripts/bench` on {_day(results)}, on {machine.in_words(results.machine)}. All figures and how "
+        f"they were measured: [results.md]({HERE}/results.md)."
     )
 
 
@@ -193,4 +193,4 @@ def _pair(system: SystemResult | None) -> str:
     if system is None or not system.best_rate():
         return "-"
     kinds = ("epoch_0", "epoch_2") if system.rate("epoch_0") else ("threads_1", "threads_2")
-    return " / ".join(rate(system.rate(kind)) for kind in kinds)
+    return " / ".join(rate(system.rate(kind)).replace(" ", "\N{NO-BREAK SPACE}") for kind in kinds)

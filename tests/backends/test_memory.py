@@ -44,6 +44,7 @@ from edcache.errors import (
 )
 from edcache.storage import calls
 from edcache.storage.file import File
+from edcache.writer.lazy import LazyFiller
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
 
@@ -294,20 +295,18 @@ def test_building_anew_computes_each_sample_once(name, log):
     check(new)
 
 
-def test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed(name):
-    class Slow(Source):
-        def __getattribute__(self, attribute):
-            if attribute == "__getitem__" and storage.paths._keepers and not built:
-                built.append(name)
-                with children(lambda _: CachedDataset(Source(), name, keep_existing=False, **same)) as [
-                    other
-                ]:
-                    assert other.code() == 0
-            return super().__getattribute__(attribute)
+def test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed(name, monkeypatch):
+    def create_late(filler):
+        if not built:
+            built.append(name)
+            with children(lambda _: CachedDataset(Source(), name, keep_existing=False, **same)) as [other]:
+                assert other.code() == 0
+        create(filler)
 
-    built, same = [], {"fingerprint": {"of": "both"}}
+    built, same, create = [], {"fingerprint": {"of": "both"}}, LazyFiller.create
     first = CachedDataset(Source(), name, lazy=True, **same)
-    cache = CachedDataset(Slow(), name, lazy=True, **same)
+    monkeypatch.setattr(LazyFiller, "create", create_late)
+    cache = CachedDataset(Source(), name, lazy=True, **same)
     assert built
     assert cache.head.uuid != first.head.uuid
     check(cache)

@@ -585,7 +585,7 @@ def raising(error):
     [
         (
             lambda data: data[:-1],
-            r"odd://b/a\.zip: reading 2,\d\d\d bytes at offset [\d,]+: 2,\d\d\d bytes came; asked 2",
+            r"odd://b/a\.zip: reading 120 bytes at offset [\d,]+: 119 bytes came; asked 2",
         ),
         (
             raising(PermissionError(f"not with {SECRET}")),
@@ -782,7 +782,7 @@ def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
         (
             "http://h/a.zip",
             {"request_tries": 0},
-            "request_tries=0; give a number of 1 or more",
+            "request_tries=0; give 1 or more",
         ),
         ("nonsense://h/a.zip", None, "nonsense://h/a.zip: Protocol not known: nonsense"),
     ],

@@ -60,7 +60,7 @@ def test_sql_answers_as_a_table_as_csv_and_as_json_lines(ten, unread):
 
 def test_stats_draw_the_labels_and_name_the_fields(ten, unread):
     text = run("stats", ten)
-    assert text.startswith("10 samples, 0 missing, record")
+    assert text.startswith(f"{ten}: 10 samples, 0 missing, record")
     bars = {line.split()[0]: line.split()[1:] for line in text.splitlines() if "\u2588" in line}
     assert bars["0"] == ["\u2588" * 24, "4"]
     assert bars["1"] == ["\u2588" * 18, "3"]
@@ -108,3 +108,46 @@ def test_what_is_compressed_otherwise_is_compared_when_that_is_wanted(ten, tmp_p
 def test_an_archive_that_cannot_be_read_is_exit_code_2(ten, tmp_path):
     (tmp_path / "no.zip").write_text("no archive")
     assert "not an edcache archive" in run("diff", ten, tmp_path / "no.zip", code=2)
+
+
+def test_a_long_difference_is_cut_in_text_and_whole_in_json(tmp_path):
+    one = write(tmp_path / "one.zip", {i: sample(i) for i in range(40)})
+    other = write(tmp_path / "other.zip", {i: sample(i + i % 2) for i in range(40)})
+    assert document("diff", one, other, code=1)["records"] == list(range(1, 40, 2))
+    assert "20 samples: 1, 3, 5, 7, 9, and 15 more runs; --json lists all\n" in run(
+        "diff", one, other, code=1
+    )
+
+
+def test_integers_and_floats_are_compared_exactly(tmp_path):
+    wholes = {0: 2**53, 1: 2**53 + 1, 2: -3}
+    one = write(tmp_path / "one.zip", {i: {"label": n, "score": n} for i, n in wholes.items()})
+    other = write(tmp_path / "other.zip", {i: {"label": float(n), "score": n} for i, n in wholes.items()})
+    assert document("diff", one, other, code=1)["labels"] == {"label": [1]}
+
+
+def test_an_integer_that_python_does_not_write_is_shown_by_its_head(tmp_path):
+    with CacheWriter(tmp_path / "long.zip") as writer:
+        writer.append({"n": -(2**20_000) - 1, "m": 7, "more": [2**20_000, 10**30]})
+    leaves = {leaf["path"]: leaf["value"] for leaf in document("show", tmp_path / "long.zip", 0)["leaves"]}
+    assert leaves["n"] == "-0x10000000... of 20,001 bits"
+    assert (leaves["m"], leaves["more.1"]) == (7, 10**30)
+    assert "0x10000000... of 20,001 bits" in run("show", tmp_path / "long.zip", 0)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_stats_have_the_bytes_of_fields_before_compression(tmp_path, compression, unread):
+    with CacheWriter(tmp_path / "a.zip", compression=compression) as writer:
+        writer.extend({"x": np.zeros(4, np.int32), "n": i, "text": "a" * i} for i in range(10))
+        writer.extend({"one": "a", "two": b"bc", "no": None, "b": True} for _ in range(3))
+    first, second = document("stats", tmp_path / "a.zip")["schemas"]
+    assert {field["path"]: field["nbytes"] for field in first["fields"]} == {"x": 160, "n": 80, "text": 45}
+    assert {field["path"]: field["nbytes"] for field in second["fields"]} == {
+        "one": None,
+        "two": None,
+        "b": 3,
+    }
+    assert first["nbytes"] == 10 * (16 + 8 + 8) + 45
+    lines = [line.split() for line in run("stats", tmp_path / "a.zip").splitlines()]
+    assert ["text", "str", "45", "bytes"] in lines
+    assert ["one", "str", "?"] in lines

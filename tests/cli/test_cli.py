@@ -364,6 +364,7 @@ def test_info_as_json_has_stable_keys(archive):
         "sealed",
         "samples",
         "missing",
+        "failed",
         "chunks",
         "nbytes",
         "memory",
@@ -672,6 +673,37 @@ def test_verify_may_leave_the_records_unread(archive):
     assert json.loads(run("verify", archive, "--quick", "--json").stdout)["quick"] is True
 
 
+@pytest.mark.parametrize("command", ["info", "stats", "verify"])
+def test_several_archives_are_reported_one_after_the_other_and_the_worst_decides(command, archive, tmp_path):
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    good = [folder / "part-2.zip", folder / "part-10.zip"]
+    for path in good:
+        path.write_bytes(archive.read_bytes())
+    for paths in (good, [folder], [folder / "part-*.zip"]):
+        listed = json.loads(run(command, *paths, "--json").stdout)
+        assert [one["path"] for one in listed] == [str(path) for path in good]
+        assert {one["samples"] for one in listed} == {10}
+    text = run(command, *good).stdout
+    assert text.index("part-2.zip") < text.index("part-10.zip")
+    bad = folder / "part-1.zip"
+    bad.write_bytes(b"no archive")
+    shown = run(command, folder, "--json", code=1)
+    assert [("error" in one, one["path"]) for one in json.loads(shown.stdout)] == [
+        (path is bad, str(path)) for path in [bad, *good]
+    ]
+    assert f"edcache: {bad}: not an edcache archive" in shown.stderr
+    text = run(command, folder, code=1).stdout
+    assert text.startswith(("archive", str(good[0])))
+    assert json.loads(run(command, good[0], "--json").stdout)["path"] == str(good[0])
+
+
+def test_the_digest_is_that_of_one_archive(archive, partial):
+    assert "--digest is that of one archive" in error_of(
+        "verify", archive, partial, "--digest", "0" * 64, code=2
+    )
+
+
 def test_verify_compares_the_digest_that_was_published(archive):
     digest = hashlib.sha256(archive.read_bytes()).hexdigest()
     run("verify", archive, "--digest", f"sha256:{digest}", "--quick")
@@ -687,7 +719,7 @@ def test_verify_says_what_is_dead_and_what_failed(grown):
     assert lines[0].startswith(f"{grown}: not whole: 12 samples, 1 missing in 3 chunks, ")
     assert lines[2] == "1 sample failed when tried; they are among the missing"
     assert re.fullmatch(
-        r"9\.\d kB dead \(old seals 8\.\d kB, 1 outdated record 1\.\d kB, torn tail 5 bytes\); "
+        r"5\.\d kB dead \(old seals 4\.\d kB, 1 outdated record 1\.\d kB, torn tail 5 bytes\); "
         r"edcache compact leaves them out",
         lines[3],
     )
@@ -951,21 +983,24 @@ def test_help_does_not_wait_for_torch():
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-def test_what_reads_labels_does_not_wait_for_torch(archive):
+def test_what_reads_labels_does_not_wait_for_torch(archive, tmp_path):
     """Nor what completes them: who is at a prompt waits for each of these."""
     code = """
         import sys
         from click.shell_completion import BashComplete
         from edcache.cli import main
-        path = sys.argv[1]
-        calls = ["info"], ["ls"], ["stats"], ["why"], ["labels", "--count", "label"]
+        path, other = sys.argv[1:]
+        calls = ["info"], ["ls"], ["stats"], ["why"], ["labels", "--count", "label"], ["info", other]
         calls += ["labels", "--where", "label == 1"], ["sql", "select 1 from labels"], ["diff", path]
         for name, *rest in calls:
             main([name, path, *rest], standalone_mode=False)
+            assert "pandas" not in sys.modules or "--where" in rest or name in ("sql", "diff"), name
         items = BashComplete(main, {}, "e", "_E").get_completions(["labels", path, "--where"], "la")
         sys.exit("torch" in sys.modules or [item.value for item in items] != ["label"])
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(archive)]
+    other = tmp_path / "other.zip"
+    other.write_bytes(archive.read_bytes())
+    command = [sys.executable, "-c", textwrap.dedent(code), str(archive), str(other)]
     assert subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL).returncode == 0
 
 
@@ -1014,6 +1049,16 @@ def test_a_build_goes_on_after_a_sample_that_fails(here, monkeypatch):
     assert "5 computed now, 0 kept, 1 sample failed" in run(*build).stdout
 
 
+def test_larger_images_are_stored_smaller_from_the_command_line(here):
+    (here / "tree" / "a").mkdir(parents=True)
+    for side in (30, 90):
+        (here / "tree" / "a" / f"{side}.jpg").write_bytes(pictures.jpeg(side, side))
+    run("images", "tree", "-o", "a.zip", "--max-side", "40")
+    found = [sample["image"] for sample in CachedDataset.from_cache("a.zip")]
+    assert [image.size for image in found] == [(30, 30), (40, 40)]
+    assert "--max-side" in error_of("images", "tree", "-o", "b.zip", "--max-side", "0", code=2)
+
+
 def test_a_folder_of_images_is_cached_from_the_command_line(here):
     for name in ("cat/1.jpg", "cat/2.jpg", "dog/1.png"):
         (here / "tree" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -1049,7 +1094,7 @@ WRONG = {
     ),
     "nothing like it": ("info qqq.zip", "qqq.zip: no such file; check the path, or build the cache first", 1),
     "a folder": (
-        "info here",
+        "show here 0",
         "here: not a regular file; .*; edcache caches here lists the archives in this folder",
         1,
     ),
@@ -1058,7 +1103,7 @@ WRONG = {
     "no command": ("qqq here/ten.zip", 'no command "qqq" (see edcache --help)', 2),
     "an option": ("info --jsn here/ten.zip", ".*--jsn.*--json.* (see edcache info --help)", 2),
     "an option of all": ("--versoin", ".*--versoin.*--version.* (see edcache --help)", 2),
-    "no path": ("info", "Missing argument 'PATH' (see edcache info --help)", 2),
+    "no path": ("info", "Missing argument 'PATH...' (see edcache info --help)", 2),
     "an index": (
         "show here/ten.zip 10",
         "here/ten.zip: no sample 10; there are 10, from 0 on or from -1 back",
@@ -1108,6 +1153,59 @@ WRONG = {
     "a form of rows": ("labels here/ten.zip --json", ".*--json.*--jsonl.* (see edcache labels --help)", 2),
     "images": ("images her -o new.zip", "her: No such file or directory; .*; did you mean here?", 1),
     "an old cache": ("import here/tne.zip -o new.zip", "here/tne.zip: .*; did you mean here/ten.zip?", 1),
+    "a command of another tool": (
+        "list here/ten.zip",
+        'no command "list"; did you mean ls? (see edcache --help)',
+        2,
+    ),
+    "no command at all": ("frobnicate", 'no command "frobnicate" (see edcache --help)', 2),
+    "a path for a command": (
+        "here/ten.zip",
+        'no command "here/ten.zip"; give a command first: edcache info .*',
+        2,
+    ),
+    "a folder for a command": ("here", 'no command "here"; edcache caches here lists this folder .*', 2),
+    "an option as Python has it": (
+        "build digits:make --in-memory-keys x",
+        "no option --in-memory-keys; did you mean --key? .*",
+        2,
+    ),
+    "an option of another tool": (
+        "labels here/ten.zip --filter x",
+        "no option --filter; did you mean --where? .*",
+        2,
+    ),
+    "no such option": (
+        "info here/ten.zip --in-memory-keys",
+        "no option --in-memory-keys (see edcache info --help)",
+        2,
+    ),
+    "an unlike path": (
+        "info here/nothere.zip",
+        "here/nothere.zip: no such file; check the path, or build the cache first",
+        1,
+    ),
+    "no format": (
+        "export here/ten.zip -o new",
+        "Missing option '--to'. Choose from: webdataset, files, .*",
+        2,
+    ),
+    "an empty field": (
+        "build digits:make -o new.zip --key =x",
+        """Invalid value for '--key': "=x"; write a field, .*""",
+        2,
+    ),
+    "too few": (
+        "ls here/ten.zip --limit -1",
+        "Invalid value for '--limit': -1 is too small; the least is 0 .*",
+        2,
+    ),
+    "a compressed cache": (
+        "import old.tar.gz -o new.zip",
+        "old.tar.gz is compressed; unpack it, .*huggingface.*",
+        2,
+    ),
+    "edflow's flag without a package": ("-d digits -s", "-d digits: write it as package.factory .*", 2),
     "a glob": ("merge here/*.zp -o new.zip", "here/*.zp: no file fits this glob; is its folder right?", 1),
 }
 
@@ -1120,3 +1218,22 @@ def test_a_wrong_use_is_told_in_one_line_with_what_may_have_been_meant(here, arc
     pattern = ".*".join(map(re.escape, expected.split(".*")))
     assert re.fullmatch(pattern, error_of(*arguments.split(), code=code))
     assert not (here / "new.zip").exists()
+
+
+def test_messages_at_the_command_line_name_no_argument_of_python(here, archive):
+    np.save(here / "five.npy", np.arange(5))
+    (here / "few.csv").write_text("label,age\n1,2\n")
+    (here / "ten.zip").symlink_to(archive)
+    unknown = error_of("build", "digits:make", "-o", "new.zip", "--key", "lable", "--arg", "split=a")
+    assert 'has no field "lable"' in unknown
+    assert "callable" not in unknown
+    assert "lambda" not in unknown
+    assert error_of("labels", "ten.zip", "--add", "few.csv").endswith("the column that both have, by --on")
+    assert error_of("labels", "ten.zip", "--add", "c=five.npy").endswith("give one per sample")
+    assert "as edcache info --digest prints it" in error_of("verify", "ten.zip", "--digest", "abc")
+
+
+def test_help_is_a_command_too(here):
+    assert run("help").output == run("--help").output
+    assert run("help", "info").output == run("info", "--help").output
+    assert "did you mean info?" in error_of("help", "inf", code=2)

@@ -130,7 +130,7 @@ def test_the_formats_of_the_command_are_those_of_the_function():
 
 
 def test_commands_for_one_archive_take_no_folder(parts):
-    for command in (["labels"], ["show"], ["ls"], ["info"], ["verify"]):
+    for command in (["labels"], ["show"], ["ls"]):
         arguments = [*command, parts, *(["0"] if command == ["show"] else [])]
         assert f"edcache: {parts}: " in run(*arguments, code=1)
     assert len(CachedDataset.from_cache(parts)) == 23

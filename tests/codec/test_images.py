@@ -237,8 +237,8 @@ def test_without_pillow_or_simplejpeg_the_error_names_what_to_install(tmp_path):
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert out.splitlines() == [
         str(len(pictures.jpeg())),
-        "decoding an image file takes Pillow; pip install edcache[images]",
-        "decoding an image file takes Pillow; pip install edcache[images]",
+        "decoding an image file needs Pillow; pip install edcache[images]",
+        "decoding an image file needs Pillow; pip install edcache[images]",
         'library="simplejpeg" takes it; pip install simplejpeg',
     ]
     assert issubclass(MissingDependencyError, ImportError)
@@ -612,3 +612,13 @@ def test_archives_of_one_schema_that_decode_in_two_ways_are_no_batch_together(tm
     with pytest.raises(TypeError) as bulk:
         both.batch([0, 1])
     assert str(bulk.value) == str(general.value)
+
+
+def test_a_file_that_does_not_decode_is_named_and_no_address(tmp_path):
+    bad = tmp_path / "bad.bmp"
+    bad.write_bytes(b"BM" + b"x" * 60)
+    for image in (ImageFile(bad), ImageFile(bad.read_bytes())):
+        with pytest.raises(ImageError, match="BMP does not decode: ") as caught:
+            image.decode()
+        assert "0x" not in str(caught.value)
+        assert (repr(str(bad)) in str(caught.value)) == (image.path is not None)

@@ -1,7 +1,7 @@
 """A second reader of the archive format, made from its specification and sharing no code with edcache.
 
     walk(path)        any archive, by the chain of headers
-    read_zip(path)    a sealed archive, by its zip directory and index.arrow
+    read_zip(path)    a sealed archive, by its zip directory and index.pages
     decode(text, record)   the common schemas, into plain numpy and Python values
 
 Slow and strict: everything that the specification says is asserted, a torn tail excepted.
@@ -9,7 +9,6 @@ Slow and strict: everything that the specification says is asserted, a torn tail
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 import struct
@@ -24,7 +23,7 @@ import zstandard
 
 HEAD, CHUNK, DICTIONARY, AMENDMENT, INDEX, LABELS, REVISION = range(7)
 NAMES = [
-    *("edcache.json", "chunks/{:08d}", "zstd/{:08d}", "notes/{:08d}", "index.arrow", "labels.arrow"),
+    *("edcache.json", "chunks/{:08d}", "zstd/{:08d}", "notes/{:08d}", "index.pages", "labels.arrow"),
     "labels/{:08d}",
 ]
 PRIVATE = "<HHI16sQQQQQQQQII"
@@ -89,15 +88,61 @@ def _entry(data: bytes, offset: int, seq: int, link: int, uuid: bytes | None) ->
     if uuid not in (None, f["uuid"]) or offset + len(packed) + nbytes > len(data):
         return None
     assert (need in (20, 45), flags, method, time, date) == (True, 0, 0, 0, 0x21)
-    assert (f["version"], f["nbytes"], again) == (1, len(packed), nbytes)
+    assert (f["version"], f["nbytes"], again) == (2, len(packed), nbytes)
     assert packed[30 : 30 + name] == NAMES[f["kind"]].format(seq).encode()
     assert packed[place : place + 4] == struct.pack("<HH", 0x6465, 96 + len(packed) - place - 100)
     assert (offset + len(packed)) % 64 == 0
     assert not any(packed[place + 100 :])
     payload = data[offset + len(packed) : offset + len(packed) + nbytes]
     assert zlib.crc32(payload) == crc, f"payload of {packed[30 : 30 + name]!r}"
-    assert zlib.crc32(payload[: f["table_nbytes"]]) == f["table_crc"]
+    is_last = f["kind"] in (INDEX, LABELS)
+    table = payload[len(payload) - f["table_nbytes"] :] if is_last else payload[: f["table_nbytes"]]
+    assert f["kind"] != LABELS or label_table_nbytes(payload) == len(table)
+    assert zlib.crc32(table) == f["table_crc"]
     return Entry(f, payload, packed)
+
+
+def label_table_nbytes(payload: bytes) -> int:
+    """How long the table of labels.arrow is, every entry of which must say what Arrow sees."""
+    memory = pa.py_buffer(payload)
+    file = pa.ipc.open_file(memory)
+    batches = [file.get_batch(i) for i in range(file.num_record_batches)]
+    columns = len(file.schema)
+    footer = len(payload) - 10 - struct.unpack_from("<i", payload, len(payload) - 10)[0]
+    rows, batch_rows = struct.unpack_from("<QQ", payload, footer - 16)
+    assert rows == sum(batch.num_rows for batch in batches)
+    assert all(batch.num_rows == batch_rows for batch in batches[:-1])
+    start = footer - 16 - 96 * columns * len(batches)
+    arrays = [array for batch in batches for array in batch.columns]
+    for array, part in zip(arrays, struct.iter_unpack("<9QIIQQ", payload[start : footer - 16]), strict=True):
+        at, sizes, (items, nulls, item_nulls, crc), limits = part[0], part[1:6], part[6:10], part[10:]
+        buffers = array.buffers()
+        assert [0 if b is None else b.size for b in buffers] == [*sizes, 0, 0][: len(buffers)]
+        assert not any(sizes[len(buffers) :])
+        end = at
+        for buffer, size in zip(buffers, sizes, strict=False):
+            assert not size or buffer.address - memory.address == end
+            end += -(-size // 8) * 8
+        assert zlib.crc32(payload[at:end]) == crc
+        inner = array.values if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) else []
+        assert (nulls, items) == (array.null_count, len(inner))
+        assert item_nulls == (inner.null_count if len(inner) else 0)
+        assert limits == bounds(array)
+    return len(payload) - start
+
+
+def bounds(array: pa.Array) -> tuple[int, int, int]:
+    """Whether there are values that have an order, the least and the greatest, as bits."""
+    kind = array.type
+    if pa.types.is_temporal(kind):
+        array = array.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        return 0, 0, 0
+    values = [value for value in array.to_pylist() if value is not None and value == value]
+    code = "<d" if pa.types.is_floating(kind) else "<Q" if pa.types.is_unsigned_integer(kind) else "<q"
+    ends = [min(values) + 0, max(values) + 0] if values else []
+    bits = [struct.unpack("<Q", struct.pack(code, end))[0] for end in ends]
+    return (1, *bits) if ends else (0, 0, 0)
 
 
 def walk(path: str | Path) -> Archive:
@@ -121,7 +166,8 @@ def walk(path: str | Path) -> Archive:
             assert max(table["index"].to_pylist()) + 1 == entry.fields["end_index"]
             records = entry.payload[-(-table_nbytes // 64) * 64 :]
             _check_blocks(table, records, entry.payload[:table_nbytes])
-            _take(archive, table, records, dictionaries)
+            schemas = json.loads(table.schema.metadata[b"edcache"])["schemas"]
+            _take(archive, table.to_pylist(), schemas, records, dictionaries)
             for name in [name for name in table.column_names if name.startswith("label/")]:
                 if name[6:] not in ended:
                     column = archive.labels.setdefault(name[6:], {})
@@ -153,37 +199,88 @@ def _revise(archive: Archive, entry: Entry, ended: set[str]) -> None:
         if name != "index":
             assert name.startswith("label/")
             column = archive.labels.setdefault(name[6:], {})
+            old, new = (
+                {type(value) for value in values if value is not None}
+                for values in (column.values(), table[name].to_pylist())
+            )
+            assert not (old and new) or (str in old) == (str in new), f"no type for both in {name}"
             column.update(zip(index, table[name].to_pylist(), strict=True))
 
 
 def read_zip(path: str | Path) -> Archive:
-    """Read a sealed archive by its zip directory, index.arrow and labels.arrow."""
+    """Read a sealed archive by its zip directory, index.pages and labels.arrow."""
     data = Path(path).read_bytes()
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-        index = pa.ipc.open_file(archive.read("index.arrow")).read_all()
+        payload = archive.read("index.pages")
         labels = pa.ipc.open_file(archive.read("labels.arrow")).read_all()
-    said = json.loads(index.schema.metadata[b"edcache"])
-    _check_chunks(index, data)
-    if "index" not in index.column_names:
-        assert index.num_rows == said["length"]
-        index = index.append_column("index", pa.array(range(index.num_rows), pa.int64()))
+    header = next(entry for entry in reversed(entries(path)) if entry.fields["kind"] == INDEX)
+    said, rows, blocks = _index(payload, header.fields["table_nbytes"], header.fields["samples"])
+    _check_chunks(blocks, data)
+    if len(rows) == said["length"]:
+        assert [row["index"] for row in rows] == list(range(len(rows)))
     dictionaries = [data[offset : offset + nbytes] for offset, nbytes, _ in said["dictionaries"]]
     failed = {failure[0]: failure[1:] for failure in said.get("failed", [])}
     result = Archive(said["length"], {}, {}, {}, failed)
-    _take(result, index, data, dictionaries)
+    _take(result, rows, said["schemas"], data, dictionaries)
     if "labels" in said:
         assert [name for name, _ in said["labels"]] == labels.column_names
-    rows = index["index"].to_pylist() if labels.num_rows == index.num_rows else range(said["length"])
+    samples = [row["index"] for row in rows] if labels.num_rows == len(rows) else range(said["length"])
     for name in labels.column_names:
-        pairs = zip(rows, labels[name].to_pylist(), strict=True)
+        pairs = zip(samples, labels[name].to_pylist(), strict=True)
         result.labels[name] = {i: value for i, value in pairs if value is not None or i in result.records}
     return result
 
 
-def _check_chunks(index: pa.Table, data: bytes) -> None:
+LINES = ["index", "offset", "nbytes", "raw_nbytes", "schema"]
+
+
+def _index(
+    payload: bytes, table_nbytes: int, count: int
+) -> tuple[dict[str, Any], list[dict[str, int]], bytes]:
+    """The JSON of index.pages, a row for each record, and the blocks."""
+    table = payload[len(payload) - table_nbytes :]
+    bits, nbytes = struct.unpack_from("<II", table)
+    assert nbytes % 8 == 0
+    said = json.loads(table[8 : 8 + nbytes])
+    rows: list[dict[str, int]] = []
+    end = 0
+    for page in struct.iter_unpack("<5qqqqII", table[8 + nbytes :]):
+        *bases, stride, total, at, crc, widths = page
+        assert at == end, "pages lie one behind the other"
+        number = min(2**bits, count - len(rows))
+        columns = {"crc32": struct.unpack_from(f"<{number}I", payload, at)}
+        end = _padded(payload, at, 4 * number)
+        for k, name in enumerate(LINES):
+            width = [0, 1, 2, 4, 8][widths >> 3 * k & 7]
+            differences = [0] * number
+            if width:
+                differences = struct.unpack_from(f"<{number}{'_BH_I___Q'[width]}", payload, end)
+                end = _padded(payload, end, width * number)
+            step, unit = {"index": (1, 1), "offset": (stride, 8)}.get(name, (0, 1))
+            columns[name] = [bases[k] + i * step + unit * d for i, d in enumerate(differences)]
+        assert zlib.crc32(payload[at:end]) == crc
+        assert sum(columns["nbytes"]) == total
+        if not said["compressed"]:
+            assert not any(columns.pop("raw_nbytes"))
+        rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    assert len(rows) == count
+    assert [row["index"] for row in rows] == sorted({row["index"] for row in rows})
+    blocks = payload[end : len(payload) - table_nbytes]
+    assert len(blocks) == 24 * said["chunks"]
+    assert zlib.crc32(blocks) == said["chunks_crc"]
+    return said, rows, blocks
+
+
+def _padded(payload: bytes, at: int, nbytes: int) -> int:
+    """Where what follows so many bytes starts."""
+    end = at + -(-nbytes // 8) * 8
+    assert not any(payload[at + nbytes : end])
+    return end
+
+
+def _check_chunks(packed: bytes, data: bytes) -> None:
     """Every chunk's block crcs are where the index says."""
-    packed = base64.b64decode(index.schema.metadata[b"edcache.chunks"], validate=True)
     end = 0
     for crcs_offset, offset, nbytes in struct.iter_unpack("<qqq", packed):
         crcs = [
@@ -202,9 +299,10 @@ def _check_blocks(table: pa.Table, records: bytes, table_bytes: bytes) -> None:
     assert table_bytes[len(table_bytes) - 4 * len(crcs) :] == struct.pack(f"<{len(crcs)}I", *crcs)
 
 
-def _take(archive: Archive, table: pa.Table, data: bytes, dictionaries: list[bytes]) -> None:
-    schemas = json.loads(table.schema.metadata[b"edcache"])["schemas"]
-    for row in table.to_pylist():
+def _take(
+    archive: Archive, rows: list[dict[str, Any]], schemas: list[str], data: bytes, dictionaries: list[bytes]
+) -> None:
+    for row in rows:
         record = data[row["offset"] : row["offset"] + row["nbytes"]]
         assert (len(record), zlib.crc32(record)) == (row["nbytes"], row["crc32"]), row
         assert row["offset"] % (64 if len(record) >= 1024 else 8) == 0, row
@@ -224,12 +322,17 @@ def _decompressed(record: bytes, raw_nbytes: int, dictionaries: list[bytes]) -> 
     return raw
 
 
-def decode(text: str, record: bytes) -> Any:
-    """The sample of a record; tensors come back as arrays, leaves of rarer kinds as their bytes."""
+def decode(text: str, record: bytes, value: Any = None, rebuilt: Any = None) -> Any:
+    """The sample of a record; tensors come back as arrays, leaves of rarer kinds as their bytes.
+
+    Args:
+        value: `value(node, bytes, dims)` makes a leaf instead. rebuilt: `rebuilt(tree, leaves)` the sample.
+    """
+    value, rebuilt = value or _value, rebuilt or _rebuilt
     tree = json.loads(text)
     if tree == {"self": 1}:
         nbytes = struct.unpack_from("<Q", record)[0]
-        return decode(record[8 : 8 + nbytes].decode(), record[-(-(8 + nbytes) // 8) * 8 :])
+        return decode(record[8 : 8 + nbytes].decode(), record[-(-(8 + nbytes) // 8) * 8 :], value, rebuilt)
     leaves: list[Any] = []
     _collect(tree, leaves)
     places: dict[int, tuple[int, int, Any]] = {}
@@ -252,8 +355,8 @@ def decode(text: str, record: bytes) -> Any:
         places[i] = (end, nbytes, dims)
         end += nbytes
     assert end == len(record), f"record of {len(record)} bytes, its leaves end at {end}"
-    values = iter([_value(leaf[0], record[p : p + n], d) for leaf, (p, n, d) in _ordered(leaves, places)])
-    return _rebuilt(tree, values)
+    values = iter([value(leaf[0], record[p : p + n], d) for leaf, (p, n, d) in _ordered(leaves, places)])
+    return rebuilt(tree, values)
 
 
 def _ordered(leaves: list[Any], places: dict[int, Any]) -> list[Any]:

@@ -357,7 +357,7 @@ def test_a_changed_source_warns_once_and_uses_the_archive(module: Callable[..., 
     module(number=1).data()
     changed = module(number=2)
     with pytest.warns(
-        RuntimeWarning, match="the source of written:data has changed since this cache was made; .*version="
+        RuntimeWarning, match="the code of written:data changed since this cache was made; .*version="
     ):
         assert changed.data()[1]["n"] == 1
     with warnings.catch_warnings():
@@ -388,6 +388,40 @@ def test_on_stale_ignore_is_silent_about_a_changed_source(module: Callable[..., 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         module(number=2, options=", on_stale='ignore'").data()
+
+
+# -------------------------------------------------------------------------- what is no dataset
+
+
+@pytest.mark.parametrize("lazy", [False, True])
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (None, "n.zip: the source is None; let the function end with `return dataset`"),
+        (Squares, r"the source is the class Squares; give an object of it, Squares\(\.\.\.\)"),
+        ("train.zip", r"the source is a str; give a dataset, or open an archive by CachedDataset.from_cache"),
+        (len, r"the source is a builtin_function_or_method without len\(\) and \[index\]"),
+    ],
+    ids=str,
+)
+def test_what_is_no_dataset_is_refused_with_what_to_do(
+    tmp_path: Path, made: Any, text: str, lazy: bool
+) -> None:
+    with pytest.raises(OptionError, match=text):
+        cachable(tmp_path / "n.zip", lazy=lazy)(lambda: made)()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "make", [iter, lambda items: (item for item in items)], ids=["iterator", "generator"]
+)
+def test_an_iterator_is_stored_whole_and_cannot_be_lazy(tmp_path: Path, make: Any) -> None:
+    def data() -> Any:
+        return make([{"square": 4}, {"square": 9}])
+
+    assert squares(cachable(tmp_path / "i.zip")(data)()) == [4, 9]
+    with pytest.raises(OptionError, match=r"can only be iterated; lazy=True .* take one with len\(\) and"):
+        cachable(tmp_path / "l.zip", lazy=True)(data)()
 
 
 # ------------------------------------------------------------------------------------- interruption

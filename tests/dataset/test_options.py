@@ -131,3 +131,18 @@ def test_a_warning_of_the_source_names_the_line_that_opened_the_cache(tmp_path, 
         with pytest.warns(RuntimeWarning, match="made by another call") as caught:
             make()
     assert caught[0].filename == __file__
+
+
+def test_what_is_said_of_keywords_in_two_lines_stays_together():
+    text = inspect.cleandoc(CachedDataset.from_cache.__doc__)
+    assert "expected_digest is a list in their order, or a\n        dict by path.\n    zero_copy: " in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["verify", "transform", "max_bytes", "decode", "compression", "num_workers", "chunk_size", "retries"],
+)
+def test_a_message_has_no_address_of_an_object(tmp_path, name):
+    with pytest.raises(OptionError, match=f"{name}=<object>") as caught:
+        CachedDataset([1], tmp_path / "a.zip", lazy=name == "max_bytes", **{name: object()})
+    assert "0x" not in str(caught.value)

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import time
+import tracemalloc
 from collections import Counter
 
 import archives
@@ -17,24 +19,31 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.base import Selection
 from edcache.errors import OptionError, UnknownLabelError
-from edcache.samplers import Balanced, ByLength, ChunkShuffle, Weighted
+from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
 COUNT = 203
 
 
 class Labelled:
-    """What a sampler needs of a dataset, and of an archive: chunks of 10."""
+    """What a sampler needs of a dataset, and of an archive: samples in order, in chunks of 10."""
 
-    def __init__(self, length, **labels):
-        self.length, self.labels = length, labels
-        self.cache, self.reader, self.indices = self, self, np.arange(length)
+    def __init__(self, length, chunk=10, **labels):
+        self.length, self.chunk, self.labels = length, chunk, labels
+        self.cache = self.reader = self
 
     def __len__(self):
         return self.length
 
+    def _whole_selection(self):
+        return Selection(range(self.length))
+
+    def chunk_starts(self):
+        return np.append(np.arange(0, self.length, self.chunk), self.length)
+
     def chunk_of(self, indices):
-        return indices // 10
+        raise AssertionError("the chunk of each sample was asked for")
 
 
 def some(length):
@@ -45,6 +54,7 @@ def some(length):
 
 
 MAKE = {
+    "Shuffle": Shuffle,
     "Balanced": lambda ds, **o: Balanced(ds, "label", **o),
     "Weighted": lambda ds, **o: Weighted(ds, "weight", **o),
     "WeightedOnce": lambda ds, **o: Weighted(ds, "weight", replacement=False, **o),
@@ -92,9 +102,10 @@ GOLDEN = {
     "Balanced": ([30, 11, 10, 19, 22, 28, 18, 37], [39, 12, 36, 31, 2, 8, 32, 14]),
     "Weighted": ([27, 39, 17, 26, 19, 2, 35, 14], [15, 39, 26, 27, 19, 17, 5, 27]),
     "WeightedOnce": ([18, 29, 15, 6, 31, 2, 19, 26], [39, 35, 14, 23, 10, 27, 1, 31]),
-    "ByLength": ([21, 18, 15, 12, 9, 6, 3, 0], [21, 18, 15, 12, 9, 6, 3, 0]),
-    "ByTokens": ([34, 37, 1, 38, 4, 2, 7, 10], [19, 22, 11, 39, 36, 33, 30, 27]),
-    "ChunkShuffle": ([13, 37, 12, 32, 35, 7, 16, 39], [20, 24, 12, 15, 10, 23, 18, 27]),
+    "ByLength": ([28, 31, 35, 34, 37, 1, 38, 4], [28, 31, 35, 34, 37, 1, 38, 4]),
+    "ByTokens": ([20, 23, 26, 29, 25, 34, 37, 1], [19, 22, 11, 39, 36, 33, 30, 27]),
+    "ChunkShuffle": ([36, 37, 28, 35, 21, 13, 38, 15], [24, 5, 17, 26, 22, 12, 13, 11]),
+    "Shuffle": ([32, 33, 19, 3, 4, 9, 8, 16], [0, 35, 2, 3, 19, 16, 30, 39]),
 }
 
 
@@ -237,15 +248,15 @@ def test_a_state_of_another_epochs_length_is_refused():
     with pytest.raises(OptionError) as caught:
         sampler.load_state_dict(state)
     assert str(caught.value) == (
-        "a state amid an epoch of 40, and this sampler draws 20; make it with the same options, or begin an "
-        "epoch with set_epoch()"
+        "a state of an epoch of 40 draws, and this sampler has 20; make it with the same options, or begin "
+        "an epoch with set_epoch()"
     )
-    with pytest.raises(OptionError, match=r"^a state with 21 taken of 20$"):
+    with pytest.raises(OptionError, match=r"^a state with taken=21; give 0 to 20$"):
         sampler.load_state_dict({**state, "length": 20, "taken": 21})
 
 
 def test_what_is_no_state_of_a_sampler_is_refused():
-    with pytest.raises(OptionError, match=r"^no state of a sampler: it has no epoch, length, seed, taken$"):
+    with pytest.raises(OptionError, match=r"^not the state of a sampler: no epoch, length, seed, taken;"):
         Balanced(some(40), "label").load_state_dict({"yielded": 3})
 
 
@@ -280,14 +291,18 @@ def test_samples_without_a_number_can_be_filtered_out(tmp_path):
 
 
 @every_sampler
-def test_an_order_is_an_array_that_iterating_follows(make):
+def test_an_order_is_a_sequence_that_iterating_follows(make):
     sampler = make(some(COUNT))
     order = sampler.order()
-    assert [item.tolist() for item in order] == list(sampler)
-    assert {np.asarray(item).dtype for item in order} == {np.dtype(np.int64)}
+    drawn = list(sampler)
+    assert [np.asarray(item).tolist() for item in order] == drawn
+    assert [np.asarray(order[k]).tolist() for k in range(len(order))] == drawn
+    if not isinstance(sampler, ByLength):
+        assert order[3:9].tolist() == drawn[3:9]
+        assert order[3:9].dtype == np.asarray(order).dtype == np.int64
     later = sampler.order(4)
     sampler.set_epoch(4)
-    assert [item.tolist() for item in later] == list(sampler)
+    assert [np.asarray(item).tolist() for item in later] == list(sampler)
 
 
 @every_sampler
@@ -388,7 +403,7 @@ def test_balanced_draws_every_class_and_every_sample_with_the_same_chance():
     sampler = Balanced(Labelled(6, y=np.array([0, 0, 0, 1, 1, 2])), "y", 2)
     rounds = scaled(6000)
     for epoch in range(rounds):
-        drawn = sampler.order(epoch).tolist()
+        drawn = list(sampler.order(epoch))
         first[drawn[0]] += 1
         last[drawn[1]] += 1
     for counted in (first, last):
@@ -447,7 +462,7 @@ def test_weighted_without_replacement_draws_one_after_the_other_in_proportion_to
     rounds = scaled(6000)
     sampler = Weighted(Labelled(5), weights, replacement=False)
     assert len(sampler) == 4
-    counted = Counter(tuple(sampler.order(epoch).tolist()) for epoch in range(rounds))
+    counted = Counter(tuple(sampler.order(epoch)) for epoch in range(rounds))
     expected = {}
     for order in itertools.permutations(able):
         chance, left = 1.0, sum(weights)
@@ -456,8 +471,8 @@ def test_weighted_without_replacement_draws_one_after_the_other_in_proportion_to
         expected[order] = rounds * chance
     assert chi_square(counted, expected) < 70
     fewer = Weighted(Labelled(5), weights, 2, False)
-    assert [fewer.order(epoch).tolist() for epoch in range(9)] == [
-        sampler.order(epoch).tolist()[:2] for epoch in range(9)
+    assert [list(fewer.order(epoch)) for epoch in range(9)] == [
+        list(sampler.order(epoch))[:2] for epoch in range(9)
     ]
 
 
@@ -617,8 +632,9 @@ def test_the_chunk_of_a_sample_is_that_of_its_newest_record(tmp_path, tally):
 
 
 def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
+    starts = ds.reader.chunk_starts()
     for dataset in (ds, ds[::-1], ds[np.array([5, 5, 90, 91, 17, 180])], ds.filter("n_tokens > 40")):
-        chunks = ds.reader.chunk_of(dataset.indices)
+        chunks = np.searchsorted(starts, dataset.indices, side="right")
         for buffer in (1, 3, 100):
             drawn = list(ChunkShuffle(dataset, buffer))
             assert sorted(drawn) == list(range(len(dataset)))
@@ -630,6 +646,67 @@ def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
                 groups[-1].add(chunk)
                 assert chunk not in seen, "a chunk that was done with is read again"
             assert len(groups) == math.ceil(len(set(chunks.tolist())) / buffer)
+
+
+def test_an_epoch_of_chunk_shuffle_over_a_billion_samples_begins_at_once():
+    began = time.process_time()
+    tracemalloc.start()
+    try:
+        sampler = ChunkShuffle(Labelled(10**9, chunk=4_000), num_replicas=8, rank=3)
+        drawn = list(itertools.islice(sampler, 100_000))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(set(drawn)) == 100_000
+    assert len({k // 4_000 for k in drawn}) <= 32
+    assert peak < 100 * 10**9 / 4_000
+    assert time.process_time() - began < 5
+
+
+def written_as(write, count, tmp_path, **options):
+    with CacheWriter(tmp_path / f"{len(list(tmp_path.iterdir()))}.zip", **options) as w:
+        for k in write:
+            w.write(k, {"x": torch.tensor([k])})
+    ds = CachedDataset.from_cache(w.path)
+    assert len(ds) == count
+    return ds
+
+
+def test_runs_are_taken_for_chunks_where_samples_lie_in_order_and_only_there(tmp_path):
+    in_order = written_as(range(100), 100, tmp_path, chunk_size=16)
+    assert in_order.reader.chunk_starts().tolist() == [0, 15, 30, 45, 60, 75, 90, 100]
+    mixed = np.random.default_rng(0).permutation(1000).tolist()
+    claims = [block + worker + 4 * k for block in range(0, 60, 12) for worker in range(4) for k in range(3)]
+    by_four_workers = [16 * claim + k for claim in claims for k in range(16)]
+    for places, size in ((mixed, 50), (by_four_workers, 48)):
+        ds = written_as(places, len(places), tmp_path, chunk_size=size)
+        assert ds.reader.chunk_starts() is None
+        drawn = list(ChunkShuffle(ds, 1))
+        assert sorted(drawn) == list(range(len(places)))
+        numbers = ds.reader.chunk_of(np.array(drawn))
+        assert np.count_nonzero(np.diff(numbers)) == len(set(numbers.tolist())) - 1
+    assert written_as([0, 2, 3], 4, tmp_path).reader.chunk_starts() is None
+
+
+def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, tally):
+    rng = seeded("chunk_starts")
+    archives = [written_as(range(n), n, tmp_path, chunk_size=7) for n in (50, 1, 33)]
+    for _ in range(scaled(60)):
+        parts = [archives[rng.randrange(3)] for _ in range(rng.randint(1, 4))]
+        steps = [rng.choice([1, 1, 1, 2, 5, -1, -3]) for _ in range(len(parts) + 1)]
+        parts = [
+            part[rng.randrange(9) :: step] if step > 0 else part[::step]
+            for part, step in zip(parts, steps, strict=False)
+        ]
+        ds = edcache.concat(parts)
+        whole = ds[:: steps[-1]]
+        sampler = ChunkShuffle(whole, 1)
+        drawn = list(sampler)
+        assert sorted(drawn) == list(range(len(whole)))
+        assert sampler._positions.numbers == range(len(whole)), "each position was listed"
+        runs = np.searchsorted(ds.chunk_starts(), whole.indices[drawn], side="right")
+        assert np.count_nonzero(np.diff(runs)) == len(set(runs.tolist())) - 1
+        tally("views of concatenations with runs")
 
 
 def test_chunk_shuffle_lets_ranks_read_different_chunks():
@@ -651,8 +728,7 @@ def quality(order, chunk_size):
 
 def test_chunk_shuffle_is_between_none_and_a_permutation_as_it_says():
     """500 chunks of 100; the figures of the docstring."""
-    ds = Labelled(50_000)
-    ds.chunk_of = lambda indices: indices // 100
+    ds = Labelled(50_000, chunk=100)
     permuted = np.random.default_rng(0).permutation(50_000)
     found = {
         "none": quality(np.arange(50_000), 100),
@@ -798,4 +874,4 @@ def test_the_loader_says_what_a_sampler_should_give(ds):
 
 
 def test_samplers_are_an_attribute_of_the_package():
-    assert edcache.samplers.__all__ == ["Balanced", "ByLength", "ChunkShuffle", "Weighted"]
+    assert edcache.samplers.__all__ == ["Balanced", "ByLength", "ChunkShuffle", "Shuffle", "Weighted"]

@@ -306,7 +306,7 @@ def test_wrong_selections_are_refused(ds, tmp_path):
     assert str(caught.value) == 'select() takes at least one field: select("image")'
     with pytest.raises(OptionError) as caught:
         ds.select("kind", "label", "kind")
-    assert str(caught.value) == "select() names 'kind' twice"
+    assert str(caught.value) == "select() names 'kind' twice; give each field once"
     keys = "'image', 'label', 'target', 'score', 'good', 'kind'"
     for path in ("nope", "target.nope", ("target", 0), 0, "image.0", ("image", 0)):
         view = ds.select("kind", path)

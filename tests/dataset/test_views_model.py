@@ -11,6 +11,7 @@ import pickle
 from collections import Counter
 
 import numpy as np
+import orders
 import pytest
 import torch
 from hypothesis import HealthCheck, example, given, seed, settings
@@ -193,8 +194,9 @@ class Chain:
         self.rows = rows
 
     def shuffle(self, a, b):
-        order = np.random.Generator(np.random.PCG64(a)).permutation(len(self.rows))
-        self.view, self.rows = self.view.shuffle(a), [self.rows[k] for k in order]
+        count = len(self.rows)
+        self.view = self.view.shuffle(a)
+        self.rows = [self.rows[orders.order(position, count, a)] for position in range(count)]
 
     def repeat(self, a, b):
         n = len(self.rows)

@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import edcache
-from edcache.display import Shown, view
+from edcache.cli.viewer import _archive
+from edcache.display import Shown, Viewer, view
 from edcache.labels import Labels
 
 PAGE = Path(edcache.__file__).parent / "display"
@@ -268,6 +269,16 @@ def test_a_filter_counts_and_says_what_the_library_says(path, visitor):
         assert (status, body) == (422, {"error": str(wrong.value)})
 
 
+def test_the_part_of_each_bar_that_a_filter_keeps_is_counted(path, visitor):
+    ds = edcache.CachedDataset.from_cache(path)
+    bars = ds.labels.histogram("label").bars
+    _, body = visitor.json("/api/0/kept/0?where=label+%3E+0")
+    assert body == {"kept": [len(ds.filter("label > 0").filter(bar.where)) for bar in bars]}
+    assert body["kept"][0] == 0 < sum(body["kept"])
+    assert visitor.json("/api/0/kept/0")[1] == {"kept": [bar.count for bar in bars]}
+    assert visitor.json("/api/0/kept/9?where=")[0] == 404
+
+
 def test_cells_follow_the_filter_and_have_pictures(visitor):
     _, body = visitor.json("/api/0/cells?where=label+%3D%3D+1&start=2&count=3")
     assert [cell["row"] for cell in body["cells"]] == [7, 10, 13]
@@ -395,3 +406,23 @@ def test_the_page_writes_text_alone():
     assert not [way for way in ways if way in script]
     html = (PAGE / "page.html").read_text() + (PAGE / "page.css").read_text()
     assert not re.search(r"https?:|url\(|@import|style=|\son\w+=", html)
+
+
+def test_what_a_fill_has_added_is_there_when_the_page_is_loaded_again(tmp_path):
+    path = tmp_path / "growing.zip"
+    with edcache.CacheWriter(path, in_memory_keys=["label"]) as writer:
+        writer.extend({"label": k} for k in range(3))
+        writer.flush()
+        with Viewer([_archive(str(path), "growing.zip")]) as viewer:
+            entered = Visitor(viewer).get(path_of(viewer))
+            visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+            assert visitor.json("/api/0")[1]["samples"] == 3
+            assert len(visitor.json("/api/0/cells?count=9")[1]["cells"]) == 3
+            writer.extend({"label": k} for k in range(3, 5))
+            writer.flush()
+            assert visitor.json("/api/0")[1]["samples"] == 5
+            assert [cell["row"] for cell in visitor.json("/api/0/cells?start=3&count=9")[1]["cells"]] == [
+                3,
+                4,
+            ]
+            assert sum(bar["count"] for bar in visitor.json("/api/0/histogram/0")[1]["bars"]) == 5

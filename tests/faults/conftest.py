@@ -8,7 +8,6 @@ import pytest
 
 from edcache.format import chain, tables
 from edcache.format import spec as format
-from edcache.reader import file_session
 
 verify = import_module("edcache.tools.verify")
 
@@ -102,9 +101,8 @@ def remembered():
         patch.setattr(chain, "revised", remembering_revised(chain.revised))
         patch.setattr(verify, "check_chunk", remembering_chunks(verify.check_chunk))
         patch.setattr(chain, "merge", remembering_merge(chain.merge))
-        for module in (file_session, verify):
-            patch.setattr(module, "parse_index", remembering(module.parse_index))
-            patch.setattr(module, "parse_labels", remembering(module.parse_labels))
+        patch.setattr(verify, "parse_index", remembering(verify.parse_index))
+        patch.setattr(verify, "parse_labels", remembering(verify.parse_labels))
         yield
 
 

@@ -51,7 +51,7 @@ def test_a_bug_that_does_not_fit_is_refused(old: str, new: str, said: str) -> No
 def test_a_bug_that_nobody_looks_for_is_told_from_one_that_is_found() -> None:
     """The runner itself: a change without an effect survives, and a test that fails without it counts not."""
     (bug,) = chosen(["link unchecked"], None)
-    harmless = bug._replace(name="harmless", old="a batch of records of one layout", new="a batch of records")
+    harmless = bug._replace(name="harmless", old="A batch of records of one layout", new="A batch of records")
     (found,) = look_for_all([harmless])
     assert found.by is None
 

@@ -39,7 +39,7 @@ def chunk(**changes):
 
 def test_a_header_has_the_bytes_that_the_specification_tells():
     private = struct.pack(
-        "<HHI16sQQQQQQQQI", 1, 1, 192, UUID, 3, 8192, 12288, 77, 5, 25, 800, 4096, 0x55667788
+        "<HHI16sQQQQQQQQI", 2, 1, 192, UUID, 3, 8192, 12288, 77, 5, 25, 800, 4096, 0x55667788
     )
     name = b"chunks/00000003"
     local = struct.pack(
@@ -93,7 +93,7 @@ def test_a_truncated_header_is_no_header():
 
 
 def test_a_header_with_a_later_version_or_an_unknown_kind_is_no_entry():
-    for position, value in ((49, 2), (51, 9)):
+    for position, value in ((49, 3), (51, 9)):
         packed = bytearray(format.pack_header(chunk()))
         packed[position] = value
         assert format.parse_header(bytes(packed)) is None
@@ -125,8 +125,8 @@ def test_the_head_names_what_is_wrong_with_it():
     with pytest.raises(NotAnArchiveError, match="does not begin with a zip entry edcache.json"):
         format.read_head(reading(b"PK\3\4" + bytes(5000)), "a.zip")
     newer = bytearray(data)
-    newer[30 + 12 + 4] = 2
-    with pytest.raises(FormatVersionError, match="archive format 2, this release reads up to 1; upgrade"):
+    newer[30 + 12 + 4] = 3
+    with pytest.raises(FormatVersionError, match="archive format 3, this release reads format 2; upgrade"):
         format.read_head(reading(bytes(newer)), "a.zip")
     torn = data[:100] + bytes(3996)
     with pytest.raises(CorruptArchiveError, match="the head at offset 0 fails its checksum"):
@@ -153,7 +153,7 @@ def head_that_says(text, **changes):
 
 SAID = {
     "format": "edcache",
-    "version": 1,
+    "version": 2,
     "uuid": UUID.hex(),
     "length": 10,
     "codec": "native",

@@ -123,7 +123,7 @@ def test_zipfile_reads_every_member_without_a_warning(archive: Path) -> None:
             names = z.namelist()
     assert len(set(names)) == len(names)
     assert names[0] == "edcache.json"
-    assert names[-2:] == ["index.arrow", "labels.arrow"]
+    assert names[-2:] == ["index.pages", "labels.arrow"]
 
 
 def test_unzip_tests_it_without_a_warning(archive: Path) -> None:
@@ -163,7 +163,7 @@ def test_bsdtar_and_unzip_extract_the_bytes_that_zipfile_reads(archive: Path) ->
 
 def test_extracted_labels_open_with_arrow_and_pandas(archive: Path, content: str, tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    run("unzip", "-q", archive, "labels.arrow", "index.arrow", "-d", tmp_path)
+    run("unzip", "-q", archive, "labels.arrow", "index.pages", "-d", tmp_path)
     path = tmp_path / "labels.arrow"
     table = pa.ipc.open_file(io.BytesIO(path.read_bytes())).read_all()
     expected = reference.read_zip(archive).labels

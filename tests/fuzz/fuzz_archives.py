@@ -4,7 +4,6 @@ checksums that fit, so that a fuzzer gets behind them.
 
 from __future__ import annotations
 
-import base64
 import copy
 import io
 import json
@@ -12,7 +11,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -24,7 +23,10 @@ from fuzz_draw import Draw
 
 from edcache import CacheWriter
 from edcache.format import spec as format
+from edcache.format.index_pages import pack_index, parse_index
+from edcache.format.label_file import pack_labels
 from edcache.format.spec import Header
+from edcache.format.tables import Failure, IndexTable, Records
 from edcache.writer.appender import Appender
 
 UUID = bytes(range(16))
@@ -86,26 +88,13 @@ class Table:
             for name, values in self.columns.items()
         } | self.labels
         fields = [pa.field(name, array.type) for name, array in arrays.items()]
-        schema = pa.schema(fields, metadata=packed_meta(self.meta))
+        schema = pa.schema(fields, metadata={"edcache": json.dumps(self.meta)})
         rows = max(map(len, arrays.values()), default=0)
         short = [array if len(array) == rows else pa.nulls(rows, array.type) for array in arrays.values()]
         sink = io.BytesIO()
         with make(sink, schema) as writer:
             writer.write_batch(pa.RecordBatch.from_arrays(short, schema=schema))
         return sink.getvalue()
-
-
-def packed_meta(meta: Any) -> dict[str, bytes | str]:
-    """A table's metadata: JSON, and for "chunks", where it has them, int64 numbers in base64."""
-    if "chunks" not in meta:
-        return {"edcache": json.dumps(meta)}
-    said = {key: value for key, value in meta.items() if key != "chunks"}
-    rows = meta["chunks"] if isinstance(meta["chunks"], list) else [meta["chunks"]]
-    numbers = [n for row in rows for n in (row if isinstance(row, list) else [row])]
-    data = b"".join(
-        (n % (1 << 64)).to_bytes(8, "little") if type(n) is int else str(n).encode() for n in numbers
-    )
-    return {"edcache": json.dumps(said), "edcache.chunks": base64.b64encode(data)}
 
 
 @dataclass
@@ -119,6 +108,7 @@ class Part:
     samples: int = 0
     end_index: int = 0
     lies: dict[str, int] = field(default_factory=dict)
+    table_nbytes: int = 0
     is_changed: bool = False
     keeps_crcs: bool = False
 
@@ -217,6 +207,7 @@ def _taken_apart(number: int) -> Archive:
 def _part(header: Header, data: bytes) -> Part:
     packed = data[header.payload_offset : header.payload_offset + header.table_nbytes]
     part = Part(header.kind, packed, samples=header.samples, end_index=header.end_index)
+    part.table_nbytes = header.table_nbytes
     if header.kind == format.KIND_CHUNK:
         read = pa.ipc.open_stream(packed).read_all()
         nbytes = json.loads(read.schema.metadata[b"edcache"])["records_nbytes"]
@@ -225,17 +216,54 @@ def _part(header: Header, data: bytes) -> Part:
         part.packed = packed[: len(packed) - 4 * -(-nbytes // format.BLOCK_NBYTES)]
         part.table = _table(read)
     elif header.kind in (format.KIND_INDEX, format.KIND_LABELS):
-        part.table = _table(pa.ipc.open_file(packed).read_all())
+        part.packed = data[header.payload_offset : header.payload_end]
+        part.table = _index_table(part) if header.kind == format.KIND_INDEX else _label_table(part)
     return part
+
+
+def _index_table(part: Part) -> Table:
+    index = parse_index(part.packed, part.samples, part.table_nbytes)
+    meta = {
+        "length": index.length,
+        "schemas": index.schemas,
+        "dictionaries": [list(one) for one in index.dictionaries],
+        "chunks": index.blocks.tolist(),
+        "failed": [failure.to_json() for failure in index.failures],
+        "labels": None if index.labels is None else [list(one) for one in index.labels],
+    }
+    return Table({name: column.tolist() for name, column in index.records.columns().items()}, {}, meta)
+
+
+def _label_table(part: Part) -> Table:
+    read = pa.ipc.open_file(part.packed).read_all()
+    return Table({}, {name: read.column(name).combine_chunks() for name in read.column_names}, {})
+
+
+def _pack_seal(part: Part) -> None:
+    """Make the bytes of index.pages or labels.arrow anew; what cannot be packed stays as it was."""
+    assert part.table is not None
+    columns, meta = part.table.columns, part.table.meta
+    refusals = (pa.ArrowException, ValueError, TypeError, OverflowError, KeyError, IndexError)
+    with suppress(*refusals, StopIteration):
+        if part.kind == format.KIND_LABELS:
+            data, part.table_nbytes = pack_labels(pa.table(part.table.labels))
+            part.packed = bytes(data)
+            return
+        records = {
+            name: np.array([v % (1 << 64) for v in values], np.uint64).astype(_TYPES[name].to_pandas_dtype())
+            for name, values in columns.items()
+        }
+        blocks = np.array([[n % (1 << 64) for n in row] for row in meta["chunks"]], np.uint64)
+        failed = [Failure(*one) for one in meta.get("failed", [])]
+        rest = (meta["schemas"], meta["dictionaries"], blocks.astype(np.int64).reshape(-1, 3), failed)
+        index = IndexTable(Records(**records), meta["length"], *rest, meta.get("labels"))
+        part.packed, part.table_nbytes = pack_index(index)
 
 
 def _table(read: Any) -> Table:
     own = {name: read.column(name).to_pylist() for name in read.column_names if name in _TYPES}
     labels = {n: read.column(n).combine_chunks() for n in read.column_names if n not in _TYPES}
     meta = json.loads(read.schema.metadata[b"edcache"])
-    chunks = read.schema.metadata.get(b"edcache.chunks")
-    if chunks is not None:
-        meta["chunks"] = np.frombuffer(base64.b64decode(chunks), "<i8").reshape(-1, 3).tolist()
     return Table(own, labels, meta)
 
 
@@ -292,9 +320,15 @@ def _header(part: Part, bare: Header, payload: bytes, table_nbytes: int, end: in
         "samples": part.samples,
         "end_index": part.end_index,
         "table_nbytes": table_nbytes,
-        "table_crc": format.crc32(payload[:table_nbytes]),
+        "table_crc": format.crc32(_table_of(part.kind, payload, table_nbytes)),
     } | part.lies
     return Header(bare.kind, UUID, **{"seq": bare.seq, "offset": bare.offset, "link": bare.link, **fields})
+
+
+def _table_of(kind: int, payload: bytes, nbytes: int) -> bytes:
+    if kind in (format.KIND_INDEX, format.KIND_LABELS):
+        return payload[max(0, len(payload) - nbytes) :]
+    return payload[:nbytes]
 
 
 def _payload(part: Part) -> tuple[int, bytes]:
@@ -329,10 +363,10 @@ def _seal(archive: Archive, out: bytearray, link: int, listed: list[Header]) -> 
         if part.is_changed and part.table is not None:
             if part is index and not part.keeps_crcs:
                 _sign_index(part.table, out)
-            part.packed = part.table.packed(pa.ipc.new_file)
+            _pack_seal(part)
         packed.append(part.packed)
     bare = [
-        _header(part, Header(part.kind, UUID, seq, len(out), link, 0, 0), data, len(data), 0)
+        _header(part, Header(part.kind, UUID, seq, len(out), link, 0, 0), data, part.table_nbytes, 0)
         for part, data in zip((index, labels), packed, strict=True)
     ]
     first, second, directory = format.seal_headers(*bare, listed)

@@ -1,18 +1,21 @@
-"""index.arrow, labels.arrow and the tables of chunks, as Arrow bytes that fit their checksums."""
+"""index.pages, labels.arrow and the tables of chunks, as bytes that fit their checksums."""
 
 from __future__ import annotations
 
+import json
+import struct
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from fuzz_archives import packed_meta
 from fuzz_draw import Draw
 
 from edcache.errors import CorruptArchiveError
-from edcache.format.tables import parse_chunk_table, parse_index, parse_labels, spread
+from edcache.format.index_pages import pack_index, parse_root, unpack_page
+from edcache.format.label_file import pack_labels, parse_label_table, parse_labels
+from edcache.format.tables import IndexTable, Records, parse_chunk_table, spread
 
 OWN = {
     "index": pa.int64(),
@@ -48,17 +51,14 @@ _META: dict[str, dict[str, Any]] = {
         "length": 3,
         "schemas": ['"int"'],
         "dictionaries": [[4096, 10, 5]],
-        "chunks": [[4500, 4544, 24], [8600, 8640, 8]],
+        "compressed": False,
+        "chunks": 2,
+        "chunks_crc": 5,
         "failed": [[1, True, "E", "", ""]],
     },
     "chunk": {"schemas": ['"int"'], "records_nbytes": 24, "labels": {"y": ["int64", False, False, None]}},
-    "labels": {"rows": 3},
+    "labels": {},
 }
-
-
-@cache
-def _honest(kind: str, is_sparse: bool) -> bytes:
-    return _packed(kind, _columns(kind, is_sparse), _META[kind], 0)
 
 
 def _columns(kind: str, has_index: bool) -> dict[str, Any]:
@@ -73,16 +73,52 @@ def _columns(kind: str, has_index: bool) -> dict[str, Any]:
 
 
 def _packed(kind: str, columns: dict[str, Any], meta: Any, codec: int) -> bytes:
+    if kind == "index":
+        return _index(meta)
     fields = [pa.field(name, column.type) for name, column in columns.items()]
-    schema = pa.schema(fields, metadata=packed_meta(meta))
+    schema = pa.schema(fields, metadata={"edcache": json.dumps(meta)})
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+    if kind == "labels":
+        return _labels(pa.Table.from_batches([batch]), codec)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=(None, "zstd", "lz4")[codec % 3])
-    make = pa.ipc.new_stream if kind == "chunk" else pa.ipc.new_file
-    with make(sink, schema, options=options) as writer:
+    with pa.ipc.new_stream(sink, schema, options=options) as writer:
         for _ in range(1 + (codec > 2)):
             writer.write_batch(batch)
     return sink.getvalue().to_pybytes()
+
+
+@cache
+def _pages() -> tuple[bytes, bytes]:
+    """The pages and the chunks of an index of three records of five samples; and what lists its pages."""
+    numbers = {"offset": [0, 8, 24], "nbytes": [8, 9, 8], "crc32": [1, 2, 3], "schema": [0, 1, 0]}
+    columns = {name: np.array(values, OWN[name].to_pandas_dtype()) for name, values in numbers.items()}
+    records = Records(**columns, index=np.array([0, 2, 4]))
+    index = IndexTable(records, 5, ["a", "b"], [], np.array([[4500, 4544, 24], [8600, 8640, 8]]))
+    payload, nbytes = pack_index(index)
+    return payload[: len(payload) - nbytes], payload[-72:]
+
+
+def _index(meta: Any) -> bytes:
+    """The table of an index with this JSON."""
+    text = json.dumps(meta).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<II", 12, len(text)) + text + _pages()[1]
+
+
+def _labels(table: pa.Table, codec: int) -> bytes:
+    """labels.arrow, in front of it the bytes of its table; of types that no writer makes, as Arrow has it."""
+    with suppress(Exception):  # what the writer makes of such types is not the question
+        data, nbytes = pack_labels(table)
+        return struct.pack("<Q", nbytes) + bytes(data)
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=(None, "zstd", "lz4")[codec % 3])
+    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    start = len(data) - 10 - struct.unpack_from("<i", data, len(data) - 10)[0]
+    parts = bytes(96 * table.num_columns) + struct.pack("<QQ", table.num_rows, 1 << 18)
+    return struct.pack("<Q", len(parts) + len(data) - start) + data[:start] + parts + data[start:]
 
 
 def _column(draw: Draw, rows: int) -> Any:
@@ -134,28 +170,58 @@ def run(data: bytes) -> None:
     if how == 0:
         packed = draw.rest()
     elif how == 1:
-        packed = draw.changed(_honest(kind, draw.flag()))
+        packed = draw.changed(_packed(kind, _columns(kind, draw.flag()), _META[kind], 0))
     elif how == 2:
         packed = draw.changed(_lied(draw, kind))
     else:
         packed = _lied(draw, kind)
+    if kind == "labels":
+        packed = _misplaced(draw, packed)
     with suppress(CorruptArchiveError):
         _parse(kind, packed, rows)
 
 
+def _misplaced(draw: Draw, packed: bytes) -> bytes:
+    """Labels whose table says other numbers."""
+    nbytes = int.from_bytes(packed[:8], "little")
+    for _ in range(draw.below(3)):
+        at = len(packed) - nbytes + 8 * draw.below(48)
+        if nbytes <= len(packed) and at + 8 <= len(packed):
+            packed = packed[:at] + draw.number().to_bytes(8, "little") + packed[at + 8 :]
+    return packed
+
+
 def _parse(kind: str, data: bytes, rows: int) -> None:
     if kind == "index":
-        index = parse_index(data, rows)
-        assert len(index.records.offset) == rows <= index.length
-        assert all(type(text) is str for text in index.schemas)
-        assert all(failure.index < index.length for failure in index.failures)
+        payload = _pages()[0] + data
+        root = parse_root(data, rows, len(payload), 1 << 20)
+        assert root.rows == rows <= root.length
+        assert all(type(text) is str for text in root.schemas)
+        assert all(failure.index < root.length for failure in root.failures)
+        for number, (page, nbytes) in enumerate(zip(root.pages, root.nbytes.tolist(), strict=True)):
+            start = int(page["at"])
+            unpack_page(root, number, payload[start : start + nbytes], 1 << 20)
         return
     if kind == "chunk":
         table = parse_chunk_table(data, rows)
         assert len(table.records.index) == rows
-        labels = table.labels
-    else:
-        labels = parse_labels(data, rows)
+        _look(table.labels, rows)
+        return
+    nbytes, data = int.from_bytes(data[:8], "little"), data[8:]
+
+    def load(extents: Any) -> Any:
+        return [memoryview(data)[extent.at : extent.at + extent.nbytes] for extent in extents]
+
+    with suppress(CorruptArchiveError):
+        _look(parse_labels(data, rows, nbytes), rows)
+    if nbytes <= len(data):
+        labels = parse_label_table(data[len(data) - nbytes :], len(data), rows, load)
+        for name in labels.column_names:
+            assert len(labels.bounds(name).rows) == len(labels.parts)
+        _look(labels.table, rows)
+
+
+def _look(labels: pa.Table, rows: int) -> None:
     if labels.num_columns:
         assert labels.num_rows == rows
         spread(labels, np.arange(rows), rows + 2).to_pylist()

@@ -68,7 +68,7 @@ class Far:
     def tag(self) -> tuple[str]:
         return (self.etag,)
 
-    def will_need(self, offset: int, nbytes: int) -> None:
+    def will_need(self, extents: Sequence[tuple[int, int]]) -> None:
         pass
 
     def close(self) -> None:

@@ -103,3 +103,12 @@ def test_plot_draws_a_bar_for_each_value():
     assert [patch.get_width() for patch in axes.patches] == [2, 1]
     axes.figure.canvas.draw()
     assert Labels(pa.table({"x": [1]})).plot("x", axes) is axes
+
+
+@pytest.mark.parametrize("values", [[0.0, 1.79e308, -1.79e308], [5e-324, 0.0, 1e-300], [-1e308, 1e308, 3.0]])
+def test_ranges_reach_over_all_that_a_float_can_be(values):
+    labels = Labels(pa.table({"x": pa.array(values)}))
+    for most in (1, 2):
+        bars = labels.histogram("x", most).bars
+        assert sum(bar.count for bar in bars) == 3
+        assert [len(matching_rows(labels, {}, bar.where)) for bar in bars] == [bar.count for bar in bars]

@@ -24,8 +24,8 @@ import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
+from edcache.labels import Labels, classes_of, sorted_rows
 from edcache.labels.given import joined
-from edcache.labels.labels import Labels, classes, order_by
 from edcache.labels.query import matching_rows
 from edcache.samplers import Balanced
 
@@ -323,7 +323,7 @@ def test_classes_are_those_of_a_dict(rows, name, data):
         labels, rows = labels.take(picks), [rows[k] for k in picks]
     values = [row[name] for row in rows]
     groups = numbered(values)
-    found = classes(labels, name, "test")
+    found = classes_of(labels.singles(name, "test"))
     assert [np.flatnonzero(found.codes == code).tolist() for code in range(len(found.values))] == groups
     counts = labels.counts(name)
     assert sorted(counts.values()) == sorted(map(len, groups))
@@ -347,7 +347,7 @@ def test_the_order_is_that_of_python(rows, name, descending):
             for k in present
             if values[k] == value
         ]
-    found = order_by(Labels(table(rows)), name, descending).tolist()
+    found = sorted_rows(Labels(table(rows)).singles(name, "test"), descending).tolist()
     assert found == present + last
 
 
@@ -358,7 +358,7 @@ def test_classes_are_those_of_pandas(rows, name):
     series = pandas.Series(values, dtype="f8")
     labels = Labels(pa.table({name: arrow(name, values)}))
     codes = pandas.factorize(series, use_na_sentinel=False)[0]
-    assert classes(labels, name, "test").codes.tolist() == codes.tolist()
+    assert classes_of(labels.singles(name, "test")).codes.tolist() == codes.tolist()
 
 
 def bits(array):
@@ -373,7 +373,11 @@ def test_what_is_given_back_is_bit_for_bit_what_was_written(rows):
     labels = Labels(table(rows))
     for name in ("h", "f", "d"):
         written = bits(arrow(name, [row[name] for row in rows]).to_numpy())
-        classes(labels, name, "test"), labels.counts(name), order_by(labels, name, False)
+        (
+            classes_of(labels.singles(name, "test")),
+            labels.counts(name),
+            sorted_rows(labels.singles(name, "test"), False),
+        )
         matching_rows(labels, {}, f"{name} in (0, 1) or {name} < d2")
         assert bits(labels[name]) == written
         assert bits(labels.column(name).to_numpy()) == written

@@ -15,7 +15,7 @@ from edcache.errors import (
     SampleIndexError,
     UnknownLabelError,
 )
-from edcache.format.arrays import list_items, number_values, take_rows
+from edcache.format.arrays import list_items, missing_rows, number_values, take_rows, to_numpy
 from edcache.labels.labels import Labels
 
 
@@ -83,6 +83,35 @@ def test_number_values_are_what_to_numpy_gives(kind, values, start, length):
 def test_number_values_leave_out_what_is_null(kind, values, start):
     array = pa.array(values, pa.int64()).cast(kind).slice(start)
     assert number_values(array).tolist() == [value for value in values[start:] if value is not None]
+
+
+FIXED = [*NUMBERS, pa.bool_(), pa.date32(), pa.timestamp("s", "UTC"), pa.timestamp("ns"), pa.duration("us")]
+WHOLE = st.integers(0, 100) | st.just(2**62 + 1)
+
+
+@given(st.sampled_from(FIXED), st.lists(st.none() | WHOLE), st.integers(0, 20), st.integers(0, 20))
+def test_to_numpy_is_what_arrow_gives_but_for_integers_with_nulls(kind, values, start, length):
+    integers = pa.array(values, pa.int64()).cast(
+        pa.int32() if kind == pa.date32() else pa.int64(), safe=False
+    )
+    array = integers.cast(kind, safe=False).slice(start, length)
+    got = to_numpy(array, nullable=array.null_count > 0)
+    assert missing_rows(array).tolist() == [value is None for value in values[start : start + length]]
+    if array.null_count and (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        assert got.dtype == object
+        assert got.tolist() == array.to_pylist()
+    else:
+        expected = array.to_numpy(zero_copy_only=False)
+        assert got.dtype == expected.dtype
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_to_numpy_keeps_the_bits_of_floats():
+    written = np.array([-0.0, np.nan, np.inf, 5e-324, 0.1])
+    assert to_numpy(pa.array(written), nullable=False).tobytes() == written.tobytes()
+    nulled = to_numpy(pa.array(written, mask=np.arange(5) == 4), nullable=True)
+    assert nulled[:4].tobytes() == written[:4].tobytes()
+    assert np.isnan(nulled[4])
 
 
 @given(st.lists(st.none() | st.lists(st.none() | st.integers(0, 9))), st.integers(0, 5), st.booleans())

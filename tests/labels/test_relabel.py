@@ -348,11 +348,11 @@ def test_a_function_labels_the_samples_that_are_there(tmp_path):
 def test_a_view_says_where_labels_are_added(path):
     view = opened(path)[2:4]
     with pytest.raises(
-        OptionError, match=r"labels cannot be added to a view; add them to its dataset: view.cache"
+        OptionError, match=r"labels of a view cannot be changed; change those of its dataset, view.cache"
     ):
         view.add_labels("new", [1, 2])
     with pytest.raises(
-        OptionError, match=r"labels of a view cannot be dropped; drop those of its dataset: view.cach"
+        OptionError, match=r"labels of a view cannot be changed; change those of its dataset, view.cache"
     ):
         view.drop_labels("y")
     assert list(view.labels) == ["y", "kind"]

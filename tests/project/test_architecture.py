@@ -12,12 +12,11 @@ ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 
 
-def test_the_picture_is_what_the_script_draws():
-    command = [sys.executable, ROOT / "scripts" / "rooms.py"]
-    drawn = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert drawn == (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8"), (
-        "scripts/rooms > docs/rooms.svg"
-    )
+@pytest.mark.parametrize(("script", "file"), [("rooms", "docs/rooms.svg"), ("specification", "FORMAT.md")])
+def test_a_file_is_what_its_script_prints(script, file):
+    command = [sys.executable, ROOT / "scripts" / f"{script}.py"]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed == (ROOT / file).read_text(encoding="utf-8"), f"scripts/{script} > {file}"
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w.]+/[\w./]*)`", TEXT))))

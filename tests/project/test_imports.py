@@ -150,3 +150,13 @@ def test_what_reads_an_archive_anywhere_is_there_before_torch():
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout == "False\n", answer.stderr
+
+
+def test_commands_that_read_samples_say_in_a_line_that_they_take_torch(path):
+    code = "import sys; sys.modules['torch'] = None; from edcache.cli import main; main(sys.argv[1:])"
+    for command in (["show", path, "0"], ["card", path]):
+        answer = subprocess.run(
+            [sys.executable, "-c", code, *map(str, command)], capture_output=True, text=True
+        )
+        line = "edcache: this command reads samples, which takes torch; install it with: pip install torch\n"
+        assert (answer.returncode, answer.stderr) == (1, line)

@@ -18,7 +18,7 @@ PACKAGE = Path(edcache.__file__).parent
 # The one list of floors is in the package's docstring.
 FLOOR = {room: int(floor) for floor, room in re.findall(r"^    (\d)  (\w+) ", edcache.__doc__, re.MULTILINE)}
 # What users import by these paths; nothing in the package imports them.
-DOORS = {"__init__", "__main__", "compat", "errors", "samplers"}
+DOORS = {"__init__", "__main__", "compat", "errors", "numpy", "samplers"}
 # The folders of this room are backends: each has a surface of its own.
 BACKENDS = "backends"
 OWNERS = {

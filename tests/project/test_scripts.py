@@ -34,6 +34,7 @@ TRIALS = {
         0,
     ),
     "bench_views": ("--rows 500 --only take", r"\| `take\(n // 2\)` \| [\d.]+", 0),
+    "bench_scale": ("1000 5000", r"\| far open, requests \| \d", 0),
     "coverage": (
         "tests/base/test_once.py",
         r"passed(.|\n)*Coverage failure: total of [\d.]+ is less than fail-under=100",
@@ -45,11 +46,17 @@ TRIALS = {
     "surface": ("", r"CachedDataset\.from_cache(.|\n)*", 0),
     "docs": ("", r"/docs/_build/html/index\.html", 0),
     "rooms": ("", r"<svg (.|\n)*</svg>", 0),
+    "specification": ("", r"# The format of an edcache archive(.|\n)*## Schemas and records", 0),
     "walks": ("", r"reopen +[\d,]+ calls in +\d+ files\n(.*\n)*filter", 0),
+    "simulate_scale": (
+        "--samples 1e6 --hosts 2 --archives 2 --scale 0.01",
+        r"1 M samples of 10 kB(.|\n)*all open(.|\n)*`ChunkShuffle`, `local=`(.|\n)*seal of one",
+        0,
+    ),
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),
 }
 # What CI runs, beside them.
-IN_CI = {"test": "scripts/test\nscripts/test --full\n", "test-xla": "scripts/test-xla --without-xla"}
+IN_CI = {"test": "scripts/test\nscripts/test --full --rest\n", "test-xla": "scripts/test-xla --without-xla"}
 
 
 def test_each_has_a_trial_here_or_runs_in_ci():
@@ -189,3 +196,12 @@ def test_an_extra_brings_what_its_script_imports(extra):
     for module in foreign:
         names = {name.lower().replace("_", "-") for name in distributions[module]}
         assert names & brought, f"{module} is of {names}, which edcache[{extra}] lacks"
+
+
+@pytest.mark.full
+def test_the_figures_of_a_billion_samples_are_those_of_the_simulation():
+    """They are the same on every machine: what queues is drawn by a seed."""
+    simulation = runpy.run_path(str(ROOT / "scripts" / "simulate_scale.py"))
+    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
+    written = page.partition(simulation["BEGIN"])[2].partition(simulation["END"])[0].strip()
+    assert simulation["report"](simulation["Scale"]()) == written

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from edcache import CacheWriter
 from edcache.errors import CorruptArchiveError
+from edcache.format import chunk_tables
 from edcache.format import spec as format
 from edcache.format.chain import Chain, payload_crc, read_table
 from edcache.storage.file import File
@@ -165,3 +166,28 @@ def test_offsets_count_from_the_start_of_the_file(path):
     assert offsets.dtype == np.uint64
     starts = [header.records_offset for header in chain.chunks]
     assert [int(offsets[i]) for i in (0, 2, 4)] == starts
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    indices=st.lists(st.integers(0, 12), min_size=1, max_size=25),
+    chunk_size=st.integers(1, 6),
+    part_rows=st.integers(1, 8),
+)
+def test_parts_rise_however_chunks_overlap(tmp_path_factory, indices, chunk_size, part_rows):
+    path = tmp_path_factory.mktemp("parts") / "a.zip"
+    write(path, indices, chunk_size, seal=False)
+    file, chain = whole_chain(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunk_tables, "_PART_ROWS", part_rows)
+        patch.setattr(chunk_tables, "_MOST_KEPT_NBYTES", 0)
+        merged = chain.merged(lambda header: read_table(file.pread, header, file.path))
+        for _ in range(2):
+            samples, labels = [], []
+            for records, table in merged.parts():
+                samples += records.samples.tolist()
+                labels += table["y"].to_pylist()
+            expected = {index: 10 * n for n, index in enumerate(indices)}
+            assert dict(zip(samples, labels, strict=True)) == expected
+            assert samples == sorted(expected)
+            assert merged.rows == len(expected)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from descriptors import needs_proc, open_files
 from likeness import same
+from range_server import serving
 from torch.utils.data import DataLoader
 
 import edcache
@@ -175,6 +176,27 @@ def test_it_is_as_concat_of_the_archives_in_samples_views_batches_and_loaders(fo
     assert repr(ds).startswith("concat(CachedDataset(")
     assert repr(ds).endswith("(30 samples)")
     assert (ds.cache is ds[:3].cache, ds.indices.tolist()) == (True, list(range(30)))
+
+
+def test_archives_that_are_far_away_open_at_the_same_time(folder):
+    with serving((folder / "part-1.zip").read_bytes()) as served:
+        urls = [served.url.replace("a.zip", f"{k}.zip") for k in range(12)]
+        CachedDataset.from_cache(urls[0]).close()
+        each = len(served.requests)
+        served.forget()
+        served.delay = 0.05
+        ds = CachedDataset.from_cache(urls)
+        assert (ds.paths, len(ds)) == (urls, 120)
+        assert len(served.requests) == 12 * each
+        assert 4 <= served.most_in_flight <= 8
+        served.faults.append(lambda handler, *_: handler.path.endswith(("7.zip", "9.zip")) and gone(handler))
+        with pytest.raises(ArchiveNotFoundError, match=r"/7\.zip: no such object"):
+            CachedDataset.from_cache(urls)
+
+
+def gone(handler: Any) -> bool:
+    handler.say(404, {}, b"")
+    return True
 
 
 def test_the_chunks_of_several_archives_are_told_apart(folder):

@@ -343,7 +343,7 @@ def test_mapped_is_the_file_and_private_is_little(path):
         assert 0 <= memory["private"] < 4096
     memory = CachedDataset.from_cache(path, io="pread").reader.memory()
     assert memory["mapped"] == 0
-    assert 20 * 60 <= memory["private"] < 20 * 60 + 4096
+    assert 0 <= memory["private"] < 20 * 60 + 4096
     assert all(type(value) is int for value in memory.values())
 
 
@@ -364,7 +364,8 @@ def test_private_memory_does_not_grow_with_reading(tmp_path, io, verify, compres
         ds.select("label", "image").batch(range(k, k + 50))
     after = ds.reader.memory()
     assert after["mapped"] == before["mapped"]
-    assert after["private"] - before["private"] <= 64
+    # Of a file that is not mapped the pages of the index are kept that were read.
+    assert after["private"] - before["private"] <= (300 * 16 if io == "pread" else 64)
 
 
 def resident():
@@ -552,7 +553,7 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
     with calls.replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
-        ds.reader.session.file.will_need(0, 4096)
+        ds.reader.session.file.will_need([(0, 4096)])
     assert kernel.announced == []
 
 

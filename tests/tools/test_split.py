@@ -156,7 +156,7 @@ def test_what_cannot_be_split_so_is_refused_and_leaves_nothing(tmp_path):
     cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
         (OptionError, one_of, {}),
         (OptionError, one_of, {"parts": 2, "by": "y"}),
-        (OptionError, "split(): parts=0; give a number of archives, 1 or more", {"parts": 0}),
+        (OptionError, "split(): parts=0; give 1 or more", {"parts": 0}),
         (OptionError, "split(): parts=11, the archive has 10 samples; ask for fewer", {"parts": 11}),
         (
             OptionError,

@@ -66,9 +66,9 @@ def places(path):
             chunk["offset"] + 20,
             rf"at offset {chunk['offset']:,}: no entry fits here, so the chain ends before its seal",
         ),
-        "index": (index["offset"] + index["nbytes"] + 900, r"index.arrow has crc32 0x"),
+        "index": (index["offset"] + index["nbytes"] + 90, r"index.pages has crc32 0x"),
         "labels": (labels["offset"] + labels["nbytes"] + 300, r"labels.arrow has crc32 0x"),
-        "directory": (labels["offset"] + labels["nbytes"] + labels["table_nbytes"] + 20, r"zip directory"),
+        "directory": (labels["offset"] + labels["nbytes"] + len(entries[-1].payload) + 20, r"zip directory"),
     }
 
 

@@ -154,7 +154,7 @@ def test_a_fill_publishes_as_many_chunks_as_chunk_size_asks_for(path, chunk_size
 
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.5, True, "3"])
 def test_a_chunk_size_that_is_no_positive_integer_is_refused(path, chunk_size):
-    with pytest.raises(OptionError, match=f"chunk_size={chunk_size!r}; give a positive integer"):
+    with pytest.raises(OptionError, match=f"chunk_size={chunk_size!r}; give 1 or more"):
         CachedDataset(Counted(), path, chunk_size=chunk_size)
 
 
@@ -178,7 +178,7 @@ def test_a_sample_without_the_label_is_named(path):
 
 def test_a_slow_source_is_published_before_its_chunk_is_full(path):
     def look(i, sample):
-        time.sleep(0.06)
+        time.sleep(0.18)  # a small chunk waits a second
         if i == 7:
             assert len(CachedDataset.from_cache(path).missing) < 8
         return sample
@@ -221,7 +221,7 @@ def test_another_length_or_class_is_noticed(path):
 
 
 def test_what_is_no_dataset_at_all_is_refused(path):
-    with pytest.raises(OptionError, match=r"a object, has no len.. or no .index., and is not iterable"):
+    with pytest.raises(OptionError, match=r"the source is an object without len.. and .index."):
         CachedDataset(object(), path)
     assert not path.exists()
 

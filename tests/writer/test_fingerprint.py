@@ -22,8 +22,8 @@ import torch
 from edcache.errors import FingerprintError
 from edcache.writer.fingerprint import (
     call_fingerprint,
+    changed_code,
     differences,
-    source_changed,
     source_fingerprint,
 )
 from edcache.writer.fingerprint_code import source_digest
@@ -297,9 +297,9 @@ def test_differences_show_each_argument_with_both_values() -> None:
 def test_the_source_is_no_difference_but_a_change() -> None:
     other = described() | {"source": "t"}
     assert differences(described(), other) == []
-    assert source_changed(described(), other)
-    assert not source_changed(described(), described())
-    assert not source_changed(described() | {"source": None}, other)
+    assert [*changed_code(described(), other).values()] == ["t"]
+    assert not changed_code(described(), described())
+    assert not changed_code(described() | {"source": None}, other)
 
 
 def test_an_archive_without_a_fingerprint_is_a_difference() -> None:

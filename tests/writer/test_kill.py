@@ -155,11 +155,11 @@ def published(path: Path) -> set[int]:
 def test_a_kill_costs_little_of_what_was_computed(program: subprocess.Popen[str], tmp_path: Path) -> None:
     archive, log = tmp_path / "killed.zip", tmp_path / "log"
     child = Fill(program, "class", archive, log)
-    while len(computed(log)) < 700:
+    while len(computed(log)) < 1400:
         time.sleep(0.01)
     child.send(signal.SIGKILL)
     child.ended()
-    # Publication is due after 0.2 seconds in the first two; the rest is slack for a busy machine.
+    # A chunk as small as these is due after a second; the rest is slack for a busy machine.
     assert len(published(archive)) >= 200
 
 

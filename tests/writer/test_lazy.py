@@ -40,9 +40,12 @@ class Logged:
 
 
 def wait_for(path, samples, sealed=False):
-    """Publication goes on in a thread."""
+    """Publication and the seal go on in a thread."""
     limit = time.monotonic() + 60
-    while Reader(path, allow_partial=True).present < samples or (sealed and not Reader(path).sealed):
+    while True:
+        reader = Reader(path, allow_partial=True)
+        if reader.present >= samples and (reader.sealed or not sealed):
+            return
         assert time.monotonic() < limit
         time.sleep(0.01)
 

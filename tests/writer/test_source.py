@@ -32,7 +32,7 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, cachable
 from edcache.backends.redis.url import prefix_for
-from edcache.cli.housekeeping import fingerprint_lines
+from edcache.display import provenance
 from edcache.errors import OptionError, StaleCacheError
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.fingerprint_code import source_digest
@@ -747,11 +747,8 @@ def test_a_prefix_is_of_one_source_however_much_was_read() -> None:
 
 def test_the_attributes_of_a_source_are_shown(tmp_path: Path) -> None:
     CachedDataset(Source(split="train", size=(1, 2)), tmp_path / "a.zip")
-    lines = list(fingerprint_lines("a.zip", Reader(tmp_path / "a.zip").head.fingerprint))
-    assert [line.split(None, 1) for line in lines[2:4]] == [
-        ["attribute", "split='train'"],
-        ["attribute", "size=(1, 2)"],
-    ]
+    shown = list(provenance(Reader(tmp_path / "a.zip").head.fingerprint))
+    assert shown[1:3] == [("attribute", "split='train'"), ("attribute", "size=(1, 2)")]
 
 
 def test_a_cachable_cache_stays_one_for_its_source(tmp_path: Path) -> None:

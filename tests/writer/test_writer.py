@@ -7,6 +7,7 @@ import pickle
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from edcache.errors import (
     OptionError,
     PickleRefusedError,
     SampleIndexError,
+    SourceError,
     StaleArchiveError,
     StorageError,
     UnsupportedTypeError,
@@ -187,7 +189,7 @@ def test_options_that_contradict_the_archive_are_refused(path):
         ({"compression": "zstd:19"}, "compression='zstd:19', but the archive was begun with 'zstd'"),
         ({"codec": "pickle"}, "codec='pickle', but the archive was begun with 'native'"),
         ({"in_memory_keys": ["z"]}, r"in_memory_keys=\['z'\], but the archive was begun with \['y'\]"),
-        ({"chunk_size": 0}, "chunk_size=0; give a positive integer"),
+        ({"chunk_size": 0}, "chunk_size=0; give 1 or more"),
         ({"sync": "often"}, "sync='often'; choose one of 'never', 'seal', 'chunk'"),
     ):
         with pytest.raises(OptionError, match=message):
@@ -557,6 +559,41 @@ def test_a_claim_is_waited_for_until_its_holder_lets_go(path):
     other.close()
 
 
+def test_claims_are_taken_up_to_the_first_that_another_has(path):
+    one, other = (Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(2))
+    assert one.claims.claim(5)
+    assert not other.claims.claim(5, 8)
+    count = other.claims.claim(0, 16)
+    assert 1 < count <= 5
+    assert not any(one.claims.claim(number) for number in range(count))
+    other.claims.release(1, count - 1)
+    assert one.claims.claim(1, count - 1) == count - 1
+    assert not one.claims.claim(0)
+    other.close()
+    assert one.claims.claim(0)
+    one.close()
+
+
+def test_claims_are_given_back_where_samples_get_slow(path):
+    class Slowing:
+        def __len__(self):
+            return 2000
+
+        def __getitem__(self, i):
+            if i in (20, 40):  # the first of the second and of the third claim
+                with closing(Appender.open(path, format.Head(bytes(16)), create=False)) as other:
+                    is_free.append(other.claims.claim(4))
+            if i == 40:
+                raise ValueError
+            time.sleep(0.03 * (i >= 20))
+            return i
+
+    is_free = []
+    with pytest.raises(SourceError):
+        CachedDataset(Slowing(), path)
+    assert is_free == [0, 1]
+
+
 def test_a_filler_that_finds_no_place_fills_unseen(path):
     class Crowded(storage.System):
         def lock(self, fd, start, length, wait):
@@ -652,6 +689,20 @@ def test_what_others_published_meanwhile_is_not_published_again(path):
         assert writer.pending == 0
     appender.close()
     assert contents(path) == {0: "a", 1: "b"}
+
+
+def test_a_small_chunk_waits_for_more_samples_a_second_and_a_larger_one_does_not(path):
+    with closing(Appender.open(path, format.Head(bytes(16)), create=True)) as appender:
+        writer = Publisher(appender, LabelSpec.parse(None), None)
+        writer.add(0, "a")
+        time.sleep(0.4)
+        assert not writer.overdue
+        writer.add(1, bytes(64 << 10))
+        assert writer.overdue
+        writer.publish()
+        writer.add(2, "a")
+        time.sleep(1.1)
+        assert writer.overdue
 
 
 def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(path):

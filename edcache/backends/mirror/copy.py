@@ -9,7 +9,7 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from edcache import format, storage, writer
+from edcache import base, format, storage, writer
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.evict import check_space, limit_of, make_room
 from edcache.backends.mirror.fetch import Fetch
@@ -94,8 +94,7 @@ def copy_local(
 ) -> Copied:
     """What `copy_to_local` does; says what was copied."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
-    if type(num_threads) is not int or num_threads < 1:
-        raise OptionError(f"num_threads={num_threads!r}; give a number from 1 on")
+    base.check_count("num_threads", num_threads)
     limit = limit_of(max_bytes)
     storage.check_outlives(target)
     source, target = located(src, storage_options), local_path(target)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from edcache import storage
 from edcache.backends.mirror.sidecar import LOCK_COPY, locked_side, note_of, stamp_of
-from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes, shown
 from edcache.storage import File
 from edcache.writer import LOCK_USE, PARTIAL, SIDE, copies_beside
 
@@ -49,7 +49,8 @@ def copy_at(path: str) -> Copy | None:
         return None
     if partial is not None and note is not None:
         sizes.append(note.versions[0].nbytes)
-    here = storage.allocated(path) + storage.allocated(path + PARTIAL)
+    # The last page of a file is never full.
+    here = min(storage.allocated(path) + storage.allocated(path + PARTIAL), sum(sizes))
     return Copy(path, "" if note is None else note.origin, max(sizes), here, used[1] / 1e9)
 
 
@@ -93,7 +94,7 @@ def limit_of(max_bytes: int | str | None) -> int | None:
     """How many bytes the copies of a folder may have; OptionError: 'max_bytes=-1; give bytes, or ...'."""
     limit = parsed_bytes(max_bytes)
     if max_bytes is not None and limit is None:
-        raise OptionError(f'max_bytes={max_bytes!r}; give bytes, or text such as "200GB"')
+        raise OptionError(f'max_bytes={shown(max_bytes)}; give bytes, or text such as "200GB"')
     return limit
 
 
@@ -109,18 +110,26 @@ def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Coll
             f"{what}: {human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in "
             f"{folder}; allow more"
         )
-    stays = {os.path.realpath(path) for path in keep}
-    others = [copy for copy in copies_in(folder) if os.path.realpath(copy.path) != os.path.realpath(what)]
-    excess = sum(copy.nbytes for copy in others) + nbytes - limit
-    for copy in others:
-        if excess > 0 and os.path.realpath(copy.path) not in stays and evict(copy.path):
-            excess -= copy.nbytes
+    excess = left_by_others(folder, limit, nbytes, what, keep) + nbytes - limit
     if excess > 0:
         raise _no_space(
             f"{what}: {human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in "
             f"{folder}; of those there, which are in use, {human_bytes(excess)} would have to go; allow "
             "more, or wait"
         )
+
+
+def left_by_others(folder: str, limit: int, nbytes: int, what: str, keep: Collection[str]) -> int:
+    """The bytes of the other copies, after those that nobody has open have made room for so many more."""
+    stays = {os.path.realpath(path) for path in keep}
+    others = [copy for copy in copies_in(folder) if os.path.realpath(copy.path) != os.path.realpath(what)]
+    # One that is being copied will have all its bytes.
+    sizes = [copy.nbytes if _is_locked(copy.path + SIDE, LOCK_COPY) else copy.here for copy in others]
+    total = sum(sizes)
+    for copy, size in zip(others, sizes, strict=True):
+        if total + nbytes > limit and os.path.realpath(copy.path) not in stays and evict(copy.path):
+            total -= size
+    return total
 
 
 def evict(path: str) -> bool:

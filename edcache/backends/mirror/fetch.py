@@ -8,14 +8,12 @@ file.
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeVar
+from typing import Final
 
 from edcache import format
-from edcache.base import CorruptArchiveError, OptionError, StaleArchiveError
+from edcache.base import CorruptArchiveError, OptionError, StaleArchiveError, in_threads
 from edcache.format import Chain, Cursor, Head, Header, PRead, has_sound_payload
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, File
@@ -24,8 +22,6 @@ PIECE_NBYTES: Final = 1 << 22
 # The directory of a million entries.
 _DIRECTORY_NBYTES: Final = 1 << 26
 _HEADERS_AT_ONCE: Final = 1 << 12
-
-Item = TypeVar("Item")
 
 
 @dataclass(eq=False)
@@ -124,7 +120,7 @@ class Fetch:
             part.is_sound = part.is_in(file)
             return part.nbytes if part.is_sound and counts else 0
 
-        self._each(look, parts)
+        in_threads(look, parts, self._tell, self._threads, "edcache-copy")
 
     def _copy(self, parts: list[_FetchPart], pread: PRead, file: File) -> None:
         """Write parts as `pread` has them, in pieces, and see which of them came out sound."""
@@ -152,30 +148,13 @@ class Fetch:
                 file.write_back(part.start, part.nbytes)
             return nbytes
 
-        self._each(copy, pieces)
+        in_threads(copy, pieces, self._tell, self._threads, "edcache-copy")
         self._done -= sum(part.nbytes for part in _missing(parts))
 
-    def _each(self, work: Callable[[Item], int], items: Iterable[Item]) -> None:
-        """Do something with each of many, by several threads; this one tells of the bytes that are done."""
-
-        def tell(future: Future[int]) -> None:
-            nbytes = future.result()
-            self._done += nbytes
-            if nbytes and self._on_progress is not None:
-                self._on_progress(self._done, self.size)
-
-        pending: deque[Future[int]] = deque()
-        with ThreadPoolExecutor(self._threads, "edcache-copy") as pool:
-            try:
-                for item in items:
-                    pending.append(pool.submit(work, item))
-                    if len(pending) >= 2 * self._threads:
-                        tell(pending.popleft())
-                while pending:
-                    tell(pending.popleft())
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+    def _tell(self, nbytes: int) -> None:
+        self._done += nbytes
+        if nbytes and self._on_progress is not None:
+            self._on_progress(self._done, self.size)
 
 
 def _missing(parts: list[_FetchPart]) -> list[_FetchPart]:
@@ -184,8 +163,13 @@ def _missing(parts: list[_FetchPart]) -> list[_FetchPart]:
 
 def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]]:
     """How many bytes an archive has, its head, where its chain begins, and its seal; raises as it."""
-    nbytes, (head, cursor) = origin.size(), format.read_head(origin.pread, origin.path)
-    seal = format.read_seal(origin.pread, nbytes, head.uuid)
+
+    def pread(offset: int, nbytes: int) -> bytes:
+        # No more than that: origin.pread would fetch the index of an archive that is far away, too.
+        return bytes(origin.read_many([(offset, nbytes)])[0])
+
+    nbytes, (head, cursor) = origin.size(), format.read_head(pread, origin.path)
+    seal = format.read_seal(pread, nbytes, head.uuid)
     if seal is None:
         raise OptionError(
             f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
@@ -196,8 +180,8 @@ def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]
 
 def read_many(origin: ByteSource, extents: Sequence[tuple[int, int]]) -> Sequence[bytes | memoryview]:
     """The bytes of extents (offset, nbytes); the kernel is told of all before the first is read."""
-    for extent in extents if len(extents) > 1 else ():
-        origin.will_need(*extent)
+    if len(extents) > 1:
+        origin.will_need(extents)
     return origin.read_many(extents)
 
 

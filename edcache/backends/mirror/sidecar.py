@@ -10,13 +10,16 @@ once and written in place, so that its locks stay; only who deletes the copy del
     20      4     bytes of the JSON
     24      ..    JSON: {"origin": path, "versions": [[identity, uuid, nbytes, stamp, digest], ...]}
     16384   ..    the same again: the older of the two is overwritten, so that a kill leaves the other
-    32768   n     a copy that fills as it is read: one byte for each block, 1 where the block was fetched
+    32768   n     a copy that fills as it is read: one byte for each block, odd where the block is here, and
+                  one more whenever it comes or goes
+    32768+n n     one byte for each block, for who needs room: see `room`
 
 That it says something proves nothing: a whole copy is one whose size, time and inode are those of a version,
 and a block is believed by the crc32s of what lies in it.
 
-Locks: `LOCK_COPY` of the side file, by who makes or deletes the copy; `LOCK_USE` of the copy, shared by all
-who have it open, however they came by it.
+Locks: `LOCK_COPY` of the side file, by who makes or deletes the copy; its byte `CLAIMS + k`, by who fetches
+or frees block k; `ROOM`, by who takes disk space for blocks; `LOCK_USE` of the copy, shared by all who have
+it open, however they came by it.
 """
 
 from __future__ import annotations
@@ -33,6 +36,8 @@ from edcache.storage import WHOLE_FILE_LOCK, ByteSource, File, Location, Stamp
 from edcache.writer import SIDE
 
 LOCK_COPY: Final = WHOLE_FILE_LOCK
+CLAIMS: Final = 1 << 61
+ROOM: Final = CLAIMS - 1
 MAP_OFFSET: Final = 1 << 15
 
 _SLOT_NBYTES: Final = 1 << 14
@@ -118,7 +123,8 @@ class Side:
         # Before it has its name: the stamp stays, so whenever this is killed the side file is right.
         version, *others = note.versions
         self.write(Note(note.origin, (version._replace(stamp=partial.stamp()), *others)))
-        self.file.pwrite(MAP_OFFSET, b"\1" * (self.file.size() - MAP_OFFSET))
+        state = self.file.pread(MAP_OFFSET, self.file.size() - MAP_OFFSET)
+        self.file.pwrite(MAP_OFFSET, bytes(byte | 1 for byte in state))
         self.file.sync()
         storage.move(partial, copy)
 

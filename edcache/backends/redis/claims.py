@@ -49,26 +49,26 @@ class Claims:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    def claim(self, number: int, *, waits: bool = False) -> bool:
-        """Take a claim if nobody has it; says whether it did."""
+    def claim(self, number: int, most: int = 1, *, waits: bool = False) -> int:
+        """Take a claim if nobody has it, and no others after it, since each is a key; says whether it did."""
         from redis.lock import Lock
 
         with self._client.translated():
             key = self._keys.claim(number)
             lock = Lock(self._client.connected, key, self._seconds, blocking=waits, thread_local=False)
             if not lock.acquire():
-                return False
+                return 0
         with self._turn:
             self._held[number] = lock
         self._renew_from_now()
-        return True
+        return 1
 
     def wait(self, number: int) -> None:
         """Take a claim as soon as its holder lets go, or is believed dead."""
         self.claim(number, waits=True)
 
-    def release(self, number: int) -> None:
-        """Let go of a claim, if it has not expired meanwhile."""
+    def release(self, number: int, count: int = 1) -> None:
+        """Let go of a claim, if it has not expired meanwhile; it was taken alone."""
         with self._turn:
             lock = self._held.pop(number, None)
         if lock is not None:

@@ -29,7 +29,7 @@ from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
 from edcache.backends.redis.url import Keys
 from edcache.base import CorruptRecordError
 from edcache.codec import most_content
-from edcache.reader import Piece
+from edcache.reader import GroupRecords, Piece, joined
 
 if TYPE_CHECKING:
     from edcache.codec import Decoder
@@ -81,7 +81,7 @@ def unpacked(value: Any, index: int, *, is_compressed: bool) -> Frame:
     return Frame(schema, view[FRAME_NBYTES : FRAME_NBYTES + nbytes], raw_nbytes)
 
 
-def pieces_of(nbytes: npt.NDArray[np.uint64], most: int = PIECE_NBYTES) -> list[slice]:
+def pieces_of(nbytes: npt.NDArray[Any], most: int = PIECE_NBYTES) -> list[slice]:
     """Parts of many records of some thousand keys and about so many bytes each, or of one record."""
     if not len(nbytes):
         return []
@@ -108,8 +108,6 @@ def gathered_from(
     values: list[Any], indices: Iterable[int], decoder: Decoder, *, is_compressed: bool
 ) -> Group | None:
     """What the server sent for records of one schema, as a group; None where one is lost or not as logged."""
-    from edcache.reader import GroupRecords, joined  # they take torch
-
     if None in values:
         return None
     try:
@@ -133,4 +131,4 @@ def gathered_from(
     # Values are multiples of 8 long, so that joined they are what a gather goes over.
     starts = np.array([0, *accumulate(map(len, values[:-1]))], np.int64) + FRAME_NBYTES
     memory = np.frombuffer(bytearray().join(values), np.uint8)
-    return GroupRecords(decoder, memory.data, lengths).at(starts, np.arange(len(frames)))
+    return GroupRecords(decoder, memory.data, lengths.__getitem__).at(starts, np.arange(len(frames)))

@@ -18,7 +18,7 @@ from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingS
 from edcache.codec import STORED, Decode, Decoding, decompress
 from edcache.format import Records
 from edcache.labels import checked_indices
-from edcache.reader import AnyReader, Session
+from edcache.reader import AnyReader, RecordIndex, Session
 
 if TYPE_CHECKING:
     from edcache.codec import Decoder
@@ -76,7 +76,9 @@ class RedisSession(Session):
     def __init__(
         self, log: RedisLog, allow_pickle: bool, decoding: Decoding | None, before: RedisSession | None = None
     ) -> None:
-        super().__init__(log.server, log.head, log.contents(), allow_pickle, decoding)
+        contents = log.contents()
+        super().__init__(log.server, log.head, RecordIndex.of(contents.index), allow_pickle, decoding)
+        self._table = contents.labels
         self.log = log
         self.chunks = len(log.chain.chunks)
         self.gone: set[int] = set()
@@ -103,18 +105,19 @@ class RedisSession(Session):
 
     @property
     def private_nbytes(self) -> int:
-        columns = self.contents.index.records.columns().values()
-        return self.log.nbytes + sum(column.nbytes for column in columns) + self.label_nbytes
+        assert self.index.memory is not None
+        return self.log.nbytes + self.index.nbytes + len(self.index.memory) + self.label_nbytes
 
     @once
     def indices(self) -> Ints:
         """The samples that were published."""
-        return np.arange(self.length) if self._index is None else self._index
+        held = self.index.held()
+        return np.arange(self.length) if held is None else held
 
     @property
     def records(self) -> Records:
         """Those that are not known to be gone."""
-        records = self.contents.index.records
+        records = self.index.table().records
         if not self.gone:
             return records
         rows = np.flatnonzero(~np.isin(self.indices, np.fromiter(self.gone, np.int64, len(self.gone))))
@@ -122,7 +125,7 @@ class RedisSession(Session):
 
     @property
     def present(self) -> int:
-        return self._rows - len(self.gone)
+        return self.index.rows - len(self.gone)
 
     def has(self, index: int) -> bool:
         return super().has(index) and index not in self.gone
@@ -148,7 +151,7 @@ class RedisSession(Session):
         self.log.client.close()
 
     def _label_table(self) -> Any:
-        return self.contents.labels
+        return self._table
 
     # --- samples ---
 
@@ -185,7 +188,7 @@ class RedisSession(Session):
     @once
     def _numbers(self) -> dict[int, int]:
         """The number of each schema in the index, by its number in frames."""
-        texts = self.contents.index.schemas
+        texts = self.index.schemas
         return {schema_number(text): number for number, text in enumerate(texts)}
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
@@ -200,7 +203,7 @@ class RedisSession(Session):
     def reading_ahead(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Iterator[None]:
         """See the base class: all of the records, but for those that a gather has just fetched."""
         indices = checked_indices(indices, self.length)
-        rows = self.rows_of(indices)
+        rows = self.index.rows_of(indices)
         indices, rows = indices[rows >= 0], rows[rows >= 0]
         if not self._fetched.values.keys() >= set(indices.tolist()):
             self._keep(indices, self._values(indices, rows))
@@ -225,9 +228,7 @@ class RedisSession(Session):
     def _values(self, indices: Ints, rows: Ints) -> list[Any]:
         """What the server has under the keys of records, by one round trip; None where it has nothing."""
         keys = [self.log.keys.record(index) for index in indices.tolist()]
-        commands: list[tuple[Any, ...]] = [
-            ("mget", keys[part]) for part in pieces_of(self.contents.index.records.nbytes[rows])
-        ]
+        commands: list[tuple[Any, ...]] = [("mget", keys[part]) for part in pieces_of(self.index.sizes(rows))]
         # A server that evicts what was used least would take the head first, which nobody else reads.
         answers = self.log.client.ask_all([*commands, ("touch", self.log.keys.head, self.log.keys.log)])
         values = [value for answer in answers[:-1] for value in answer]

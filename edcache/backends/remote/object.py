@@ -27,8 +27,9 @@ GAP_NBYTES: Final = 1 << 16
 PART_NBYTES: Final = 1 << 23
 # What is fetched of the end at once: the seal's headers and directory of some thousand entries.
 TAIL_NBYTES: Final = 1 << 16
-# An index up to so large is one request, for some two million samples; a larger one comes in parts.
-_INDEX_PART_NBYTES: Final = 1 << 26
+# An index up to so large is fetched whole when an archive is opened; of a larger one its table of pages.
+_SMALL_INDEX_NBYTES: Final = 1 << 18
+_MOST_TABLE_NBYTES: Final = 600_000
 _MOST_AT_A_TIME: Final = 32
 # What is fetched ahead by `pread`: so much at first, twice as much as long as it goes on in order.
 _AHEAD_NBYTES, _MOST_AHEAD_NBYTES = 1 << 16, 1 << 24
@@ -85,8 +86,8 @@ class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
     Opening makes one request, for its state and its first page. The first `pread` behind that page fetches
-    the end, and where the archive is sealed what lies from index.arrow to the header of labels.arrow: two
-    more. All of that is kept. Event loop and clients are of the process that uses it.
+    the end, and where the archive is sealed what its index is read by: two or three more, two of them at
+    once. All of that is kept. Event loop and clients are of the process that uses it.
     """
 
     by_request = True
@@ -169,9 +170,8 @@ class RemoteObject(ByteSource):
         windows = [_Window(start, tail)]
         seal = format.parse_tail(bytes(tail[-format.TAIL_NBYTES :]), size)
         if seal is not None and first <= seal.index_offset < min(start, seal.labels_offset):
-            end = min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
-            (index,) = self._fetch([Run(seal.index_offset, end)], _INDEX_PART_NBYTES)
-            windows.append(_Window(seal.index_offset, index))
+            runs = _opening_runs(seal, size)
+            windows += [_Window(r.start, data) for r, data in zip(runs, self._fetch(runs), strict=True)]
         self._windows = [*self._windows, *windows]
         self._has_end = True
 
@@ -214,6 +214,16 @@ class RemoteObject(ByteSource):
 
     def close(self) -> None:
         """See `ByteSource`: clients are of the process, not of this."""
+
+
+def _opening_runs(seal: format.Tail, size: int) -> list[Run]:
+    """What of a seal an archive is opened by: the header of its index, the table of pages, labels' header."""
+    start, end = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
+    if end - start <= _SMALL_INDEX_NBYTES:
+        return [Run(start, end)]
+    # 72 bytes for every 4,096 rows of 4 bytes or more; the schemas come besides.
+    table = min((end - start) // 200, _MOST_TABLE_NBYTES) + _SMALL_INDEX_NBYTES // 8
+    return [Run(start, start + format.MAX_HEADER_NBYTES), Run(end - table, end)]
 
 
 class RemoteStore(ObjectStore):

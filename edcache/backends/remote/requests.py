@@ -12,16 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from edcache import storage
+from edcache import base, storage
 from edcache.backends.remote.url import Url
-from edcache.base import (
-    ArchiveNotFoundError,
-    EdcacheError,
-    OptionError,
-    PerProcess,
-    StaleArchiveError,
-    StorageError,
-)
+from edcache.base import ArchiveNotFoundError, EdcacheError, PerProcess, StaleArchiveError, StorageError
 
 Answer = TypeVar("Answer")
 
@@ -102,9 +95,10 @@ class Requests:
         self._timeout = url.options.get("request_timeout", TIMEOUT_SECONDS)
         self._tries = url.options.get("request_tries", TRIES)
         if not isinstance(self._timeout, (int, float)) or not self._timeout > 0:
-            raise OptionError(f"storage_options: request_timeout={self._timeout!r}; give seconds above 0")
-        if type(self._tries) is not int or self._tries < 1:
-            raise OptionError(f"storage_options: request_tries={self._tries!r}; give a number of 1 or more")
+            raise base.OptionError(
+                f"storage_options: request_timeout={self._timeout!r}; give seconds above 0"
+            )
+        base.check_count("storage_options: request_tries", self._tries)
 
     async def answer(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask until an answer serves, or one error says why none does.

@@ -142,7 +142,7 @@ def chunk_without_rows(f: Forge):
     f.entries[1].header = _set(end_index=10**15)
 
 
-@attack("chain", "index.arrow without labels.arrow", "an index that no seal confirms", None)
+@attack("chain", "index.pages without labels.arrow", "an index that no seal confirms", None)
 def index_without_labels(f: Forge):
     """A walk takes both or none: unsealed."""
     data = f.build()
@@ -172,9 +172,9 @@ def unknown_kind(f: Forge):
     f.entries[1].header = _set(kind=9)
 
 
-@attack("chain", "a chunk of format version 2", "read as version 1", says=BROKEN)
+@attack("chain", "a chunk of format version 3", "read as version 2", says=BROKEN)
 def later_version(f: Forge):
-    f.entries[1].header = _set(version=2)
+    f.entries[1].header = _set(version=3)
 
 
 @attack("chain", "a chunk of another archive", "data of another cache", says=BROKEN)
@@ -346,7 +346,7 @@ def lost_all(f: Forge):
     "chain",
     "a chunk given up while the seal lists it",
     "a seal that contradicts its chain",
-    says="index.arrow is about",
+    says="index.pages is about",
 )
 def lost_and_sealed(f: Forge):
     f.amend({"lost": [[1, 1]]})

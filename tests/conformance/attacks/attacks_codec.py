@@ -740,7 +740,7 @@ _frame(
     "negative in a signed reader",
     lambda: frame(CONTENT),
     (1 << 63) + 8,
-    "lists more than a file of",
+    "outside of any file",
     call="open",
     error="CorruptArchiveError",
 )

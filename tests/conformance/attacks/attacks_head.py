@@ -53,9 +53,9 @@ def huge_slice(f: Forge):
 
 @attack(
     "head",
-    "length 10**9: a shuffled loader",
+    "length 10**9: a shuffle",
     "a permutation of all",
-    "loader",
+    "shuffle",
     "LengthError",
     "samples would take",
     longer=True,
@@ -223,14 +223,14 @@ def json_version(f: Forge):
 
 @attack(
     "head",
-    "a header of format version 2",
+    "a header of format version 3",
     "read by rules of another version",
     "open",
     "FormatVersionError",
-    "archive format 2, this release reads up to 1; upgrade",
+    "archive format 3, this release reads format 2; upgrade",
 )
 def header_version(f: Forge):
-    f.head_header = lambda fields: fields.update(version=2)
+    f.head_header = lambda fields: fields.update(version=3)
 
 
 @attack(

@@ -4,7 +4,7 @@ import struct
 
 import pyarrow as pa
 from catalogue import attack
-from forge import Forge, arrow_file
+from forge import Forge
 
 READ = "labels.arrow does not read"
 
@@ -233,11 +233,12 @@ def fewer_label_rows(f: Forge):
 def null_rows(f: Forge):
     f.labels = lambda table: pa.table({name: pa.nulls(len(table)) for name in table.column_names})
 
-    def lengthen(data):
-        data = data.replace(struct.pack("<qq", 10, 10), struct.pack("<qq", 1 << 40, 1 << 40))
-        return data.replace(struct.pack("<q", 10), struct.pack("<q", 1 << 40))
+    def lengthen(parts, rows):
+        rows["rows"] = 1 << 40
+        for part in parts:
+            part["nulls"] = 1 << 40
 
-    f.labels_bytes = lengthen
+    f.label_parts = lengthen
 
 
 @attack(
@@ -245,7 +246,7 @@ def null_rows(f: Forge):
     "compressed buffers",
     "an allocation by what they claim",
     "labels",
-    says="compressed buffers",
+    says=READ,
     base="rich",
 )
 def compressed_labels(f: Forge):
@@ -265,20 +266,20 @@ def other_labels(f: Forge):
     _replace(f, "y", lambda array: pa.array([7] * len(array), array.type))
 
 
+def _lie(f: Forge, name: str, **lies):
+    """Change what the table says of a column; a function gets what it said."""
+
+    def change(parts, rows):
+        part = parts[["y", "text", "boxes", "when", "ok"].index(name)]
+        part.update({key: lie(part[key]) if callable(lie) else lie for key, lie in lies.items()})
+
+    f.label_parts = change
+
+
 @attack("labels", "a validity bitmap shorter than its rows", "reads beyond", "labels", says=READ, base="rich")
 def short_validity(f: Forge):
-    def patch(data):
-        table = pa.ipc.open_file(data).read_all()
-        nulls = pa.array([None if i % 2 else i for i in range(len(table))], pa.int64())
-        data = bytearray(
-            arrow_file(table.set_column(0, "y", nulls).replace_schema_metadata(table.schema.metadata))
-        )
-        first = struct.pack("<qq", 0, -(-len(table) // 8))
-        at = data.index(first)
-        data[at : at + 16] = struct.pack("<qq", 0, 1)
-        return bytes(data)
-
-    f.labels_bytes = patch
+    _replace(f, "y", lambda array: pa.array([None if i % 2 else i for i in range(len(array))], pa.int64()))
+    _lie(f, "y", sizes=lambda sizes: [1, *sizes[1:]])
 
 
 @attack(
@@ -290,18 +291,70 @@ def short_validity(f: Forge):
     base="rich",
 )
 def lying_nulls(f: Forge):
-    def patch(data):
-        node = struct.pack("<qq", 40, 0)
-        at = data.index(node)
-        return data[:at] + struct.pack("<qq", 40, 1 << 40) + data[at + 16 :]
+    _lie(f, "y", nulls=1 << 40)
 
-    f.labels_bytes = patch
+
+@attack("labels", "more items of lists than there are", "reads beyond", "labels", says=READ, base="rich")
+def lying_items(f: Forge):
+    _lie(f, "boxes", items=1 << 40)
 
 
 @attack(
-    "labels", "a column of another length than its batch", "reads beyond", "labels", says=READ, base="rich"
+    "labels",
+    "two columns over one memory",
+    "checked and held twice, or thousands of times",
+    "labels",
+    says="buffers that overlap",
+    base="rich",
 )
-def lying_length(f: Forge):
+def shared_memory(f: Forge):
+    def share(parts, rows):
+        parts[1] |= {"at": parts[0]["at"], "sizes": parts[0]["sizes"]}
+
+    f.label_parts = share
+
+
+@attack(
+    "labels",
+    "a column behind the batches",
+    "its table as labels",
+    "labels",
+    says="leave its batches",
+    base="rich",
+)
+def behind_the_batches(f: Forge):
+    _lie(f, "ok", at=1 << 40)
+
+
+@attack("labels", "batches of 2**62 rows", "a row for no bytes", "labels", says="batches of", base="rich")
+def long_batches(f: Forge):
+    f.label_parts = lambda parts, rows: rows.update(batch_rows=1 << 62)
+
+
+@attack(
+    "labels",
+    "bounds that leave values out",
+    "filters that miss rows",
+    "verify",
+    says="other bounds",
+    forged=True,
+    base="rich",
+)
+def lying_bounds(f: Forge):
+    """A filter believes the table, as it believes the labels: verify compares them."""
+    _lie(f, "y", most=1)
+
+
+@attack(
+    "labels",
+    "a batch that says otherwise than the table",
+    "other tools read other labels",
+    "verify",
+    says="not where its table says",
+    forged=True,
+    base="rich",
+)
+def lying_message(f: Forge):
     def patch(data):
         node = struct.pack("<qq", 40, 0)
         at = data.index(node)

@@ -141,7 +141,7 @@ def revision_compressed(f: Forge):
     _plain(f, compression="zstd")
 
 
-@attack("revisions", "two batches", "the second is read by nobody", "verify", says="behind its first batch")
+@attack("revisions", "two batches", "the second is read by nobody", "verify", says="behind its batches")
 def revision_batches(f: Forge):
     batch = pa.record_batch({"label/new": _numbers(5)})
     _plain(f, pa.Table.from_batches([batch, batch]), samples=10, end_index=10)
@@ -317,7 +317,7 @@ def seal_names_numbers(f: Forge):
     "other columns than the index says",
     "a KeyError",
     "labels",
-    says="other columns than index.arrow says",
+    says="other columns than index.pages says",
 )
 def seal_other_columns(f: Forge):
     _sealed(f, NAMES, lambda table: table)
@@ -339,7 +339,7 @@ def seal_other_values(f: Forge):
     "revised labels said to be the samples' own",
     "what select() reads of a field is the label",
     "verify",
-    says="index.arrow does not say what the chunks say",
+    says="index.pages does not say what the chunks say",
 )
 def seal_revised_as_own(f: Forge):
     """An attacker who writes all else can write the samples too; `verify` finds the contradiction."""

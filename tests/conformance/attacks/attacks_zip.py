@@ -351,12 +351,12 @@ def signature(f: Forge):
     f.between = b"PK\5\5" + struct.pack("<H", 8) + b"signed!!"
 
 
-@attack("zip", "index.arrow twice in the directory", "another index for others", says=DIRECTORY)
+@attack("zip", "index.pages twice in the directory", "another index for others", says=DIRECTORY)
 def two_indices_listed(f: Forge):
     f.directory = lambda records: [*records[:-2], records[-2], *records[-2:]]
 
 
-@attack("zip", "another mode of index.arrow", "a seal of another shape", None)
+@attack("zip", "another mode of index.pages", "a seal of another shape", None)
 def seal_mode(f: Forge):
     """The seal is none; the chain is read."""
     f.index_central = _central(mode=0)

@@ -12,7 +12,7 @@ THEMES = {
     "chain": "Chain and entry headers",
     "head": "The head",
     "sizes": "Sizes and lengths",
-    "index": "index.arrow",
+    "index": "index.pages",
     "labels": "labels.arrow, label columns, Arrow",
     "schemas": "Schemas and codec",
     "records": "Records",

@@ -6,7 +6,6 @@ computed anew, so that of a forged file only the lie itself is left.
 
 from __future__ import annotations
 
-import base64
 import copy
 import hashlib
 import io
@@ -15,6 +14,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,42 @@ def arrow_file(table: pa.Table, **options: Any) -> bytes:
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
         writer.write_table(table)
     return sink.getvalue()
+
+
+def label_parts(data: bytes, count: int) -> list[dict[str, Any]]:
+    """What the table of labels.arrow says of each of `count` columns of an Arrow file of one batch."""
+    memory = pa.py_buffer(data)
+    try:
+        arrays = [column.chunk(0) for column in pa.ipc.open_file(memory).read_all().columns]
+    except pa.ArrowInvalid:  # of a type that Arrow itself refuses nothing is said
+        arrays = [pa.nulls(0)] * count
+    parts = []
+    for array in arrays:
+        sizes, first = [0] * 5, 0
+        for k, buffer in enumerate(array.buffers()[:5]):
+            place = 0 if buffer is None else buffer.address - memory.address
+            if buffer is not None and buffer.size and 0 < place < len(data):
+                sizes[k], first = buffer.size, first or place
+        inner = array.values if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) else ()
+        nulls = inner.null_count if len(inner) else 0
+        is_bounded, least, most = reference.bounds(array)
+        counts = {"items": len(inner), "nulls": array.null_count, "item_nulls": nulls}
+        limits = {"is_bounded": is_bounded, "least": least, "most": most}
+        parts.append({"at": first, "sizes": sizes, "crc32": None} | counts | limits)
+    return parts
+
+
+def with_label_table(data: bytes, parts: list[dict[str, Any]], rows: dict[str, int]) -> tuple[bytes, int]:
+    """labels.arrow of an Arrow file: the table goes before the footer; and its bytes with all behind it."""
+    packed = b""
+    for part in parts:
+        end = part["at"] + sum(-(-size // 8) * 8 for size in part["sizes"])
+        crc = zlib.crc32(data[part["at"] : end]) if part["crc32"] is None else part["crc32"]
+        counts = (part["items"], part["nulls"], part["item_nulls"], crc)
+        packed += struct.pack("<9QIIQQ", part["at"], *part["sizes"], *counts, *list(part.values())[-3:])
+    packed += struct.pack("<QQ", rows["rows"], rows["batch_rows"])
+    start = len(data) - 10 - struct.unpack_from("<i", data, len(data) - 10)[0]
+    return data[:start] + packed + data[start:], len(packed) + len(data) - start
 
 
 def arrow_stream(table: pa.Table, **options: Any) -> bytes:
@@ -136,9 +172,11 @@ class Forge:
     """An archive in parts; `build` packs it.
 
     Attributes:
-        head: its JSON. entries: what lies between head and seal. index: changes the parts of index.arrow
-        (columns, meta, chunks, keys) before it is packed. index_bytes, labels_bytes: change or replace the
-        packed ones. end: changes the fields of the end records. seal: whether there is one.
+        head: its JSON. entries: what lies between head and seal. index: changes the parts of index.pages
+        (columns, meta, chunks, bits) before its pages are made. pages: changes these, dicts of `Page`.
+        index_table, index_bytes, labels_bytes: change or replace the packed ones. label_parts: changes
+        what the table of labels.arrow says. end: changes the fields of the end records. seal: whether there
+        is one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -151,11 +189,13 @@ class Forge:
         self.entries = [_entry(e) for e in found[1:] if e.fields["kind"] not in (INDEX, LABELS)]
         self.is_sealed = any(e.fields["kind"] == INDEX for e in found)
         self.index: Change = lambda parts: None
-        self.index_options: dict[str, Any] = {}
+        self.pages: Callable[[list[dict[str, Any]]], None] = lambda pages: None
+        self.index_table: Callable[[bytes], bytes] = lambda table: table
         self.index_bytes: Callable[[bytes], bytes] = lambda data: data
         self.labels: Callable[[pa.Table], pa.Table] = lambda table: table
         self.labels_options: dict[str, Any] = {}
         self.labels_bytes: Callable[[bytes], bytes] = lambda data: data
+        self.label_parts: Callable[[list[dict[str, Any]], dict[str, int]], object] = lambda parts, rows: None
         self.index_header: Change = lambda fields: None
         self.labels_header: Change = lambda fields: None
         self.index_central: Change = lambda fields: None
@@ -257,7 +297,7 @@ class Forge:
         name = NAMES[kind].format(self._seq).encode()
         nbytes = align(max(offset + 30 + len(name) + 100, offset + 192), 64) - offset
         fields: dict[str, Any] = {
-            "version": 1,
+            "version": 2,
             "kind": kind,
             "nbytes": nbytes,
             "uuid": self.uuid,
@@ -269,7 +309,7 @@ class Forge:
             "end_index": 0,
             "table_nbytes": table_nbytes,
             "durable": 0,
-            "table_crc": zlib.crc32(payload[:table_nbytes]),
+            "table_crc": zlib.crc32(_table_of(kind, payload, table_nbytes)),
             "name": name,
             "flags": 0,
             "method": 0,
@@ -323,27 +363,37 @@ class Forge:
             if entry.kind == AMENDMENT and isinstance(entry.content, bytes) and entry.content[:1] == b"{":
                 said = json.loads(entry.content).get("length", said)
         columns, labels, length = parts.newest(said if type(said) is int else None)
-        meta = {"length": length, "schemas": list(parts.schemas), "dictionaries": parts.dictionaries}
-        made = {"columns": columns, "meta": meta, "chunks": parts.chunks, "keys": {}}
+        meta = {
+            "length": length,
+            "compressed": "raw_nbytes" in columns,
+            "chunks": None,
+            "chunks_crc": None,
+            "schemas": list(parts.schemas),
+            "dictionaries": parts.dictionaries,
+        }
+        made = {"columns": columns, "meta": meta, "chunks": parts.chunks, "bits": 12}
         self.index(made)
-        chunks = made["chunks"]
-        if not isinstance(chunks, bytes):
-            chunks = base64.b64encode(b"".join(struct.pack("<qqq", *run) for run in chunks))
-        text = made["meta"] if isinstance(made["meta"], bytes) else dumps(made["meta"])
-        metadata = {"edcache": text, "edcache.chunks": chunks} | made["keys"]
-        table = pa.table(made["columns"]).replace_schema_metadata(metadata)
-        index = self.index_bytes(arrow_file(table, **self.index_options))
+        body, table = pack_index(made, self.pages)
+        table = self.index_table(table)
+        index = self.index_bytes(body + table)
         rows = {"samples": len(labels), "end_index": meta["length"]}
         fields = self._add(
-            *(INDEX, index, len(index), self.index_header, self.index_central),
+            *(INDEX, index, len(table), self.index_header, self.index_central),
             **rows,
             crc_of_payload=zlib.crc32(index),
         )
-        table = self.labels(labels).replace_schema_metadata({"edcache": dumps({"rows": len(labels)})})
-        data = self.labels_bytes(arrow_file(table, **self.labels_options))
-        self._link_labels(fields, data, rows)
+        self._link_labels(fields, *self.packed_labels(labels), rows)
 
-    def _link_labels(self, index: dict[str, Any], data: bytes, rows: dict[str, Any]) -> None:
+    def packed_labels(self, labels: pa.Table) -> tuple[bytes, int]:
+        """labels.arrow, and the bytes of its table."""
+        table = self.labels(labels).combine_chunks()
+        data = arrow_file(table, **self.labels_options)
+        parts = label_parts(data, table.num_columns)
+        rows = {"rows": table.num_rows, "batch_rows": 1 << 18}
+        self.label_parts(parts, rows)
+        return with_label_table(self.labels_bytes(data), parts, rows)
+
+    def _link_labels(self, index: dict[str, Any], data: bytes, table: int, rows: dict[str, Any]) -> None:
         self._next = len(self._data)
         count = len(self._central) + 1
         directory_nbytes = sum(map(len, self._central)) + len(pack_central(_LONG))
@@ -357,7 +407,7 @@ class Forge:
             fields["next"] = align(end, PAGE)
             self.labels_header(fields)
 
-        self._add(LABELS, data, len(data), change, self.labels_central, **rows)
+        self._add(LABELS, data, table, change, self.labels_central, **rows)
         start = len(self._data)
         central = b"".join(self.directory(self._central)) + self.between
         fields = {
@@ -401,7 +451,7 @@ _LONG = {
 
 
 class _IndexParts:
-    """What index.arrow and labels.arrow say of the chunks added so far."""
+    """What index.pages and labels.arrow say of the chunks added so far."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -430,7 +480,7 @@ class _IndexParts:
                 }
             )
 
-    def newest(self, length: int | None) -> tuple[dict[str, pa.Array], pa.Table, int]:
+    def newest(self, length: int | None) -> tuple[dict[str, Any], pa.Table, int]:
         last = {row["index"]: place for place, row in enumerate(self.rows)}
         order = [last[index] for index in sorted(last)]
         rows = [self.rows[place] for place in order]
@@ -449,9 +499,93 @@ class _IndexParts:
             if not (name == "index" and len(rows) == length)
             and not (name == "raw_nbytes" and (not rows or rows[0]["raw_nbytes"] is None))
         ]
-        columns = {name: pa.array(np.array([row[name] for row in rows], kinds[name])) for name in wanted}
+        columns = {name: np.array([row[name] for row in rows], kinds[name]) for name in wanted}
         labels = pa.concat_tables(self.labels).take(order) if self.labels else pa.table({})
         return columns, labels.combine_chunks(), length
+
+
+LINES = ("index", "offset", "nbytes", "raw_nbytes", "schema")
+
+
+def _table_of(kind: int, payload: bytes, nbytes: int) -> bytes:
+    return payload[max(0, len(payload) - nbytes) :] if kind in (INDEX, LABELS) else payload[:nbytes]
+
+
+def pack_index(made: dict[str, Any], change: Callable[[list[dict[str, Any]]], None]) -> tuple[bytes, bytes]:
+    """Pages and blocks of index.pages, and the table behind them."""
+    columns = {name: [int(v) for v in column] for name, column in made["columns"].items()}
+    rows = len(columns["offset"])
+    columns.setdefault("index", list(range(rows)))
+    columns.setdefault("raw_nbytes", [0] * rows)
+    step = 1 << made["bits"] if made["bits"] < 60 else 1 << 60
+    pages = [
+        _page({name: column[start : start + step] for name, column in columns.items()})
+        for start in range(0, rows, step)
+    ]
+    change(pages)
+    body, table = b"", b""
+    for page in pages:
+        payload = page["payload"]
+        at = len(body) if page["at"] is None else page["at"]
+        crc = zlib.crc32(payload) if page["crc"] is None else page["crc"]
+        numbers = [*page["base"], page["stride"], page["total"], at]
+        table += b"".join((n % (1 << 64)).to_bytes(8, "little") for n in numbers)
+        table += struct.pack("<II", crc, page["widths"])
+        body += payload + page["behind"]
+    chunks = made["chunks"]
+    if not isinstance(chunks, bytes):
+        chunks = b"".join((n % (1 << 64)).to_bytes(8, "little") for run in chunks for n in run)
+    text = made["meta"]
+    if not isinstance(text, bytes):
+        text = dict(text)
+        text["chunks"] = len(chunks) // 24 if text["chunks"] is None else text["chunks"]
+        text["chunks_crc"] = zlib.crc32(chunks) if text["chunks_crc"] is None else text["chunks_crc"]
+        text = dumps(text)
+    text = text.ljust(align(len(text), 8))
+    return body + chunks, struct.pack("<II", made["bits"], len(text)) + text + table
+
+
+def _page(columns: dict[str, list[int]]) -> dict[str, Any]:
+    """One page: base and widths of LINES, stride, total, payload; `at` and `crc` of None are made."""
+    offset = columns["offset"]
+    steps = sorted(after - before for before, after in pairwise(offset))
+    usual = max(0, steps[len(steps) // 2]) if steps else 0
+    tries = [_line("offset", offset, stride) for stride in (usual, 0)]
+    stride = (usual, 0)[0 if tries[0][1] <= tries[1][1] else 1]
+    payload, bases, widths = padded(struct.pack(f"<{len(offset)}I", *columns["crc32"])), [], 0
+    for k, name in enumerate(LINES):
+        base, code, differences = _line(name, columns[name], stride if name == "offset" else 0)
+        bases.append(base)
+        widths |= code << 3 * k
+        if code:
+            size = (0, 1, 2, 4, 8)[code]
+            payload += padded(b"".join(d.to_bytes(size, "little") for d in differences))
+    return {
+        "base": bases,
+        "stride": stride,
+        "total": sum(columns["nbytes"]),
+        "at": None,
+        "crc": None,
+        "widths": widths,
+        "payload": payload,
+        "behind": b"",
+    }
+
+
+def _line(name: str, values: list[int], stride: int) -> tuple[int, int, list[int]]:
+    """Base, code of the width, and differences of a column."""
+    step = 1 if name == "index" else stride
+    line = [value - step * k for k, value in enumerate(values)]
+    base = min(line)
+    unit = 8 if name == "offset" else 1
+    differences = [(value - base) // unit for value in line]
+    limits = (1, 1 << 8, 1 << 16, 1 << 32, 1 << 64)
+    code = next(code for code, limit in enumerate(limits) if max(differences) < limit)
+    return base, max(code, 3) if name == "offset" and code else code, differences
+
+
+def padded(data: bytes) -> bytes:
+    return data.ljust(align(len(data), 8), b"\0")
 
 
 def pack_header(fields: dict[str, Any]) -> bytes:

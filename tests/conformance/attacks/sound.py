@@ -23,7 +23,13 @@ def rich(i):
     return plain(i) | {"boxes": [float(i)] * (1 + i % 4), "when": when, "ok": i % 2 == 0}
 
 
+def tiny(i):
+    return {"image": torch.full((2, 2), i % 256, dtype=torch.uint8), "text": "t", "y": i % 3}
+
+
 ORIGINALS = {
+    # More rows than a page of the index has.
+    "paged": (tiny, range(4100), {"in_memory_keys": ["y"], "chunk_size": 4096}),
     "plain": (plain, range(10), {"in_memory_keys": ["y", "text"], "chunk_size": 4}),
     "rich": (rich, range(40), {"in_memory_keys": ["y", "text", "boxes", "when", "ok"], "chunk_size": 15}),
     "zstd": (plain, range(10), {"in_memory_keys": ["y"], "chunk_size": 4, "compression": "zstd"}),

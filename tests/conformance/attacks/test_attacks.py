@@ -14,6 +14,7 @@ import attacks_labels  # noqa: F401
 import attacks_revisions  # noqa: F401
 import attacks_zip  # noqa: F401
 import pytest
+import reference
 from catalogue import THEMES, numbered
 from forge import Forge
 from ordeal import tried
@@ -119,9 +120,17 @@ def test_the_sound_archives_pass_the_ordeal_unharmed(sound, tmp_path):
         assert refused <= {"MissingSampleError", "SampleIndexError"}
 
 
-def test_a_forge_that_changes_nothing_makes_the_same_file(sound):
+def test_a_forge_that_changes_nothing_makes_the_same_file(sound, tmp_path):
+    """But for the footer of labels.arrow, which may be laid out in many ways."""
     for name in set(ORIGINALS) - {"grown"}:
-        assert Forge(sound(name).path).build() == sound(name).path.read_bytes()
+        path = tmp_path / f"{name}.zip"
+        path.write_bytes(Forge(sound(name).path).build())
+        labels = reference.entries(path)[-1].fields
+        assert labels["kind"] == reference.LABELS
+        same = slice(labels["offset"])
+        assert path.read_bytes()[same] == sound(name).path.read_bytes()[same]
+        assert reference.read_zip(path) == reference.read_zip(sound(name).path)
+        assert edcache.verify(path).sound
 
 
 def test_the_child_sees_memory_time_and_signals(sound):

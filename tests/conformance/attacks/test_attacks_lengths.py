@@ -46,7 +46,6 @@ def test_without_its_source_the_same_archive_is_not_believed(cache, path):
         lambda: ds.indices,
         lambda: ds.labels.table,
         lambda: ds.filter(y=3),
-        lambda: ds.loader(4),
     ):
         with pytest.raises(LengthError, match=text):
             asked()
@@ -67,7 +66,7 @@ def test_a_file_that_cannot_be_mapped_says_what_does_without(path, monkeypatch):
     def refuse(*arguments, **options):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(storage.calls.mmap, "mmap", refuse)
+    monkeypatch.setattr(storage.calls.System, "map", refuse)
     with pytest.raises(StorageError, match=r'mapping [\d,]+ bytes: Cannot allocate memory; io="pread" reads'):
         CachedDataset.from_cache(path, io="mmap")
     assert CachedDataset.from_cache(path, io="pread")[0] == {"y": 1}

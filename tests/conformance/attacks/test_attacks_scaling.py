@@ -117,10 +117,6 @@ def index_chunks(f, n):
     f.index = lambda p: p.update(chunks=[[10**6 + 100 * k, 10**6 + 100 * k + 8, 64] for k in range(n)])
 
 
-def columns(f, n):
-    f.index = lambda p: p["columns"].update({f"c{k}": p["columns"]["offset"] for k in range(n)})
-
-
 def nodes(f, n):
     only(f, ["list", ["int"] * n], bytes(8 * n))
 
@@ -157,7 +153,7 @@ GROWING = {
     f.__name__: (f, n)
     for f, n in (
         *((chunks, 30), (losses, 30), (amendments, 30), (failures, 200), (many_failures, 30), (hole, 400)),
-        *((index_chunks, 1000), (columns, 50), (nodes, 300), (keys, 300), (fields, 300), (namedtuple, 300)),
+        *((index_chunks, 1000), (nodes, 300), (keys, 300), (fields, 300), (namedtuple, 300)),
         *((depth, 25), (json_depth, 400), (texts, 2000), (schemas, 1000)),
     )
 }

@@ -6,6 +6,7 @@ from contextlib import closing
 from functools import partial
 
 import pytest
+from browser import Page, chromium, needs_browser
 from test_attacks import NUMBERED, forged, sound  # noqa: F401 - a fixture
 
 from edcache.cli.viewer import _archive
@@ -18,6 +19,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
 ]
 AT_ONCE = 60
+browser = pytest.fixture(chromium, scope="module")
 QUESTIONS = (
     *("", "/count", "/count?where=y+%3D%3D+1", "/histogram/0", "/cells?count=8", "/summary", "/missing"),
     *("/sample/0", "/sample/1", "/picture/0/0", "/picture/1/0", "/media/0/0"),
@@ -49,3 +51,19 @@ def test_hostile_files_are_shown_or_refused_in_one_line(start, sound, tmp_path):
                 assert answer.getheader("Content-Type") == "application/json", asked
                 assert b"Traceback" not in body, asked
                 assert isinstance(json.loads(body, parse_constant=partial(pytest.fail, "no JSON")), dict)
+
+
+@needs_browser
+def test_nothing_of_a_hostile_file_runs_in_a_browser(browser, sound, tmp_path):  # noqa: F811
+    archives = []
+    for number, attack in NUMBERED[::4]:
+        path = tmp_path / f"{number}.zip"
+        forged(attack, sound(attack.base), path)
+        archives.append(_archive(str(path), attack.name))
+    with Viewer(archives) as viewer:
+        page = Page(browser, viewer)
+        page.wait(lambda: page.rows() or page.text("#empty"))
+        for k in range(len(archives)):
+            browser.execute_script(f"location.hash = 'set={k}'; location.reload()")
+            page.wait(lambda: page.rows() or page.text("#empty") or page.text("#message"))
+        page.check_nothing_ran(but="status of 4")

@@ -1,4 +1,4 @@
-"""How IPython shows an error of ours: where in the user's code, and the message, without our own frames."""
+"""The frames of the user among ours: what a warning points at, and what IPython shows of an error."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import re
 import sys
 import sysconfig
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final
 
@@ -17,6 +19,32 @@ _INTERNAL: Final = re.compile(rf"{re.escape(_HERE)}|.*[/\\](IPython|ipykernel|to
 _LIBRARY: Final = re.compile(rf"<|{re.escape(sysconfig.get_path('stdlib'))}|.*[/\\]site-packages[/\\]")
 # The same in the text of a traceback: the line that names the file, and the lines of code below it.
 _INTERNAL_TEXT: Final = re.compile(rf'  File "(?:{_INTERNAL.pattern})[^\n]*\n(?:    [^\n]*\n)*')
+
+# Through the standard library the package calls itself.
+_PASSED: Final = re.compile(
+    rf"{_INTERNAL.pattern}|<frozen|{re.escape(sysconfig.get_path('stdlib'))}(?!.*-packages)"
+)
+
+
+_warned: set[object] = set()
+# What a thread without frames of the user's has warned of; see threads.py.
+deferred: ContextVar[list[Any] | None] = ContextVar("deferred", default=None)
+
+
+def warn(message: str, category: type[Warning] = RuntimeWarning, once: object = None) -> None:
+    """Warn of the innermost line of the user's; of what `once` stands for only the first time."""
+    if once is not None and once in _warned:
+        return
+    if (later := deferred.get()) is not None:
+        later.append((message, category, once))
+        return
+    frame = sys._getframe(1)
+    while frame.f_back is not None and _PASSED.match(frame.f_code.co_filename):
+        frame = frame.f_back
+    place, names = (frame.f_code.co_filename, frame.f_lineno), frame.f_globals
+    registry = names.setdefault("__warningregistry__", {})
+    warnings.warn_explicit(message, category, *place, names.get("__name__"), registry)
+    _warned.add(once)
 
 
 def short_traceback(error: BaseException) -> list[str]:

@@ -1,0 +1,219 @@
+"""An archive for readers without torch: its samples and batches as numpy arrays, by the same decoders."""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from edcache import labels
+from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, SampleIndexError
+from edcache.codec import Node, assembler
+from edcache.labels import Labels, integers, is_array
+from edcache.reader import FieldPath, Group, Projection, Reader
+from edcache.storage import Location
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from edcache.base import ReadKeywords
+
+Self = TypeVar("Self", bound="ArrayDataset")
+
+_NUMBERS = frozenset({bool, int, float})
+# Kinds of leaves whose bytes are items of an array.
+_ITEMS = frozenset({"array", "scalar", "int", "float", "bool"})
+_CONTAINERS = frozenset({"dict", "OrderedDict", "namedtuple", "list", "tuple"})
+
+
+class ArrayDataset:
+    """The samples of an archive as numpy arrays, without torch: for JAX, numpy, and tools.
+
+    Args:
+        path: a path, or a URL, as `edcache.CachedDataset.from_cache` takes it.
+        fields: field paths such as "image" or "target.boxes". Each sample is then a dict of these alone.
+        zero_copy: True gives read-only views of the mapped file for single samples.
+        storage_options: for the library that reads a URL.
+        keywords: the fields of `edcache.ReadOptions`, such as verify, decode and local.
+    Raises:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+        MissingDependencyError, at a read: a dtype takes ml_dtypes, a picture Pillow, a size of one torch.
+
+    An integer gives a sample, everything else a batch: a slice, a list, an index array, a bool mask.
+    Samples are as they were written, but for tensors. A tensor becomes an array of its shape and dtype. The
+    dtype of bfloat16 and of the 8-bit floats is the one of the package ml_dtypes, which JAX brings. Numpy has
+    none for complex32, "bits8" and its like, 4-bit floats and integers of less than 8 bits: they become
+    integers of the same size that hold the bits. No archive has quantized or sparse tensors. An image file
+    that decodes to a tensor [C, H, W] becomes an array [H, W, C]. The `decode=` of a registered class gets
+    arrays where it stored tensors. Safety: threads, fork, spawn. A pickle opens the archive again.
+
+    >>> with edcache.numpy.open("train.zip", fields=["image", "label"]) as ds:
+    ...     batch = ds.batch(ds.where(split="train")[:64])
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Location,
+        *,
+        fields: Sequence[FieldPath] | None = None,
+        zero_copy: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+        **keywords: Unpack[ReadKeywords],
+    ) -> None:
+        self._reader = Reader(path, storage_options=storage_options, **keywords)
+        self._reader._as_arrays = True
+        self._reader.head  # noqa: B018 - what is wrong with the archive is said here
+        self._zero_copy = zero_copy
+        self._fields = None if fields is None else Projection(tuple(fields), False, {})
+        self._labels: Labels | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_labels": None}
+
+    def __repr__(self) -> str:
+        return f"edcache.numpy.open({self._reader.path!r})"
+
+    def __len__(self) -> int:
+        return len(self._reader)
+
+    def __getitem__(self, index: Any) -> Any:
+        """A sample for an integer, and the `batch` of everything else.
+
+        Raises: SampleIndexError; MissingSampleError, it has no record; CorruptRecordError.
+        """
+        if isinstance(index, slice) or is_array(index):
+            return self.batch(index)
+        position, length = operator.index(index), len(self)
+        if not -length <= position < length:
+            raise SampleIndexError(f"{self._reader.path}: index {position} not in [-{length}, {length})")
+        return self._one(position % length)
+
+    def batch(self, indices: Any) -> Any:
+        """The samples at some indices as one, like torch's `default_collate` makes it of samples.
+
+        Returns:
+            Arrays and numbers are stacked to arrays [n, ...]. A dict stays one, as does a namedtuple, and a
+            list or tuple becomes a list. Texts, bytes and all else are a list of n values.
+        Raises:
+            OptionError: a field varies in shape, or a dict in its keys; no index is given, or a mask of
+                another length. Others as for one sample.
+
+        Records of one structure are gathered field by field, and not decoded.
+        """
+        length = len(self)
+        if isinstance(indices, slice):
+            part = indices.indices(length)
+            self._reader.justify(16, len(range(*part)))
+            indices = np.arange(*part)
+        rows = integers(indices, length) % max(length, 1)
+        if not len(rows):
+            raise OptionError("a batch of no samples; give at least one index")
+        with suppress(CodecError, CorruptRecordError):  # reading one by one names the damaged sample
+            batch = self._gathered(rows)
+            if batch is not NotImplemented:
+                return batch
+        if self._fields is None:
+            return _stacked(self._reader.read_many(rows))
+        with self._fields.reading_ahead(self._reader, self.labels, rows):
+            return _stacked([self._one(index) for index in rows.tolist()])
+
+    @property
+    def labels(self) -> Labels:
+        """The label columns: a mapping from names to read-only numpy arrays; no sample is read."""
+        if self._labels is None:
+            self._labels = Labels(self._reader.labels, num_rows=len(self))
+        return self._labels
+
+    def where(self, where: object = None, /, **conditions: object) -> Ints:
+        """The indices of the samples whose labels fulfil conditions, as `CachedDataset.filter` takes them."""
+        self._reader.justify(17)
+        return labels.matching_rows(self.labels, conditions, where)
+
+    @property
+    def missing(self) -> Ints:
+        """The indices without a record, sorted: int64 [k]."""
+        return self._reader.missing()
+
+    def close(self) -> None:
+        """Close the archive. Arrays that were returned before stay valid."""
+        self._labels = None
+        self._reader.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _one(self, index: int) -> Any:
+        if self._fields is not None:
+            return self._fields.read(self._reader, self.labels, index)
+        return self._reader.read(index, not self._zero_copy)
+
+    def _gathered(self, rows: Ints) -> Any:
+        """The batch, by one gather a field; NotImplemented where the samples have to be decoded."""
+        fields, decoder = self._fields, self._reader.common_decoder(rows)
+        root = None if decoder is None else decoder.structure
+        if decoder is None or root is None:
+            return NotImplemented
+        paths = [()] if fields is None else fields.paths
+        nodes = [node for node in map(root.at, paths) if node]
+        group = self._reader.group(rows, None if fields is None else decoder.extent(nodes))
+        if group is None or len(nodes) < len(paths):
+            return NotImplemented
+        columns = [_column(group, node) for node in nodes]
+        return columns[0] if fields is None else fields.assembled(columns)
+
+
+def _column(group: Group, node: Node) -> Any:
+    """What is at one node of all records, stacked."""
+    if node.kind in _CONTAINERS:
+        children = [_column(group, child) for child in node.children]
+        return children if node.kind in ("list", "tuple") else assembler(node)(children)
+    if node.kind == "none":
+        return [None] * len(group)
+    leaf = group.decoder.fields.get(node.path)
+    if leaf is None:  # a dataclass
+        decode = group.decoder.part(node)
+        return [decode(group.record(row)) for row in range(len(group))]
+    if leaf.kind in _ITEMS and leaf.nbytes and leaf.offset is not None:
+        items = group.gather(leaf.offset, leaf.nbytes)
+        if leaf.kind != "bool" or items.max() <= 1:  # decoding names what is no bool
+            dtype: Any = leaf.dtype
+            return items.view(dtype).reshape(len(group), *(leaf.shape or ()))
+    return _stacked(group.values(node.path), node.path)
+
+
+def _stacked(values: list[Any], path: tuple[Any, ...] = ()) -> Any:
+    """One value of each sample, stacked."""
+    first, kinds = values[0], set(map(type, values))
+    if kinds <= _NUMBERS:
+        dtype = np.float64 if float in kinds else np.int64 if int in kinds else np.bool_
+        with suppress(OverflowError):
+            return np.array(values, dtype)
+    if len(kinds) > 1 or not isinstance(first, np.ndarray | np.generic | dict | list | tuple):
+        return values
+    if isinstance(first, np.ndarray | np.generic):
+        _check_alike([value.shape for value in values], "shapes", path)
+        return np.stack(values)
+    if isinstance(first, dict):
+        _check_alike([list(value) for value in values], "keys", path)
+        columns = [(key, _stacked([value[key] for value in values], (*path, key))) for key in first]
+        return type(first)(columns)
+    _check_alike([len(value) for value in values], "lengths", path)
+    items = [_stacked(list(column), (*path, k)) for k, column in enumerate(zip(*values, strict=True))]
+    return type(first)(*items) if hasattr(first, "_fields") else items
+
+
+def _check_alike(forms: list[Any], what: str, path: tuple[Any, ...]) -> None:
+    other = next((form for form in forms if form != forms[0]), None)
+    if other is not None:
+        where = f"field {'.'.join(map(str, path))}" if path else "the samples"
+        raise OptionError(
+            f"a batch of {where} with several {what}, {forms[0]} and {other}; read the samples one by one, "
+            "or choose other fields by fields="
+        )

@@ -1,0 +1,125 @@
+"""Random orders: the function that is written down, for every count; and no less random than a shuffle."""
+
+import itertools
+import math
+import pickle
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+import orders
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scale import scaled
+
+from edcache.base.permutation import Permutation
+
+COUNTS = st.integers(1, 300) | st.sampled_from([65_535, 65_536, 65_537, 100_003]) | st.integers(1, 2**63 - 1)
+KEYS = st.lists(st.integers(-(2**70), 2**70), max_size=3)
+
+# count, key -> the first eight. A later version leaves these as they are.
+GOLDEN = {
+    (20, (7,)): [14, 10, 7, 6, 1, 3, 12, 8],
+    (40, (1, 3)): [0, 35, 2, 3, 19, 16, 30, 39],
+    (100_000, (3, 2)): [78856, 29835, 58401, 33368, 14962, 89206, 67878, 48427],
+    (10**12, (0,)): [
+        *(230977420505, 396325441076, 78619984220, 259474568902),
+        *(652340571733, 33990179534, 385516943108, 131627150753),
+    ],
+}
+
+
+def whole(count, *key):
+    return Permutation(count, *key).take(np.arange(count))
+
+
+@pytest.mark.parametrize(("count", "key"), GOLDEN)
+def test_an_order_stays_for_ever(count, key):
+    assert Permutation(count, *key).take(np.arange(8)).tolist() == GOLDEN[count, key]
+
+
+@settings(max_examples=scaled(300), deadline=None)
+@given(COUNTS, KEYS, st.data())
+@example(1, [], st.just([0]))
+def test_one_and_many_are_what_the_written_function_gives(count, key, data):
+    if hasattr(data, "draw"):
+        near = st.integers(0, min(count - 1, 4000))
+        positions = data.draw(st.lists(near | st.integers(0, count - 1), min_size=1, max_size=20))
+    else:
+        positions = [0]
+    expected = [orders.order(position, count, *key) for position in positions]
+    permutation = Permutation(count, *key)
+    assert [permutation.at(position) for position in positions] == expected
+    assert permutation.take(np.array(positions)).tolist() == expected
+    assert [permutation.at(position) for position in positions] == expected
+    many = np.resize(np.array(positions), 3000)
+    assert Permutation(count, *key).take(many)[: len(expected)].tolist() == expected
+    assert pickle.loads(pickle.dumps(permutation)).take(np.array(positions)).tolist() == expected
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 1000, 65_536, 65_537, 300_000])
+def test_every_number_comes_once(count):
+    order = whole(count, 3)
+    assert order.dtype == np.int64
+    assert np.array_equal(np.sort(order), np.arange(count))
+
+
+def fits(observed, expected):
+    """Whether counts are what chance gives: their chi-square is within five standard deviations."""
+    square = ((np.asarray(observed) - expected) ** 2 / expected).sum()
+    freedom = np.size(observed) - 1
+    return abs(square - freedom) < 5 * math.sqrt(2 * freedom)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
+def test_each_order_of_a_few_is_as_likely(count):
+    rounds = 20 * math.factorial(count)
+    counted = Counter(tuple(whole(count, seed, 5).tolist()) for seed in range(rounds))
+    assert fits([counted[order] for order in itertools.permutations(range(count))], 20)
+
+
+@pytest.mark.parametrize("count", [7, 9, 25])
+def test_an_odd_number_of_swaps_is_as_likely_as_an_even_one(count):
+    pairs = np.triu_indices(count, 1)
+    odd = 0
+    for seed in range(400):
+        order = whole(count, seed)
+        odd += np.count_nonzero(order[pairs[0]] > order[pairs[1]]) % 2
+    assert abs(odd - 200) < 5 * 10
+
+
+@pytest.mark.parametrize("count", [9, 16, 25, 50, 101])
+def test_each_number_comes_to_each_place_and_beside_each_other_as_often(count):
+    rounds = 2000
+    drawn = np.array([whole(count, seed) for seed in range(rounds)])
+    places = [np.bincount(column, minlength=count) for column in drawn.T]
+    assert fits(np.concatenate(places), rounds / count)
+    steps = np.bincount(((drawn[:, 1:] - drawn[:, :-1]) % count).ravel(), minlength=count)[1:]
+    assert fits(steps, rounds)
+
+
+@pytest.mark.parametrize("count", [1000, 65_536, 65_537, 1_000_003])
+def test_large_orders_are_uncorrelated_with_their_places_and_with_each_other(count):
+    numbers, orders_ = np.arange(count), [whole(count, *key) for key in ((0, 0), (0, 1), (1, 0))]
+    for order in orders_:
+        assert abs(np.corrcoef(numbers, order)[0, 1]) < 5 / math.sqrt(count)
+        assert abs(np.corrcoef(order[:-1], order[1:])[0, 1]) < 5 / math.sqrt(count)
+        assert abs(np.abs(order - numbers).mean() / count - 1 / 3) < 5 * 0.24 / math.sqrt(count)
+        descents = np.count_nonzero(np.diff(order) < 0)
+        assert abs(descents - (count - 1) / 2) < 5 * math.sqrt((count + 1) / 12)
+        # Where the last bits of a position go: all 32 x 32 ways as often.
+        table = np.bincount(numbers % 32 * 32 + order % 32, minlength=1024)
+        assert count < 10**4 or fits(table, count / 1024)
+    for one, other in itertools.combinations([numbers, *orders_], 2):
+        assert np.count_nonzero(one == other) < 10
+        assert abs(np.corrcoef(one, other)[0, 1]) < 5 / math.sqrt(count)
+
+
+def test_an_order_of_a_billion_takes_no_memory():
+    tracemalloc.start()
+    permutation = Permutation(10**9, 1)
+    permutation.take(np.arange(10**9 - 4096, 10**9))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20

@@ -1,0 +1,139 @@
+"""The suite for readers: its expected documents, its two clients, and that it notices what is wrong.
+
+EDCACHE_WRITE_EXPECTED=1 writes the documents anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import zoneinfo
+from pathlib import Path
+from typing import Any
+
+import client_edcache
+import client_reference
+import golden_samples as samples
+import pytest
+import run
+from test_golden import EXPECTED, GOLDEN, LENGTHS, expected_labels
+
+import edcache
+
+HERE = Path(__file__).resolve().parent
+# A larger document is kept as its digest.
+MOST_NBYTES = 20_000
+CLIENT = {
+    name: shlex.join([sys.executable, str(HERE / f"client_{name}.py"), "{path}"])
+    for name in ("reference", "edcache")
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> None:
+    for cls in samples.TO_REGISTER:
+        edcache.register(cls)
+
+
+def _image_file(data: bytes, *_: Any) -> edcache.ImageFile:
+    return edcache.ImageFile(data, decode=None)
+
+
+def expected_document(name: str) -> dict[str, Any]:
+    """What the golden samples are, which no archive was read for."""
+    values = EXPECTED[name]
+    if name == "images":
+        values = {i: samples.picture(i, _image_file) for i in values}
+    length = LENGTHS.get(name, max(values, default=-1) + 1)
+    return {
+        "length": length,
+        "samples": {str(i): client_edcache.canonical(value) for i, value in sorted(values.items())},
+        "labels": {
+            column: [client_edcache.canonical(labels.get(i)) for i in range(length)]
+            for column, labels in expected_labels(name).items()
+        },
+    }
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+def test_the_expected_documents_are_those_of_the_golden_samples(name: str) -> None:
+    path, document = HERE / "expected" / f"{name}.json", expected_document(name)
+    text = json.dumps(document, indent=0) + "\n"
+    if len(text) > MOST_NBYTES:
+        text = json.dumps({"sha256": run.digest(document)}) + "\n"
+    if os.environ.get("EDCACHE_WRITE_EXPECTED") == "1":
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("name", list(EXPECTED))
+@pytest.mark.parametrize("client", [client_reference, client_edcache], ids=lambda c: c.__name__)
+def test_both_clients_give_the_expected_documents(client: Any, name: str) -> None:
+    if name == "mixed" and not zoneinfo.available_timezones():
+        pytest.skip("no time zones on this machine; on Debian: apt install tzdata")
+    (path,) = GOLDEN.glob(f"v*-{name}.zip")
+    document = json.loads(json.dumps(client.document(str(path))))
+    assert run.difference(document, json.loads(json.dumps(expected_document(name)))) is None
+
+
+def test_the_reference_reader_passes_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--reader", CLIENT["reference"], "--only", "fixed", "torn", "pages"]) == 0
+    assert capsys.readouterr().out == "3 of 3 as expected\n"
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("client", "every"), [("reference", 6), ("edcache", 30)])
+def test_clients_pass_the_whole_suite(client: str, every: int, capsys: pytest.CaptureFixture[str]) -> None:
+    status = run.main(["--reader", CLIENT[client], "--attacks", "--every", str(every)])
+    assert status == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "says"),
+    [
+        ("cat expected | sed s/.int.:/\\'x\\':/", "no document"),
+        ('sed \'s/"int": "7"/"int": "8"/\' expected', '/samples/7/dict/2/1/int: "8", expected "7"'),
+        ('sed \'s/"uint8"/"int8"/\' expected', '"int8", expected "uint8"'),
+        ("echo 'refused: no'; exit 3", "refused: no"),
+        ("echo refused; kill -9 $$", "exit status -9"),
+        ("echo Traceback; exit 1", "exit status 1"),
+        ("sleep 60", "no answer within 1 seconds"),
+    ],
+)
+def test_a_reader_that_is_wrong_is_noticed(script, says, tmp_path, monkeypatch, capsys):
+    (tmp_path / "expected").write_text(json.dumps(client_reference.document(str(GOLDEN / "v2-fixed.zip"))))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run.asked, "__defaults__", (1.0,))
+    assert run.main(["--reader", shlex.join(["sh", "-c", script]), "--only", "fixed"]) == 1
+    assert says in capsys.readouterr().out
+
+
+SOUND = {
+    "length": 2,
+    "samples": {"0": {"int": "1"}, "1": {"int": "2"}},
+    "labels": {"y": [{"int": "5"}, None]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, None),
+        ({"length": 1, "samples": {"1": {"int": "2"}}, "labels": {}}, None),
+        ({"samples": {"0": {"refused": "crc32"}, "1": {"int": "2"}}}, None),
+        ({"length": 3}, "length 3"),
+        ({"samples": {"0": {"int": "2"}}}, "sample 0"),
+        ({"samples": {"2": {"int": "2"}}}, "sample 2"),
+        ({"labels": {"y": [None, {"int": "5"}]}}, "label y"),
+        ({"labels": {"z": [{"int": "5"}]}}, None),
+    ],
+)
+def test_a_hostile_file_may_be_refused_or_read_as_what_it_was(changes: Any, says: str | None) -> None:
+    flaw = run.flaw(run.Answer(SOUND | changes), SOUND, forged=False, longer=False)
+    assert flaw is None if says is None else says in str(flaw)
+    assert run.flaw(run.Answer(SOUND | changes), SOUND, forged=True, longer=True) is None
+    assert run.flaw(run.Answer(refusal="refused"), SOUND, forged=False, longer=False) is None
+    assert run.flaw(run.Answer(harm="exit status -11"), SOUND, forged=True, longer=True) is not None

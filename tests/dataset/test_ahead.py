@@ -1,0 +1,139 @@
+"""What an order needs next is fetched before it is read: once, not too far ahead, for far archives alone."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from far import make
+from range_server import serving
+from torch.utils.data import BatchSampler, DataLoader
+
+from edcache import CachedDataset, samplers
+from edcache.backends.mirror import read_through
+
+pytestmark = [
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="has workers that are forks"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning"),
+]
+COUNT, NBYTES = 600, 16_000  # 37 blocks
+
+
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("far") / "train.zip"
+    make(path, COUNT, NBYTES, chunk=16)
+    return path
+
+
+def opened(url: str, tmp_path: Path, **options: Any) -> CachedDataset:
+    return CachedDataset.from_cache(url, local=tmp_path / "ssd", **options)
+
+
+def becomes(true: Callable[[], bool]) -> bool:
+    end = time.monotonic() + 20
+    while not true() and time.monotonic() < end:
+        time.sleep(0.01)
+    return true()
+
+
+def is_ahead() -> bool:
+    return any(thread.name == "edcache-ahead" for thread in threading.enumerate())
+
+
+WAYS: dict[str, Callable[[Any], Any]] = {
+    "loader": lambda ds: ds.loader(8, shuffle=True, seed=3, num_threads=1, prefetch=1),
+    "view": lambda ds: ds[::-1].loader(8, num_threads=1, prefetch=1),
+    "batches": lambda ds: ds.loader(
+        None, sampler=samplers.ByLength(ds, np.arange(COUNT), 8), num_threads=1, prefetch=1
+    ),
+    "foreign": lambda ds: ds.loader(8, sampler=list(range(COUNT)), num_threads=1, prefetch=1),
+    "sampler": lambda ds: DataLoader(ds, 8, sampler=samplers.Shuffle(ds)),
+    "chunks, workers": lambda ds: DataLoader(ds, 8, sampler=samplers.ChunkShuffle(ds, 2), num_workers=2),
+    "batch sampler": lambda ds: DataLoader(
+        ds, batch_sampler=BatchSampler(samplers.Shuffle(ds), 8, False), num_workers=1
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_an_order_is_fetched_ahead_of_who_reads_it(far, tmp_path, way):
+    nbytes = far.stat().st_size
+    with serving(far.read_bytes()) as served:
+        served.delay = 0.005
+        ds = opened(served.url, tmp_path)
+        batches = iter(WAYS[way](ds))
+        seen = next(batches)["n"].tolist()
+        assert becomes(lambda: served.sent > 0.9 * nbytes), "nobody reads"
+        for batch in batches:
+            assert (batch["x"] == (batch["n"] % 251)[:, None]).all()
+            seen += batch["n"].tolist()
+        assert sorted(seen) == list(range(COUNT))
+        assert served.sent <= 1.03 * nbytes
+        assert not is_ahead()
+
+
+def test_it_goes_so_far_ahead_and_no_further(far, tmp_path, monkeypatch):
+    monkeypatch.setattr(read_through, "_AHEAD_NBYTES", 1 << 20)
+    with serving(far.read_bytes()) as served:
+        ds = opened(served.url, tmp_path)
+        batches = iter(ds.loader(8, num_threads=1, prefetch=1))
+        next(batches)
+        time.sleep(0.5)
+        before = served.sent
+        assert before < 4 << 20
+        for _ in range(40):
+            next(batches)
+        assert becomes(lambda: served.sent > before + (3 << 20))
+        time.sleep(0.3)
+        assert served.sent < far.stat().st_size - (1 << 20)
+        del batches
+        assert becomes(lambda: not is_ahead()), "an iteration that is given up ends it"
+
+
+def test_a_place_that_fails_is_an_error_where_it_is_read(far, tmp_path):
+    with serving(far.read_bytes()) as served:
+        ds = opened(served.url, tmp_path)
+        batches = iter(ds.loader(8, num_threads=1, prefetch=1))
+        next(batches)
+        assert becomes(lambda: served.sent > 0.9 * far.stat().st_size)
+    for _ in batches:
+        pass  # all of it is here
+
+    def gone(handler: Any, start: int, end: int) -> bool:
+        handler.say(404, {}, b"")
+        return True
+
+    with serving(far.read_bytes()) as served:
+        ds = opened(served.url, tmp_path)
+        served.faults.append(gone)
+        with pytest.raises(Exception, match=served.url):
+            list(ds.loader(8, num_threads=1))
+        assert becomes(lambda: not is_ahead())
+
+
+def test_what_is_near_is_not_looked_ahead_for(far, monkeypatch):
+    def started(thread: threading.Thread) -> None:
+        assert thread.name != "edcache-ahead"
+        start(thread)
+
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", started)
+    ds = CachedDataset.from_cache(far)
+    assert len(list(ds.loader(100))) == 6
+    assert len(list(samplers.Shuffle(ds))) == COUNT
+
+
+def test_a_pickled_sampler_has_no_dataset(far):
+    sampler = samplers.ChunkShuffle(CachedDataset.from_cache(far))
+    again = pickle.loads(pickle.dumps(sampler))
+    assert again._ds is None
+    assert list(again) == list(sampler)

@@ -1,0 +1,201 @@
+"""Many archives as one dataset: batches by one gather a field are what the samples one by one are."""
+
+import os
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from likeness import outcome, same
+from scale import scaled
+from torch.utils.data import DataLoader, default_collate
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import ArchiveClosedError, CorruptRecordError, StaleArchiveError
+from edcache.reader.session import Session
+from edcache.reader.together import Together
+
+
+def sample(k):
+    return {
+        "image": torch.full((3, 4), k % 250, dtype=torch.uint8),
+        "label": k,
+        "name": f"n{k % 13}" * (k % 3),
+    }
+
+
+def write(path, numbers, make=sample, seal=True, **options):
+    writer = CacheWriter(path, in_memory_keys=["label"], chunk_size=16, **options)
+    writer.extend(map(make, numbers))
+    writer.close() if seal else writer.flush()
+    return path
+
+
+def several(folder, count=12, size=20):
+    return [write(folder / f"{k}.zip", range(k * size, (k + 1) * size)) for k in range(count)]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    return several(tmp_path_factory.mktemp("together"))
+
+
+@pytest.fixture
+def ds(paths):
+    with CachedDataset.from_cache(paths) as ds:
+        yield ds
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    """The batches that were read archive by archive."""
+    calls, group = [], Session.__subclasses__()[0].group
+    monkeypatch.setattr(
+        Session.__subclasses__()[0],
+        "group",
+        lambda self, *arguments: (calls.append(1), group(self, *arguments))[1],
+    )
+    return calls
+
+
+@settings(max_examples=scaled(300), deadline=None)
+@given(st.data())
+def test_a_batch_is_what_its_samples_are(paths, data):
+    verify = data.draw(st.sampled_from(["touch", "never", "always"]))
+    with CachedDataset.from_cache(paths[: data.draw(st.integers(2, 12))], verify=verify) as ds:
+        for _ in range(3):
+            indices = data.draw(st.lists(st.integers(-len(ds), len(ds) - 1), min_size=1, max_size=40))
+            expected = [sample(k % len(ds)) for k in indices]
+            assert same(ds.batch(indices), default_collate(expected))
+            assert same(ds.__getitems__(indices), expected)
+        view = ds.filter(f"label > {data.draw(st.integers(0, 30))}").shuffle(1)
+        chosen = [sample(int(k)) for k in view.indices[:9]]
+        assert same(view.batch(range(len(chosen))), default_collate(chosen))
+
+
+def test_batches_of_all_archives_are_read_at_once(ds, shares):
+    for batch in (*DataLoader(ds, 30, shuffle=True), *ds.loader(30, shuffle=True, reuse=False)):
+        assert same(batch, default_collate([sample(int(k)) for k in batch["label"]]))
+    assert shares == []
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_them(ds, context):
+    loader = DataLoader(ds, 30, num_workers=2, multiprocessing_context=context)
+    assert same(next(iter(ds.loader(30))), next(iter(loader)))
+    assert [int(k) for batch in loader for k in batch["label"]] == list(range(240))
+    assert same(pickle.loads(pickle.dumps(ds)).batch([3, 99]), ds.batch([3, 99]))
+
+
+KINDS = {
+    "compressed": {"compression": "zstd"},
+    "not sealed": {"seal": False},
+    "of another structure": {"make": lambda k: sample(k) | {"more": 1.5}},
+    "of another dtype": {"make": lambda k: sample(k) | {"label": np.int32(k)}},
+}
+
+
+@pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_archives_of_several_kinds_are_read_as_one_by_one(tmp_path, kind):
+    paths = [*several(tmp_path, 3), write(tmp_path / "other.zip", range(60, 80), **KINDS[kind])]
+    ds = CachedDataset.from_cache(paths, allow_partial=True)
+    for indices in ([1, 30, 50], [1, 30, 70], [65, 79], [79, -1, 0]):
+        assert same(ds.__getitems__(indices), [ds[k] for k in indices])
+        expected = outcome(lambda indices=indices: default_collate([ds[k] for k in indices]))
+        assert same(outcome(lambda indices=indices: ds.batch(indices)), expected)
+
+
+def test_a_transform_that_is_set_later_counts_at_once(ds):
+    assert ds.batch([0, 100])["label"].tolist() == [0, 100]
+    ds.archives[5].transform = lambda one: one | {"label": -1}
+    assert ds.batch([0, 100])["label"].tolist() == [0, -1]
+    ds.transform = None
+    assert ds.batch([0, 100])["label"].tolist() == [0, 100]
+    ds.archives[0].batch_transform = len
+    with pytest.raises(edcache.errors.OptionError, match="different batch_transforms"):
+        ds.batch([0])
+    ds.batch_transform = len
+    assert ds.batch([0, 100]) == 3
+
+
+def test_one_that_was_closed_says_so_and_the_others_are_read(ds):
+    ds.batch(range(240))
+    ds.archives[3].close()
+    assert ds.batch([0, 100])["label"].tolist() == [0, 100]
+    with pytest.raises(ArchiveClosedError, match=r"3\.zip: closed"):
+        ds.batch([0, 70])
+
+
+def test_one_that_was_compacted_is_read_from_its_new_file(tmp_path):
+    paths = several(tmp_path, 3)
+    ds = CachedDataset.from_cache(paths)
+    before = ds.batch(range(60))
+    edcache.compact(paths[1])
+    assert same(ds.batch(range(60)), before)
+    ds.refresh()
+    assert same(ds.batch(range(60)), before)
+
+
+@pytest.mark.parametrize("verify", ["touch", "always"])
+def test_damage_is_named(tmp_path, verify):
+    paths = several(tmp_path, 4)
+    data = bytearray(paths[2].read_bytes())
+    at = data.index(bytes([47]) * 12)
+    data[at] ^= 1
+    paths[2].write_bytes(data)
+    ds = CachedDataset.from_cache(paths, verify=verify)
+    assert ds.batch([0, 20, 45, 70])["label"].tolist() == [0, 20, 45, 70]
+    for _ in range(2):
+        with pytest.raises(CorruptRecordError, match=r"2\.zip: record 7 at offset"):
+            ds.batch([0, 47])
+    assert CachedDataset.from_cache(paths, verify="never").batch([0, 47])["label"].tolist() == [0, 47]
+
+
+def test_blocks_that_an_index_claims_outside_its_file_are_not_looked_at(tmp_path):
+    sessions = [CachedDataset.from_cache(path).reader.session for path in several(tmp_path, 2)]
+    for session in sessions:
+        blocks = session.index.blocks.copy()
+        blocks[:, 1] += 1 << 40
+        session.index.blocks = blocks
+    group = Together.of(sessions).group(np.array([0, 1]), np.array([3, 4]))
+    with pytest.raises(CorruptRecordError):
+        group.decoded(copy=True)
+
+
+def test_archives_that_are_open_hold_no_descriptor(paths, ds):
+    def held():
+        links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+        return [path for path in map(os.path.realpath, links) if path in map(str, paths)]
+
+    indices = list(range(240))
+    before = ds.batch(indices)
+    assert held() == []
+    assert not ds.archives[0].reader.session.has_writer
+    assert held() == []
+    one = CachedDataset.from_cache(paths[0], io="pread")
+    assert held() == [str(paths[0])]
+    one.close()
+    assert same(ds.batch(indices), before)
+
+
+def test_an_archive_that_is_deleted_or_replaced_is_read_on(tmp_path):
+    paths = several(tmp_path, 3)
+    ds = CachedDataset.from_cache(paths)
+    os.unlink(paths[0])
+    os.replace(write(tmp_path / "new.zip", range(20)), paths[1])
+    for _ in range(40):  # as often as the kernel is asked whether a batch lies in memory
+        assert ds.batch([3, 23, 59])["label"].tolist() == [3, 23, 59]
+    assert ds[4]["label"] == 4
+    with pytest.raises(StaleArchiveError, match=r"1\.zip: the file was replaced since it was opened"):
+        ds.archives[1].refresh()
+
+
+def test_samples_of_any_order_in_threads(ds):
+    chosen = random.Random(1).sample(range(240), 240)
+    batches = list(ds.loader(7, sampler=chosen, num_threads=4, reuse=False))
+    assert [int(k) for batch in batches for k in batch["label"]] == chosen

@@ -1,0 +1,244 @@
+"""labels.arrow: batches written one after another, columns read on demand, and what other readers see."""
+
+import datetime as dt
+import struct
+import zlib
+
+import numpy as np
+import pandas
+import polars
+import pyarrow as pa
+import pytest
+import reference
+from range_server import serving
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import CorruptArchiveError
+from edcache.format import label_file, same_tables
+from edcache.format.label_file import LabelFile, pack_labels, parse_label_table, parse_labels
+
+ROWS = 100
+
+
+def every_type(count):
+    """A column of each kind of buffers, with nulls, nan and texts of all lengths."""
+    rows = range(count)
+    odd = [None if i % 3 == 0 else i for i in rows]
+    return pa.table(
+        {
+            "int": pa.array(rows, pa.int64()),
+            "byte": pa.array([None if i is None else i % 100 - 50 for i in odd], pa.int8()),
+            "beyond": pa.array([2**64 - 1 - i for i in rows], pa.uint64()),
+            "float": pa.array([float("nan") if i < 150 else -i / 2 for i in rows]),
+            "half": pa.array(np.arange(count).astype(np.float16)),
+            "flag": pa.array([None if i is None else i % 2 == 0 for i in odd]),
+            "none": pa.nulls(count),
+            "text": pa.array([None if i is None else "ü" * (i % 7) for i in odd]),
+            "large": pa.array([b"\xff" * (i % 5) for i in rows], pa.large_binary()),
+            "list": pa.array([None if i is None else [i, None] * (i % 3) for i in odd], pa.list_(pa.int32())),
+            "texts": pa.array([["a", None] * (i % 4) for i in rows], pa.large_list(pa.string())),
+            "nones": pa.array([[None] * (i % 2) for i in rows], pa.list_(pa.null())),
+            "when": pa.array(
+                [dt.datetime(2020, 1, 1) + dt.timedelta(i) for i in rows], pa.timestamp("us", "UTC")
+            ),
+            "day": pa.array(rows, pa.date32()),
+            "span": pa.array(rows, pa.duration("ns")),
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(label_file, "BATCH_ROWS", ROWS)
+
+
+def loader(data):
+    """What reads extents, and checks them."""
+
+    def load(extents):
+        parts = [memoryview(data)[extent.at : extent.at + extent.nbytes] for extent in extents]
+        if any(zlib.crc32(part) != extent.crc32 for part, extent in zip(parts, extents, strict=True)):
+            raise CorruptArchiveError("a part fails its crc32")
+        return parts
+
+    return load
+
+
+def stored(table):
+    """The labels as read from their bytes, and the extents that were loaded."""
+    data, nbytes = pack_labels(table)
+    loads = []
+
+    def load(extents):
+        loads.append(extents)
+        return loader(data)(extents)
+
+    return parse_label_table(data[len(data) - nbytes :], len(data), table.num_rows, load), loads
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS, ROWS + 1, 4 * ROWS - 1])
+def test_all_readers_see_the_same_columns(tmp_path, count):
+    table = every_type(count)
+    data, nbytes = pack_labels(table)
+    assert same_tables(parse_labels(data, count, nbytes, table.column_names), table)
+    assert reference.label_table_nbytes(bytes(data)) == nbytes
+    file = pa.ipc.open_file(pa.py_buffer(data))
+    assert file.num_record_batches == -(-count // ROWS)
+    assert same_tables(file.read_all(), table) or not count
+    assert pa.ipc.open_stream(pa.py_buffer(data).slice(8)).read_all().num_rows == count
+    path = tmp_path / "labels.arrow"
+    path.write_bytes(data)
+    names = ["int", "float", "text", "flag", "list"]
+    assert polars.read_ipc(path, columns=names).to_dict(as_series=False).keys() == set(names)
+    assert polars.read_ipc(path, columns=["text"])["text"].to_list() == table["text"].to_pylist()
+    assert pandas.read_feather(path, columns=["int"])["int"].tolist() == list(range(count))
+
+
+@pytest.mark.parametrize("step", [1, 7, ROWS, 250])
+def test_the_bytes_do_not_depend_on_how_the_rows_come(step):
+    table, parts = every_type(330), []
+    file = LabelFile(parts.append, table.schema)
+    for start in range(0, 330, step):
+        file.write(table.slice(start, step))
+    written = file.finish()
+    data = b"".join(parts)
+    assert data == bytes(pack_labels(table)[0])
+    assert (written.nbytes, written.crc32) == (len(data), zlib.crc32(data))
+    assert written.table_crc == zlib.crc32(data[len(data) - written.table_nbytes :])
+
+
+def test_a_writer_holds_one_batch_of_rows():
+    held = []
+    file = LabelFile(lambda data: held.append(len(data)), every_type(ROWS).schema)
+    for count in range(1, 20):
+        file.write(every_type(ROWS // 2))
+        assert len(held) == 2 + count // 2
+    assert max(held) < len(pack_labels(every_type(ROWS))[0])
+
+
+def test_columns_are_read_at_their_first_use_and_several_together():
+    table = every_type(350)
+    labels, loads = stored(table)
+    assert (labels.column_names, labels.num_rows, loads) == (table.column_names, 350, [])
+    assert labels.column("int").equals(table["int"])
+    assert [len(extents) for extents in loads] == [4]
+    assert sum(extent.nbytes for extent in loads[0]) == 8 * 350
+    labels.read(["text", "list", "int"])
+    labels.column("text"), labels.column("list")
+    assert [len(extents) for extents in loads] == [4, 8]
+
+
+def test_bounds_leave_out_nulls_and_nans_and_know_no_negative_zero():
+    zeros = np.array([-0.0, np.nan] * 50 + [np.nan] * 100)
+    nulls = pa.array([None] * 100 + [5] * 100, pa.int64())
+    labels, _ = stored(pa.table({"zero": zeros, "nulls": nulls, "text": ["a"] * 200}))
+    zero, null = labels.bounds("zero"), labels.bounds("nulls")
+    assert zero.least.tobytes()[:8] == zero.most.tobytes()[:8] == struct.pack("<d", 0.0)
+    assert zero.has_values.tolist() == [True, False]
+    assert (null.has_values.tolist(), null.least[1], null.nulls.tolist()) == ([False, True], 5, [100, 0])
+    assert not labels.bounds("text").has_order
+
+
+@pytest.fixture
+def path(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["y", "text"], sync="never") as writer:
+        writer.extend({"y": i, "text": f"text {i}"} for i in range(350))
+    return tmp_path / "a.zip"
+
+
+def damage(path, *places):
+    """Change a byte of some batches of columns."""
+    labels = CachedDataset.from_cache(path).labels.source
+    seal = reference.entries(path)[-1].fields
+    data = bytearray(path.read_bytes())
+    for name, batch in places:
+        part = labels.parts[batch, labels.column_names.index(name)]
+        data[seal["offset"] + seal["nbytes"] + int(part["at"])] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_column_leaves_the_others(path):
+    damage(path, ("text", 2))
+    ds = CachedDataset.from_cache(path)
+    assert ds.labels["y"].tolist() == list(range(350))
+    assert ds.filter("y >= 200 and y < 202")[1]["y"] == 201
+    with pytest.raises(CorruptArchiveError, match=r"a.zip: labels.arrow at offset .* fails its crc32"):
+        ds.labels["text"]
+    assert any("labels.arrow has crc32" in problem for problem in edcache.verify(path).problems)
+
+
+def test_a_filter_reads_the_batches_that_may_match_alone(path):
+    damage(path, ("text", 0), ("y", 3))
+    ds = CachedDataset.from_cache(path)
+    assert [s["y"] for s in ds.filter('y in (150, 270) and text != "text 270"')] == [150]
+    assert ds.filter(y=range(140, 260, 50)).indices.tolist() == [140, 190, 240]
+    assert len(ds.filter(y=-7)) == 0
+    with pytest.raises(CorruptArchiveError):
+        ds.filter("y > 299")
+
+
+def test_behind_a_url_a_column_is_one_request_for_its_bytes(path):
+    with serving(path.read_bytes()) as served:
+        ds = CachedDataset.from_cache(served.url)
+        served.forget()
+        assert ds.labels["y"].tolist() == list(range(350))
+        assert len(served.requests) <= 1
+        assert served.sent <= 8 * 350 + 4096
+
+
+def lying(data, nbytes, at, value, code="<Q"):
+    """The file with one number of its table changed, counted from the start of the table."""
+    data = bytearray(data)
+    struct.pack_into(code, data, len(data) - nbytes + at, value)
+    return data
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "message"),
+    [
+        (0, 3, "overlap, or leave"),
+        (0, 1 << 62, "beyond all bytes"),
+        (0, 1 << 40, "overlap, or leave"),
+        (8, 1 << 50, "overlap, or leave"),
+        (16, 8, "crc32"),
+        (8, 8, "crc32"),
+        (16, 792, "Buffer|crc32"),
+        (24, 8, "overlap, or leave"),
+        (48, 1 << 62, "beyond all bytes"),
+        (56, 1, "nulls"),
+        (72, 1, "crc32"),
+        (80, 7, "bounds"),
+        (88, 1, "bounds"),
+        (192 + 16, 1 << 62, "batches of"),
+        (192 + 8, 151, "rows, the index has"),
+        (192 + 16, 50, "another size"),
+    ],
+)
+def test_a_table_that_lies_is_refused(at, value, message):
+    data, nbytes = pack_labels(pa.table({"y": np.arange(150)}))
+    at -= 8 * (at > 192)
+    code = "<I" if 72 <= at < 80 else "<Q"
+    data = lying(data, nbytes, at, value, code)
+    with pytest.raises(CorruptArchiveError):
+        parse_labels(data, 150, nbytes)
+    with pytest.raises(CorruptArchiveError, match=message):
+        labels = parse_label_table(data[len(data) - nbytes :], len(data), 150, loader(data))
+        labels.column("y")
+        labels.check_bounds()
+
+
+@pytest.mark.parametrize("change", ["message", "footer", "stream", "rows"])
+def test_a_file_that_others_read_as_another_is_refused(change):
+    """What a lazy reader does not look at, the messages of the batches, verify and repair compare."""
+    data, nbytes = pack_labels(pa.table({"y": np.arange(150), "z": np.arange(150)}))
+    places = {
+        "message": lambda: data.index(struct.pack("<qq", 8 * ROWS, 8 * ROWS)[:8]),
+        "footer": lambda: len(data) - nbytes + 4 * 96 + 16 + 48,
+        "stream": lambda: data.index(b"z\0\0\0"),
+        "rows": lambda: data.index(struct.pack("<q", ROWS)),
+    }
+    at = places[change]()
+    data[at] = ord("x") if change == "stream" else data[at] ^ 8
+    with pytest.raises(CorruptArchiveError):
+        parse_labels(data, 150, nbytes)
