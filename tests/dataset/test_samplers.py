@@ -705,7 +705,7 @@ def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, 
         assert sorted(drawn) == list(range(len(whole)))
         assert sampler._positions.numbers == range(len(whole)), "each position was listed"
         runs = np.searchsorted(ds.chunk_starts(), whole.indices[drawn], side="right")
-        assert np.count_nonzero(np.diff(runs)) == len(set(runs.tolist())) - 1
+        assert np.count_nonzero(np.diff(runs)) == max(len(set(runs.tolist())) - 1, 0)
         tally("views of concatenations with runs")
 
 

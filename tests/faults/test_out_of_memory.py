@@ -28,6 +28,7 @@ OPERATIONS = list(operations())
 POINTS = 900
 # Not all from then on: where nothing can be allocated, CPython 3.11 may call a function for ever.
 BURST = 50
+DEATHS = ("SIGSEGV", "SIGABRT")
 HELD = ("the append lock is held", "files are left open", "locks are left")
 SECONDS = 300
 
@@ -52,11 +53,15 @@ def _attempt(operation: Operation, first: int, last: int) -> tuple[MemoryDisk, A
 def _needs(operation: Operation) -> int:
     """How many allocations the act makes, about."""
 
+    def attempt(count: int, out: IO[str]) -> None:
+        with calls.replace_system(MemoryDisk(operation.base)):
+            operation.act(operation.prepare())
+        print(_attempt(operation, count, count + BURST)[2] is None, file=out)
+
     def suffices(count: int) -> bool:
-        disk, made, raised = _attempt(operation, count, count + BURST)
-        with calls.replace_system(disk):
-            list(Aftermath(operation)._go_on(made))
-        return raised is None
+        lines, died = _in_child(partial(attempt, count))
+        assert died in ("", *DEATHS)
+        return lines == ["True"]
 
     high = 64
     while not suffices(high):
@@ -126,9 +131,7 @@ def _in_child(work: Callable[[IO[str]], None]) -> tuple[list[str], str]:
 @pytest.mark.parametrize("operation", thinned(OPERATIONS, 4), ids=lambda o: o.name)
 def test_no_allocation_that_fails_does_harm(operation: Operation, tally: Any) -> None:
     """Where numpy or pyarrow do not survive, that is a kill, which does no harm (test_crash_states.py)."""
-    lines, died = _in_child(lambda out: print(_needs(operation), file=out))
-    assert not died
-    total = int(lines[0])
+    total = _needs(operation)
     step = max(1, round(total / (POINTS * SCALE)))
     points = [(first, length) for length in (1, BURST) for first in range(0, total, step)]
     problems: dict[str, list[tuple[int, int]]] = {}
@@ -141,7 +144,7 @@ def test_no_allocation_that_fails_does_harm(operation: Operation, tally: Any) ->
                 problems.setdefault(what, []).append(point)
         done += len(lines)
         if died:
-            assert died in ("SIGSEGV", "SIGABRT"), f"{died} at {points[done]}"
+            assert died in DEATHS, f"{died} at {points[done]}"
             done, deaths = done + 1, deaths + 1
     # CPython loses a reference here and there where an allocation of its own fails, and what it leads to.
     leaks = problems.pop("1 files are left open", [])

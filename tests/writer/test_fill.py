@@ -251,7 +251,7 @@ class Logged:
         os.write(fd, f"{i}\\n".encode())
         os.close(fd)
         time.sleep(0.002)
-        return {"i": i}
+        return {"i": i, "x": bytes(4096)}  # chunks that are not held back for being small
 
 ds = CachedDataset(Logged(), sys.argv[1], in_memory_keys=["i"])
 assert ds.complete and [s["i"] for s in ds] == list(range(400)), ds

@@ -23,9 +23,9 @@ import os, sys, time
 import torch, edcache
 
 def begin_together():
-    size = int(os.environ.get("WORLD_SIZE", 1))
+    rank, size = map(int, os.environ.get("AT_ONCE", "0 1").split())
     names = [f"{log}.{{rank}} of {{size}}" for rank in range(size)]
-    open(names[int(os.environ.get("RANK", 0))], "w").close()
+    open(names[rank], "w").close()
     while not all(map(os.path.exists, names)):
         time.sleep(0.01)
 
@@ -60,7 +60,9 @@ def program(path, log, options="", seconds=0.002):
 def run_at_once(script, ranks, *arguments, environment=None):
     processes = []
     for rank in range(ranks):
-        told = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)} if environment else {}
+        told = {"AT_ONCE": f"{rank} {ranks}"}
+        if environment:
+            told |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks)}
         processes.append(
             subprocess.Popen(
                 [sys.executable, script, *map(str, arguments)],
