@@ -52,7 +52,7 @@ CONSTANTS: Final = {
     "piece of a copy": (4 << 20, "bytes", "code"),
     "longest time between two chunks": (2, "s", "code"),
     "archives opened at a time": (8, "archives", "code"),
-    "tries of a request": (5, "tries", "code"),
+    "tries of a request": (20, "tries", "code"),
     "first wait before another try": (0.1, "s", "code: three times longer each time, half of it by chance"),
     "window of ChunkShuffle": (16, "chunks", "code"),
     # Measured.
@@ -449,7 +449,7 @@ def storm(at: Scale, scale: float) -> str:
         (1, processes, tried, 0.0),
         (10, processes, tried, 0.0),
         (at.archives, processes, tried, 0.0),
-        (at.archives, processes, 4 * tried, 0.0),
+        (at.archives, processes, tried // 4, 0.0),
         (at.archives, processes, tried, 60.0),
         (at.archives, max(1, processes // at.ranks), tried, 0.0),
         (at.archives, max(1, processes // at.ranks), tried, 10.0),

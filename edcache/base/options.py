@@ -171,8 +171,9 @@ class OpenOptions(ReadOptions):
             Both functions can also be set later, as attributes of the dataset.
         storage_options: options for the library that reads a URL, as fsspec takes them: key, secret and
             endpoint_url for s3, token for gs, headers for https. `request_timeout` (30 seconds, and one more
-            for each half MiB) and `request_tries` (5) limit every request. The library takes everything else
-            from its environment variables (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
+            for each half MiB) and `request_tries` (5, and 20 while the store says that it is busy, by 429 or
+            503) limit every request. The library takes everything else from its environment variables
+            (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
     """
 
     zero_copy: bool = False

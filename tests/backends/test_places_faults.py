@@ -309,6 +309,26 @@ def test_retry_after_is_waited_for(archive, after):
         assert times[1] - times[0] >= 1
 
 
+@pytest.mark.parametrize(("code", "tries"), [(503, 20), (429, 20), (500, 5)])
+def test_a_busy_store_is_asked_longer_than_a_broken_one(archive, code, tries):
+    with serving(archive) as served:
+        ds = CachedDataset.from_cache(served.url)
+        asked = []
+
+        def fault(handler, start, end):
+            asked.append(start)
+            if len(asked) % tries:
+                handler.say(code, {"Retry-After": "0"}, b"")
+            return len(asked) % tries > 0
+
+        served.faults = [fault]
+        assert same(ds[3], sample(3))
+        assert len(asked) == tries
+        served.faults = [lambda handler, start, end: (handler.say(code, {"Retry-After": "0"}, b""), True)[1]]
+        with pytest.raises(StorageError, match=f"{code} .*; asked {tries} times"):
+            ds[7]
+
+
 def test_a_redirect_to_nowhere_is_refused_at_once(archive):
     with serving(archive) as served:
         ds = CachedDataset.from_cache(served.url, storage_options={"request_tries": 9})

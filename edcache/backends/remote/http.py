@@ -31,6 +31,7 @@ _REDIRECTS: Final = 5
 _MOVED: Final = (301, 302, 303, 307, 308)
 _ABSENT: Final = (404, 410)
 _BUSY: Final = (408, 425, 429)
+_THROTTLED: Final = (429, 503)
 _FORBIDDEN: Final = (401, 403, 407)
 _OPTIONS: Final = ("headers", "client_kwargs")
 _RANGE: Final = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19})\s*", re.IGNORECASE)
@@ -201,7 +202,7 @@ def failure_of(status: int, text: str, retry_after: str = "") -> Exception:
     if status in _ABSENT:
         return FileNotFoundError(text)
     if status in _BUSY or status >= 500:
-        return Failing(text, wait=_seconds(retry_after))
+        return Failing(text, wait=_seconds(retry_after), is_busy=status in _THROTTLED)
     if status in _FORBIDDEN:
         return PermissionError(text)
     return refused(text) if status >= 400 else strange(text)

@@ -20,6 +20,8 @@ Answer = TypeVar("Answer")
 
 TIMEOUT_SECONDS: Final = 30.0
 TRIES: Final = 5
+# A store that says that it is busy will answer: the waits are up to two minutes, and many that open at once get through.
+BUSY_TRIES: Final = 20
 # Beside its time limit a request has a second for each so many bytes: slower than that is a stall.
 _SLOWEST: Final = 1 << 19
 _FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
@@ -35,11 +37,13 @@ _LOST: Final = (
 
 
 class Failing(Exception):
-    """An answer that does not serve: to be asked for `tries` times in all, after `wait` seconds."""
+    """An answer that does not serve: to be asked for at most `tries` times in all, after `wait` seconds."""
 
-    def __init__(self, what: str, tries: int | None = None, wait: float | None = None) -> None:
+    def __init__(
+        self, what: str, tries: int | None = None, wait: float | None = None, is_busy: bool = False
+    ) -> None:
         super().__init__(what)
-        self.what, self.tries, self.wait = what, tries, wait
+        self.what, self.tries, self.wait, self.is_busy = what, tries, wait, is_busy
 
 
 def strange(what: str) -> Failing:
@@ -93,12 +97,13 @@ class Requests:
         self.url = url
         self.options = {name: value for name, value in url.options.items() if name not in _OPTIONS}
         self._timeout = url.options.get("request_timeout", TIMEOUT_SECONDS)
-        self._tries = url.options.get("request_tries", TRIES)
+        self._tries = url.options.get("request_tries")
         if not isinstance(self._timeout, (int, float)) or not self._timeout > 0:
             raise base.OptionError(
                 f"storage_options: request_timeout={self._timeout!r}; give seconds above 0"
             )
-        base.check_count("storage_options: request_tries", self._tries)
+        if self._tries is not None:
+            base.check_count("storage_options: request_tries", self._tries)
 
     async def answer(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
         """Ask until an answer serves, or one error says why none does.
@@ -117,7 +122,8 @@ class Requests:
                 raise outcome
             if not isinstance(outcome, Failing):
                 return outcome
-            if asked >= min(self._tries, outcome.tries or self._tries):
+            tries = self._tries or (BUSY_TRIES if outcome.is_busy else TRIES)
+            if asked >= min(tries, outcome.tries or tries):
                 times = "once" if asked == 1 else f"{asked} times"
                 raise StorageError(f"{self.url}: {doing}: {outcome.what}; asked {times}")
             wait = min(_FIRST_WAIT * _LONGER ** (asked - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # noqa: S311
