@@ -182,7 +182,8 @@ class ChunkBuilder:
         """The buffer, with at least `nbytes` zeros at `offset`."""
         if offset + nbytes > len(self._buffer):
             bigger = _zeros((offset + nbytes) * 3 // 2)
-            bigger[:offset] = self._buffer[:offset]
+            used = min(offset, len(self._buffer))
+            bigger[:used] = self._buffer[:used]
             self._buffer, self._dirty = bigger, min(self._dirty, offset)
         self._written = offset + nbytes
         return self._buffer

@@ -20,7 +20,7 @@ Answer = TypeVar("Answer")
 
 TIMEOUT_SECONDS: Final = 30.0
 TRIES: Final = 5
-# A store that says that it is busy will answer: the waits are up to two minutes, and many that open at once get through.
+# A store that says that it is busy will answer. The waits are up to two minutes together.
 BUSY_TRIES: Final = 20
 # Beside its time limit a request has a second for each so many bytes: slower than that is a stall.
 _SLOWEST: Final = 1 << 19
