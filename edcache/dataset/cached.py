@@ -244,7 +244,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         Samples that are appended later have None in a new column. In a column of `in_memory_keys` they have
         their own label.
         Cost: for a sealed archive, writing its index and its labels again: 4 to 12 bytes per sample, and the
-        labels.
+        labels. No chunk is read where all samples are there and columns keep their types.
         Safety: any number of processes may add labels and append samples at the same time.
 
         >>> ds.add_labels("cluster", clusters)

@@ -35,12 +35,14 @@ from .index_pages import parse_blocks as parse_blocks
 from .index_pages import parse_index as parse_index
 from .index_pages import parse_root as parse_root
 from .index_pages import places as places
+from .index_pages import relabelled_root as relabelled_root
 from .index_pages import table_of as table_of
 from .index_pages import unpack_page as unpack_page
 from .label_file import BATCH_ROWS as BATCH_ROWS
 from .label_file import Extent as Extent
 from .label_file import LabelFile as LabelFile
 from .label_file import StoredLabels as StoredLabels
+from .label_file import Written as Written
 from .label_file import pack_labels as pack_labels
 from .label_file import parse_label_table as parse_label_table
 from .label_file import parse_labels as parse_labels
@@ -111,9 +113,11 @@ from .types import Clash as Clash
 from .types import ColumnType as ColumnType
 from .types import LabelTypes as LabelTypes
 from .types import beside as beside
+from .types import cast_table as cast_table
 from .types import deciding_numbers as deciding_numbers
 from .types import labelled_columns as labelled_columns
 from .types import labelled_rows as labelled_rows
+from .types import may_be_large as may_be_large
 from .types import merged as merged
 from .types import no_labels as no_labels
 from .types import no_type as no_type

@@ -24,6 +24,7 @@ from edcache.format.tables import (
     Failure,
     IndexTable,
     Records,
+    Revision,
     entries_of,
     failures_of,
     reported,
@@ -157,13 +158,25 @@ class IndexWriter:
             meta["failed"] = [failure.to_json() for failure in index.failures]
         if index.labels is not None:
             meta["labels"] = index.labels
-        text = json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
-        text = text.ljust(align(len(text), 8))
-        prefix = np.array([self._bits, len(text)], "<u4").tobytes()
-        table = prefix + text + np.array(self._pages, PAGE_DTYPE).tobytes()
+        table = _packed_root(self._bits, meta, np.array(self._pages, PAGE_DTYPE).tobytes())
         self._put(blocks)
         self._put(table)
         return table
+
+
+def _packed_root(bits: int, meta: dict[str, Any], pages: bytes) -> bytes:
+    text = json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    text = text.ljust(align(len(text), 8))
+    return np.array([bits, len(text)], "<u4").tobytes() + text + pages
+
+
+def relabelled_root(table: bytes, names: Sequence[str], revision: Revision) -> bytes:
+    """A table behind pages, which is sound, as one revision later; names: of the labels then."""
+    bits, text_nbytes = np.frombuffer(table, "<u4", 2).tolist()
+    meta = base.loads(table[_PREFIX : _PREFIX + text_nbytes])
+    before, revised = dict(meta.get("labels", [])), revision.labels.column_names
+    meta["labels"] = [(name, name in revised or before.get(name, False)) for name in names]
+    return _packed_root(bits, meta, table[_PREFIX + text_nbytes :])
 
 
 def _packed_page(columns: dict[str, npt.NDArray[Any]]) -> tuple[tuple[list[int], int, int], bytes]:

@@ -7,7 +7,7 @@ never looks at the messages of the batches. `parse_labels` proves that they say 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any, Final, NamedTuple
 
@@ -262,6 +262,13 @@ class StoredLabels:
         with reported(self._where):
             for (n, k), data in zip(new, loaded, strict=True):
                 self._arrays[n, k] = self._array(n, k, data)
+
+    def batches(self) -> Iterator[pa.Table]:
+        """The batches one after another, which are read anew and not kept."""
+        for number in self._numbers:
+            one = copy(self)
+            one._numbers, one._arrays, one._columns = range(number, number + 1), {}, {}
+            yield one.table
 
     def _array(self, number: int, k: int, data: memoryview) -> pa.Array:
         part, field, length = self.parts[number, k], self.schema.field(k), self.lengths[number]

@@ -18,6 +18,7 @@ from edcache.base import LabelError, LabelTypeError
 from edcache.format.arrays import (
     element_type,
     is_list,
+    is_text,
     list_items,
     missing_rows,
     named_types,
@@ -229,6 +230,11 @@ def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: 
     if kind in large and sum(part.nbytes for part in parts) > _OFFSET_LIMIT:
         return large[kind]
     return kind
+
+
+def may_be_large(kind: pa.DataType, nbytes: int) -> bool:
+    """Whether values of so many bytes together may need the large type of this one."""
+    return is_list(kind) or (is_text(kind) and nbytes > _OFFSET_LIMIT)
 
 
 class WholeSchema:

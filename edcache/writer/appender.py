@@ -179,12 +179,12 @@ class Appender(AnyAppender):
                 return
             types = format.RevisionTypes.of(revision)
             format.check_types(self.label_types(), [*before, types], self.path)
-            was_sealed = self.chain.seal is not None
+            seal = self.chain.seal
             rows = {"samples": revision.labels.num_rows, "end_index": revision.end_index}
             self._log.publish_whole(format.KIND_REVISION, format.pack_revision(revision), **rows)
             self._revision_types[self.chain.cursor.seq - 1] = types
-            if was_sealed:
-                self._log.seal()
+            if seal is not None:
+                self._log.seal(seal)
             else:
                 self._log.sync()
 

@@ -21,9 +21,10 @@ from dataclasses import replace
 from typing import Any
 
 from edcache import format
-from edcache.base import StaleArchiveError, StorageError, Sync
+from edcache.base import CorruptArchiveError, StaleArchiveError, StorageError, Sync
 from edcache.format import Chain, ChunkTable, Cursor, Head, Header, Revision, read_table
 from edcache.storage import File
+from edcache.writer.reseal import Sealed, revised_seal
 
 
 class TimedSync:
@@ -201,15 +202,25 @@ class Log:
             raise
         self.chain.durable = max(end, self.chain.durable)
 
-    def seal(self) -> None:
+    def seal(self, before: tuple[Header, Header] | None = None) -> None:
         """Write index, labels and zip directory behind the chain, the index's header last.
 
+        Args:
+            before: a seal that lies before the last entry, a revision. Then what it says is written again
+                with that, mostly: memory for a batch of labels and for the revision.
         Cost: reads the table of every chunk three times. Takes some 50 MB of memory, whatever the archive
         has, but for chunks whose samples are mixed with one another and for labels that were added later.
         """
         chain, pread = self.chain, self.file.pread
         with self._giving_back_space():
-            index, labels, directory = self._written_seal()
+            try:
+                index, labels, directory = self._written_seal(before)
+            except CorruptArchiveError:
+                if before is None:
+                    raise
+                # The chunks tell all again, and may be sound.
+                self.file.truncate(self.end)
+                index, labels, directory = self._written_seal(None)
             self.file.pwrite(labels.payload_end, directory)
             self.file.pwrite(labels.offset, format.pack_header(labels))
             self.sync()
@@ -218,9 +229,45 @@ class Log:
         chain.note(pread, labels)
         self.sync()
 
-    def _written_seal(self) -> tuple[Header, Header, bytes]:
+    def _written_seal(self, before: tuple[Header, Header] | None) -> tuple[Header, Header, bytes]:
         """Write the payloads of a seal; returns its headers, of index and labels, and its directory."""
-        chain, cursor = self.chain, self.chain.cursor
+        chain, cursor, pread = self.chain, self.chain.cursor, self.file.pread
+        index = Header(format.KIND_INDEX, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
+        sealed = None
+        if before is not None:
+            revision, write = self.revision(chain.revisions[-1]), self._written_from(index.payload_offset)
+            sealed = revised_seal(pread, chain, before, revision, write)
+        if sealed is None:
+            sealed = self._merged(self._written_from(index.payload_offset))
+        index = replace(
+            index,
+            payload_nbytes=sealed.pages.nbytes,
+            payload_crc=sealed.pages.crc32,
+            samples=sealed.rows,
+            end_index=sealed.length,
+            table_nbytes=sealed.pages.table_nbytes,
+            table_crc=sealed.pages.table_crc,
+            # This header is written behind the seal's first sync, that of the labels before it.
+            durable=chain.durable if self._sync == "never" else cursor.offset,
+        )
+        labels = replace(index, kind=format.KIND_LABELS, offset=index.payload_end, durable=chain.durable)
+        batches = format.LabelFile(self._written_from(labels.payload_offset), sealed.schema)
+        for batch in sealed.batches:
+            batches.write(batch)
+        written = batches.finish()
+        labels = replace(
+            labels,
+            payload_nbytes=written.nbytes,
+            payload_crc=written.crc32,
+            samples=sealed.label_rows,
+            table_nbytes=written.table_nbytes,
+            table_crc=written.table_crc,
+        )
+        return format.seal_headers(index, labels, [chain.head_header(pread), *chain.entries])
+
+    def _merged(self, write: Callable[[Any], None]) -> Sealed:
+        """The content of a seal, of the tables of all chunks; its index is written."""
+        chain = self.chain
         merged = chain.merged(self.table)
         tables: Iterator[Any] = (table for _, table in merged.parts())
         schema, columns, rows = merged.schema, None, 0
@@ -228,40 +275,13 @@ class Log:
             revised = chain.revised(chain.contents(self.table), self.revision)
             tables, schema, columns = iter([revised.table]), revised.table.schema, revised.columns
             rows = revised.table.num_rows
-
-        index = Header(format.KIND_INDEX, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
-        pages = format.IndexWriter(
-            self._written_from(index.payload_offset), merged.most_rows, merged.is_compressed
-        )
+        pages = format.IndexWriter(write, merged.most_rows, merged.is_compressed)
         for records, _ in merged.parts():
             pages.add(records)
         content = merged.index(chain.length, chain.dictionaries)._replace(labels=columns)
         table = pages.finish(content)
-        index = replace(
-            index,
-            payload_nbytes=pages.nbytes,
-            payload_crc=pages.crc,
-            samples=pages.rows,
-            end_index=content.length,
-            table_nbytes=len(table),
-            table_crc=format.crc32(table),
-            # This header is written behind the seal's first sync, that of the labels before it.
-            durable=chain.durable if self._sync == "never" else cursor.offset,
-        )
-        labels = replace(index, kind=format.KIND_LABELS, offset=index.payload_end, durable=chain.durable)
-        batches = format.LabelFile(self._written_from(labels.payload_offset), schema)
-        for batch in tables:
-            batches.write(batch)
-        written = batches.finish()
-        labels = replace(
-            labels,
-            payload_nbytes=written.nbytes,
-            payload_crc=written.crc32,
-            samples=max(pages.rows, rows),
-            table_nbytes=written.table_nbytes,
-            table_crc=written.table_crc,
-        )
-        return format.seal_headers(index, labels, [chain.head_header(self.file.pread), *chain.entries])
+        written = format.Written(pages.nbytes, pages.crc, len(table), format.crc32(table))
+        return Sealed(written, pages.rows, content.length, schema, tables, max(pages.rows, rows))
 
     def _written_from(self, position: int) -> Callable[[Any], None]:
         """A function that writes the next bytes, from a position of the file on."""

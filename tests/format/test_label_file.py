@@ -1,13 +1,17 @@
 """labels.arrow: batches written one after another, columns read on demand, and what other readers see."""
 
 import datetime as dt
+import io
 import struct
+import zipfile
 import zlib
 
+import duckdb
 import numpy as np
 import pandas
 import polars
 import pyarrow as pa
+import pyarrow.dataset
 import pytest
 import reference
 from range_server import serving
@@ -145,6 +149,54 @@ def path(tmp_path):
     with CacheWriter(tmp_path / "a.zip", in_memory_keys=["y", "text"], sync="never") as writer:
         writer.extend({"y": i, "text": f"text {i}"} for i in range(350))
     return tmp_path / "a.zip"
+
+
+def write(path, start, count):
+    with CacheWriter(path, "a", in_memory_keys=["y", "text"], chunk_size=64, sync="never") as writer:
+        for i in range(start, start + count):
+            writer.append({"y": i, "text": None if i % 3 == 0 else "ü" * (i % 7) + str(i)})
+
+
+def revise(path):
+    """Whole columns, some rows, a column of the samples changed and one dropped, each a revision."""
+    ds = CachedDataset.from_cache(path)
+    for name in ("byte", "flag", "list", "day"):
+        ds.add_labels(name, every_type(len(ds))[name])
+    kinds = pa.array([None if i % 5 == 0 else f"kind {i % 3}" for i in range(len(ds))])
+    ds.add_labels("kind", kinds.dictionary_encode())
+    ds.add_labels("text", {0: "first", 120: None, len(ds) - 1: "last"})
+    ds.add_labels("few", {5: 1, 205: 2})
+    ds.drop_labels("byte")
+
+
+@pytest.mark.parametrize("later", [[], ["revise"], ["revise", "grow"], ["revise", "grow", "revise"]])
+def test_other_readers_of_a_member_of_an_archive_see_the_labels_of_the_dataset(tmp_path, later):
+    path, member = tmp_path / "a.zip", tmp_path / "labels.arrow"
+    write(path, 0, 350)
+    for step in later:
+        revise(path) if step == "revise" else write(path, 350, 75)
+    ds = CachedDataset.from_cache(path)
+    expected = ds.labels.table
+    assert ("kind" in expected.column_names, len(ds)) == ("revise" in later, 350 + 75 * ("grow" in later))
+    with zipfile.ZipFile(path) as archive:
+        member.write_bytes(archive.read("labels.arrow"))
+    file = pa.ipc.open_file(io.BytesIO(member.read_bytes()))
+    assert file.num_record_batches == -(-len(ds) // ROWS)
+    assert same_tables(file.read_all(), expected)
+    base = duckdb.connect()
+    base.register("labels", pyarrow.dataset.dataset(member, format="ipc"))
+    names = [name for name in ("y", "text", "kind", "few", "day", "list") if name in expected.column_names]
+    lists = {name: expected[name].to_pylist() for name in names}
+    assert base.sql(f"select {', '.join(names)} from labels order by y").fetchall() == list(
+        zip(*lists.values(), strict=True)
+    )
+    last = [(k,) for k, text in enumerate(lists["text"]) if text == lists["text"][-1]]
+    asked = "select y from labels where text = ? order by y"
+    assert base.execute(asked, [lists["text"][-1]]).fetchall() == last
+    assert polars.read_ipc(member).select(names).to_dict(as_series=False) == lists
+    frame = pandas.read_feather(member)
+    assert frame["y"].tolist() == list(range(len(ds)))
+    assert [None if pandas.isna(text) else text for text in frame["text"]] == lists["text"]
 
 
 def damage(path, *places):
