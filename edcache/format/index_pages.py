@@ -349,12 +349,14 @@ def unpack_page(root: IndexRoot, number: int, payload: bytes | memoryview, size:
         for k, name in enumerate(LINES):
             width, values = int(root.widths(k)[number]), np.full(rows, page["base"][k])
             if k == _OFFSET:
+                if (rows - 1) * int(page["stride"]) > _FAR:
+                    raise ValueError(f"its records lie outside of a file of {size:,} bytes")
                 values += steps * page["stride"]
             elif name == "index":
                 values += steps
             if width:
                 delta = np.frombuffer(payload, f"<u{width}", rows, at[k + 1])
-                if int(delta.max()) > _FAR:
+                if int(delta.max()) > (_FAR >> _LATTICE_BITS if k == _OFFSET else _FAR):
                     raise ValueError("a number that no writer makes")
                 values += delta.astype(np.int64) << (_LATTICE_BITS if k == _OFFSET else 0)
             columns[name] = values

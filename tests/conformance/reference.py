@@ -242,7 +242,12 @@ def _index(
     table = payload[len(payload) - table_nbytes :]
     bits, nbytes = struct.unpack_from("<II", table)
     assert nbytes % 8 == 0
-    said = json.loads(table[8 : 8 + nbytes])
+    assert 12 <= bits <= 40
+    pairs = json.loads(table[8 : 8 + nbytes], object_pairs_hook=list)
+    said = dict(pairs)
+    names = {"length", "compressed", "chunks", "chunks_crc", "schemas", "dictionaries"}
+    assert sorted(said) == sorted(name for name, _ in pairs), "a key twice"
+    assert names <= said.keys() <= names | {"failed", "labels"}
     rows: list[dict[str, int]] = []
     end = 0
     for page in struct.iter_unpack("<5qqqqII", table[8 + nbytes :]):

@@ -9,7 +9,7 @@ import os
 import random
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from scale import thinned
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
+from edcache.format import index_pages, label_file
 
 ALL = os.environ.get("EDCACHE_ALL_FLIPS") == "1"
 FLIPS = 500
@@ -202,6 +203,43 @@ def test_verify_reports_every_flipped_byte_of_the_headers(damaged: Damaged) -> N
     step = 1 if ALL else 5
     heads = _entries(damaged.original)
     _check(damaged, [8 * (at + k) + (at + k) % 8 for at in heads for k in range(0, 192, step)])
+
+
+def _wrong_choices(damaged: Damaged) -> list[str]:
+    """What a filter, and a reader without torch, got that they must not get."""
+    wrong = []
+    for least in (0, 3):
+        expected = [i for i in range(COUNT) if SAMPLES[i]["y"] >= least]
+        with suppress(EdcacheError), CachedDataset.from_cache(damaged.path, allow_partial=True) as ds:
+            if ds.filter(f"y >= {least}").indices.tolist() != expected and ds.reader.sealed:
+                wrong.append("a filter chooses others")
+    with suppress(EdcacheError), edcache.numpy.open(damaged.path, allow_partial=True) as arrays:
+        rows = arrays.where("y >= 3").tolist()
+        if rows != expected or not np.array_equal(
+            arrays.batch(rows)["x"], np.stack([SAMPLES[i]["x"] for i in rows])
+        ):
+            wrong.append("arrays are others")
+    return wrong
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_flip_in_any_of_several_pages_and_batches_is_noticed_or_harmless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str | None
+) -> None:
+    monkeypatch.setattr(index_pages, "_LEAST_BITS", 2)
+    monkeypatch.setattr(label_file, "BATCH_ROWS", 4)
+    path = tmp_path / "paged.zip"
+    _write(path, chunk_size=5, compression=compression)
+    damaged = Damaged(path)
+    with CachedDataset.from_cache(path) as ds:
+        assert len(ds.reader.session.index.root.pages) == 4
+        assert ds.labels.table["y"].num_chunks == 4
+    assert _wrong_choices(damaged) == []
+    start = damaged.original.index(b"index.pages") - 30
+    for at in range(start, len(damaged.original), 1 if ALL else 97):
+        with damaged.flipped(8 * at + at % 8):
+            wrong = [*damaged.wrong_reads(), *_wrong_choices(damaged), damaged.unreported()]
+        assert [what for what in wrong if what] == [], at
 
 
 @pytest.mark.full

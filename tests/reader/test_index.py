@@ -1,5 +1,7 @@
 """Where records lie: pages of the index against plain arrays, in memory, fetched, and several as one."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -101,6 +103,19 @@ def test_an_index_says_what_the_arrays_say(table, is_mapped, data):
     row_of = {int(k): row for row, k in enumerate(records.samples)}
     assert index.rows_of(asked).tolist() == [row_of.get(k, -1) for k in asked.tolist()]
     assert [index.find(k) for k in asked.tolist()] == [row_of.get(k) for k in asked.tolist()]
+
+
+@given(tables(), st.lists(st.integers(0, 40), max_size=5))
+def test_the_bytes_do_not_depend_on_how_the_records_come(table, cuts):
+    cuts = sorted({0, len(table.records.offset), *(k for k in cuts if k < len(table.records.offset))})
+    parts = []
+    writer = index_pages.IndexWriter(parts.append, cuts[-1], table.records.raw_nbytes is not None)
+    for start, end in pairwise(cuts):
+        writer.add(table.records.take(np.arange(start, end)))
+    nbytes = len(writer.finish(table))
+    data = b"".join(parts)
+    assert (data, nbytes) == format.pack_index(table)
+    assert (writer.rows, writer.nbytes, writer.crc) == (cuts[-1], len(data), format.crc32(data))
 
 
 @given(st.lists(tables(), min_size=1, max_size=4), st.data())

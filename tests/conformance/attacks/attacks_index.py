@@ -1,6 +1,7 @@
 """Indices that lie: index.pages of a sealed archive, everything around it in order."""
 
 import struct
+import zlib
 
 import numpy as np
 from catalogue import attack
@@ -638,3 +639,171 @@ def second_page(f: Forge):
 @attack("index", "no table", "an index of nothing", says="its table is too short")
 def no_index_table(f: Forge):
     f.index_table = lambda table: b""
+
+
+def _difference(f: Forge, column, difference, width):
+    """The page with `difference` more in its fourth row of one column, which differs in nothing yet."""
+
+    def change(pages):
+        size, rows = (0, 1, 2, 4, 8)[width], len(pages[0]["payload"]) // 4
+        delta = [0] * rows
+        delta[3] = difference
+        pages[0]["widths"] |= width << 3 * column
+        pages[0]["payload"] += b"".join(d.to_bytes(size, "little") for d in delta)
+
+    f.pages = change
+
+
+@attack(
+    "index",
+    "the second page's records outside of the file, with their right crc32",
+    "what was checked of the first is believed",
+    base="paged",
+    says="outside of a file",
+)
+def second_outside(f: Forge):
+    f.pages = lambda pages: pages[1]["base"].__setitem__(1, 1 << 40)
+
+
+@attack(
+    "index",
+    "the second page's sizes beyond their sum",
+    "a limit that limits nothing",
+    base="paged",
+    says="other bytes than",
+)
+def second_sizes(f: Forge):
+    f.pages = lambda pages: pages[1]["base"].__setitem__(2, 8)
+
+
+@attack(
+    "index",
+    "the second page's schema is none",
+    "an IndexError",
+    "sample 4099",
+    "CorruptRecordError",
+    base="paged",
+    says="schema",
+)
+def second_schema(f: Forge):
+    f.pages = lambda pages: pages[1]["base"].__setitem__(4, 9)
+
+
+@attack(
+    "index",
+    "the second page's samples beyond the length",
+    "found by one look-up, not by another",
+    base="paged",
+    says="row i is not sample i",
+)
+def second_beyond(f: Forge):
+    f.pages = lambda pages: pages[1]["base"].__setitem__(0, 1 << 40)
+
+
+@attack("index", "pages of 2**11 rows", "as written, or not", base="paged", says="pages of 2**11 rows")
+def small_pages(f: Forge):
+    f.index = lambda p: p.update(bits=11)
+
+
+@attack("index", "pages of 2**41 rows", "a page that is all memory", base="paged", says="pages of 2**41 rows")
+def large_pages(f: Forge):
+    f.index = lambda p: p.update(bits=41)
+
+
+@attack(
+    "index",
+    "a difference of 2**61 units of 8 bytes",
+    "it wraps to an offset in the file; elsewhere it does not",
+    "sample 3",
+    base="paged",
+    says="a number that no writer makes",
+)
+def wrapping_difference(f: Forge):
+    _difference(f, 1, 1 << 61, 4)
+
+
+@attack(
+    "index",
+    "a stride of 2**61 that wraps at every eighth row",
+    "some rows lie in the file, some do not",
+    "sample 3",
+    base="paged",
+    says="outside of a file",
+)
+def wrapping_stride(f: Forge):
+    def change(pages):
+        rows = len(pages[0]["payload"]) // 4
+        stride = pages[0]["stride"]
+        # Modulo 2**64 every row lies where it did.
+        delta = [((stride - (1 << 61)) * k % (1 << 64)) >> 3 for k in range(rows)]
+        pages[0]["widths"] |= 4 << 3
+        pages[0]["stride"] = 1 << 61
+        pages[0]["payload"] += b"".join(d.to_bytes(8, "little") for d in delta)
+
+    f.pages = change
+
+
+@attack(
+    "index",
+    "a size that differs by 2**63",
+    "negative, as int64",
+    "sample 3",
+    base="paged",
+    says="a number that no writer makes",
+)
+def wrapping_size(f: Forge):
+    _difference(f, 2, 1 << 63, 4)
+
+
+@attack("index", "JSON without a key", "a KeyError", says="other keys")
+def key_missing(f: Forge):
+    f.index = lambda p: p["meta"].pop("dictionaries")
+
+
+@attack("index", "JSON with a key more", "ignored by one, obeyed by another", says="other keys")
+def key_unknown(f: Forge):
+    _meta(f, pages=1)
+
+
+@attack("index", "JSON with a key twice", "the first or the last", says=READ)
+def key_twice(f: Forge):
+    def twice(table):
+        bits, nbytes = struct.unpack_from("<II", table)
+        text = b'{"length":10,' + table[9 : 8 + nbytes].rstrip()
+        text = text.ljust(-(-len(text) // 8) * 8)
+        return struct.pack("<II", bits, len(text)) + text + table[8 + nbytes :]
+
+    f.index_table = twice
+
+
+@attack(
+    "index",
+    "differences of sizes before compression where nothing is compressed",
+    "believed",
+    base="paged",
+    says="not compressed",
+)
+def raw_differences(f: Forge):
+    _difference(f, 3, 8, 1)
+
+
+@attack(
+    "index", "a header that says its table has no bytes", "an index of nothing", says="its table is too short"
+)
+def table_of_nothing(f: Forge):
+    f.index_header = lambda fields: fields.update(table_nbytes=0, table_crc=0)
+
+
+@attack("index", "a table longer than its payload", "reads what is before it", None)
+def table_beyond(f: Forge):
+    """It is no header, so the archive is not sealed."""
+    f.index_header = lambda fields: fields.update(table_nbytes=fields["size"] + 64)
+
+
+@attack("index", "a table that begins within a page", "pages that overlap their table", says=READ)
+def table_in_page(f: Forge):
+    def earlier(fields):
+        nbytes = len(fields["payload"]) - 8
+        fields.update(table_nbytes=nbytes, table_crc=zlib.crc32(fields["payload"][8:]))
+
+    f.index_header = earlier

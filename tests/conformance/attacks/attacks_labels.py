@@ -494,3 +494,76 @@ def hidden_in_table(f: Forge):
 )
 def chunk_metadata(f: Forge):
     f.unsealed().chunks[1].meta = lambda meta: meta.update(schemas=[[]] * 300_000)
+
+
+def _batches(f: Forge, change):
+    """labels.arrow in batches of 16 rows: three, of five columns each."""
+    f.batch_rows = 16
+    f.label_parts = change
+
+
+@attack(
+    "labels",
+    "the second batch's place in the first",
+    "one batch is read as another",
+    "labels",
+    says="overlap",
+    base="rich",
+)
+def batches_overlap(f: Forge):
+    _batches(f, lambda parts, rows: parts[5].update(at=parts[0]["at"]))
+
+
+@attack(
+    "labels",
+    "a batch outside of the payload",
+    "reads beyond",
+    "labels",
+    says="leave its batches",
+    base="rich",
+)
+def batch_outside(f: Forge):
+    _batches(f, lambda parts, rows: parts[-1].update(at=1 << 40, crc32=0))
+
+
+@attack("labels", "batches in another order", "rows of others", "labels", says="overlap", base="rich")
+def batches_reversed(f: Forge):
+    _batches(f, lambda parts, rows: parts.reverse())
+
+
+@attack(
+    "labels",
+    "more batches than there are rows for",
+    "labels of no sample",
+    "labels",
+    says="another size than its columns need",
+    base="rich",
+)
+def batches_more(f: Forge):
+    _batches(f, lambda parts, rows: parts.extend(map(dict, parts[-5:])))
+
+
+@attack(
+    "labels",
+    "a least value above the greatest, in one batch of three",
+    "a filter leaves its rows out",
+    "verify",
+    says="other bounds than values",
+    forged=True,
+    base="rich",
+)
+def bounds_crossed(f: Forge):
+    _batches(f, lambda parts, rows: parts[5].update(least=9, most=-9 % (1 << 64)))
+
+
+@attack(
+    "labels",
+    "bounds that hold none of the values, in one batch of three",
+    "a filter leaves its rows out",
+    "verify",
+    says="other bounds than values",
+    forged=True,
+    base="rich",
+)
+def bounds_elsewhere(f: Forge):
+    _batches(f, lambda parts, rows: parts[5].update(least=7, most=8))

@@ -37,18 +37,20 @@ def link_of(packed: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
 
 
-def arrow_file(table: pa.Table, **options: Any) -> bytes:
+def arrow_file(table: pa.Table, batch_rows: int, **options: Any) -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
-        writer.write_table(table)
+        writer.write_table(table, batch_rows)
     return sink.getvalue()
 
 
 def label_parts(data: bytes, count: int) -> list[dict[str, Any]]:
-    """What the table of labels.arrow says of each of `count` columns of an Arrow file of one batch."""
+    """What the table of labels.arrow says of each of `count` columns of an Arrow file, batch by batch."""
     memory = pa.py_buffer(data)
     try:
-        arrays = [column.chunk(0) for column in pa.ipc.open_file(memory).read_all().columns]
+        file = pa.ipc.open_file(memory)
+        batches = [file.get_batch(number) for number in range(file.num_record_batches)]
+        arrays = [array for batch in batches for array in batch.columns]
     except pa.ArrowInvalid:  # of a type that Arrow itself refuses nothing is said
         arrays = [pa.nulls(0)] * count
     parts = []
@@ -193,6 +195,7 @@ class Forge:
         self.index_table: Callable[[bytes], bytes] = lambda table: table
         self.index_bytes: Callable[[bytes], bytes] = lambda data: data
         self.labels: Callable[[pa.Table], pa.Table] = lambda table: table
+        self.batch_rows = 1 << 18
         self.labels_options: dict[str, Any] = {}
         self.labels_bytes: Callable[[bytes], bytes] = lambda data: data
         self.label_parts: Callable[[list[dict[str, Any]], dict[str, int]], object] = lambda parts, rows: None
@@ -387,9 +390,9 @@ class Forge:
     def packed_labels(self, labels: pa.Table) -> tuple[bytes, int]:
         """labels.arrow, and the bytes of its table."""
         table = self.labels(labels).combine_chunks()
-        data = arrow_file(table, **self.labels_options)
+        data = arrow_file(table, self.batch_rows, **self.labels_options)
         parts = label_parts(data, table.num_columns)
-        rows = {"rows": table.num_rows, "batch_rows": 1 << 18}
+        rows = {"rows": table.num_rows, "batch_rows": self.batch_rows}
         self.label_parts(parts, rows)
         return with_label_table(self.labels_bytes(data), parts, rows)
 
