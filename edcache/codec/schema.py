@@ -289,11 +289,13 @@ def _as_array(leaf: Node) -> Node:
 class Layout:
     """Where the leaves of a schema lie in a record.
 
-    `leaves` are in tree order. `fixed` and `variable` are places in it: of fixed leaves by rising offset, of
-    the others in tree order. `slots` is the struct of all slots. `nbytes` is None if a leaf is variable.
+    `root` is the tree. `leaves` are in tree order. `fixed` and `variable` are places in it: of fixed leaves
+    by rising offset, of the others in tree order. `slots` is the struct of all slots. `nbytes` is None if a
+    leaf is variable.
     """
 
     def __init__(self, root: Node) -> None:
+        self.root = root
         self.leaves = tuple(root.leaves())
         self.variable = [i for i, leaf in enumerate(self.leaves) if leaf.nbytes is None]
         fixed = {i: -leaf.nbytes for i, leaf in enumerate(self.leaves) if leaf.nbytes is not None}

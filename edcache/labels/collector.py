@@ -43,7 +43,10 @@ class LabelCollector:
 
     def add(self, index: int, sample: Any) -> None:
         """Keep the labels of one sample: LabelError or LabelTypeError names it, and all is as before."""
-        self.add_values(index, self.spec.extract(index, sample))
+        if self._columns:
+            self.add_values(index, self.spec.extract(index, sample))
+        else:
+            self._rows += 1
 
     def add_values(self, index: int, values: Sequence[Any]) -> None:
         """The same of the values of its labels, one for each."""

@@ -213,14 +213,17 @@ class Appender(AnyAppender):
         self.path = target
 
     def _appending(self) -> AbstractContextManager[None]:
+        super().check_usable()
         self.check_usable()
         return self._log.appending()
 
     def check_usable(self) -> None:
         """Raise ArchiveClosedError after close() or in a forked child, StorageError after a failed sync."""
-        super().check_usable()
-        if self._log.failed:
-            raise StorageError(f"{self.path}: {self._log.failed}; open it again, which checks what is there")
+        log = self._log
+        if log.file.closed:  # also in a forked child, of which no system call need say so
+            super().check_usable()
+        if log.failed:
+            raise StorageError(f"{self.path}: {log.failed}; open it again, which checks what is there")
 
     def _is_closed(self) -> bool:
         return self._log.file.closed

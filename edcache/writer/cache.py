@@ -159,7 +159,7 @@ class CacheWriter:
         """
         if not self._appending:
             self._switch(appending=True)
-        self._add(self.next_index, sample)
+        self._add(self._appender.chain.end_index + self._publisher.pending, sample)
 
     def extend(self, samples: Iterable[object]) -> None:
         """Append every sample of an iterable."""
@@ -189,7 +189,8 @@ class CacheWriter:
         while start < given.count:
             self._check_usable()
             start += self._publisher.add_columns(self.next_index, given, start)
-            self._flush_full()
+            if self._publisher.is_due:
+                self.flush()
 
     def write(self, index: int, sample: object) -> None:
         """Store a sample at an index. If an index is written twice, the later sample is read.
@@ -271,7 +272,8 @@ class CacheWriter:
     def _add(self, index: int, sample: object) -> None:
         self._check_usable()
         self._publisher.add(index, sample)
-        self._flush_full()
+        if self._publisher.is_due:
+            self.flush()
 
     def _check_usable(self) -> None:
         try:
@@ -281,10 +283,6 @@ class CacheWriter:
                 raise
             text = f'{self.path}: this writer is closed; open the archive with mode="a"'
             raise base.ArchiveClosedError(text) from None
-
-    def _flush_full(self) -> None:
-        if self._publisher.full or self._publisher.overdue:
-            self.flush()
 
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ _LARGE = 1 << 15
 # Of a chunk's table: for each record, and for each label column, besides the labels.
 _ROW_NBYTES = 64
 _COLUMN_NBYTES = 1024
+_pack_row = struct.Struct("4q").pack
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,7 @@ class ChunkBuilder:
     was, whatever raises and wherever, a KeyboardInterrupt too. The sample's memory is copied then.
 
     Attributes:
+        nbytes: of the records so far, before compression.
         unpublished: the chunk that was made of it, until a successor takes its place.
     """
 
@@ -107,15 +110,11 @@ class ChunkBuilder:
         self._buffer = _zeros(expected_nbytes) if buffer is None else buffer
         self._dirty = dirty
         self._written = 0
+        self.nbytes = 0
         self.unpublished: Chunk | None = None
 
     def __len__(self) -> int:
         return len(self._rows) // 4
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the records so far, before compression."""
-        return self._rows[-3] + self._rows[-2] if self._rows else 0
 
     @property
     def indices(self) -> list[int]:
@@ -128,22 +127,25 @@ class ChunkBuilder:
             encoded = self._encoder.encode(sample)
         except CodecError as error:
             raise type(error)(f"sample {index}: {error}") from error
-        self._settle()
+        schema, nbytes, pieces = encoded
+        if self._written != self.nbytes:
+            self._settle()
         end = self.nbytes
-        offset = format.align(end, format.record_alignment(encoded.nbytes))
-        buffer = self._room(offset, encoded.nbytes)
+        offset = format.align(end, format.record_alignment(nbytes))
+        buffer = self._room(offset, nbytes)
         self._collector.add(index, sample)
         if offset < self._dirty:
             # What lies between the pieces, and before the record, is zero.
             buffer[end:offset] = bytes(offset - end)
-            if sum(memoryview(piece).nbytes for _, piece in encoded.pieces) < encoded.nbytes:
-                buffer[offset : offset + encoded.nbytes] = bytes(encoded.nbytes)
-        for position, piece in encoded.pieces:
+            if sum(memoryview(piece).nbytes for _, piece in pieces) < nbytes:
+                buffer[offset : offset + nbytes] = bytes(nbytes)
+        for position, piece in pieces:
             flat: Any = piece if type(piece) is bytes else np.frombuffer(piece, np.uint8)
             start = offset + position
             buffer[start : start + len(flat)] = flat
         # All four or none, also where the memory ends.
-        self._rows.extend(array("q", (index, offset, encoded.nbytes, encoded.schema)))
+        self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
+        self.nbytes = offset + nbytes
 
     def add_columns(self, index: int, columns: Columns, start: int, most: int, most_nbytes: int) -> int:
         """Add samples from the row `start` on until there are `most` or as many bytes; returns how many.
@@ -168,11 +170,12 @@ class ChunkBuilder:
         _fill_records(buffer[offset:], same, wires, stride)
         steps = np.arange(count)[:, np.newaxis] * [1, stride, 0, 0]
         self._rows.frombytes(np.add(steps, [index, offset, nbytes, same.schema]).data.cast("B"))
+        self.nbytes = self._rows[-3] + nbytes
         return count
 
     def _settle(self) -> None:
         """Undo what an interrupted `add` left: labels without a row, bytes behind the last."""
-        end = self.nbytes
+        end = self.nbytes = self._rows[-3] + self._rows[-2] if self._rows else 0
         if self._written > end:
             self._collector.truncate(len(self))
             self._buffer[end : self._written] = bytes(self._written - end)

@@ -252,7 +252,7 @@ class Part:
             self._publish_full()
 
     def _publish_full(self) -> None:
-        if self._publisher.full or self._publisher.overdue:
+        if self._publisher.is_due:
             self._publish(is_computing=True)
 
     def _publish(self, is_computing: bool = False) -> None:

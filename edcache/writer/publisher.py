@@ -73,7 +73,12 @@ class ChunkEncoder:
         return builder.nbytes >= self._most_nbytes or (self._most is not None and len(builder) >= self._most)
 
     def add(self, index: int, sample: object) -> None:
-        """Encode a sample; raises as `ChunkBuilder.add`, with the path, unless failures are kept."""
+        """Encode a sample; raises as `ChunkBuilder.add`, with the path, unless failures are kept.
+
+        Where an earlier publication failed, it is tried again first.
+        """
+        if self._builder.unpublished is not None:
+            self._publish_unpublished()
         try:
             self._builder.add(index, sample)
         except (CodecError, LabelError) as error:
@@ -84,6 +89,8 @@ class ChunkEncoder:
 
         Where columns cannot be taken whole it is one, as by `add`, which names the sample that is refused.
         """
+        if self._builder.unpublished is not None:
+            self._publish_unpublished()
         if columns.is_whole:
             most = MAX_LENGTH if self._most is None else self._most
             try:
@@ -104,6 +111,9 @@ class ChunkEncoder:
             raise error
         else:
             raise type(error)(f"{self._path}: {error}") from error
+
+    def _publish_unpublished(self) -> None:
+        """Nothing is published here."""
 
     def detach(self) -> ChunkBuilder:
         """The pending samples; another thread may make them a chunk while more are added."""
@@ -151,36 +161,29 @@ class Publisher(ChunkEncoder):
         super().__init__(appender.head, path, spec, chunk_size, chunk_nbytes, failure_of, types)
 
     @property
+    def is_due(self) -> bool:
+        """Whether the caller is to publish: the pending samples are `full` or `overdue`."""
+        # Asked after each sample.
+        return self._builder.nbytes >= self._most_nbytes or self.overdue or self.full
+
+    @property
     def overdue(self) -> bool:
         """Whether the pending samples have waited long enough."""
         now = time.monotonic()
-        waited, so_far = now - self._published, now - self._began
+        waited = now - self._published
         if self._seconds is not None:
             return waited > self._seconds
+        so_far = now - self._began
         least, most = _SECONDS
         if waited <= least or waited <= min(so_far / 10, most):
             return False
         least, most = _SMALL_SECONDS
         return self.pending_nbytes >= _SMALL_NBYTES or waited > max(least, min(so_far / 2, most))
 
-    def add(self, index: int, sample: object) -> None:
-        """As `ChunkEncoder.add`; where an earlier publication failed, it is tried again first.
-
-        The caller publishes when `full` or `overdue` says so, or earlier.
-        """
-        if self._builder.unpublished is not None:
-            self._publish_unpublished()
-        super().add(index, sample)
-
-    def add_columns(self, index: int, columns: Columns, start: int) -> int:
-        """As `ChunkEncoder.add_columns` and `add`."""
-        self._publish_unpublished()
-        return super().add_columns(index, columns, start)
-
     def _publish_unpublished(self) -> None:
         failed = self._builder.unpublished
-        if failed is not None:
-            self.publish(failed.appended)
+        assert failed is not None
+        self.publish(failed.appended)
 
     def publish(self, appended: bool = False) -> int:
         """Publish the pending samples as one chunk, and the failures; returns how many samples.

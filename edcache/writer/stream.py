@@ -68,7 +68,7 @@ def fill_stream(job: Job) -> None:
                     before = publisher.pending_nbytes
                     publisher.add(index, sample)
                     progress.advance(1, publisher.pending_nbytes - before)
-                    if publisher.full or publisher.overdue:
+                    if publisher.is_due:
                         publisher.publish()
             if count != appender.chain.end_index:
                 appender.amend(length=count)

@@ -1,0 +1,93 @@
+"""Flat samples like the last one: a dict, list or tuple of numbers and small arrays, packed by one call."""
+
+from __future__ import annotations
+
+import collections
+import struct
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import torch
+
+from edcache.codec import dtypes
+from edcache.codec.schema import Layout, Node
+
+# The arrays of larger records go straight to their place: a second copy would cost more than the walk.
+_MOST_NBYTES = 1 << 15
+_DICTS = {"dict": dict, "OrderedDict": collections.OrderedDict}
+_CONTAINERS: dict[str, Any] = {**_DICTS, "list": list, "tuple": tuple}
+_CLASSES: dict[str, type] = {"none": type(None), "bool": bool, "int": int, "float": float}
+
+
+class FlatPlan:
+    """What samples of one schema are checked against, and how their values make a record."""
+
+    def __init__(self, layout: Layout) -> None:
+        root = layout.root
+        self._class: Any = _CONTAINERS[root.kind]
+        self._keys = [*root.keys] if root.kind in _DICTS else []
+        self._key_classes = [str] * len(self._keys)
+        self._classes = [_class_of(leaf) for leaf in root.children]
+        self._tensors = [place for place, leaf in enumerate(root.children) if leaf.kind == "tensor"]
+        self._arrays = [
+            (place, leaf.memory, leaf.shape)
+            for place, leaf in enumerate(root.children)
+            if leaf.memory is not None
+        ]
+        leaves = [leaf for leaf in root.children if leaf.kind != "none"]
+        order = [root.children.index(leaves[place]) for place in layout.fixed]
+        self._in_order = itemgetter(*order) if len(order) > 1 else itemgetter(slice(order[0], order[0] + 1))
+        codes, end = "<", 0
+        for place in layout.fixed:
+            offset, nbytes = leaves[place].offset or 0, leaves[place].nbytes or 0
+            codes += f"{offset - end}x{leaves[place].code or f'{nbytes}s'}"
+            end = offset + nbytes
+        self._pack = struct.Struct(codes).pack
+
+    @classmethod
+    def of(cls, layout: Layout) -> FlatPlan | None:
+        """The plan for a schema; None where its samples are not flat, not small, or not of plain numbers."""
+        root = layout.root
+        if root.kind not in _CONTAINERS or not layout.fixed or not 0 < (layout.nbytes or 0) <= _MOST_NBYTES:
+            return None
+        is_plain = root.kind not in _DICTS or all(type(key) is str for key in root.keys)
+        return cls(layout) if is_plain and all(map(_is_plain, root.children)) else None
+
+    def record(self, sample: Any) -> bytes | None:
+        """The record of a sample, a copy; None where it is not sure to have this schema."""
+        if type(sample) is not self._class:
+            return None
+        if self._keys:
+            if [*sample] != self._keys or [*map(type, sample)] != self._key_classes:
+                return None
+            values = [*sample.values()]
+        else:
+            values = [*sample]
+        if [*map(type, values)] != self._classes:
+            return None
+        try:
+            for place in self._tensors:
+                values[place] = values[place].numpy()
+            for place, dtype, shape in self._arrays:
+                array = values[place]
+                if array.dtype is not dtype or array.shape != shape:
+                    return None
+                values[place] = array.tobytes()
+            return self._pack(*self._in_order(values))
+        except (RuntimeError, TypeError, ValueError, struct.error):  # a tensor with a gradient, a large int
+            return None
+
+
+def _is_plain(leaf: Node) -> bool:
+    if leaf.kind == "tensor":
+        return dtypes.TENSOR_DTYPES[str(leaf.dtype)].bits is None
+    if leaf.kind in ("array", "scalar"):
+        return leaf.memory is not None and leaf.memory.isnative and leaf.memory.num in dtypes.PLAIN
+    return leaf.kind in _CLASSES
+
+
+def _class_of(leaf: Node) -> type:
+    if leaf.memory is None:
+        return _CLASSES[leaf.kind]
+    return {"tensor": torch.Tensor, "array": np.ndarray, "scalar": leaf.memory.type}[leaf.kind]
