@@ -11,6 +11,7 @@ import numpy as np
 
 from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform
 from edcache.codec import Decoding, Node, read_through
+from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, Head
@@ -68,11 +69,14 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 raise
         return self._computed(position, self._filler)
 
-    def _far_session(self) -> Session | None:
+    def _far_sessions(self) -> list[Session]:
         if self._reader.local is None:
-            return None
+            return []
         session = self._reader.session
-        return session if ahead_nbytes(session) and session.present else None
+        return [session] if ahead_nbytes(session) and session.present else []
+
+    def _far_shares(self, indices: Ints) -> Shares:
+        return [(session, indices) for session in self._far_sessions()]
 
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         reader = self._reader

@@ -11,6 +11,7 @@ import numpy as np
 
 from edcache.base import ArchiveClosedError, EdcacheError, Ints, OptionError, Selection, Transform
 from edcache.codec import Node
+from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
 from edcache.dataset.view import Samples, View
@@ -173,6 +174,16 @@ class Concat(Combined):
                 return None
             starts.append(cuts[1:] + first)
         return np.concatenate(starts)
+
+    def _far_sessions(self) -> list[Session]:
+        return [session for part in self._parts for session in part._root._far_sessions()]
+
+    def _far_shares(self, indices: Ints) -> Shares:
+        return [
+            share
+            for part, _, positions in self._shares(indices)
+            for share in part._root._far_shares(part._root_indices(positions))
+        ]
 
     def _joint(self) -> Together | None:
         """The archives as one, where all parts are whole ones of one kind and nothing transforms samples."""

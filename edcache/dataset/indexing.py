@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from edcache import base, display
 from edcache.base import EdcacheError, Ints, OptionError, Selection, Transform, checked_function
 from edcache.codec import Node
-from edcache.dataset.ahead import Ahead
+from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.labels import Labels, integers
 from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Session, Special
@@ -260,10 +260,15 @@ class Readable(Dataset[T_co]):
         Args:
             positions: gives those in the items [a, b) of the order. start, stop: which items are read.
         """
-        session = self._root._far_session()
-        if session is None or start >= stop:
+        root = self._root
+        sessions = root._far_sessions()
+        if not sessions or start >= stop:
             return None
-        return Ahead(session, lambda low, high: self._root_indices(positions(low, high)), start, stop)
+
+        def take(low: int, high: int) -> Shares:
+            return root._far_shares(self._root_indices(positions(low, high)))
+
+        return Ahead(sessions, take, start, stop)
 
     def _batch(self, indices: Any) -> Batch:
         return Batch(self, self._root_indices(integers(indices, len(self))))
@@ -338,9 +343,13 @@ class Root(Readable[T_co]):
     def _readers(self) -> list[AnyReader]:
         raise NotImplementedError
 
-    def _far_session(self) -> Session | None:
-        """That of the archive, where reading fetches what is far and can be looked ahead for."""
-        return None
+    def _far_sessions(self) -> list[Session]:
+        """Those of the archives where reading fetches what is far and can be looked ahead for."""
+        return []
+
+    def _far_shares(self, indices: Ints) -> Shares:
+        """Which samples of those archives lie at some indices."""
+        return []
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         """A sample, or its fields."""

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from scale import scaled, seeded
 from systems import Killing, Refusing, ended, in_child
 from torch.utils.data import DataLoader
 
-from edcache import CachedDataset, samplers, storage
+from edcache import CachedDataset, concat, samplers, storage
 from edcache.backends.mirror.read_through import ReadThrough
 from edcache.backends.mirror.room import BLOCK_NBYTES
 from edcache.storage import calls
@@ -108,6 +109,52 @@ def test_an_order_that_is_known_streams_by_blocks(far, ssd, workers):
             assert sorted(seen) == list(range(COUNT))
             assert served.sent < 1.6 * far.stat().st_size
             assert on_disk(ssd) <= LIMIT
+
+
+def test_several_far_archives_in_one_order_are_looked_ahead_for(far, ssd):
+    with serving(far.read_bytes()) as served:
+        parts = [opened(f"{served.url}?{k}", ssd / str(k), None) for k in range(3)]
+        ds = concat([parts[0], parts[1].take(COUNT), parts[2]])
+        batches = iter(ds.loader(12, sampler=samplers.ChunkShuffle(ds, 2)))
+        seen = next(batches)["n"].tolist()
+        nbytes = 3 * far.stat().st_size
+        for _ in range(3000):
+            if served.sent >= 0.9 * nbytes:
+                break
+            time.sleep(0.01)
+        # Nobody has asked for more than the first batches.
+        assert served.sent >= 0.9 * nbytes
+        seen += [n for batch in batches for n in batch["n"].tolist()]
+        assert sorted(seen) == sorted([*range(COUNT)] * 3)
+        assert served.sent < 1.05 * nbytes
+
+
+@pytest.mark.full
+def test_whoever_fetches_for_others_may_be_killed(far, ssd, tally):
+    """Killed with claims held: the others go on, and so does the next reader."""
+
+    def work(url: str, folder: Path, seed: int) -> None:
+        ds = opened(url, folder, None, verify=("touch", "never")[seed % 2])
+        seen = []
+        for batch in ds.loader(12, sampler=samplers.ChunkShuffle(ds, 2, seed=seed)):
+            assert (batch["x"] == (batch["n"] % 251)[:, None]).all()
+            seen += batch["n"].tolist()
+        assert sorted(seen) == list(range(COUNT))
+
+    rng = seeded("killed fetchers")
+    with serving(far.read_bytes()) as served:
+        served.delay = 0.02
+        for k in range(scaled(6)):
+            folder = ssd / str(k)
+            pids = [in_child(partial(work, served.url, folder, seed)) for seed in range(4)]
+            for pid in pids[:3]:
+                time.sleep(rng.uniform(0, 0.2))
+                os.kill(pid, signal.SIGKILL)
+            codes = [ended(pid) for pid in pids]
+            assert set(codes) <= {0, -signal.SIGKILL}
+            assert codes[3] == 0
+            tally("readers killed while they fetched for others", codes.count(-signal.SIGKILL))
+            read_all(opened(served.url, folder, None, verify="never"))
 
 
 def test_scattered_records_are_read_and_no_blocks_of_them(far, ssd):

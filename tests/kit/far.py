@@ -37,6 +37,8 @@ class Far:
     offsets so many give other bytes. fails_at: the read with this number raises.
     """
 
+    by_request = False
+
     def __init__(self, data: bytes, path: str = "far://bucket/train.zip", delay: float = 0.0) -> None:
         self.data, self.path, self.delay = data, path, delay
         self.etag = "a1"

@@ -35,6 +35,11 @@ TRIALS = {
     ),
     "bench_views": ("--rows 500 --only take", r"\| `take\(n // 2\)` \| [\d.]+", 0),
     "bench_scale": ("1000 5000", r"\| far open, requests \| \d", 0),
+    "bench_far": (
+        "--mb 1 --ms 5 --samples 10000 --repeats 1 --only readers",
+        r"\| 10 kB \| 5 ms \| 4 readers, ChunkShuffle, local= \| [\d.]+ \|",
+        0,
+    ),
     "coverage": (
         "tests/base/test_once.py",
         r"passed(.|\n)*Coverage failure: total of [\d.]+ is less than fail-under=100",
@@ -113,6 +118,8 @@ def tree(tmp_path):
 @pytest.mark.spread
 @pytest.mark.parametrize("script", TRIALS)
 def test_a_script_does_what_it_says(tree, script):
+    if script == "bench_far" and not (shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")):
+        pytest.skip("nginx is not installed")
     arguments, expected, code = TRIALS[script]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "EDCACHE_TEST_JOBS": "1"}
     for name in ("PYTEST_CURRENT_TEST", "PYTEST_XDIST_WORKER", "PYTEST_ADDOPTS"):

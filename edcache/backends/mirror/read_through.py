@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -109,13 +109,15 @@ class ReadThrough(Wrapped):
             return bytes(passed[:nbytes])
         # Records that are read one after the other make their block worth it.
         is_worth = nbytes >= BLOCK_NBYTES // 2 or self._last == blocks.start or self._touched is not None
+        # Opening reads the head and then the end, which come together.
+        needed = blocks if self._touched is None else sorted({*blocks, self._last_block})
         for _ in range(_MOST_LOOKS):
             before = bytes(self._known[blocks.start : blocks.stop])
             if all(state & 1 for state in before):
                 data = self.data.pread(offset, nbytes)
                 if self._look(blocks.start, blocks.stop) == before:
                     return data
-            elif not self._obtain(blocks, worth=None if is_worth else ()):
+            elif not self._obtain(needed, worth=None if is_worth else ()):
                 break
         self._last = blocks[-1] if blocks else -1
         return bytes(self._open_origin().read_many([(offset, nbytes)])[0])
@@ -377,6 +379,10 @@ class ReadThrough(Wrapped):
             self._out = out
         return self._out
 
+    def keep_origin(self, origin: ByteSource) -> None:
+        """Read from this one, which is open; it is closed with this."""
+        self._origin.get(lambda: origin)
+
     def _open_origin(self) -> ByteSource:
         """The origin, as this process has it open."""
         return self._origin.get(self._opened_origin)
@@ -422,13 +428,23 @@ def open_copy(
     if token is not None:
         return _reopened(token, opener, limit)
     try:
-        identity = sidecar.identity_at(where)
+        # Asked for its identity, it is open: each opening of a URL is a round trip.
+        origin = where.open() if where.by_request else None
+        identity = sidecar.identity_at(where) if origin is None else sidecar.identity_of(origin)
     except (StorageError, ArchiveNotFoundError) as error:
         return _without_origin(source, folder, opener, error)
     copied = os.path.join(folder, os.path.basename(source))
-    version = current(copied, identity)
-    whole = None if version is None else _attached(Pinned(source, copied, version), opener, limit)
-    return _open_by(source, identity, folder, limit, opener) if whole is None else whole
+    try:
+        version = current(copied, identity)
+        file = None if version is None else _attached(Pinned(source, copied, version), opener, limit)
+        file = file or _open_by(source, identity, folder, limit, opener, origin)
+    except BaseException:
+        if origin is not None:
+            origin.close()
+        raise
+    if origin is not None:
+        file.keep_origin(origin)
+    return file
 
 
 def _reopened(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough:
@@ -438,8 +454,15 @@ def _reopened(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough:
     return file
 
 
-def _open_by(source: str, identity: Identity, folder: str, limit: int | None, opener: Opener) -> ReadThrough:
-    """Open a copy by the name that the origin's path and identity give it."""
+def _open_by(
+    source: str,
+    identity: Identity,
+    folder: str,
+    limit: int | None,
+    opener: Opener,
+    origin: ByteSource | None = None,
+) -> ReadThrough:
+    """Open a copy by the name that the origin's path and identity give it; `origin` where it is open."""
     stem, ending = os.path.splitext(os.path.basename(source))
     key = hashlib.sha256(json.dumps([source, identity]).encode()).hexdigest()[:16]
     copy = os.path.join(folder, f"{stem}-{key}{ending}")
@@ -450,7 +473,8 @@ def _open_by(source: str, identity: Identity, folder: str, limit: int | None, op
             if file is not None:
                 return file
         storage.make_parent(copy)
-        _create(source, identity, copy, limit, opener)
+        with closing(opener()) if origin is None else nullcontext(origin) as opened:
+            _create(source, identity, copy, limit, opened)
 
 
 def _attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough | None:
@@ -474,7 +498,7 @@ def _attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough 
     return None
 
 
-def _create(source: str, identity: Identity, copy: str, limit: int | None, opener: Opener) -> None:
+def _create(source: str, identity: Identity, copy: str, limit: int | None, origin: ByteSource) -> None:
     """Make the side file and the sparse file of a copy, unless another process did meanwhile."""
     with sidecar.locked_side(copy) as side:
         assert side is not None
@@ -482,10 +506,9 @@ def _create(source: str, identity: Identity, copy: str, limit: int | None, opene
         sizes = [stamp[0] for stamp in map(stamp_of, (copy, copy + PARTIAL)) if stamp is not None]
         if note is not None and note.versions[0].nbytes in sizes:
             return
-        with closing(opener()) as origin:
-            if sidecar.identity_of(origin) != identity:
-                raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
-            nbytes, head, _, _ = sealed(origin)
+        if sidecar.identity_of(origin) != identity:
+            raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
+        nbytes, head, _, _ = sealed(origin)
         if limit is not None:
             left_by_others(os.path.dirname(copy) or os.curdir, limit, nbytes, copy, [copy])
         with closing(File.open(copy + PARTIAL, "a")) as data:
