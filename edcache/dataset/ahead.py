@@ -68,7 +68,7 @@ class Ahead:
         except Exception as error:  # noqa: BLE001 - whoever reads the sample meets it, and raises it
             logger.debug("%s: looking ahead ended: %s", self._sessions[0].path, error)
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+            pool.shutdown(wait=True, cancel_futures=self._ended.is_set())
 
     def _fetch_ahead(self, pool: ThreadPoolExecutor) -> None:
         position = self._reached

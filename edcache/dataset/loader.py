@@ -16,14 +16,18 @@ from collections.abc import Callable, Iterable, Iterator, Sized
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
 from edcache.base import Ints, MissingDependencyError, OptionError, Selection, check_count, shuffled
+from edcache.dataset.state import VERSION, State, archive_of, check_change, check_fit, check_shape
 from edcache.reader import Batch, Memory, fresh
+
+if TYPE_CHECKING:
+    from edcache.dataset.samplers import EpochSampler
 
 _Slot = list[torch.Tensor]
 # Batches and where they lie, and what was raised by the one after them.
@@ -82,7 +86,8 @@ class Loader:
         self.batch_size, self._sampler = options.batch_size, options.sampler
         self._seed = int(torch.randint(1 << 62, ())) if options.seed is None else options.seed
         self._device: torch.device | None = None
-        self._epoch, self._taken, self._resumed = 0, 0, False
+        # Where the iteration begins in its epoch, in samples of the whole job, and the batches since.
+        self._epoch, self._start, self._taken, self._resumed = 0, 0, 0, False
         self._is_split = True  # until a large batch turns out not to be what small ones are
         self._steps: int | None = None
         self._ring: _Ring | None = None
@@ -102,31 +107,101 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration this epoch, from its first batch; the sampler is told too."""
-        self._epoch, self._taken, self._resumed = epoch, 0, False
+        self._epoch, self._start, self._taken, self._resumed = epoch, 0, 0, False
         tell = getattr(self._sampler, "set_epoch", None)
         if tell is not None:
             tell(epoch)
+        sampler = self._epoch_sampler
+        if sampler is not None:
+            sampler._start, sampler._taken, sampler._resumed = 0, 0, False
 
-    def state_dict(self) -> dict[str, int]:
-        """Where the iteration is: how many batches of which epoch were handed out."""
-        return {"epoch": self._epoch, "batches": self._taken, "seed": self._seed}
+    def state_dict(self) -> State:
+        """The position behind the batches that were handed out, as plain numbers and strings.
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Let the next iteration begin where a `state_dict` was taken.
-
-        A sampler must give the same order again, as those of `edcache.samplers` do that are made with the
-        same options.
+        With a sampler of `edcache.samplers` it is the sampler's, the same on every rank: see there. Else it
+        counts the samples of this loader, which reads alone.
         """
-        self.set_epoch(state["epoch"])
-        self._seed, self._taken, self._resumed = state["seed"], state["batches"], True
+        self._follow_sampler()
+        sampler, size = self._epoch_sampler, self.batch_size or 1
+        is_over = self._taken == self._steps and self._taken > 0
+        if sampler is not None:
+            consumed = sampler._count if is_over else sampler._consumed(self._start, self._taken * size)
+            return sampler._state(self._epoch, consumed)
+        length = self._length
+        if self._sampler is not None:
+            length = len(self._sampler) if isinstance(self._sampler, Sized) else sys.maxsize
+        return {
+            "version": VERSION,
+            "order": "loader" if self._sampler is None else type(self._sampler).__name__,
+            "archive": archive_of(self._dataset),
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "samples": self._length,
+            "length": length,
+            "consumed": length if is_over else min(self._start + self._taken * size, length),
+            "shuffle": int(self._options.shuffle),
+        }
+
+    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
+        """Let the next iteration begin where a `state_dict` was taken, with any batch size and any threads.
+
+        Args and errors are those of `edcache.samplers.Shuffle.load_state_dict`. With a sampler of
+        `edcache.samplers` the number of ranks may be another one. Any other sampler must give the same order
+        again.
+        """
+        sampler = self._epoch_sampler
+        if sampler is not None:
+            sampler.load_state_dict(state, on_change=on_change)
+        else:
+            check_shape(state)
+            check_change(on_change)
+            own = self.state_dict()
+            if on_change == "continue" and self._sampler is None and state["samples"] < self._length:
+                own |= {"samples": state["samples"], "length": state["samples"]}
+            check_fit(state, own)
+            self._length = own["samples"]
+            self.set_epoch(state["epoch"])
+            self._seed = state["seed"]
+        self._epoch, self._start, self._taken = state["epoch"], state["consumed"], 0
+        self._steps, self._resumed = None, True
+
+    def which(self, step: int) -> Ints:
+        """The positions that a step reads, without a walk there: int64 [batch_size], fewer in a last batch.
+
+        Args:
+            step: from 0, in the epoch; in one that a loaded state continues, from there.
+        Raises:
+            OptionError: there is no such step.
+
+        Cost: that of the sampler's `which`. Of a sampler of another kind all is drawn.
+        """
+        check_count("step", step, 0)
+        self._follow_sampler()
+        order = self._order()
+        size = self.batch_size
+        starts = range(len(order)) if size is None else self._starts(len(order), size)
+        if step >= len(starts):
+            raise OptionError(f"step={step} of {len(starts):,} steps; give less")
+        return _positions(order[step] if size is None else order[starts[step] : starts[step] + size])
+
+    def _follow_sampler(self) -> None:
+        """Go where a state took the sampler, which was loaded into it and not into this loader."""
+        sampler = self._epoch_sampler
+        if sampler is not None and sampler._resumed:
+            self._epoch, self._start, self._taken = sampler.epoch, sampler._start, 0
+            self._steps, self._resumed, sampler._resumed = None, True, False
 
     def __iter__(self) -> Iterator[Any]:
+        self._follow_sampler()
         if not self._resumed and 0 < self._taken == self._steps:
             # Who counts batches does not ask for one more than there are.
             self._end_epoch()
         epoch = self._sampler_epoch
         if not self._resumed or epoch != self._epoch:
-            self._epoch, self._taken = epoch, 0
+            self._epoch, self._start = epoch, 0
+        self._taken, sampler = 0, self._epoch_sampler
+        if sampler is not None:
+            sampler._start, sampler._taken = self._start, 0
         self._resumed, self._is_split = False, True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._options.device
@@ -138,7 +213,7 @@ class Loader:
             ring = self._ring or _Ring(self._options.pin_memory, self._options.reuse)
             self._ring = None
         try:
-            for batch in self._made(self._batches(self._taken), ring):
+            for batch in self._made(self._batches(), ring):
                 self._taken += 1
                 yield batch
         finally:
@@ -160,35 +235,44 @@ class Loader:
     def _starts(self, samples: int, size: int) -> range:
         return range(0, samples // size * size if self._options.drop_last else samples, size)
 
-    def _batches(self, skipped: int) -> Iterator[Ints]:
+    def _batches(self) -> Iterator[Ints]:
         order, size = self._order(), self.batch_size
         if size is None:
             self._steps = len(order)
-            batches: Iterator[Ints] = (_positions(order[number]) for number in range(skipped, len(order)))
+            batches: Iterator[Ints] = (_positions(order[number]) for number in range(len(order)))
 
             def positions(low: int, high: int) -> Ints:
                 return np.concatenate([_positions(order[number]) for number in range(low, high)])
 
-            ahead = self._dataset._looking_ahead(positions, skipped, len(order))
+            ahead = self._dataset._looking_ahead(positions, 0, len(order))
             return batches if ahead is None else ahead.follow(batches, 1)
         starts = self._starts(len(order), size)
         self._steps = len(starts)
-        batches = _slices(order, starts[skipped:])
-        ahead = self._dataset._looking_ahead(lambda low, high: order[low:high], skipped * size, len(order))
+        batches = _slices(order, starts)
+        ahead = self._dataset._looking_ahead(lambda low, high: order[low:high], 0, len(order))
         return batches if ahead is None else ahead.follow(batches, size)
 
-    def _order(self) -> Any:
-        """What to read in this epoch: positions, or a sequence of batches of them."""
-        if self._sampler is not None:
-            # Who reads without a sampler need not wait for it.
-            from edcache.dataset.samplers import EpochSampler
+    @property
+    def _epoch_sampler(self) -> EpochSampler | None:
+        if self._sampler is None:
+            return None
+        # Who reads without a sampler need not wait for it.
+        from edcache.dataset.samplers import EpochSampler
 
-            if isinstance(self._sampler, EpochSampler):
-                return self._sampler.order(self._epoch)
-            drawn = list(self._sampler)
+        return self._sampler if isinstance(self._sampler, EpochSampler) else None
+
+    def _order(self) -> Any:
+        """What is to be read of this epoch: positions, or a sequence of batches of them."""
+        sampler, start = self._epoch_sampler, self._start
+        if sampler is not None:
+            return sampler._order(self._epoch, start)
+        if self._sampler is not None:
+            drawn = list(self._sampler)[start:]
             return drawn if self.batch_size is None else _positions(drawn)
         whole = Selection(range(self._length))
-        return shuffled(whole, self._seed, self._epoch) if self._options.shuffle else whole
+        if self._options.shuffle:
+            whole = shuffled(whole, self._seed, self._epoch)
+        return whole.cut(range(start, self._length))
 
     def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""

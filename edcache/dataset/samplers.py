@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
+from typing_extensions import Self
 
 from edcache import base
 from edcache.base import (
@@ -26,6 +29,7 @@ from edcache.base import (
     described,
     shuffled,
 )
+from edcache.dataset.state import VERSION, State, archive_of, check_change, check_fit, check_shape, digest
 from edcache.format import detached, pa
 from edcache.labels import classes_of, comparable
 
@@ -35,7 +39,8 @@ Column = str | npt.ArrayLike
 
 # Of the series for logarithms: ten digits, enough for chance.
 _TERMS = 9
-# Of which ChunkShuffle keeps the orders: those that a batch and the one after it take from.
+_LANES = 8
+# Of which a lane of ChunkShuffle keeps the orders: those that a batch and the one after it take from.
 _MOST_WINDOWS = 8
 
 
@@ -57,11 +62,22 @@ class EpochSampler(DistributedSampler[Any]):
     Raises:
         OptionError: an argument is out of range, or only one of num_replicas and rank is given.
 
+    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. What the
+    ranks have drawn after k draws each is its beginning: of n ranks that begin at draw c of the epoch, rank r
+    draws c + r, c + r + n, c + r + 2n, ... So a state goes on exactly with any other number of ranks, batch
+    size or workers.
+
     Each iteration that reaches its end advances to the next epoch. An iteration that stops early repeats its
-    epoch. `state_dict` counts the draws. A DataLoader with workers draws ahead of the training:
-    torchdata's StatefulDataLoader corrects for that. With another loader, set "taken" to the number of
-    samples that the training has used. A sampler does not see samples that are added after it was made.
+    epoch. A sampler does not see samples that are added after it was made.
     """
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Keeps the arguments, of which `load_state_dict` may make the sampler of fewer samples."""
+        sampler = super().__new__(cls)
+        sampler._made_with = args, options
+        return sampler
+
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
     def __init__(
@@ -71,7 +87,7 @@ class EpochSampler(DistributedSampler[Any]):
         drop_last: bool,
         num_replicas: int | None,
         rank: int | None,
-        ds: Any = None,
+        ds: Any,
     ) -> None:
         if (num_replicas is None) != (rank is None):
             raise OptionError(f"num_replicas={num_replicas!r} and rank={rank!r}; give both, or none")
@@ -88,12 +104,13 @@ class EpochSampler(DistributedSampler[Any]):
         self.drop_last = drop_last
         self._count = count
         self._num_replicas, self._rank = num_replicas, rank
-        self._taken = 0
+        # Of the whole job where the iteration begins, and of this rank since.
+        self._start = self._taken = 0
         self._resumed = False
-        self._ds = ds
+        self._ds, self._samples, self._archive = ds, len(ds), archive_of(ds)
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_ds": None}
+        return vars(self) | {"_ds": None, "_made_with": ((), {})}
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -111,8 +128,7 @@ class EpochSampler(DistributedSampler[Any]):
 
     def __len__(self) -> int:
         """The number of draws of this rank in an epoch; all ranks have the same."""
-        ranks = self.num_replicas
-        return self._count // ranks if self.drop_last else -(-self._count // ranks)
+        return self._draws(0)
 
     def __repr__(self) -> str:
         ranks = self.num_replicas
@@ -125,29 +141,78 @@ class EpochSampler(DistributedSampler[Any]):
         if epoch != self.epoch:
             self._resumed = False
         if epoch != self.epoch or (self._is_complete and not self._resumed):
-            self._taken = 0
+            self._start = self._taken = 0
         self.epoch = int(epoch)
 
-    def state_dict(self) -> dict[str, int]:
-        """The position, as ints: epoch, taken (draws of this rank so far), seed, length (of its epoch)."""
-        return {"epoch": self.epoch, "taken": self._taken, "seed": self.seed, "length": len(self)}
+    def state_dict(self, steps: int | None = None, *, batch_size: int = 1) -> State:
+        """The position of the whole job, the same on every rank: plain numbers and strings.
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Continue at the position of a `state_dict`, with its seed. Raises: OptionError, it does not fit."""
-        lacking = {"epoch", "taken", "seed", "length"} - state.keys()
-        if lacking:
-            keys = ", ".join(sorted(lacking))
-            raise OptionError(f"not the state of a sampler: no {keys}; give what state_dict() returned")
-        if state["length"] != len(self):
-            raise OptionError(
-                f"a state of an epoch of {state['length']:,} draws, and this sampler has {len(self):,}; make "
-                "it with the same options, or begin an epoch with set_epoch()"
-            )
-        if not 0 <= state["taken"] <= len(self):
-            raise OptionError(f"a state with taken={state['taken']:,}; give 0 to {len(self):,}")
+        Args:
+            steps: the number of batches that each rank has used of this iteration. A DataLoader with workers
+                draws ahead of them, so the training loop counts. None counts the draws, which is right
+                without workers, and with torchdata's StatefulDataLoader.
+            batch_size: the number of draws in a batch of one rank.
+        Returns:
+            seed, epoch, consumed (draws of all ranks in this epoch), length (of an epoch), samples, archive
+            (its uuid), version, order, and the options and data that determine the order.
+
+        At the end of an epoch all draws are consumed, also those that `drop_last` left out.
+        """
+        taken = self._taken
+        if steps is not None:
+            check_count("steps", steps, 0)
+            check_count("batch_size", batch_size)
+            taken = int(steps) * int(batch_size)
+        return self._state(self.epoch, self._consumed(self._start, taken))
+
+    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
+        """Continue at the position of a `state_dict`, with its seed and any number of ranks.
+
+        Args:
+            state: what `state_dict` returned, on any rank.
+            on_change: what a dataset that has grown since is: "error", or "continue" to draw the old samples
+                only, in this epoch and the following ones.
+        Raises:
+            OptionError: the state is of another order, archive or number of samples, or is no state.
+        """
+        check_shape(state)
+        check_change(on_change)
+        fitting = self
+        if on_change == "continue" and self._ds is not None and state["samples"] < self._samples:
+            fitting = self._of_first(state["samples"])
+        check_fit(state, fitting._state(0, 0))
+        vars(self).update(vars(fitting))
         self.set_epoch(state["epoch"])
         self.seed = state["seed"]
-        self._taken, self._resumed = state["taken"], True
+        self._start, self._taken, self._resumed = state["consumed"], 0, True
+
+    def which(
+        self, step: int, rank: int | None = None, *, batch_size: int = 1, epoch: int | None = None
+    ) -> Ints:
+        """The positions that a step reads: int64 [batch_size], fewer in a last batch. It draws nothing.
+
+        Args:
+            step: from 0, in the epoch; in one that a loaded state continues, from there.
+            rank: None is this one.
+            batch_size: as of `state_dict`; of `ByLength` leave it out.
+            epoch: None is the current one; another is counted from its beginning.
+        Raises:
+            OptionError: the step or the rank does not exist.
+
+        Cost: `Shuffle` and `ChunkShuffle` compute the positions alone, `Weighted` with replacement looks each
+        up in log(n) steps. The others compute the order of the epoch first.
+        """
+        check_count("step", step, 0)
+        check_count("batch_size", batch_size)
+        ranks, rank = self.num_replicas, self.rank if rank is None else rank
+        if not 0 <= rank < ranks:
+            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}")
+        is_current = epoch is None or epoch == self.epoch
+        order = self._order(self.epoch if epoch is None else epoch, self._start if is_current else 0, rank)
+        steps = -(-len(order) // batch_size)
+        if step >= steps:
+            raise OptionError(f"step={step} of {steps:,} steps; give less")
+        return _drawn_in(order, step * batch_size, min((step + 1) * batch_size, len(order)))
 
     def order(self, epoch: int | None = None) -> Any:
         """All draws of this rank in an epoch: a sequence of len(self). It does not advance the iteration.
@@ -157,33 +222,69 @@ class EpochSampler(DistributedSampler[Any]):
         Returns:
             order[k] is an int, order[a:b] an int64 array [b - a], np.asarray(order) all of it.
         """
-        return self._share(self._drawn(self.epoch if epoch is None else epoch))
+        return self._order(self.epoch if epoch is None else epoch, 0)
 
     def __iter__(self) -> Iterator[Any]:
         # Only the first iterator after load_state_dict() continues. Some loaders make one to look for a state
         # and never use it: the next one must not continue then.
-        resumed, self._resumed = (self.epoch, self._taken) if self._resumed else None, False
+        resumed, self._resumed = (self.epoch, self._start) if self._resumed else None, False
         return self._iterate(resumed)
 
     def _iterate(self, resumed: tuple[int, int] | None) -> Iterator[Any]:
         """From the first draw on, so that a `set_epoch` behind `iter` counts too."""
-        taken = 0
+        start = 0
         if resumed is not None and resumed[0] == self.epoch:
-            taken = resumed[1]
+            start = resumed[1]
         elif self._is_complete:
             self.epoch += 1
-        self._taken = taken
-        order = self.order()
-        items, look = _items(order, taken), getattr(self._ds, "_looking_ahead", None)
-        ahead = None if look is None else look(partial(_drawn_in, order), taken, len(order))
+        self._start, self._taken = start, 0
+        order = self._order(self.epoch, start)
+        items, look = _items(order, 0), getattr(self._ds, "_looking_ahead", None)
+        ahead = None if look is None else look(partial(_drawn_in, order), 0, len(order))
         if ahead is not None:
             items = ahead.follow(items, 1)
-        for self._taken, drawn in enumerate(items, taken + 1):
+        for self._taken, drawn in enumerate(items, 1):
             yield drawn
 
     @property
     def _is_complete(self) -> bool:
-        return 0 < self._taken == len(self)
+        return self._start + self._taken > 0 and self._consumed(self._start, self._taken) == self._count
+
+    def _draws(self, start: int) -> int:
+        """How many each rank has from a start on."""
+        rest, ranks = self._count - start, self.num_replicas
+        return rest // ranks if self.drop_last else -(-rest // ranks)
+
+    def _consumed(self, start: int, taken: int) -> int:
+        """By all ranks, when each has drawn so many from a start on."""
+        return self._count if taken >= self._draws(start) else start + taken * self.num_replicas
+
+    def _state(self, epoch: int, consumed: int) -> State:
+        return {
+            "version": VERSION,
+            "order": type(self).__name__,
+            "archive": self._archive,
+            "seed": self.seed,
+            "epoch": epoch,
+            "samples": self._samples,
+            "length": self._count,
+            "consumed": consumed,
+            **self._options(),
+        }
+
+    def _of_first(self, samples: int) -> Self:
+        """This sampler of the first samples: made anew, by arguments of which the columns are cut."""
+        args, options = self._made_with
+        made_with = inspect.signature(type(self)).bind(*args, **options).arguments
+        plain = (str, int, float, np.number, type(None))
+        make: Any = type(self)
+        cut = {name: one if isinstance(one, plain) else one[:samples] for name, one in made_with.items()}
+        fewer: Self = make(**cut)
+        return fewer
+
+    def _options(self) -> State:
+        """What the order is a function of, beside seed, epoch and length."""
+        return {}
 
     def _generator(self, epoch: int) -> np.random.Generator:
         return np.random.Generator(
@@ -194,14 +295,16 @@ class EpochSampler(DistributedSampler[Any]):
         """The draws of all ranks together, in order: of length `count`."""
         raise NotImplementedError
 
-    def _share(self, drawn: Selection) -> Selection:
-        """The draws of this rank, of length len(self). The first draws follow the last."""
-        total = len(self) * self.num_replicas
-        part = self._part(range(total), self.rank, self.num_replicas)
-        return Cycle(part, drawn) if total > len(drawn) else drawn.cut(part)
+    def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
+        """The draws of a rank from a start of all of them on."""
+        return self._share(self._drawn(epoch), start, self.rank if rank is None else rank)
 
-    def _part(self, drawn: range, rank: int, ranks: int) -> range:
-        return drawn[rank::ranks]
+    def _share(self, drawn: Selection, start: int, rank: int) -> Selection:
+        """Every n-th of n ranks. The first draws of the epoch follow the last."""
+        ranks = self.num_replicas
+        total = start + self._draws(start) * ranks
+        part = range(start + rank, total, ranks)
+        return Cycle(part, drawn) if total > len(drawn) else drawn.cut(part)
 
 
 class Shuffle(EpochSampler):
@@ -291,6 +394,13 @@ class Balanced(EpochSampler):
         generator.permuted(drawn, axis=1, out=drawn)
         return Selection(drawn.reshape(-1)[: self._count])
 
+    def _options(self) -> State:
+        return {"data": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(self._members, self._starts)
+
 
 class Weighted(EpochSampler):
     """A sampler whose probabilities are proportional to weights, as torch's WeightedRandomSampler.
@@ -352,19 +462,21 @@ class Weighted(EpochSampler):
     def _drawn(self, epoch: int) -> Selection:
         if not self._count:
             return Selection(range(0))
-        generator = self._generator(epoch)
         if self._able is not None:
+            generator = self._generator(epoch)
             # Efraimidis and Spirakis: each comes at an exponential time, at the rate of its weight.
             times = -_log(1 - generator.random(len(self._weights)))
             times /= self._weights
             return Selection(self._able[np.argsort(times, kind="stable")[: self._count]])
-        # Looked up in rising order, or each would miss the processor's cache; then shuffled.
-        drawn = generator.random(self._count)
-        drawn.sort()
-        drawn *= self._weights[-1]
-        positions: Ints = np.searchsorted(self._weights, drawn, side="right")
-        generator.shuffle(positions)
-        return Selection(positions)
+        everything = Selection(range(len(self._weights)))
+        return Shuffled(range(self._count), everything, _WeightedOrder(self._weights, self.seed, epoch))
+
+    def _options(self) -> State:
+        return {"replacement": int(self._able is None), "data": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(self._weights, *(() if self._able is None else (self._able,)))
 
 
 class ByLength(EpochSampler):
@@ -447,12 +559,22 @@ class ByLength(EpochSampler):
 
     def order(self, epoch: int | None = None) -> _Batches:
         """The batches of this rank in an epoch: a sequence of int64 arrays."""
-        epoch = self.epoch if epoch is None else epoch
+        order: _Batches = super().order(epoch)
+        return order
+
+    def _order(self, epoch: int, start: int, rank: int | None = None) -> _Batches:
         generator = self._generator(epoch)
         positions = self._sorted.copy() if self._mixed else self._sorted
         for begin, end in self._mixed:
             generator.shuffle(positions[begin:end])
-        return _Batches(positions, self._bounds, self._share(self._drawn(epoch)))
+        return _Batches(positions, self._bounds, super()._order(epoch, start, rank))
+
+    def _options(self) -> State:
+        return {"shuffle": int(self.shuffle), "data": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(self._sorted, self._bounds, np.array(self._mixed, np.int64))
 
     def _drawn(self, epoch: int) -> Selection:
         numbers = Selection(range(self._count))
@@ -464,18 +586,22 @@ class ChunkShuffle(EpochSampler):
 
     Args:
         ds: a cache or a view.
-        buffer: the number of chunks that are mixed at a time. A chunk has about 4 MiB, or the `chunk_size` of
-            the writer.
-        seed, drop_last, num_replicas, rank: as in `EpochSampler`. Different ranks read different chunks.
+        buffer: the number of chunks that are mixed at a time, by all ranks together: buffer / lanes, but at
+            least one, in each lane. A chunk has about 4 MiB, or the `chunk_size` of the writer.
+        lanes: the order has so many parts, of chunks of their own, that take turns. Where the number of ranks
+            divides `lanes`, each chunk is read by one rank, else by n / gcd(n, lanes) of n ranks. None is
+            what a loaded state has, or else 8, or the number of ranks if that is more. The order depends on
+            it: give it, for the same order in jobs of more than 8 ranks that begin anew.
+        seed, drop_last, num_replicas, rank: as in `EpochSampler`.
     Raises:
         OptionError: "12 of 100 samples have no record, and so no chunk; take ds.available()".
 
-    The chunks come in a new random order every epoch, `buffer` of them at a time, and their samples are
+    The chunks come in a new random order every epoch, a few of them at a time, and their samples are
     permuted together; every chunk is read once. So samples end up as far from where they lie as in a full
-    permutation, but neighbours in the order are of one chunk once in `buffer` times: of 500 chunks, with
-    buffers of 4, 16, 64: 25 %, 6.3 %, 1.6 % (permutation: 0.2 %, file order: 99 %). Where like samples lie
-    together, as in files sorted by class, a batch has those of `buffer` chunks: write them in a mixed order,
-    or take a larger buffer.
+    permutation, but a lane's neighbours are often of one chunk: of 500 chunks in one lane, with buffers of 4,
+    16, 64: 25 %, 6.3 %, 1.6 % (permutation: 0.2 %, file order: 99 %). Where like samples lie together, as in
+    files sorted by class, a batch has those of `buffer` chunks: write them in a mixed order, or take a larger
+    buffer.
 
     Where samples lie in the file in the order of their indices, a chunk here is a run of consecutive samples.
     Cost: 40 bytes and 0.2 us a chunk. Of samples in another order (`edcache.compact` sorts them), and of
@@ -488,16 +614,19 @@ class ChunkShuffle(EpochSampler):
         buffer: int = 16,
         seed: int = 0,
         *,
+        lanes: int | None = None,
         drop_last: bool = False,
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:
         check_count("buffer", buffer)
+        if lanes is not None:
+            check_count("lanes", lanes)
         cache = getattr(ds, "cache", None)
         reader: Any = getattr(cache, "reader", cache)
         if not hasattr(reader, "chunk_of"):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
-        self.buffer = buffer
+        self.buffer, self._lanes = buffer, lanes
         starts = reader.chunk_starts()
         cuts = None if starts is None else ds._whole_selection().cuts(starts)
         if cuts is not None:
@@ -514,29 +643,85 @@ class ChunkShuffle(EpochSampler):
             self._positions, self._starts = Selection(places), ends[np.append(True, ends[1:] != ends[:-1])]
         super().__init__(len(ds), seed, drop_last, num_replicas, rank, ds)
 
+    @property
+    def lanes(self) -> int:
+        """The number of parts of the order that take turns."""
+        return max(_LANES, self.num_replicas) if self._lanes is None else self._lanes
+
+    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
+        """See the base class. Takes the state's lanes where none were given."""
+        given, lanes = self._lanes, state.get("lanes") if isinstance(state, dict) else None
+        if given is None and type(lanes) is int and lanes > 0:
+            self._lanes = lanes
+        try:
+            super().load_state_dict(state, on_change=on_change)
+        except OptionError:
+            self._lanes = given
+            raise
+
+    def _of_first(self, samples: int) -> Self:
+        fewer = super()._of_first(samples)
+        fewer._lanes = self._lanes
+        return fewer
+
     def _drawn(self, epoch: int) -> Selection:
-        order = _ChunkOrder(self._starts, self.buffer, (self.seed, epoch))
+        order = _ChunkOrder(self._starts, self.buffer, self.lanes, (self.seed, epoch))
         return Shuffled(range(self._count), self._positions, order)
 
-    def _part(self, drawn: range, rank: int, ranks: int) -> range:
-        return drawn[rank * len(self) : (rank + 1) * len(self)]
+    def _options(self) -> State:
+        return {"buffer": self.buffer, "lanes": self.lanes, "data": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        places = self._positions.numbers
+        return digest(self._starts, *(() if isinstance(places, range) else (places,)))
+
+
+class _WeightedOrder:
+    """Draws by weight: the hash of a position is a uniform number, which is looked up in sums of the weights.
+
+    Args:
+        sums: float64 [n], of the weights up to each sample.
+    """
+
+    def __init__(self, sums: Floats, *key: int) -> None:
+        text = "/".join(("edcache weighted", *(format(part, "x") for part in (1, *key))))
+        self._key = np.frombuffer(hashlib.shake_128(text.encode()).digest(8), "<u8")
+        self._sums = sums
+
+    def at(self, position: int) -> int:
+        """See `base.Order`."""
+        return int(self.take(np.array([position]))[0])
+
+    def take(self, positions: Ints) -> Ints:
+        """See `base.Order`."""
+        # SplitMix64.
+        hashed = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + self._key
+        hashed = (hashed ^ hashed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        hashed = (hashed ^ hashed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        drawn = ((hashed ^ hashed >> np.uint64(31)) >> np.uint64(11)) * (2.0**-53 * self._sums[-1])
+        # In rising order, or each would miss the processor's cache.
+        rising = np.argsort(drawn)
+        taken = np.empty(len(positions), np.int64)
+        taken[rising] = np.searchsorted(self._sums, drawn[rising], side="right")
+        return taken
 
 
 class _ChunkOrder:
-    """The order of `ChunkShuffle`: chunks at random, and at random what is in each window of `buffer` chunks.
+    """The order of `ChunkShuffle`: chunks at random, and each window of them; then lanes that take turns.
 
     Args:
         starts: int64 [chunks + 1], where each chunk begins among the samples that are ordered.
     """
 
-    def __init__(self, starts: Ints, buffer: int, key: tuple[int, ...]) -> None:
-        count = len(starts) - 1
+    def __init__(self, starts: Ints, buffer: int, lanes: int, key: tuple[int, ...]) -> None:
+        count, buffer = len(starts) - 1, max(1, buffer // lanes)
         chunks = Permutation(count, *key).take(np.arange(count))
         sizes = np.diff(starts)[chunks]
         self._ends = np.cumsum(sizes)
         self._shifts = starts[chunks] - self._ends + sizes
         self._bounds = np.concatenate(([0], self._ends[buffer - 1 : -1 : buffer], self._ends[-1:]))
-        self._key = key
+        self._key, self._lanes = key, lanes
         self._windows: dict[int, Permutation] = {}
 
     def at(self, position: int) -> int:
@@ -545,6 +730,18 @@ class _ChunkOrder:
 
     def take(self, positions: Ints) -> Ints:
         """See `base.Order`."""
+        if self._lanes == 1:
+            return self._in_lanes(positions)
+        rounds, lanes = np.divmod(positions, self._lanes)
+        each, more = divmod(int(self._ends[-1]), self._lanes)
+        places = rounds + lanes * each + np.minimum(lanes, more)
+        rising = np.argsort(places)
+        taken = np.empty(len(positions), np.int64)
+        taken[rising] = self._in_lanes(places[rising])
+        return taken
+
+    def _in_lanes(self, positions: Ints) -> Ints:
+        """What stands at positions of all lanes one after the other."""
         numbers: Ints = np.searchsorted(self._bounds, positions, side="right") - 1
         runs = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
         taken = np.empty(len(positions), np.int64)
@@ -559,7 +756,7 @@ class _ChunkOrder:
         window = self._windows.get(number)
         if window is None:
             # Another thread may look ahead in the same order.
-            if len(self._windows) >= _MOST_WINDOWS:
+            if len(self._windows) >= _MOST_WINDOWS * self._lanes:
                 self._windows.clear()
             size = int(self._bounds[number + 1] - self._bounds[number])
             window = self._windows[number] = Permutation(size, *self._key, number)

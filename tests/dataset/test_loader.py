@@ -541,7 +541,7 @@ def test_batches_before_the_one_that_fails_are_all_given(tmp_path):
         loader = CachedDataset.from_cache(tmp_path / "a.zip").loader(1, num_threads=threads)
         for _ in range(2):
             assert consume(loader)[0] == list(range(2777))
-            assert loader.state_dict()["batches"] == 2777
+            assert loader.state_dict()["consumed"] == 2777
 
 
 class Odd(Exception):

@@ -1,0 +1,353 @@
+"""Jobs that die and go on with other ranks, batches and workers read what one that never died reads."""
+
+import itertools
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scale import scaled
+from test_samplers import MAKE, Labelled, every_sampler, flat, some
+from torch.utils.data import DataLoader
+
+import edcache
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import OptionError
+from edcache.samplers import Balanced, ChunkShuffle, Shuffle, Weighted
+
+LIVES = st.lists(
+    st.tuples(st.sampled_from([1, 2, 3, 8, 5]), st.integers(1, 9), st.integers(0, 6)), max_size=6
+)
+
+
+@settings(max_examples=scaled(400), deadline=None)
+@given(st.sampled_from(list(MAKE)), st.integers(2, 90), LIVES, st.integers(0, 3), st.booleans())
+def test_whatever_dies_and_comes_back_reads_one_order(name, length, lives, epoch, drop_last):
+    def made(**options):
+        return MAKE[name](some(length), drop_last=drop_last, **options)
+
+    alone = made()
+    alone.set_epoch(epoch)
+    whole = list(alone)
+    state, used = None, 0
+    for ranks, size, steps in [*lives, (3, 4, length)]:
+        job = [made(num_replicas=ranks, rank=rank) for rank in range(ranks)]
+        for sampler in job:
+            if state is None:
+                sampler.set_epoch(epoch)
+            else:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        rest = len(whole) - used
+        each = rest // ranks if drop_last else math.ceil(rest / ranks)
+        mine = []
+        for rank, sampler in enumerate(job):
+            iterator = iter(sampler)
+            mine.append(list(itertools.islice(iterator, steps * size)))
+            taken = sampler.state_dict()
+            assert taken == sampler.state_dict(steps, batch_size=size) or not mine[-1]
+            ahead = len(list(itertools.islice(iterator, 2)))  # as workers draw ahead
+            assert len(mine[-1]) == min(steps * size, each)
+            assert ahead == min(2, each - len(mine[-1]))
+            assert flat(mine[-1]) == [
+                position
+                for step in range(math.ceil(len(mine[-1]) / size))
+                for position in job[0].which(step, rank, batch_size=size).tolist()
+            ]
+        together = [drawn for turn in zip(*mine, strict=True) for drawn in turn]
+        expected = whole[used : used + len(together)]
+        assert together == expected + (whole * ranks)[: len(together) - len(expected)]
+        (state,) = {json.dumps(sampler.state_dict(steps, batch_size=size)) for sampler in job}
+        state = json.loads(state)
+        used = len(whole) if steps * size >= each else used + steps * size * ranks
+        assert (state["epoch"], state["consumed"], state["length"]) == (epoch, used, len(whole))
+    assert used == len(whole)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("replay") / "a.zip"
+    with CacheWriter(path, in_memory_keys=["k"], chunk_size=16) as w:
+        w.extend({"k": k} for k in range(103))
+    return path
+
+
+def read(batches):
+    return [batch["k"].tolist() for batch in batches]
+
+
+@settings(max_examples=scaled(60), deadline=None)
+@given(LIVES, st.sampled_from(["shuffle", "in order", "Shuffle", "ChunkShuffle"]))
+def test_a_loader_goes_on_with_other_ranks_and_batches(path, lives, kind):
+    ds = CachedDataset.from_cache(path)
+
+    def made(size, ranks, rank):
+        if kind in ("shuffle", "in order"):
+            return ds.loader(size, shuffle=kind == "shuffle", seed=3, num_threads=ranks)
+        make = {"Shuffle": Shuffle, "ChunkShuffle": ChunkShuffle}[kind]
+        return ds.loader(size, sampler=make(ds, 3, num_replicas=ranks, rank=rank))
+
+    whole = flat(read(made(8, 1, 0)))
+    state, used = None, 0
+    for ranks, size, steps in [*lives, (1, 4, 103)]:
+        ranks = ranks if kind in MAKE else 1
+        job, mine = [made(size, ranks, rank) for rank in range(ranks)], []
+        for loader in job:
+            if state is not None:
+                loader.load_state_dict(json.loads(json.dumps(state)))
+            planned = [
+                loader.which(step).tolist()
+                for step in range(min(steps, 2))
+                if step * size * ranks < 103 - used
+            ]
+            iterator = iter(loader)
+            batches = read(itertools.islice(iterator, steps))
+            assert batches[: len(planned)] == planned
+            mine.append(flat(batches))
+        together = [drawn for turn in zip(*mine, strict=True) for drawn in turn]
+        assert together[: 103 - used] == whole[used : used + len(together)]
+        if steps:
+            state = loader.state_dict()
+            assert all(other.state_dict() == state for other in job)
+        used = min(103, used + len(together))
+        if used == 103:
+            break
+    assert used == 103
+    assert (state["consumed"], state["epoch"]) in ((103, 0), (0, 1))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4, 8])
+def test_ranks_that_divide_the_lanes_read_chunks_of_their_own(ranks):
+    ds = some(16_000)
+    for start in (0, 3_000):
+        job = [ChunkShuffle(ds, num_replicas=ranks, rank=rank) for rank in range(ranks)]
+        for sampler in job:
+            sampler.load_state_dict({**sampler.state_dict(), "consumed": start})
+        read = [{position // 10 for position in sampler} for sampler in job]
+        assert sum(map(len, read)) - len(set.union(*read)) <= 8 * 4, "chunks that two ranks read"
+
+
+def test_lanes_are_those_of_the_job_that_began():
+    ds = some(2_000)
+    began = ChunkShuffle(ds, num_replicas=12, rank=0)
+    assert (began.lanes, ChunkShuffle(ds).lanes, ChunkShuffle(ds, num_replicas=2, rank=1).lanes) == (12, 8, 8)
+    state = began.state_dict(10, batch_size=4)
+    alone = ChunkShuffle(ds)
+    alone.load_state_dict(state)
+    assert (alone.lanes, alone.state_dict()) == (12, state)
+    assert list(alone) == ChunkShuffle(ds, lanes=12).order(0)[480:].tolist()
+    with pytest.raises(OptionError, match="a state with lanes=12, and here is lanes=8"):
+        ChunkShuffle(ds, lanes=8).load_state_dict(state)
+
+
+def test_which_computes_no_epoch_of_a_billion_samples():
+    job = {"num_replicas": 8, "rank": 3}
+    for sampler in (Shuffle(range(10**9), 1, **job), ChunkShuffle(Labelled(10**9, chunk=50_000), **job)):
+        step = sampler.which(41_237, batch_size=64)
+        assert (step.dtype, len(set(step.tolist()))) == (np.int64, 64)
+        assert step.tolist() == sampler.order()[41_237 * 64 : 41_238 * 64].tolist()
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda s: s.which(3, batch_size=4), "step=3 of 3 steps; give less"),
+        (lambda s: s.which(-1), "step=-1; give 0 or more"),
+        (lambda s: s.which(0, 2), "rank=2 of 1; give 0 to 0"),
+        (lambda s: s.which(0, batch_size=0), "batch_size=0; give 1 or more"),
+        (lambda s: s.state_dict(-1), "steps=-1; give 0 or more"),
+        (
+            lambda s: s.load_state_dict(s.state_dict(), on_change="no"),
+            'on_change=\'no\'; give "error" or "continue"',
+        ),
+    ],
+)
+def test_wrong_arguments_are_refused(call, text):
+    with pytest.raises(OptionError) as caught:
+        call(Shuffle(range(10)))
+    assert str(caught.value) == text
+
+
+REFUSED = {
+    "version": [2, "1", None],
+    "order": ["Other"],
+    "archive": ["ab"],
+    "seed": [None, 1.5],
+    "epoch": [-1, 1.0, True],
+    "samples": [39, 41],
+    "length": [39, -40],
+    "consumed": [-1, 41, 3.0, "3", None],
+    "data": ["0"],
+}
+
+
+@every_sampler
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make):
+    sampler = make(some(40), seed=5)
+    before = sampler.state_dict()
+    for name, values in REFUSED.items():
+        for value in values:
+            with pytest.raises(
+                OptionError, match=rf"{name}=" if name != "version" or value != 2 else "version 2"
+            ):
+                sampler.load_state_dict({**before, name: value} | ({"epoch": 7} if name != "epoch" else {}))
+    for name in before:
+        with pytest.raises(OptionError, match=name):
+            sampler.load_state_dict({key: value for key, value in before.items() if key != name})
+    with pytest.raises(OptionError, match="^not a state: no archive, consumed"):
+        sampler.load_state_dict(None)
+    assert sampler.state_dict() == before
+
+
+def test_other_data_or_options_are_refused():
+    ds = some(40)
+    for one, other in (
+        (Balanced(ds, "label"), Balanced(ds, np.arange(40) % 3)),
+        (Weighted(ds, "weight"), Weighted(ds, np.arange(40.0))),
+        (ChunkShuffle(ds, 3), ChunkShuffle(ds, 4)),
+        (ChunkShuffle(ds, lanes=2), ChunkShuffle(ds, lanes=4)),
+    ):
+        with pytest.raises(OptionError, match=r"^a state with \w+=.*, and here is \w+=.*set_epoch\(\)$"):
+            other.load_state_dict(one.state_dict())
+
+
+def test_another_archive_is_refused_and_one_that_grew_goes_on_on_request(tmp_path):
+    def written(name, count):
+        with CacheWriter(tmp_path / name, in_memory_keys=["k"]) as w:
+            w.extend({"k": k} for k in range(count))
+        return CachedDataset.from_cache(tmp_path / name)
+
+    ds, other = written("a.zip", 40), written("b.zip", 40)
+    several = edcache.concat([ds, other])
+    for one in (ds, other, several):
+        for fits in (ds, other, several):
+            state = Shuffle(one).state_dict()
+            if one is fits:
+                Shuffle(fits).load_state_dict(state)
+                continue
+            with pytest.raises(OptionError, match=r"^a state with archive="):
+                Shuffle(fits).load_state_dict(state)
+
+    w = CacheWriter(tmp_path / "c.zip", in_memory_keys=["k"])
+    w.extend({"k": k} for k in range(30))
+    w.flush()
+    small = CachedDataset.from_cache(tmp_path / "c.zip", allow_partial=True)
+    makes = [Shuffle, lambda ds: Balanced(ds, "k"), lambda ds: Weighted(ds, np.arange(1.0, 1 + len(ds)))]
+    states, orders = [], []
+    for make in makes:
+        sampler = make(small)
+        orders.append([*itertools.islice(sampler, 10), *()] and list(sampler))
+        sampler.set_epoch(0)
+        iterator = iter(sampler)
+        list(itertools.islice(iterator, 10))
+        states.append(sampler.state_dict())
+    shuffled = small.loader(5, shuffle=True, seed=2)
+    epoch, second = read(shuffled), read(shuffled)
+    shuffled.set_epoch(0)
+    list(itertools.islice(shuffled, 2))
+    w.extend({"k": k} for k in range(30, 50))
+    w.close()
+    grown = CachedDataset.from_cache(tmp_path / "c.zip")
+    for make, state, order in zip(makes, states, orders, strict=True):
+        with pytest.raises(
+            OptionError, match=r'samples=30, and here is samples=50; on_change="continue" goes on'
+        ):
+            make(grown).load_state_dict(state)
+        sampler = make(grown)
+        sampler.load_state_dict(state, on_change="continue")
+        assert list(sampler) == order[10:]
+        assert set(sampler) <= set(range(30))
+    loader = grown.loader(5, shuffle=True)
+    with pytest.raises(OptionError, match="samples=50"):
+        loader.load_state_dict(shuffled.state_dict())
+    loader.load_state_dict(shuffled.state_dict(), on_change="continue")
+    assert [read(loader), read(loader)] == [epoch[2:], second]
+    with pytest.raises(OptionError, match="samples=50, and here is samples=30"):
+        Shuffle(small).load_state_dict(Shuffle(grown).state_dict(), on_change="continue")
+
+
+def test_the_steps_of_a_training_loop_are_what_counts_with_workers(path):
+    ds = CachedDataset.from_cache(path)
+    sampler = Shuffle(ds, 1, num_replicas=2, rank=0)
+    whole = list(Shuffle(ds, 1))
+    iterator = iter(DataLoader(ds, 4, sampler=sampler, num_workers=2))
+    used = flat(read(itertools.islice(iterator, 3)))
+    assert used == whole[0:24:2]
+    assert sampler.state_dict()["consumed"] > 24
+    state = sampler.state_dict(3, batch_size=4)
+    assert state["consumed"] == 24
+    other = Shuffle(ds)
+    other.load_state_dict(state)
+    assert list(other) == whole[24:]
+
+
+RANK = """
+import json, os, sys, torch.distributed as dist
+from edcache.samplers import ChunkShuffle
+from edcache import CachedDataset
+
+path, folder, life, size = *sys.argv[1:4], int(sys.argv[4])
+dist.init_process_group("gloo")
+ds = CachedDataset.from_cache(path)
+sampler = ChunkShuffle(ds, 4, seed=3)
+saved = os.path.join(folder, "state.json")
+if os.path.exists(saved):
+    sampler.load_state_dict(json.load(open(saved))["state"])
+log = open(os.path.join(folder, f"{life}-{dist.get_rank()}"), "w", buffering=1)
+for step, batch in enumerate(ds.loader(size, sampler=sampler), 1):
+    print(json.dumps(batch["k"].tolist()), file=log)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        with open(saved + "~", "w") as file:
+            state = sampler.state_dict(step, batch_size=size)
+            json.dump({"state": state, "steps": step, "life": int(life)}, file)
+        os.replace(saved + "~", saved)
+"""
+
+
+@pytest.mark.full
+def test_killed_jobs_of_real_ranks_read_every_sample_once(path, tmp_path):
+    whole, used, steps_each = list(ChunkShuffle(CachedDataset.from_cache(path), 4, seed=3)), [], 3
+    saved = tmp_path / "state.json"
+    for life, (ranks, size) in enumerate([(1, 4), (2, 3), (3, 2), (5, 2), (2, 50)]):
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(23_000 + os.getpid() % 20_000 + life)}
+        job = [
+            subprocess.Popen(
+                [sys.executable, "-c", RANK, str(path), str(tmp_path), str(life), str(size)],
+                env={**os.environ, **rendezvous, "WORLD_SIZE": str(ranks), "RANK": str(rank)},
+                stderr=subprocess.DEVNULL,
+            )
+            for rank in range(ranks)
+        ]
+        is_last = life == 4
+        until = time.monotonic() + 120
+        while time.monotonic() < until:
+            note = json.loads(saved.read_text()) if saved.exists() else {"life": -1}
+            if is_last and all(rank.poll() is not None for rank in job):
+                break
+            if not is_last and note["life"] == life and note["steps"] >= steps_each:
+                break
+            time.sleep(0.001)
+        for rank in job:
+            rank.send_signal(signal.SIGKILL)
+        for rank in job:
+            rank.wait()
+        note = json.loads(saved.read_text())
+        assert note["life"] == life
+        logs = [
+            (tmp_path / f"{life}-{rank}").read_text().splitlines()[: note["steps"]] for rank in range(ranks)
+        ]
+        mine = [flat(map(json.loads, lines)) for lines in logs]
+        used += [drawn for turn in zip(*mine, strict=True) for drawn in turn]
+        del used[len(whole) :]
+        assert note["state"]["consumed"] == len(used)
+        assert used == whole[: len(used)]
+        if len(used) == len(whole):
+            break
+    assert sorted(used) == list(range(103))
