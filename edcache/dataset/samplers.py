@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from edcache.base import (
     Shuffled,
     check_count,
     described,
+    once,
     shuffled,
 )
 from edcache.dataset.state import VERSION, State, archive_of, check_change, check_fit, check_shape, digest
@@ -397,7 +398,7 @@ class Balanced(EpochSampler):
     def _options(self) -> State:
         return {"data": self._digest}
 
-    @cached_property
+    @once
     def _digest(self) -> str:
         return digest(self._members, self._starts)
 
@@ -474,7 +475,7 @@ class Weighted(EpochSampler):
     def _options(self) -> State:
         return {"replacement": int(self._able is None), "data": self._digest}
 
-    @cached_property
+    @once
     def _digest(self) -> str:
         return digest(self._weights, *(() if self._able is None else (self._able,)))
 
@@ -572,7 +573,7 @@ class ByLength(EpochSampler):
     def _options(self) -> State:
         return {"shuffle": int(self.shuffle), "data": self._digest}
 
-    @cached_property
+    @once
     def _digest(self) -> str:
         return digest(self._sorted, self._bounds, np.array(self._mixed, np.int64))
 
@@ -671,7 +672,7 @@ class ChunkShuffle(EpochSampler):
     def _options(self) -> State:
         return {"buffer": self.buffer, "lanes": self.lanes, "data": self._digest}
 
-    @cached_property
+    @once
     def _digest(self) -> str:
         places = self._positions.numbers
         return digest(self._starts, *(() if isinstance(places, range) else (places,)))

@@ -189,8 +189,9 @@ def test_a_block_comes_once_over_the_wire_for_eight_cold_readers(far, ssd, order
 
         pids = [in_child(lambda batches=batches: work(batches)) for batches in dealt]
         assert [ended(pid) for pid in pids] == [0] * 8
-        # Each reader asks for the state of the object twice, which comes with its first page.
-        assert served.sent - 8 * 2 * 4096 <= 1.03 * len(data)
+        # Each reader asks for the state of the object twice, which comes with its first page; who makes the
+        # copy has looked at the end.
+        assert served.sent - 8 * 2 * 4096 - (1 << 16) <= 1.03 * len(data)
     read(opened(far, ssd), range(COUNT))
 
 

@@ -734,15 +734,15 @@ _SAMPLERS = [
     Bug(
         "an iterator that is never used leaves its place",
         "dataset/samplers.py",
-        "resumed, self._resumed = (self.epoch, self._taken) if self._resumed else None, False",
-        "resumed = (self.epoch, self._taken) if self._resumed else None",
+        "resumed, self._resumed = (self.epoch, self._start) if self._resumed else None, False",
+        "resumed = (self.epoch, self._start) if self._resumed else None",
         ("test_samplers.py::test_an_iterator_that_is_made_and_never_used_takes_the_loaded_place_with_it",),
     ),
     Bug(
         "ranks draw the same",
         "dataset/samplers.py",
-        "return drawn[rank::ranks]",
-        "return drawn[::ranks]",
+        "part = range(start + rank, total, ranks)",
+        "part = range(start, total, ranks)",
         ("test_samplers.py",),
         "ranks_share_an_epoch",
     ),
@@ -800,8 +800,8 @@ _LABELS = [
     Bug(
         "labels added are not synced",
         "writer/appender.py",
-        "                self._log.seal()\n            else:\n                self._log.sync()\n",
-        "                self._log.seal()\n",
+        "                self._log.seal(seal)\n            else:\n                self._log.sync()\n",
+        "                self._log.seal(seal)\n",
         (f"{CRASHES}::test_labels_are_on_the_disk_once_they_are_added",),
     ),
     Bug(
