@@ -79,7 +79,8 @@ def run_at_once(script, ranks, *arguments, environment=None):
 @pytest.mark.parametrize("environment", [True, False], ids=["torchrun", "bare"])
 @pytest.mark.parametrize("options", ["", "num_workers=2"], ids=["alone", "workers"])
 def test_ranks_that_call_a_factory_at_once_compute_each_sample_once(path, log, environment, options):
-    found = run_at_once(program(path, log, options), 8, environment=environment)
+    # Long enough that none has done all before the last has imported what it needs.
+    found = run_at_once(program(path, log, options, seconds=0.01), 8, environment=environment)
     assert [error for _, error, code in found if code] == []
     assert len({out for out, _, _ in found}) == 1
     assert computed(log) == list(range(COUNT))

@@ -149,7 +149,7 @@ def revision_batches(f: Forge):
 
 @attack("revisions", "an Arrow file, not a stream", "read by its footer", "verify", says="does not read")
 def revision_file(f: Forge):
-    _plain(f, pack=lambda table: arrow_file(table))
+    _plain(f, pack=lambda table: arrow_file(table, table.num_rows))
 
 
 @attack(
