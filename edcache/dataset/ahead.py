@@ -72,8 +72,8 @@ class Ahead:
 
     def _fetch_ahead(self, pool: ThreadPoolExecutor) -> None:
         position = self._reached
-        # Where pieces end that were asked for and not read yet; what fetches them; and their bytes.
-        on_way: deque[tuple[int, list[Future[int]]]] = deque()
+        # Pieces of the order that are asked for; where those end that came, and their bytes.
+        on_way: deque[tuple[int, int, list[Future[int]]]] = deque()
         asked: deque[tuple[int, int]] = deque()
         sessions = self._sessions
         length = max(1, sum(len(indices) for _, indices in self._take(position, position + 1)))
@@ -83,14 +83,13 @@ class Ahead:
         window = max(1, min(limit // each, _MOST_SAMPLES // length))
         count = max(1, _FIRST // length)
         while position < self._stop and not self._ended.is_set():
-            while on_way and all(future.done() for future in on_way[0][1]):
-                end, futures = on_way.popleft()
+            while on_way and all(future.done() for future in on_way[0][2]):
+                begin, end, futures = on_way.popleft()
                 nbytes = sum(future.result() for future in futures)
                 asked.append((end, nbytes))
-                if nbytes > _AT_ONCE_NBYTES:
-                    count = max(1, count // 2)
-                elif 2 * nbytes < _AT_ONCE_NBYTES and count < window:
-                    count *= 2
+                # At most four times as many: the next may lie less together.
+                count = end - begin
+                count = max(1, min(window, 4 * count, count * _AT_ONCE_NBYTES // max(1, nbytes)))
             while asked and asked[0][0] <= self._reached:
                 asked.popleft()
             if not all(map(ahead_nbytes, sessions)):
@@ -106,7 +105,7 @@ class Ahead:
                 pool.submit(prepare, session, indices, partial(self._around, session, position, window))
                 for session, indices in self._take(position, end)
             ]
-            on_way.append((end, futures))
+            on_way.append((position, end, futures))
             position = end
 
     def _around(self, session: Session, position: int, window: int) -> Ints:

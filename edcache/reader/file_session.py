@@ -254,12 +254,12 @@ class FileSession(Session):
         """The stored bytes of a record; at least the wanted ones are checked."""
         if self._requested is not None:
             return self._requested.record(row, wanted)
+        if self._view is None:
+            return self._unmapped(row, wanted)
         (offset, nbytes), view = self.index.place(row), self._view
         end = offset + nbytes
         if end > self.nbytes:
             raise self.checks.beyond_end(row)
-        if view is None:
-            return self._unmapped(row, wanted)
         if nbytes >= LARGE and not is_announced and self.extents.is_probe_due():
             self._announce(np.array([row]), np.array([offset], np.int64), None)
         data = view[offset:end]
@@ -267,10 +267,19 @@ class FileSession(Session):
             self.checks.record(row, data, wanted)
         return data
 
-    def _unmapped(self, row: int, wanted: tuple[int, int] | None) -> memoryview:
-        """As `_stored`, of a file that is not mapped. A damaged record is fetched again if possible."""
+    def _unmapped(
+        self, row: int, wanted: tuple[int, int] | None, data: memoryview | None = None
+    ) -> memoryview:
+        """As `_stored`, of a file that is not mapped. A damaged record is fetched again if possible.
+
+        Args:
+            data: the record, where it was read.
+        """
         extent = self.index.place(row)
-        data = self.extents.read(*extent)
+        if sum(extent) > self.nbytes:
+            raise self.checks.beyond_end(row)
+        if data is None:
+            data = self.extents.read(*extent)
         try:
             self.checks.record(row, data, wanted)
         except base.CorruptRecordError:
@@ -350,8 +359,15 @@ class FileSession(Session):
         is_raw = not self.index.is_compressed
         if self._requested is not None:
             stored = self._requested.pieces(rows.tolist(), wanted if is_raw else None)
-        else:
+        elif self._view is not None:
             stored = [Piece(0, self._stored(row, is_announced=True)) for row in rows.tolist()]
+        else:
+            extents = list(
+                zip(self.index.offsets(rows).tolist(), self.index.sizes(rows).tolist(), strict=True)
+            )
+            inside = [(at, max(0, min(nbytes, self.nbytes - at))) for at, nbytes in extents]
+            read = zip(rows.tolist(), self.file.read_many(inside), strict=True)
+            stored = [Piece(0, self._unmapped(row, None, data)) for row, data in read]
         dictionaries = None if is_raw else self.dictionaries
         return joined(decoder, self.index.raw_sizes(rows), stored, dictionaries)
 

@@ -27,6 +27,8 @@ _REMOTE: Final = (
     *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs", "ceph", "9p", "afs", "beegfs", "gluster", "pvfs"),
 )
 _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+# Neighbours are read by one call: records lie up to 64 bytes apart.
+_GAP_NBYTES, _TOGETHER_NBYTES = 1 << 10, 1 << 22
 _MAX_WRITE: Final = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
 
 T = TypeVar("T")
@@ -339,8 +341,19 @@ class File(_Handle, ByteSource):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Read extents (offset, nbytes), one after the other; shorter only at the end of the file."""
-        return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
+        """Read extents (offset, nbytes), neighbours together; shorter only at the end of the file."""
+        data: list[memoryview] = []
+        run: list[tuple[int, int]] = []
+        for extent in (*extents, (-1, 0)):
+            end = sum(run[-1]) if run else 0
+            together = extent[0] + extent[1] - run[0][0] if run else 0
+            if run and not (0 <= extent[0] - end <= _GAP_NBYTES and together <= _TOGETHER_NBYTES):
+                start = run[0][0]
+                read = memoryview(self.pread(start, end - start))
+                data += (read[offset - start : offset - start + nbytes] for offset, nbytes in run)
+                run = []
+            run.append(extent)
+        return data
 
     def next_data(self, offset: int) -> int:
         """The next offset, from this one on, that is in no hole of the file; its size where none is."""

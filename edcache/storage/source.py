@@ -73,6 +73,10 @@ class ByteSource(ABC):
     def map(self, nbytes: int) -> memoryview:
         """The first bytes as read-only memory. Raises: StorageError if it cannot be mapped."""
 
+    def has_read(self, offset: int, nbytes: int) -> bool:
+        """Whether bytes are in memory since it was opened; False where reading them takes a request."""
+        return False
+
     def is_remote(self) -> bool:
         """Whether the bytes are known to be on another machine."""
         return self.by_request

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 from far import Far, is_sample, make
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from range_server import serving
 from scale import scaled, seeded
 from systems import Full, Killing, Watching, ended, in_child
@@ -26,8 +28,10 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
 from edcache.backends.mirror.copy import copy_local
-from edcache.backends.mirror.read_through import ReadThrough, _open_by
+from edcache.backends.mirror.local import _open_by
+from edcache.backends.mirror.read_through import ReadThrough
 from edcache.backends.mirror.room import BLOCK_NBYTES
+from edcache.backends.remote.object import TAIL_NBYTES
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -35,8 +39,9 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
+from edcache.format import PAGE
 from edcache.reader.file_session import FileSession
-from edcache.storage import calls
+from edcache.storage import File, calls
 from edcache.writer.temporary import SIDE
 
 pytestmark = [
@@ -144,10 +149,11 @@ class OfSide(storage.System):
 @pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="names descriptors by /proc")
 def test_of_the_map_is_read_what_is_wanted(far, ssd):
     ds = opened(far, ssd)
-    starts = np.array([extent(ds, i)[0] for i in (80, 200)])
+    read(ds, range(20))
+    starts = np.array([extent(ds, i)[0] for i in (80, 200)]) // BLOCK_NBYTES * BLOCK_NBYTES
     assert np.diff(starts) > 4 * BLOCK_NBYTES
     with calls.replace_system(OfSide()) as of_side:
-        file_of(ds).announce(starts, starts + 1)
+        file_of(ds).announce(starts, starts + BLOCK_NBYTES)
     assert of_side.nbytes == 6, "before and behind the claim of each, and when it is there"
     read(ds, [80, 200])
 
@@ -189,9 +195,8 @@ def test_a_block_comes_once_over_the_wire_for_eight_cold_readers(far, ssd, order
 
         pids = [in_child(lambda batches=batches: work(batches)) for batches in dealt]
         assert [ended(pid) for pid in pids] == [0] * 8
-        # Each reader asks for the state of the object twice, which comes with its first page; who makes the
-        # copy has looked at the end.
-        assert served.sent - 8 * 2 * 4096 - (1 << 16) <= 1.03 * len(data)
+        # Each reader opens the object, whose head and end come with its state.
+        assert served.sent - 8 * (PAGE + TAIL_NBYTES) <= 1.03 * len(data)
     read(opened(far, ssd), range(COUNT))
 
 
@@ -225,6 +230,41 @@ def test_the_claim_of_who_is_killed_goes_to_the_next(far, ssd, kills):
         ]
         assert len(asked) == (2 if kills == "who fetches" else 1)
         read(ds, range(COUNT))
+
+
+def test_the_first_batch_of_a_new_copy_waits_for_its_records_alone(tmp_path, ssd):
+    x = np.arange(1 << 13).astype(np.uint8)
+    with CacheWriter(tmp_path / "a.zip") as writer:
+        for n in range(3000):
+            writer.append({"x": x + n % 99, "n": n})
+    with serving((tmp_path / "a.zip").read_bytes()) as served:
+        ds = opened(served.url, ssd)
+        served.forget()
+        batch = np.random.default_rng(0).permutation(3000)[:16]
+        assert ds.batch(batch)["n"].tolist() == batch.tolist()
+        assert served.sent < 20 * (len(x) + 100)
+        for indices in np.random.default_rng(1).permutation(3000).reshape(-1, 50):
+            assert ds.batch(indices)["n"].tolist() == indices.tolist()
+        assert served.sent < (1 + 1 / 64 + 0.01) * len(served.data)
+
+
+@pytest.mark.parametrize("limit", [None, 1 << 20])
+def test_extents_that_are_read_together_are_what_each_is(far, ssd, limit):
+    content = far.read_bytes()
+
+    @settings(max_examples=30, deadline=None)
+    @given(
+        st.lists(st.tuples(st.integers(0, len(content)), st.integers(0, 1 << 17)), max_size=12), st.booleans()
+    )
+    def compare(extents, have_neighbours):
+        if have_neighbours:
+            extents = [one for o, n in extents for one in ((o, n), (o + n + 7, 99))]
+        ds = opened(far, ssd, max_bytes=limit)
+        for file in (file_of(ds), File.open(str(far), "r")):
+            read = file.read_many(extents)
+            assert [bytes(one) for one in read] == [content[o : o + n] for o, n in extents]
+
+    compare()
 
 
 def test_threads_of_a_process_fetch_a_block_once(far, ssd):
@@ -357,12 +397,13 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     file = _open_by(origin.path, ("a1",), str(ssd), None, lambda: origin)
     session = FileSession(file, "auto", "touch")
     assert session.head == CachedDataset.from_cache(far).head
+    file.accept()
     session.group(np.arange(0, COUNT // 3, 7), None)
     offsets = [offset for offset, nbytes in origin.read if nbytes >= BLOCK_NBYTES]
     assert len(offsets) == len(set(offsets)), "each block was fetched once"
     origin.etag = "b2"
     assert file.pread(0, 10) == origin.data[:10]
-    missing = next(k for k in range(len(file._known)) if not file._known[k])
+    missing = file.blocks.known.index(0)
     with pytest.raises(
         StaleArchiveError, match=r"far://bucket/train.zip: it has changed since it was opened"
     ):

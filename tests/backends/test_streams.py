@@ -74,7 +74,7 @@ def free_all(ds: CachedDataset) -> None:
     """Free every block of a copy."""
     file = file_of(ds)
     assert file._room is not None
-    file._room._punch(file._open_out(), np.arange(file._last_block + 1))
+    file._room._punch(file._open_out(), np.arange(file.blocks.last + 1))
 
 
 @pytest.mark.parametrize("way", ["batches", "one by one"])
@@ -270,7 +270,7 @@ def test_what_a_killed_process_had_taken_is_given_back(far, ssd):
         for _ in range(2):
             for k in range(0, 240, 24):
                 read(ds, list(range(k, k + 24)))
-    here = np.frombuffer(file_of(ds)._look(0, file_of(ds)._last_block + 1), np.uint8) & 1
+    here = np.frombuffer(file_of(ds).blocks.look(0, file_of(ds).blocks.last + 1), np.uint8) & 1
     assert on_disk(ssd) <= (here.sum() + 1) * BLOCK_NBYTES
 
 

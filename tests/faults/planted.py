@@ -963,7 +963,7 @@ _LOCAL = [
     Bug(
         "what went while it was read is data",
         "backends/mirror/read_through.py",
-        "if self._look(blocks.start, blocks.stop) == before:",
+        "if self.blocks.look(blocks.start, blocks.stop) == before:",
         "if True:",
         (f"{STREAMS}::test_a_block_that_goes_between_the_look_and_the_read_is_no_data",),
     ),

@@ -64,6 +64,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def asked(self):
         first, last = self.headers["Range"].removeprefix("bytes=").split("-")
+        if not first:
+            return max(0, len(self.served.data) - int(last)), len(self.served.data)
         return int(first), int(last) + 1
 
     def answer(self, start, end, **changes):

@@ -188,7 +188,8 @@ def test_archives_that_are_far_away_open_at_the_same_time(folder):
         ds = CachedDataset.from_cache(urls)
         assert (ds.paths, len(ds)) == (urls, 120)
         assert len(served.requests) == 12 * each
-        assert 4 <= served.most_in_flight <= 8
+        # An archive's head and its end are asked for together.
+        assert 4 <= served.most_in_flight <= 16
         served.faults.append(lambda handler, *_: handler.path.endswith(("7.zip", "9.zip")) and gone(handler))
         with pytest.raises(ArchiveNotFoundError, match=r"/7\.zip: no such object"):
             CachedDataset.from_cache(urls)

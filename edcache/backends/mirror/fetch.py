@@ -22,7 +22,6 @@ PIECE_NBYTES: Final = 1 << 22
 # The directory of a million entries.
 _DIRECTORY_NBYTES: Final = 1 << 26
 _HEADERS_AT_ONCE: Final = 1 << 12
-_TAIL_NBYTES: Final = 1 << 16
 
 
 @dataclass(eq=False)
@@ -164,19 +163,9 @@ def _missing(parts: list[_FetchPart]) -> list[_FetchPart]:
 
 def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]]:
     """How many bytes an archive has, its head, where its chain begins, and its seal; raises as it."""
-
-    # One request, instead of three in turn. origin.pread would fetch a large index, too.
     nbytes = origin.size()
-    start = max(0, nbytes - _TAIL_NBYTES)
-    tail = bytes(origin.read_many([(start, nbytes - start)])[0]) if origin.by_request else b""
-
-    def pread(offset: int, size: int) -> bytes:
-        if start <= offset and offset + size <= start + len(tail):
-            return tail[offset - start : offset - start + size]
-        return bytes(origin.read_many([(offset, size)])[0])
-
-    head, cursor = format.read_head(pread, origin.path)
-    seal = format.read_seal(pread, nbytes, head.uuid)
+    head, cursor = format.read_head(origin.pread, origin.path)
+    seal = format.read_seal(origin.pread, nbytes, head.uuid)
     if seal is None:
         raise OptionError(
             f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "

@@ -13,13 +13,11 @@ is read from far and not kept.
 from __future__ import annotations
 
 import errno
-import hashlib
-import json
 import logging
-import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import closing, nullcontext
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -27,13 +25,13 @@ import numpy.typing as npt
 
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.copy import THREADS, current
-from edcache.backends.mirror.evict import left_by_others, limit_of
-from edcache.backends.mirror.fetch import Fetch, read_many, sealed
+from edcache.backends.mirror.block_map import BlockMap
+from edcache.backends.mirror.copy import THREADS
+from edcache.backends.mirror.fetch import Fetch, read_many
 from edcache.backends.mirror.room import BLOCK_BITS, BLOCK_NBYTES, Room, claimed, runs
-from edcache.backends.mirror.sidecar import CLAIMS, MAP_OFFSET, ROOM, Identity, Note, Side, Version, stamp_of
+from edcache.backends.mirror.sidecar import CLAIMS, ROOM, Side, Version
 from edcache.base import ArchiveNotFoundError, CorruptRecordError, PerProcess, StaleArchiveError, StorageError
-from edcache.storage import ByteSource, File, Location, Wrapped
+from edcache.storage import ByteSource, File, Wrapped
 from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
@@ -41,10 +39,15 @@ logger = logging.getLogger("edcache")
 Opener = Callable[[], ByteSource]
 Ints = npt.NDArray[np.int64]
 
+# So much of the map is read rather than parts of it.
+_MAP_NBYTES: Final = 1 << 14
 # What is asked of the origin at once, and in one piece.
 _AT_ONCE, _RUN = 256, 16
+# Up to this part of a copy, as a power of two, it is new.
+_NEW_BITS: Final = 6
+_HEAD_START: Final = 0.02
 # How far is looked ahead, and what is asked for at once then.
-_AHEAD_NBYTES, _AHEAD_BLOCKS = 1 << 26, 64
+_AHEAD_NBYTES, _AHEAD_BLOCKS = 1 << 28, 128
 # How often a block may go while it is read, before it is read from far.
 _MOST_LOOKS: Final = 3
 # Where no more than this part of the records is missing when it is opened, all the rest is fetched too.
@@ -76,17 +79,18 @@ class ReadThrough(Wrapped):
         self.is_partial = not is_whole
         self._opener, self._limit = opener, limit
         self._nbytes = pinned.version.nbytes
-        count = -(-self._nbytes // BLOCK_NBYTES)
-        self._known = bytearray(0 if is_whole else count)
-        self._last_block = count - 1
+        self.blocks = BlockMap(pinned.copy, self._nbytes)
         # Where the whole archive fits, what it has stays, whoever reads it.
         self._room = None if limit is None or is_whole else Room(pinned.copy, self._nbytes, limit)
         self._here, self._last = threading.local(), -1
-        self._side: File | None = None
         self._out: File | None = None
         self._origin: PerProcess[ByteSource] = PerProcess()
         self._is_full = False
+        # Bytes that batches may yet read without their blocks.
+        self._alone, self._turn = self._nbytes >> _NEW_BITS, threading.Lock()
+        # Blocks that opening reads, until it is accepted, and then until they are fetched.
         self._touched: set[int] | None = set()
+        self._opening: set[int] = set()
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
@@ -94,7 +98,7 @@ class ReadThrough(Wrapped):
 
     def reopened(self) -> ReadThrough:
         """The same copy; another state of the origin would be another one."""
-        return _reopened(self.pinned, self._opener, self._limit)
+        return reopened(self.pinned, self._opener, self._limit)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         """See `ByteSource`: fetches what was not yet; StaleArchiveError where the origin has changed."""
@@ -107,36 +111,69 @@ class ReadThrough(Wrapped):
         passed = self._passed().get(offset, b"")
         if len(passed) >= nbytes:
             return bytes(passed[:nbytes])
+        if self._touched is not None or self._opening:
+            # What an archive is opened by, the origin reads by few requests, some of them at once.
+            origin = self._open_origin()
+            if self.blocks.missing(blocks) and (self._touched is not None or origin.has_read(offset, nbytes)):
+                data = origin.pread(offset, nbytes)
+                self._check_identity(origin)
+                return data
         # Records that are read one after the other make their block worth it.
-        is_worth = nbytes >= BLOCK_NBYTES // 2 or self._last == blocks.start or self._touched is not None
-        # Opening reads the head and then the end, which come together.
-        needed = blocks if self._touched is None else sorted({*blocks, self._last_block})
+        is_worth = nbytes >= BLOCK_NBYTES // 2 or self._last == blocks.start
         for _ in range(_MOST_LOOKS):
-            before = bytes(self._known[blocks.start : blocks.stop])
+            before = bytes(self.blocks.known[blocks.start : blocks.stop])
             if all(state & 1 for state in before):
                 data = self.data.pread(offset, nbytes)
-                if self._look(blocks.start, blocks.stop) == before:
+                if self.blocks.look(blocks.start, blocks.stop) == before:
                     return data
-            elif not self._obtain(needed, worth=None if is_worth else ()):
+            elif not self._obtain(blocks, worth=None if is_worth else ()):
                 break
         self._last = blocks[-1] if blocks else -1
         return bytes(self._open_origin().read_many([(offset, nbytes)])[0])
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Read extents (offset, nbytes), one after the other."""
-        return [memoryview(self.pread(offset, nbytes)) for offset, nbytes in extents]
+        """See `ByteSource`: where all is here, or there is room for all, it is read together."""
+        if not self.is_partial:
+            return self.data.read_many(extents)
+        passed = self._passed()
+        rest = [extent for extent in extents if len(passed.get(extent[0], b"")) < extent[1]]
+        is_opened = self._touched is None and not self._opening
+        together = self._read_together(rest) if len(rest) > 1 and is_opened else None
+        if together is None:
+            return [memoryview(self.pread(*extent)) for extent in extents]
+        read = dict(zip(rest, together, strict=True))
+        return [
+            read[extent] if extent in read else memoryview(passed[extent[0]])[: extent[1]]
+            for extent in extents
+        ]
+
+    def _read_together(self, extents: Sequence[tuple[int, int]]) -> list[memoryview] | None:
+        """What extents hold; None where a block of them is not here, or goes meanwhile."""
+        start, nbytes = np.array(extents, np.int64).T
+        blocks, _ = self.blocks.around(start, start + nbytes)
+        if self._holds_all:
+            self._obtain(blocks.tolist())
+        before = self.blocks.states(blocks)
+        if not np.all(before & 1):
+            return None
+        data = self.data.read_many(extents)
+        return data if np.array_equal(self.blocks.states(blocks), before) else None
 
     def announce(self, start: Ints, end: Ints) -> None:
         """See `ByteSource`: fetches what is missing of them, all at once."""
         if not self.is_partial:
             return
         self._passed().clear()
-        blocks, _ = self._around(start, end)
-        worth = None
-        if self._room is None or self._room.holds_all():
-            blocks = blocks[np.frombuffer(self._known, np.uint8)[blocks] & 1 == 0]
+        blocks, _ = self.blocks.around(start, end)
+        if self._is_new(len(blocks) << BLOCK_BITS, int((end - start).sum())):
+            with self._turn:
+                self._pass(start, end)
+            return
+        blocks, worth = self._with_opening(blocks), None
+        if self._holds_all:
+            blocks = blocks[np.frombuffer(self.blocks.known, np.uint8)[blocks] & 1 == 0]
         else:
-            worth = self._worth(start, end)
+            worth = self.blocks.worth(start, end)
         kept = [
             self._obtain(blocks[first : first + _AT_ONCE].tolist(), worth=worth)
             for first in range(0, len(blocks), _AT_ONCE)
@@ -149,30 +186,54 @@ class ReadThrough(Wrapped):
         """See `ByteSource`: a quarter of what there is room for."""
         if not self.is_partial or self._is_full:
             return 0
-        return _AHEAD_NBYTES if self._room is None else min(_AHEAD_NBYTES, self._room.allowance() // 4)
+        if self._room is None or self._room.holds_all():
+            return _AHEAD_NBYTES
+        return min(_AHEAD_NBYTES, self._room.allowance()) // 4
 
     def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> int:
-        """See `ByteSource`."""
-        blocks, nbytes = self._around(start, end)
-        missing, worth = self._missing(blocks.tolist()), None
-        if self._room is not None and not self._room.holds_all():
-            worth = self._worth(*around())
+        """See `ByteSource`; where there is room for all, returns the bytes that were missing."""
+        blocks, nbytes = self.blocks.around(start, end)
+        if self._opening:
+            # The first batch has the wire for itself.
+            time.sleep(_HEAD_START)
+            with self._turn:
+                pass
+        missing, worth = self.blocks.missing(self._with_opening(blocks).tolist()), None
+        if self._room is not None and not self._holds_all:
+            worth = self.blocks.worth(*around())
             with closing(File.open(self.pinned.copy + SIDE, "r+")) as side:
                 self._room.want(side, sorted(worth))
         for first in range(0, len(missing), _AHEAD_BLOCKS):
             self._obtain(missing[first : first + _AHEAD_BLOCKS], worth=worth, waits=False)
-        # Of blocks that are worth it most is read soon.
-        return max(int(nbytes.sum()), len(missing) << BLOCK_BITS if worth is None else 0)
+        return len(missing) << BLOCK_BITS if worth is None else int(nbytes.sum())
 
-    def _worth(self, start: Ints, end: Ints) -> set[int]:
-        """The blocks around extents that are worth the room of others."""
-        blocks, nbytes = self._around(start, end)
-        return set(blocks[nbytes >= BLOCK_NBYTES // 2].tolist())
+    def _with_opening(self, blocks: Ints) -> Ints:
+        """Rising blocks, and for once those that it was opened by, which belong to the copy too."""
+        opening, self._opening = self._opening, set()
+        return np.union1d(blocks, sorted(opening)).astype(np.int64) if opening else blocks
+
+    @property
+    def _holds_all(self) -> bool:
+        """Whether there is room for the whole archive."""
+        return self._room is None or self._room.holds_all()
+
+    def _is_new(self, nbytes: int, wanted: int) -> bool:
+        """Whether so little is here that a batch shall not wait for all bytes of its blocks, but for its own.
+
+        Blocks come by looking ahead then, or as soon as batches have read a part of the archive in this way.
+        """
+        if 2 * wanted > nbytes or wanted > self._alone:
+            return False
+        if storage.allocated(self.pinned.copy + PARTIAL) > self._nbytes >> _NEW_BITS:
+            self._alone = 0
+            return False
+        self._alone -= wanted
+        return True
 
     def _pass(self, start: Ints, end: Ints) -> None:
         """Read from far what of extents is not here, all at once, for this thread to read next."""
-        known = np.frombuffer(self._known, np.uint8) & 1
-        first, last = (np.clip(at >> BLOCK_BITS, 0, self._last_block) for at in (start, end - 1))
+        known = np.frombuffer(self.blocks.known, np.uint8) & 1
+        first, last = (np.clip(at >> BLOCK_BITS, 0, self.blocks.last) for at in (start, end - 1))
         far = np.flatnonzero((known[first] & known[last] == 0) & (end > start))
         extents = list(zip(start[far].tolist(), (end - start)[far].tolist(), strict=True))
         origin = self._open_origin()
@@ -215,11 +276,11 @@ class ReadThrough(Wrapped):
 
     def accept(self) -> None:
         """Say that what was read so far made sense."""
-        self._touched = None
+        self._opening, self._touched = self._touched or set(), None
 
     def close(self) -> None:
         """Let go of the copy, of the lock that says it is open, and of the origin."""
-        for source in (self.data, self._side, self._out, self._origin.pop()):
+        for source in (self.data, self.blocks, self._out, self._origin.pop()):
             if source is not None:
                 source.close()
 
@@ -228,10 +289,10 @@ class ReadThrough(Wrapped):
 
         Gives the whole copy, opened. Who has this open goes on with it.
         """
-        if not self.is_partial or not (self._room is None or self._room.holds_all()):
+        if not self.is_partial or not (self._holds_all):
             return None
-        wanted = self._around(start, end)[0].tolist()
-        if len(self._missing(wanted)) > _REST * max(1, len(wanted)):
+        wanted = self.blocks.around(start, end)[0].tolist()
+        if len(self.blocks.missing(wanted)) > _REST * max(1, len(wanted)):
             return None
         with sidecar.locked_side(self.pinned.copy, wait=False) as side:
             if side is None:
@@ -241,7 +302,7 @@ class ReadThrough(Wrapped):
             except (base.ArchiveError, OSError) as error:
                 logger.warning("%s: it stays a partial copy: %s", self.pinned.copy, error)
                 return None
-        whole = _attached(self.pinned, self._opener, self._limit)
+        whole = attached(self.pinned, self._opener, self._limit)
         return whole if whole is not None and not whole.is_partial else None
 
     def _complete(self, side: Side) -> None:
@@ -256,32 +317,6 @@ class ReadThrough(Wrapped):
 
     # --- blocks ---
 
-    def _around(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """The blocks around extents, rising, and how many bytes of each are in the extents."""
-        low = np.clip(start >> BLOCK_BITS, 0, self._last_block)
-        counts = np.clip(end - 1 >> BLOCK_BITS, low, self._last_block) - low + 1
-        which = np.repeat(np.arange(len(low)), counts)
-        block = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
-        first = block << BLOCK_BITS
-        nbytes = np.minimum(end[which], first + BLOCK_NBYTES) - np.maximum(start[which], first)
-        order = np.argsort(block, kind="stable")
-        block = block[order]
-        starts = np.flatnonzero(np.diff(block, prepend=-1))
-        return block[starts], np.add.reduceat(nbytes[order], starts) if len(starts) else starts
-
-    def _look(self, low: int, high: int) -> bytes:
-        """What the map says of blocks now: odd where one is here."""
-        if self._side is None:
-            self._side = File.open(self.pinned.copy + SIDE, "r")
-        state = self._side.pread(MAP_OFFSET + low, high - low).ljust(high - low, b"\0")
-        self._known[low:high] = state
-        return state
-
-    def _missing(self, blocks: Iterable[int]) -> list[int]:
-        """Those of rising blocks that are not here."""
-        there = ((low, self._look(low, high)) for low, high in runs(blocks, _AT_ONCE))
-        return [low + k for low, state in there for k, byte in enumerate(state) if not byte & 1]
-
     def _obtain(
         self,
         blocks: Sequence[int],
@@ -295,7 +330,7 @@ class ReadThrough(Wrapped):
             again: fetch them whether they are here or not. worth: for which of them others may be freed.
             waits: for those that others fetch.
         """
-        while missing := list(blocks) if again else self._missing(blocks):
+        while missing := list(blocks) if again else self.blocks.missing(blocks):
             if self._is_full and not again:
                 return False
             try:
@@ -310,7 +345,7 @@ class ReadThrough(Wrapped):
                 if not mine and waits:
                     side.lock(CLAIMS + missing[0])
                 # It may have been fetched between the look and the claim.
-                lacking = self._missing(mine)
+                lacking = self.blocks.missing(mine)
                 if not self._fetch(side, mine if again else lacking, None if again else worth):
                     return False
             if len(mine) == len(missing) or not waits:
@@ -362,9 +397,7 @@ class ReadThrough(Wrapped):
             out.pwrite(low << BLOCK_BITS, data)
             if self.is_partial:
                 # Behind its bytes: who is killed in between has fetched for nothing, and that is all.
-                state = bytes(byte | 1 for byte in side.pread(MAP_OFFSET + low, high - low))
-                side.pwrite(MAP_OFFSET + low, state)
-                self._known[low:high] = state
+                self.blocks.mark(side, low, high)
 
     def _open_out(self) -> File:
         """The copy, to be written; closed in a child that was forked meanwhile."""
@@ -407,77 +440,15 @@ def _blocks(offset: int, nbytes: int) -> range:
     return range(offset >> BLOCK_BITS, (offset + nbytes - 1 >> BLOCK_BITS) + 1) if nbytes > 0 else range(0)
 
 
-# ---------------------------------------------------------------------------------------------- opening
-
-
-def open_copy(
-    where: Location, token: Pinned | None, *, folder: str, max_bytes: int | str | None = None
-) -> ReadThrough:
-    """Open an archive by its copy in a folder, which begins empty and fills as it is read.
-
-    Args:
-        where: the archive, sealed. token: of a copy that another process has open: the origin is not looked
-            at then. folder: made where it is absent. max_bytes: as in `copy_to_local`.
-    Raises:
-        ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
-        StaleArchiveError: the copy with this token is gone. OptionError: it is not sealed.
-    """
-
-    opener: Opener = where.open
-    limit, source = limit_of(max_bytes), where.path
-    if token is not None:
-        return _reopened(token, opener, limit)
-    try:
-        # Asked for its identity, it is open: each opening of a URL is a round trip.
-        origin = where.open() if where.by_request else None
-        identity = sidecar.identity_at(where) if origin is None else sidecar.identity_of(origin)
-    except (StorageError, ArchiveNotFoundError) as error:
-        return _without_origin(source, folder, opener, error)
-    copied = os.path.join(folder, os.path.basename(source))
-    try:
-        version = current(copied, identity)
-        file = None if version is None else _attached(Pinned(source, copied, version), opener, limit)
-        file = file or _open_by(source, identity, folder, limit, opener, origin)
-    except BaseException:
-        if origin is not None:
-            origin.close()
-        raise
-    if origin is not None:
-        file.keep_origin(origin)
-    return file
-
-
-def _reopened(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough:
-    file = _attached(pinned, opener, limit)
+def reopened(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough:
+    """Open a copy that is there; StaleArchiveError where it is gone."""
+    file = attached(pinned, opener, limit)
     if file is None:
         raise StaleArchiveError(f"{pinned.copy}: this copy of {pinned.source} is gone; open it again")
     return file
 
 
-def _open_by(
-    source: str,
-    identity: Identity,
-    folder: str,
-    limit: int | None,
-    opener: Opener,
-    origin: ByteSource | None = None,
-) -> ReadThrough:
-    """Open a copy by the name that the origin's path and identity give it; `origin` where it is open."""
-    stem, ending = os.path.splitext(os.path.basename(source))
-    key = hashlib.sha256(json.dumps([source, identity]).encode()).hexdigest()[:16]
-    copy = os.path.join(folder, f"{stem}-{key}{ending}")
-    while True:
-        note = sidecar.note_of(copy)
-        if note is not None:
-            file = _attached(Pinned(note.origin, copy, note.versions[0]), opener, limit)
-            if file is not None:
-                return file
-        storage.make_parent(copy)
-        with closing(opener()) if origin is None else nullcontext(origin) as opened:
-            _create(source, identity, copy, limit, opened)
-
-
-def _attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough | None:
+def attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough | None:
     """Open a copy that is there, whole or not, so that it is not cleared away."""
     for name, is_whole in ((pinned.copy, True), (pinned.copy + PARTIAL, False), (pinned.copy, True)):
         try:
@@ -496,42 +467,3 @@ def _attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough 
             return ReadThrough(pinned, data, is_whole, opener, limit)
         data.close()
     return None
-
-
-def _create(source: str, identity: Identity, copy: str, limit: int | None, origin: ByteSource) -> None:
-    """Make the side file and the sparse file of a copy, unless another process did meanwhile."""
-    with sidecar.locked_side(copy) as side:
-        assert side is not None
-        note = side.read()
-        sizes = [stamp[0] for stamp in map(stamp_of, (copy, copy + PARTIAL)) if stamp is not None]
-        if note is not None and note.versions[0].nbytes in sizes:
-            return
-        if sidecar.identity_of(origin) != identity:
-            raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
-        nbytes, head, _, _ = sealed(origin)
-        if limit is not None:
-            left_by_others(os.path.dirname(copy) or os.curdir, limit, nbytes, copy, [copy])
-        with closing(File.open(copy + PARTIAL, "a")) as data:
-            data.truncate(0)
-            data.truncate(nbytes)
-        # The note last: without it nothing else of it counts.
-        side.file.truncate(0)
-        side.file.truncate(MAP_OFFSET - 2 * (-nbytes // BLOCK_NBYTES))
-        side.write(Note(source, (Version(identity, head.uuid.hex(), nbytes),)))
-
-
-def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:
-    """The newest whole copy of what cannot be reached; raises the error where there is none."""
-    copies: list[tuple[int, str, Version]] = []
-    names = os.listdir(folder) if os.path.isdir(folder) else []
-    for copy in (os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)):
-        note, stamp = sidecar.note_of(copy), stamp_of(copy)
-        if note is not None and stamp is not None and note.origin == source:
-            version = note.version_at(stamp)
-            copies += [] if version is None else [(stamp[1], copy, version)]
-    for _, copy, version in sorted(copies, reverse=True):
-        file = _attached(Pinned(source, copy, version), opener, None)
-        if file is not None and not file.is_partial:
-            logger.warning("%s: reading its copy %s: %s", source, copy, error)
-            return file
-    raise error

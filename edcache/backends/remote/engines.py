@@ -12,7 +12,7 @@ from http.client import responses
 from typing import Any, Final
 
 from edcache.backends.remote.http import Address, HttpEngine, failure_of, plain_engine
-from edcache.backends.remote.requests import Answer, Changed, Engine, Failing, Stamp, kept, refused
+from edcache.backends.remote.requests import Answer, Changed, Data, Engine, Failing, Stamp, kept, refused
 from edcache.backends.remote.url import Url
 from edcache.base import MissingDependencyError, OptionError, StorageError
 
@@ -130,13 +130,13 @@ class _Preferring(Engine):
         self._other = engine
         return answer
 
-    async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        return await self._answer(lambda engine: engine.begin(nbytes))
+    async def begin(self, head: int, tail: int) -> tuple[Stamp, Data, Data]:
+        return await self._answer(lambda engine: engine.begin(head, tail))
 
     async def stamp(self) -> Stamp:
         return await self._answer(lambda engine: engine.stamp())
 
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
+    async def fetch(self, stamp: Stamp, start: int, end: int) -> Data:
         return await self._answer(lambda engine: engine.fetch(stamp, start, end))
 
 

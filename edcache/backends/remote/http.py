@@ -5,6 +5,7 @@ fsspec's own client takes what comes: a 200 for a 206, other bytes, a body that 
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import concurrent.futures
 import os
@@ -17,14 +18,24 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from edcache.backends.remote.requests import Changed, Engine, Failing, Stamp, kept, refused, run, strange
+from edcache.backends.remote.requests import (
+    Changed,
+    Data,
+    Engine,
+    Failing,
+    Stamp,
+    kept,
+    refused,
+    run,
+    strange,
+)
 from edcache.backends.remote.url import Url
 from edcache.base import MissingDependencyError, OptionError
 
 if TYPE_CHECKING:
     import aiohttp
 
-_CONNECTIONS: Final = 64
+_CONNECTIONS: Final = 128
 _CONNECT_SECONDS: Final = 15
 _CLOSING_SECONDS: Final = 5
 _REDIRECTS: Final = 5
@@ -90,21 +101,31 @@ class HttpEngine(Engine):
         self._address, self._describe = address, describe
         self._client_options = client_options or {}
 
-    async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        return await (super().begin(nbytes) if self._describe else self._answer(0, nbytes, None))
+    async def begin(self, head: int, tail: int) -> tuple[Stamp, Data, Data]:
+        """See `Engine`: two requests at once, of which the second may be refused."""
+        if self._describe:
+            return await super().begin(head, tail)
+        asked = self._answer(0, head, None), self._answer(-tail, 0, None)
+        first, last = await asyncio.gather(*asked, return_exceptions=True)
+        if isinstance(first, BaseException):
+            raise first
+        # Some servers know no range that counts from the end.
+        return *first, b"" if isinstance(last, BaseException) or last[0] != first[0] else last[1]
 
     async def stamp(self) -> Stamp:
         return await self._describe() if self._describe else (await self._answer(0, 1, None))[0]
 
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
+    async def fetch(self, stamp: Stamp, start: int, end: int) -> Data:
         """See `Engine`: the request names the state where it has an ETag."""
         return (await self._answer(start, end, stamp))[1]
 
-    async def _answer(self, start: int, end: int, stamp: Stamp | None) -> tuple[Stamp, bytes]:
+    async def _answer(self, start: int, end: int, stamp: Stamp | None) -> tuple[Stamp, Data]:
+        """Bytes [start, end), or the last ones where `start` is negative, and the state that they are of."""
         import aiohttp
 
         url, headers = await self._address(stamp)
-        question = {"Range": f"bytes={start}-{end - 1}", "Accept-Encoding": "identity"}
+        wanted = f"{start}-{end - 1}" if start >= 0 else f"{start}"
+        question = {"Range": f"bytes={wanted}", "Accept-Encoding": "identity"}
         # A weak ETag never matches an If-Match (RFC 9110, 13.1.1).
         if stamp is not None and stamp.kind == _ETAG and stamp.tag.startswith('"'):
             question["If-Match"] = stamp.tag
@@ -154,7 +175,7 @@ async def _followed(
 
 async def _read(
     response: aiohttp.ClientResponse, start: int, end: int, stamp: Stamp | None
-) -> tuple[Stamp, bytes]:
+) -> tuple[Stamp, Data]:
     headers, text = response.headers, response.headers.get("Content-Range", "")
     if response.status == 416 and stamp is None and _EMPTY.fullmatch(text):
         return Stamp(0, *_tag(headers)), b""
@@ -164,6 +185,8 @@ async def _read(
     if not matched:
         raise strange(f"206 with Content-Range {text[:80]!r}")
     first, last, size = map(int, matched.groups())
+    if start < 0:
+        start, end = max(0, size + start), size
     if (first, last + 1) != (start, min(end, size)):
         raise strange(f"bytes {first:,} to {last + 1:,} of {size:,} came instead")
     now = Stamp(size, *_tag(headers))
@@ -177,14 +200,16 @@ async def _read(
     coding = headers.get("Content-Encoding", "identity").strip().lower()
     if coding not in _PLAIN:
         raise strange(f"a body in Content-Encoding {coding[:40]!r}")
-    nbytes, body = last + 1 - first, bytearray()
+    # One that grows piece by piece is copied many times over.
+    nbytes, body, here = last + 1 - first, memoryview(bytearray(last + 1 - first)), 0
     async for piece in response.content.iter_any():
-        body += piece
-        if len(body) > nbytes:
+        if here + len(piece) > nbytes:
             raise strange(f"more than {nbytes:,} bytes")
-    if len(body) < nbytes:
-        raise Failing(f"{len(body):,} bytes came")
-    return now, bytes(body)
+        body[here : here + len(piece)] = piece
+        here += len(piece)
+    if here < nbytes:
+        raise Failing(f"{here:,} bytes came")
+    return now, body
 
 
 def _unfit(response: aiohttp.ClientResponse, stamp: Stamp | None) -> Exception:

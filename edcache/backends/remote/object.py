@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from edcache import format
 from edcache.backends import ObjectStore
 from edcache.backends.remote.engines import engine_of
-from edcache.backends.remote.requests import Engine, Requests, Stamp, gathered, run
+from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
 from edcache.backends.remote.upload import upload
 from edcache.backends.remote.url import Url
 from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
@@ -24,13 +24,13 @@ from edcache.storage import ByteSource, File
 # 100 KiB more come with one that is made anyway; with gaps of 1 MiB a batch takes twice as long as with none.
 GAP_NBYTES: Final = 1 << 16
 # A larger run is fetched in parts of this size, several at a time.
-PART_NBYTES: Final = 1 << 23
+PART_NBYTES: Final = 1 << 22
 # What is fetched of the end at once: the seal's headers and directory of some thousand entries.
 TAIL_NBYTES: Final = 1 << 16
 # An index up to so large is fetched whole when an archive is opened; of a larger one its table of pages.
-_SMALL_INDEX_NBYTES: Final = 1 << 18
+_SMALL_INDEX_NBYTES: Final = 1 << 19
 _MOST_TABLE_NBYTES: Final = 600_000
-_MOST_AT_A_TIME: Final = 32
+_MOST_AT_A_TIME: Final = 64
 # What is fetched ahead by `pread`: so much at first, twice as much as long as it goes on in order.
 _AHEAD_NBYTES, _MOST_AHEAD_NBYTES = 1 << 16, 1 << 24
 # The header of an entry, which a walk reads, comes with its table, which is read after the walk.
@@ -49,14 +49,18 @@ class Run(NamedTuple):
 
 
 def runs_of(extents: Sequence[tuple[int, int]]) -> list[Run]:
-    """The runs that cover extents (offset, nbytes), in file order, none within `GAP_NBYTES` of the next."""
+    """The runs that cover extents (offset, nbytes), in file order.
+
+    None is within `GAP_NBYTES` of the next, unless the two are more than `PART_NBYTES`.
+    """
     runs: list[Run] = []
     for offset, nbytes in sorted(extents):
         end = offset + nbytes
         if not nbytes:
             continue
-        if runs and offset <= runs[-1].end + GAP_NBYTES:
-            runs[-1] = Run(runs[-1].start, max(runs[-1].end, end))
+        last = runs[-1] if runs else None
+        if last and offset <= last.end + GAP_NBYTES and max(last.end, end) - last.start <= PART_NBYTES:
+            runs[-1] = Run(last.start, max(last.end, end))
         else:
             runs.append(Run(offset, end))
     return runs
@@ -85,9 +89,9 @@ class _Window(NamedTuple):
 class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
-    Opening makes one request, for its state and its first page. The first `pread` behind that page fetches
-    the end, and where the archive is sealed what its index is read by: two or three more, two of them at
-    once. All of that is kept. Event loop and clients are of the process that uses it.
+    Opening makes two requests at once, for its first page and its end. The first `pread` of anything else
+    fetches, where the archive is sealed, what its index is read by: one or two more, at once. All of that is
+    kept. Event loop and clients are of the process that uses it.
     """
 
     by_request = True
@@ -97,10 +101,16 @@ class RemoteObject(ByteSource):
         self._requests = Requests(url)
         self._engines: PerProcess[Engine] = PerProcess()
         engine = self._engine()
-        self._stamp, head = run(
-            self._requests.answer("opening it", format.PAGE, lambda: engine.begin(format.PAGE))
+        nbytes = format.PAGE + TAIL_NBYTES
+        self._stamp, head, tail = run(
+            self._requests.answer("opening it", nbytes, lambda: engine.begin(format.PAGE, TAIL_NBYTES))
         )
         self._windows = [_Window(0, memoryview(head))]
+        if tail:
+            # What is aligned in the file is aligned in memory.
+            start = self._stamp.size - len(tail)
+            aligned = -(-start // 64) * 64
+            self._windows.append(_Window(aligned, memoryview(bytes(tail[aligned - start :]))))
         self._walked: deque[_Window] = deque(maxlen=_MOST_WALKED)
         self._has_end = len(head) == self._stamp.size
 
@@ -139,8 +149,12 @@ class RemoteObject(ByteSource):
             data = self._known(start, end)
         return bytes(self._fetched_ahead(start, end) if data is None else data)
 
+    def has_read(self, offset: int, nbytes: int) -> bool:
+        """See `ByteSource`."""
+        return self._known(*self._clipped(offset, nbytes)) is not None
+
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """See `ByteSource`: up to 32 requests at a time; a run of over 8 MiB is several."""
+        """See `ByteSource`: up to 64 requests at a time; a run of over 4 MiB is several."""
         ranges = [self._clipped(offset, nbytes) for offset, nbytes in extents]
         known = [self._known(start, end) for start, end in ranges]
         runs = runs_of([(a, b - a) for (a, b), data in zip(ranges, known, strict=True) if data is None])
@@ -164,15 +178,16 @@ class RemoteObject(ByteSource):
 
     def _fetch_end(self) -> None:
         """Fetch the tail, and what a seal has before it: the index and the header behind it."""
-        size, first = self._stamp.size, self._windows[0].end
-        start = max(first, (size - TAIL_NBYTES) // 64 * 64)
-        (tail,) = self._fetch([Run(start, size)])
-        windows = [_Window(start, tail)]
-        seal = format.parse_tail(bytes(tail[-format.TAIL_NBYTES :]), size)
-        if seal is not None and first <= seal.index_offset < min(start, seal.labels_offset):
+        head, *ends = self._windows
+        size = self._stamp.size
+        if not ends:
+            start = max(head.end, (size - TAIL_NBYTES) // 64 * 64)
+            ends = [_Window(start, *self._fetch([Run(start, size)]))]
+        seal = format.parse_tail(bytes(ends[0].data[-format.TAIL_NBYTES :]), size)
+        if seal is not None and head.end <= seal.index_offset < min(ends[0].start, seal.labels_offset):
             runs = _opening_runs(seal, size)
-            windows += [_Window(r.start, data) for r, data in zip(runs, self._fetch(runs), strict=True)]
-        self._windows = [*self._windows, *windows]
+            ends += [_Window(r.start, data) for r, data in zip(runs, self._fetch(runs), strict=True)]
+        self._windows = [head, *ends]
         self._has_end = True
 
     def _fetched_ahead(self, start: int, end: int) -> memoryview:
@@ -196,12 +211,12 @@ class RemoteObject(ByteSource):
         calls = [partial(self._fetch_part, engine, *part) for some in parts for part in some]
         pieces = iter(run(gathered(calls, _MOST_AT_A_TIME)))
         try:
-            return [memoryview(b"".join([next(pieces) for _ in some])) for some in parts]
+            return [_joined([next(pieces) for _ in some]) for some in parts]
         except MemoryError:
             nbytes = sum(run.end - run.start for run in runs)
             raise StorageError(f"{self.path}: no memory for {nbytes:,} bytes") from None
 
-    async def _fetch_part(self, engine: Engine, start: int, end: int) -> bytes:
+    async def _fetch_part(self, engine: Engine, start: int, end: int) -> Data:
         doing = f"reading {end - start:,} bytes at offset {start:,}"
         return await self._requests.answer(doing, end - start, lambda: engine.fetch(self._stamp, start, end))
 
@@ -216,13 +231,17 @@ class RemoteObject(ByteSource):
         """See `ByteSource`: clients are of the process, not of this."""
 
 
+def _joined(pieces: Sequence[Data]) -> memoryview:
+    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+
+
 def _opening_runs(seal: format.Tail, size: int) -> list[Run]:
     """What of a seal an archive is opened by: the header of its index, the table of pages, labels' header."""
     start, end = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
     if end - start <= _SMALL_INDEX_NBYTES:
         return [Run(start, end)]
     # 72 bytes for every 4,096 rows of 4 bytes or more; the schemas come besides.
-    table = min((end - start) // 200, _MOST_TABLE_NBYTES) + _SMALL_INDEX_NBYTES // 8
+    table = min((end - start) // 200, _MOST_TABLE_NBYTES) + _SMALL_INDEX_NBYTES // 16
     return [Run(start, start + format.MAX_HEADER_NBYTES), Run(end - table, end)]
 
 

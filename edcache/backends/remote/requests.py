@@ -17,6 +17,7 @@ from edcache.backends.remote.url import Url
 from edcache.base import ArchiveNotFoundError, EdcacheError, PerProcess, StaleArchiveError, StorageError
 
 Answer = TypeVar("Answer")
+Data = bytes | memoryview
 
 TIMEOUT_SECONDS: Final = 30.0
 TRIES: Final = 5
@@ -76,17 +77,24 @@ class Engine(ABC):
     whatever the library raises.
     """
 
-    async def begin(self, nbytes: int) -> tuple[Stamp, bytes]:
-        """The state of the object and its first bytes, fewer where it ends before."""
+    async def begin(self, head: int, tail: int) -> tuple[Stamp, Data, Data]:
+        """The state of the object, so many first bytes and so many last ones, of a shorter one all.
+
+        The last ones are b"" where they have to be asked for by themselves.
+        """
         stamp = await self.stamp()
-        return stamp, await self.fetch(stamp, 0, min(nbytes, stamp.size)) if stamp.size else b""
+        if not stamp.size:
+            return stamp, b"", b""
+        first = self.fetch(stamp, 0, min(head, stamp.size))
+        last = self.fetch(stamp, max(0, stamp.size - tail), stamp.size)
+        return stamp, *await asyncio.gather(first, last)
 
     @abstractmethod
     async def stamp(self) -> Stamp:
         """The state of the object now."""
 
     @abstractmethod
-    async def fetch(self, stamp: Stamp, start: int, end: int) -> bytes:
+    async def fetch(self, stamp: Stamp, start: int, end: int) -> Data:
         """Bytes [start, end) of that state, all of them, and at least one."""
 
 
