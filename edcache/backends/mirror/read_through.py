@@ -43,9 +43,9 @@ Ints = npt.NDArray[np.int64]
 _MAP_NBYTES: Final = 1 << 14
 # What is asked of the origin at once, and in one piece.
 _AT_ONCE, _RUN = 256, 16
-# Up to this part of a copy, as a power of two, it is new.
+# Up to this part of a copy, as a power of two, it is new. The seconds that looking ahead waits for a batch.
 _NEW_BITS: Final = 6
-_HEAD_START: Final = 0.02
+_HEAD_START: Final = 0.2
 # How far is looked ahead, and what is asked for at once then.
 _AHEAD_NBYTES, _AHEAD_BLOCKS = 1 << 28, 128
 # How often a block may go while it is read, before it is read from far.
@@ -87,7 +87,7 @@ class ReadThrough(Wrapped):
         self._origin: PerProcess[ByteSource] = PerProcess()
         self._is_full = False
         # Bytes that batches may yet read without their blocks.
-        self._alone, self._turn = self._nbytes >> _NEW_BITS, threading.Lock()
+        self._alone, self._is_first = self._nbytes >> _NEW_BITS, True
         # Blocks that opening reads, until it is accepted, and then until they are fetched.
         self._touched: set[int] | None = set()
         self._opening: set[int] = set()
@@ -166,9 +166,10 @@ class ReadThrough(Wrapped):
         self._passed().clear()
         blocks, _ = self.blocks.around(start, end)
         if self._is_new(len(blocks) << BLOCK_BITS, int((end - start).sum())):
-            with self._turn:
-                self._pass(start, end)
+            self._pass(start, end)
+            self._is_first = False
             return
+        self._is_first = False
         blocks, worth = self._with_opening(blocks), None
         if self._holds_all:
             blocks = blocks[np.frombuffer(self.blocks.known, np.uint8)[blocks] & 1 == 0]
@@ -193,11 +194,11 @@ class ReadThrough(Wrapped):
     def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> int:
         """See `ByteSource`; where there is room for all, returns the bytes that were missing."""
         blocks, nbytes = self.blocks.around(start, end)
-        if self._opening:
-            # The first batch has the wire for itself.
-            time.sleep(_HEAD_START)
-            with self._turn:
-                pass
+        # The first batch has the wire for itself. No lock: a fork could leave it taken.
+        until = time.monotonic() + _HEAD_START
+        while self._is_first and time.monotonic() < until:
+            time.sleep(_HEAD_START / 50)
+        self._is_first = False
         missing, worth = self.blocks.missing(self._with_opening(blocks).tolist()), None
         if self._room is not None and not self._holds_all:
             worth = self.blocks.worth(*around())
