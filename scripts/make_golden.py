@@ -95,6 +95,13 @@ def _relabelled(path: Path) -> None:
         w.write(2, samples.fixed(2))
 
 
+def _behind(path: Path) -> None:
+    """Two labels changed behind a seal, which stays: they are few of its bytes."""
+    with _writer(path, in_memory_keys=["label", "text"]) as w:
+        w.extend(samples.text(i) for i in range(24))
+    edcache.CachedDataset.from_cache(path).add_labels("label", {1: 71, 5: None})
+
+
 def _torn(path: Path) -> None:
     """Three chunks, and what a writer leaves that dies before the header of its fourth."""
     w = _writer(path, in_memory_keys=["label"])
@@ -118,6 +125,7 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "grown": _grown,
     "failed": _failed,
     "relabelled": _relabelled,
+    "behind": _behind,
     "torn": _torn,
     "pages": _pages,
     "images": _images,

@@ -243,8 +243,9 @@ class CachedDataset(ArchiveDataset[T_co]):
 
         Samples that are appended later have None in a new column. In a column of `in_memory_keys` they have
         their own label.
-        Cost: for a sealed archive, writing its index and its labels again: 4 to 12 bytes per sample, and the
-        labels. No chunk is read where all samples are there and columns keep their types.
+        Cost: for a sealed archive, bytes for the labels that change and some 60 for each entry of its zip
+        directory. Where a column gets another type, or the changes since the last seal or compaction have
+        more bytes than an eighth of all labels: writing index and labels again, of the tables of all chunks.
         Safety: any number of processes may add labels and append samples at the same time.
 
         >>> ds.add_labels("cluster", clusters)

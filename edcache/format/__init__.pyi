@@ -35,17 +35,16 @@ from .index_pages import parse_blocks as parse_blocks
 from .index_pages import parse_index as parse_index
 from .index_pages import parse_root as parse_root
 from .index_pages import places as places
-from .index_pages import relabelled_root as relabelled_root
 from .index_pages import table_of as table_of
 from .index_pages import unpack_page as unpack_page
 from .label_file import BATCH_ROWS as BATCH_ROWS
 from .label_file import Extent as Extent
 from .label_file import LabelFile as LabelFile
 from .label_file import StoredLabels as StoredLabels
-from .label_file import Written as Written
+from .label_file import checked_labels as checked_labels
 from .label_file import pack_labels as pack_labels
-from .label_file import parse_label_table as parse_label_table
 from .label_file import parse_labels as parse_labels
+from .label_file import sealed_labels as sealed_labels
 from .revisions import Placed as Placed
 from .revisions import Revised as Revised
 from .revisions import RevisionTypes as RevisionTypes
@@ -70,6 +69,7 @@ from .spec import LOCK_APPEND as LOCK_APPEND
 from .spec import LOCK_CLAIM as LOCK_CLAIM
 from .spec import LOCK_FILLER as LOCK_FILLER
 from .spec import LOCK_SESSION as LOCK_SESSION
+from .spec import MAX_BEHIND_SEAL as MAX_BEHIND_SEAL
 from .spec import MAX_HEAD_NBYTES as MAX_HEAD_NBYTES
 from .spec import MAX_HEADER_NBYTES as MAX_HEADER_NBYTES
 from .spec import MAX_LENGTH as MAX_LENGTH
@@ -80,9 +80,11 @@ from .spec import Cursor as Cursor
 from .spec import Head as Head
 from .spec import Header as Header
 from .spec import PRead as PRead
+from .spec import Seal as Seal
 from .spec import Tail as Tail
 from .spec import after as after
 from .spec import align as align
+from .spec import behind_seal as behind_seal
 from .spec import block_crcs as block_crcs
 from .spec import crc32 as crc32
 from .spec import directory_offsets as directory_offsets
@@ -113,7 +115,6 @@ from .types import Clash as Clash
 from .types import ColumnType as ColumnType
 from .types import LabelTypes as LabelTypes
 from .types import beside as beside
-from .types import cast_table as cast_table
 from .types import deciding_numbers as deciding_numbers
 from .types import labelled_columns as labelled_columns
 from .types import labelled_rows as labelled_rows

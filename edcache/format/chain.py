@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from edcache.base import CorruptArchiveError
 from edcache.format import spec, tables
 from edcache.format.chunk_tables import Contents, Merge, listed_dictionaries, merge
 from edcache.format.revisions import Placed, Revised, revised
-from edcache.format.spec import Cursor, Head, Header, PRead
+from edcache.format.spec import Cursor, Head, Header, PRead, Seal
 from edcache.format.tables import ChunkTable, Failure, Revision
 
 _T = TypeVar("_T")
@@ -29,17 +30,18 @@ _FAILURE_NBYTES = 512
 class Chain:
     """The entries of an archive in order, as far as walked, and what they amount to.
 
-    cursor: where the next entry belongs. seal: the last one, if nothing came after it. length: of the
-    dataset, where the head or an amendment says it. end_index: one more than the largest index in a chunk.
-    durable: what lies before was synced. lost: numbers of entries that a power cut took; they are in none of
-    the lists. failures: by index, the number of the entry that says it, and the failure; a record may follow.
+    cursor: where the next entry belongs. seal: the last one, if nothing came after it but revisions that
+    leave it valid. length: of the dataset, where the head or an amendment says it. end_index: one more than
+    the largest index in a chunk. durable: what lies before was synced. lost: numbers of entries that a power
+    cut took; they are in none of the lists. failures: by index, the number of the entry that says it, and the
+    failure; a record may follow.
     """
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
         self.head = head
         self.where = where
         self.cursor = cursor
-        self.seal: tuple[Header, Header] | None = None
+        self.seal: Seal | None = None
         self.length = head.length
         self.end_index = 0
         self.durable = 0
@@ -78,6 +80,12 @@ class Chain:
         """The revisions of labels, in order."""
         return self._of_kind(spec.KIND_REVISION)
 
+    @property
+    def sealed_revisions(self) -> list[Header]:
+        """Those that the seal has in its labels: but for those behind it."""
+        behind = () if self.seal is None else self.seal.revisions
+        return self.revisions[: len(self.revisions) - len(behind)]
+
     def _of_kind(self, kind: int) -> list[Header]:
         # Filtered once, however many amendments give entries up.
         if kind not in self._by_kind:
@@ -110,12 +118,21 @@ class Chain:
             return
         if header.kind == spec.KIND_LABELS:
             assert self._index is not None
-            self.seal = (self._index, header)
+            self.seal = Seal(self._index, header)
         else:
-            self.seal = None
+            self.seal = self._seal_before(header)
             self._add(pread, header)
         self.durable = max(self.durable, header.durable)
         self.cursor = spec.after(header)
+
+    def _seal_before(self, header: Header) -> Seal | None:
+        """The seal that an entry, which is no seal, leaves valid."""
+        if self.seal is None or not header.keeps_seal:
+            return None
+        others = [revision for revision in self.seal.revisions if revision.seq < header.seq]
+        if len(others) == spec.MAX_BEHIND_SEAL:
+            return None
+        return replace(self.seal, revisions=(*others, header))
 
     def _add(self, pread: PRead, header: Header) -> None:
         self._entries[header.seq] = header
@@ -163,16 +180,20 @@ class Chain:
         Chunks behind a lost dictionary cannot be decompressed without it, so they count as lost too.
         """
         unsynced = [header for header in self.entries if header.payload_end > self.durable]
-        seal = self.seal if self.seal is not None and self.seal[0].durable < self.seal[0].offset else None
-        unsynced += seal or ()
+        seal = self.seal
+        if seal is not None:
+            # Of a seal its first header is written last.
+            written_last = seal.revisions[-1] if seal.revisions else seal.index
+            unsynced += [seal.index, seal.labels] if seal.index.durable < seal.index.offset else []
+            seal = seal if written_last.durable < written_last.offset else None
         lost = {header.seq for header in unsynced if not has_sound_payload(pread, header)}
         dictionaries = [h.seq for h in unsynced if h.kind == spec.KIND_DICTIONARY and h.seq in lost]
         if dictionaries:
             lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
         if seal is not None:
             directory = self.directory(pread, seal)
-            if pread(seal[1].payload_end, len(directory)) != directory:
-                lost |= {header.seq for header in seal}
+            if pread(seal.directory_offset, len(directory)) != directory:
+                lost |= {seal.index.seq, seal.labels.seq}
         return lost
 
     def head_header(self, pread: PRead) -> Header:
@@ -182,27 +203,28 @@ class Chain:
             raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
         return header
 
-    def directory(self, pread: PRead, seal: tuple[Header, Header]) -> bytes:
+    def directory(self, pread: PRead, seal: Seal) -> bytes:
         """The zip directory that belongs behind a seal of what was walked; raises as `head_header`."""
-        return spec.pack_directory([self.head_header(pread), *self.entries, *seal], seal[1].payload_end)
+        return spec.pack_directory(
+            [self.head_header(pread), *self.entries, seal.index, seal.labels], seal.directory_offset
+        )
 
-    def check_seal(self, pread: PRead, size: int, seal: tuple[Header, Header]) -> None:
+    def check_seal(self, pread: PRead, size: int, seal: Seal) -> None:
         """Check that the chain ends in this seal, found at `size`, and that the directory lists it alone."""
-        index, labels = seal
         if self.seal != seal:
             raise CorruptArchiveError(
                 f"{self.where}: the chain of entries ends at offset {self.cursor.offset:,}, before its "
-                f"seal at offset {index.offset:,}; {self._unchecked_remedy}"
+                f"seal at offset {seal.index.offset:,}; {self._unchecked_remedy}"
             )
         if not self.ends_with_directory(pread, size, seal):
             raise CorruptArchiveError(
-                f"{self.where}: the zip directory at offset {labels.payload_end:,} does not list what the "
+                f"{self.where}: the zip directory at offset {seal.directory_offset:,} does not list what the "
                 f"chain of entries holds; {self._unchecked_remedy}"
             )
 
-    def ends_with_directory(self, pread: PRead, size: int, seal: tuple[Header, Header]) -> bool:
+    def ends_with_directory(self, pread: PRead, size: int, seal: Seal) -> bool:
         """Whether the zip directory of the walked chain is what lies between a seal and `size`."""
-        directory, start = self.directory(pread, seal), seal[1].payload_end
+        directory, start = self.directory(pread, seal), seal.directory_offset
         # Not a byte behind `size`: others append (test_process.py, test_an_archive_that_changes_*).
         return start + len(directory) == size and pread(start, len(directory)) == directory
 
@@ -210,14 +232,14 @@ class Chain:
         self, length: int, labels: object, dictionaries: Sequence[tables.Dictionary], blocks: base.Ints
     ) -> None:
         """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries."""
-        chunks = self.chunks
+        chunks, is_revised = self.chunks, bool(self.sealed_revisions)
         end_index = max((header.end_index for header in chunks), default=0)
         sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
         payloads, tables, nbytes = np.array(sizes, np.int64).reshape(-1, 3).T
         tables_end, starts, ends = payloads + tables, payloads + ((tables + 63) & -64), payloads + nbytes
         if not (
             length == max(end_index, self.length or 0)
-            and (labels is not None) == bool(self.revisions)
+            and (labels is not None) == is_revised
             and dictionaries == listed_dictionaries(self.dictionaries)
             and np.array_equal(blocks[:, 1], starts)
             and np.all(blocks[:, 2] <= ends - starts)
@@ -247,11 +269,17 @@ class Chain:
         failures = [failure for _, failure in self.failures.values()]
         return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
 
-    def revised(self, contents: Contents, revision: Callable[[Header], Revision | None]) -> Revised:
-        """The label table, revisions included. revision: reads one; None leaves it out."""
-        if not self.revisions:
+    def revised(
+        self,
+        contents: Contents,
+        revision: Callable[[Header], Revision | None],
+        headers: Sequence[Header] | None = None,
+    ) -> Revised:
+        """The label table with the revisions of headers, or with all. revision: reads one; None: not it."""
+        headers = self.revisions if headers is None else headers
+        if not headers:
             return Revised(contents.labels, None)
-        revisions = [(header.seq, revision(header)) for header in self.revisions]
+        revisions = [(header.seq, revision(header)) for header in headers]
         placed = [Placed(seq, labels) for seq, labels in revisions if labels is not None]
         records = contents.index.records
         written = chunk_numbers(self.chunks, records.offset)

@@ -24,7 +24,6 @@ from edcache.format.tables import (
     Failure,
     IndexTable,
     Records,
-    Revision,
     entries_of,
     failures_of,
     reported,
@@ -168,15 +167,6 @@ def _packed_root(bits: int, meta: dict[str, Any], pages: bytes) -> bytes:
     text = json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
     text = text.ljust(align(len(text), 8))
     return np.array([bits, len(text)], "<u4").tobytes() + text + pages
-
-
-def relabelled_root(table: bytes, names: Sequence[str], revision: Revision) -> bytes:
-    """A table behind pages, which is sound, as one revision later; names: of the labels then."""
-    bits, text_nbytes = np.frombuffer(table, "<u4", 2).tolist()
-    meta = base.loads(table[_PREFIX : _PREFIX + text_nbytes])
-    before, revised = dict(meta.get("labels", [])), revision.labels.column_names
-    meta["labels"] = [(name, name in revised or before.get(name, False)) for name in names]
-    return _packed_root(bits, meta, table[_PREFIX + text_nbytes :])
 
 
 def _packed_page(columns: dict[str, npt.NDArray[Any]]) -> tuple[tuple[list[int], int, int], bytes]:

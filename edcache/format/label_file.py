@@ -7,7 +7,7 @@ never looks at the messages of the batches. `parse_labels` proves that they say 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import CorruptArchiveError
-from edcache.format.arrays import is_list, is_number, is_text, is_time, number_values, pa
+from edcache.format.arrays import from_numpy, is_list, is_number, is_text, is_time, number_values, pa
 from edcache.format.framing import (
     END,
     FILE_START,
@@ -25,8 +25,8 @@ from edcache.format.framing import (
     pack_footer,
     read_batch,
 )
-from edcache.format.spec import align, crc32
-from edcache.format.tables import MAX_LABELS, check_types, reported
+from edcache.format.spec import Header, align, crc32
+from edcache.format.tables import MAX_LABELS, Revision, check_types, reported
 
 BATCH_ROWS: Final = 1 << 18
 """Rows of each batch that is written but the last."""
@@ -59,7 +59,8 @@ class Bounds(NamedTuple):
     """What the values of each batch lie between, nulls and nans aside; arrays of one entry a batch.
 
     least, most: int64, uint64 or float64, times as ticks. has_values: there is a value, so they count.
-    has_order: the type has one, else only nulls and rows count.
+    has_order: the type has one, else only nulls and rows count. is_revised: a revision behind the seal has
+    rows of it, and what it has now is not known.
     """
 
     has_order: bool
@@ -68,6 +69,22 @@ class Bounds(NamedTuple):
     has_values: npt.NDArray[np.bool_]
     nulls: npt.NDArray[np.int64]
     rows: npt.NDArray[np.int64]
+    is_revised: npt.NDArray[np.bool_]
+
+
+class Layer(NamedTuple):
+    """Values that a revision puts over those in the file. rows: where; None: from the first on."""
+
+    values: pa.ChunkedArray
+    rows: npt.NDArray[np.int64] | None
+
+    def part(self, start: int, length: int) -> tuple[Any, pa.ChunkedArray]:
+        """Which of so many rows from `start` on it has, counted from there, and their values."""
+        if self.rows is None:
+            values = self.values.slice(start, length)
+            return np.arange(len(values)), values
+        low, high = np.searchsorted(self.rows, (start, start + length)).tolist()
+        return self.rows[low:high] - start, self.values.slice(low, high - low)
 
 
 class Written(NamedTuple):
@@ -222,6 +239,41 @@ class StoredLabels:
         self._arrays: dict[tuple[int, int], pa.Array] = {}
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._taken: pa.Array | None = None
+        self._layers: dict[str, list[Layer]] = {}
+        self._absent: set[str] = set()
+
+    def revised(self, revisions: Sequence[Revision]) -> StoredLabels:
+        """The same with revisions behind the seal applied, of which row i is sample i.
+
+        Raises: CorruptArchiveError, what no writer puts behind a seal: other types, or over no rows.
+        """
+        kinds = {field.name: field.type for field in self.schema}
+        layers: dict[str, list[Layer]] = {}
+        absent: set[str] = set()
+        for revision in revisions:
+            for name in revision.dropped:
+                kinds.pop(name, None)
+                layers.pop(name, None)
+                absent.add(name)
+            for field, values in zip(revision.labels.schema, revision.labels.columns, strict=True):
+                kind = kinds.setdefault(field.name, field.type)
+                if field.type not in (kind, pa.null()):
+                    raise CorruptArchiveError(
+                        f"{self._where}: {field.name[:80]!r} is {kind}, {field.type} in a revision behind "
+                        "the seal; no release of edcache wrote that: build the archive again"
+                    )
+                layers.setdefault(field.name, []).append(Layer(values, revision.index))
+        if revisions and not self.parts.size:
+            raise CorruptArchiveError(f"{self._where}: revisions follow a seal that has no labels")
+        new = copy(self)
+        new.schema = pa.schema(list(kinds.items()))
+        new.parts = np.zeros((len(self.parts), len(kinds)), _PART)
+        new._absent = {name for name in kinds if name in absent or name not in self.schema.names}
+        for k, name in enumerate(kinds):
+            if name not in new._absent:
+                new.parts[:, k] = self.parts[:, self.schema.get_field_index(name)]
+        new._arrays, new._columns, new._layers = {}, {}, layers
+        return new
 
     @property
     def column_names(self) -> list[str]:
@@ -263,15 +315,21 @@ class StoredLabels:
             for (n, k), data in zip(new, loaded, strict=True):
                 self._arrays[n, k] = self._array(n, k, data)
 
-    def batches(self) -> Iterator[pa.Table]:
-        """The batches one after another, which are read anew and not kept."""
-        for number in self._numbers:
-            one = copy(self)
-            one._numbers, one._arrays, one._columns = range(number, number + 1), {}, {}
-            yield one.table
-
     def _array(self, number: int, k: int, data: memoryview) -> pa.Array:
-        part, field, length = self.parts[number, k], self.schema.field(k), self.lengths[number]
+        field, length = self.schema.field(k), self.lengths[number]
+        if field.name in self._absent:
+            array = pa.nulls(length, field.type)
+        else:
+            array = self._stored_array(field, length, self.parts[number, k], data)
+        pick, parts = np.arange(length), [array]
+        for layer in self._layers.get(field.name, ()):
+            rows, values = layer.part(number * self.lengths[0], length)
+            pick[rows] = np.arange(len(rows)) + sum(map(len, parts))
+            is_null = pa.types.is_null(values.type)
+            parts += [pa.nulls(len(rows), field.type)] if is_null else values.chunks
+        return pa.concat_arrays(parts).take(from_numpy(pick, pa.int64())) if len(parts) > 1 else array
+
+    def _stored_array(self, field: pa.Field, length: int, part: Any, data: memoryview) -> pa.Array:
         buffers, at = [], 0
         for nbytes in part["sizes"].tolist():
             buffers.append(pa.py_buffer(data[at : at + nbytes]) if nbytes else None)
@@ -286,7 +344,11 @@ class StoredLabels:
         dtype, part = _bound_dtype(self.schema.field(k).type), self.parts[:, k]
         least, most = (part[end].copy().view(dtype or "<u8") for end in ("least", "most"))
         nulls, rows = part["nulls"].astype(np.int64), np.array(self.lengths, np.int64)
-        return Bounds(dtype is not None, least, most, part["is_bounded"] != 0, nulls, rows)
+        is_revised, layers = np.full(len(rows), name in self._absent), self._layers.get(name, ())
+        for number, length in enumerate(self.lengths):
+            places = (layer.part(number * self.lengths[0], length)[0] for layer in layers)
+            is_revised[number] |= any(map(len, places))
+        return Bounds(dtype is not None, least, most, part["is_bounded"] != 0, nulls, rows, is_revised)
 
     @property
     def can_choose(self) -> bool:
@@ -416,9 +478,41 @@ def _check_parts(parts: npt.NDArray[Any], schema: pa.Schema, end: int) -> None:
         raise ValueError("buffers that overlap, or leave its batches")
 
 
-def parse_labels(
+def sealed_labels(
+    read: Callable[[Sequence[Extent]], Sequence[memoryview | None]],
+    header: Header,
+    where: str,
+    remedy: str = "",
+    names: Sequence[str] | None = None,
+    told_by: str = "the head",
+) -> StoredLabels:
+    """The labels of a seal; CorruptArchiveError, perhaps at the first use: they are damaged.
+
+    read: bytes of the file; None for those that fail their crc32. names, told_by: as `parse_label_table`.
+    """
+    start = header.payload_offset
+
+    def load(parts: Sequence[Extent]) -> list[memoryview]:
+        data = read([part._replace(at=start + part.at) for part in parts])
+        sound = [one for one in data if one is not None]
+        if len(sound) < len(data):
+            raise CorruptArchiveError(
+                f"{where}: labels.arrow at offset {header.offset:,} fails its crc32{remedy}"
+            )
+        return sound
+
+    (table,) = load([Extent(header.table_offset - start, header.table_nbytes, header.table_crc)])
+    return parse_label_table(table, header.payload_nbytes, header.samples, load, names, told_by, where)
+
+
+def parse_labels(data: Any, rows: int, table_nbytes: int) -> pa.Table:
+    """All of a labels.arrow as a table; see `checked_labels`."""
+    return checked_labels(data, rows, table_nbytes).table
+
+
+def checked_labels(
     data: Any, rows: int, table_nbytes: int, names: Sequence[str] | None = None, told_by: str = "the head"
-) -> pa.Table:
+) -> StoredLabels:
     """All of a labels.arrow; CorruptArchiveError if it is none, or another to those who read it as Arrow.
 
     Args:
@@ -443,4 +537,4 @@ def parse_labels(
         for number, batch in enumerate(batches):
             _check_batch(batch, labels.parts[number], labels.schema, labels.lengths[number])
     labels.check_bounds()
-    return labels.table
+    return labels

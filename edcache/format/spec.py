@@ -20,11 +20,14 @@ header (zip local file header + name + extra field) and a payload.
     behind it   labels       labels.arrow       |  the seal: written by one call,
                 zip central directory           |  published by the header of
                 zip64 end record, locator, end  /  index.pages, which goes last
+    page        revision     labels/00000006   \\   few labels: the seal stays valid,
+                zip central directory, end      /  and its directory is written anew
     page        chunk        ...               growth after a seal
 
-Head, chunks, dictionaries, amendments and revisions fill whole pages. Growth after a seal starts on the next
-page. The old seal stays as dead bytes, because readers may have it mapped. An entry's name carries its
-sequence number, counted from 0 after the head, seal entries included.
+Head, chunks, dictionaries, amendments and revisions fill whole pages, but for revisions behind a seal, of
+which a directory and zeros fill the last page. Growth after a seal starts on the next page. The old seal
+stays as dead bytes, because readers may have it mapped. An entry's name carries its sequence number, counted
+from 0 after the head, seal entries included.
 
 2. The header
 -------------
@@ -69,7 +72,8 @@ A header is valid only if all of these hold. Packing its fields gives the very s
 number, offset and link are those that the chain expects there. Its sizes are consistent: a chunk has rows, of
 at least `ROW_NBYTES` of its table each; dictionaries and amendments have no rows; dictionaries, amendments
 and revisions end on the page where their table ends; index, labels and revisions have no more rows than their
-end index. Any other header means "no entry yet".
+end index. A revision that is *behind a seal* says so: its payload is its table, without zeros, and the next
+entry belongs on a page behind that. Any other header means "no entry yet".
 
 3. A chunk's payload
 --------------------
@@ -173,12 +177,21 @@ of a batch (uint64 each). Other readers of Arrow pass over what is before the fo
 The buffers are validity, data; of texts validity, offsets, data; of lists validity, offsets, and those of
 their items. A validity of 0 bytes says that there are no nulls. A least or greatest zero is never -0.0.
 
+Revisions behind a seal leave it valid. At most `MAX_BEHIND_SEAL` of them follow it, with no other entry
+between; another one, or one that follows no seal, is a revision as any other. labels.arrow then has a column,
+and a row for every sample. The labels are those of labels.arrow with the revisions applied in their order, by
+the rules of section 3. A column keeps its type: that in labels.arrow, or, if it is not there or was dropped,
+that in the first revision that has it since. Later ones have this type, or null. Other readers of
+labels.arrow see the labels of the seal. A writer seals anew where a type would change, or where what lies
+behind the seal has more bytes than an eighth of labels.arrow.
+
 An archive is *sealed* if it ends with the canonical directory, if the directory points at an index and a
-labels entry with the right uuid and consecutive numbers and links, and if they end where the directory
-begins. Any other archive is unsealed, and a reader walks its chain. The directory is a function of the chain:
-the same entries always give the same bytes. A reader that walks the chain of a sealed archive (of few
-entries, or by option) requires that it ends in the seal, that the directory is that function of it, and that
-the index has its chunks, its dictionaries and its length.
+labels entry with the right uuid and consecutive numbers and links, and if they, or the revisions behind them,
+end where the directory begins. Any other archive is unsealed, and a reader walks its chain. The directory is
+a function of the chain: the same entries always give the same bytes. It lists the head, all entries but
+seals that count, in their order, and last index and labels of the seal, always in the long form. A reader
+that walks the chain of a sealed archive (of few entries, or by option) requires that it ends in the seal,
+that the directory is that function of it, and that the index has its chunks, its dictionaries and its length.
 
 Every Arrow table is one schema and one batch, labels.arrow any number, without compression, dictionary or
 extension types. Stream, footer and table of labels.arrow say the same. All JSON is ASCII, and no object of it
@@ -203,6 +216,9 @@ cut what lies behind the last of them (a torn tail); write the payload; write th
 - Killed between a revision and the seal that follows where the archive was sealed: the revision counts, the
   archive is unsealed, and whoever seals it next seals the revision in. All of a revision is there or nothing
   of it: its header goes last, and without its payload it is lost as a whole.
+- Killed while a revision is written behind a seal: as during the seal, its payload and the directory are
+  synced before its header is written. Without the header the directory is a torn tail, and the chain ends in
+  the seal. With it the archive is sealed.
 - A stale chunk cannot come back: after a cut and a re-append the old successor's link no longer fits, and
   where the very same bytes are appended again the tail was cut before.
 - Killed during the seal: the header of index.pages is written last, so either it is absent and the
@@ -225,7 +241,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from operator import attrgetter
 from typing import Any, Final, NamedTuple
@@ -248,6 +264,8 @@ HEADER_NBYTES: Final = 192
 MAX_HEADER_NBYTES: Final = 320
 MAX_HEAD_NBYTES: Final = 1 << 20
 MAX_LENGTH: Final = 1 << 62
+MAX_BEHIND_SEAL: Final = 64
+"""So many revisions leave a seal valid; one more undoes it."""
 ROW_NBYTES: Final = 30
 """What a record takes in a chunk's table, at the least."""
 
@@ -350,6 +368,11 @@ class Header:
     def name(self) -> str:
         """The zip entry's name."""
         return _NAMES[self.kind].format(self.seq)
+
+    @property
+    def keeps_seal(self) -> bool:
+        """Whether it is a revision behind which a zip directory lies: the seal before it stays valid."""
+        return self.kind == KIND_REVISION and self.next > self.payload_end
 
     @property
     def nbytes(self) -> int:
@@ -631,6 +654,9 @@ def _is_consistent(header: Header, end: int) -> bool:
         is_last = header.kind == KIND_LABELS
         goes_on = header.next % PAGE == 0 and header.next > end if is_last else header.next == end
         return header.table_nbytes <= whole[0] and header.samples <= header.end_index and goes_on
+    if header.keeps_seal:
+        is_whole = whole == (header.table_nbytes, header.table_crc) and header.next % PAGE == 0
+        return is_whole and header.samples <= header.end_index <= MAX_LENGTH
     if header.next != end or end % PAGE or header.table_nbytes > whole[0]:
         return False
     if header.kind == KIND_CHUNK:
@@ -679,8 +705,11 @@ def _parse_end(end: bytes, size: int) -> int | None:
 
 
 def directory_offsets(directory: bytes) -> Iterator[int]:
-    """Where the entries of a zip directory say that they begin: unchecked, a hint for reading ahead."""
-    at = 0
+    """Where the entries of a zip directory say that they begin: unchecked, a hint for reading ahead.
+
+    directory: or the end of one, from the first whole entry of which they are read.
+    """
+    at = max(0, directory.find(b"PK\x01\x02"))
     while at + _CENTRAL.size <= len(directory) and directory[at : at + 4] == b"PK\x01\x02":
         fields = _CENTRAL.unpack_from(directory, at)
         at += _CENTRAL.size + sum(fields[10:13])
@@ -688,8 +717,8 @@ def directory_offsets(directory: bytes) -> Iterator[int]:
         yield int.from_bytes(directory[at - 8 : at], "little") if wide else fields[16]
 
 
-def pack_directory(headers: list[Header], offset: int) -> bytes:
-    """The zip directory of entries in file order, an earlier seal's left out, as it stands at `offset`."""
+def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
+    """The zip directory of entries, those of the seal last, as it stands at `offset`."""
     central = b"".join([_pack_central(header) for header in headers])
     return central + pack_end(len(headers), offset, len(central))
 
@@ -721,8 +750,27 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
     return Tail(offset, *(int.from_bytes(tail[end - 8 : end], "little") for end in ends))
 
 
-def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | None:
-    """The headers of index.pages and labels.arrow of a sealed archive; None if it is unsealed.
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """The headers of a seal, and of the revisions behind it, which leave it valid."""
+
+    index: Header
+    labels: Header
+    revisions: tuple[Header, ...] = ()
+
+    @property
+    def last(self) -> Header:
+        """The last of them."""
+        return self.revisions[-1] if self.revisions else self.labels
+
+    @property
+    def directory_offset(self) -> int:
+        """Where the zip directory begins."""
+        return self.last.payload_end
+
+
+def read_seal(pread: PRead, size: int, uuid: bytes) -> Seal | None:
+    """The headers of the seal of a sealed archive, and of the revisions behind it; None if it is unsealed.
 
     That the directory agrees with the whole chain is left to those who walk it.
     """
@@ -735,22 +783,37 @@ def read_seal(pread: PRead, size: int, uuid: bytes) -> tuple[Header, Header] | N
     if index is None or labels is None or index.kind != KIND_INDEX or labels.kind != KIND_LABELS:
         return None
     expected = tail_bytes[: _INDEX_CENTRAL + _LABELS_CENTRAL]
+    seal = Seal(index, labels)
+    while (cursor := after(seal.last)).offset < tail.directory_offset:
+        revision = _entry_at(pread, size, uuid, cursor)
+        if revision is None or not revision.keeps_seal or len(seal.revisions) == MAX_BEHIND_SEAL:
+            return None
+        seal = replace(seal, revisions=(*seal.revisions, revision))
     fits = (
         index.uuid == labels.uuid == uuid
         and _is_consistent(index, index.payload_end)
         and _is_consistent(labels, labels.payload_end)
         and index.offset == tail.index_offset
         and (labels.offset, labels.seq, labels.link) == after(index)
-        and labels.payload_end == tail.directory_offset
-        and labels.next == align(size, PAGE)
-        and labels.samples in (index.samples, index.end_index)
+        and seal.directory_offset == tail.directory_offset
+        and seal.last.next == align(size, PAGE)
+        and labels.samples in (index.end_index, *([] if seal.revisions else [index.samples]))
         and index.end_index == labels.end_index
         and _pack_central(index) + _pack_central(labels) == expected
     )
-    return (index, labels) if fits else None
+    return seal if fits else None
 
 
-def seal_headers(index: Header, labels: Header, headers: list[Header]) -> tuple[Header, Header, bytes]:
+def behind_seal(revision: Header, seal: Seal, headers: Sequence[Header]) -> tuple[Header, bytes]:
+    """The header of a revision that leaves the seal valid, and the directory, which goes to `payload_end`.
+
+    headers: all other entries but the seal's.
+    """
+    directory = pack_directory([*headers, revision, seal.index, seal.labels], revision.payload_end)
+    return replace(revision, next=align(revision.payload_end + len(directory), PAGE)), directory
+
+
+def seal_headers(index: Header, labels: Header, headers: Sequence[Header]) -> tuple[Header, Header, bytes]:
     """The headers of a seal, with link, offset and next as `index.offset` makes them, and its directory.
 
     headers: what the directory lists before them. It goes to `labels.payload_end`.

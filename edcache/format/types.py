@@ -234,7 +234,9 @@ def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: 
 
 def may_be_large(kind: pa.DataType, nbytes: int) -> bool:
     """Whether values of so many bytes together may need the large type of this one."""
-    return is_list(kind) or (is_text(kind) and nbytes > _OFFSET_LIMIT)
+    if is_list(kind):
+        return pa.types.is_null(kind.value_type) or 8 * nbytes > _OFFSET_LIMIT
+    return is_text(kind) and nbytes > _OFFSET_LIMIT
 
 
 class WholeSchema:

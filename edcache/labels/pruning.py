@@ -41,7 +41,9 @@ class BoundedColumn(Column):
         self._unknown = Possible(every, every)
 
     def is_null(self) -> Any:  # noqa: D102 - these are as in the base class
-        return Possible(self._bounds.nulls > 0, self._bounds.nulls < self._bounds.rows)
+        bounds = self._bounds
+        is_null, is_value = bounds.nulls > 0, bounds.nulls < bounds.rows
+        return Possible(is_null | bounds.is_revised, is_value | bounds.is_revised)
 
     def matches(self, function: str, pattern: str) -> Any:  # noqa: D102
         super().matches(function, pattern)
@@ -70,7 +72,8 @@ class BoundedColumn(Column):
         values = np.sort(values.view(np.int64) if values.dtype.kind in "mM" else values)
         first = np.searchsorted(values, self._bounds.least)
         is_between = first < np.searchsorted(values, self._bounds.most, "right")
-        return Possible(self._bounds.has_values & is_between, self._unknown.false)
+        possible = self._bounds.has_values & is_between
+        return Possible(possible | self._bounds.is_revised, self._unknown.false)
 
     def _versus(self, operation: str, value: float) -> Possible:
         may, may_not = self._may(operation, value), self._may(_INVERSE[operation], value)
@@ -90,4 +93,4 @@ class BoundedColumn(Column):
             may = least < value if operation == "<" else least <= value
         else:
             may = most > value if operation == ">" else most >= value
-        return self._bounds.has_values & np.asarray(may)
+        return (self._bounds.has_values & np.asarray(may)) | self._bounds.is_revised

@@ -18,6 +18,7 @@ from edcache.reader.checks import LARGE, Checks, Piece, Requested
 from edcache.reader.extents import Extents, announce_headers
 from edcache.reader.group import Group, GroupRecords, joined
 from edcache.reader.index import RecordIndex
+from edcache.reader.sealed import SealedLabels
 from edcache.reader.session import Alike, Session
 from edcache.storage import ByteSource
 
@@ -38,8 +39,8 @@ class FileSession(Session):
     Args:
         io, verify: as in `Reader`. before: an earlier session with the same file.
     Attributes:
-        size: bytes of the file. seal: the two headers of its seal; None if it is not sealed. chain: its
-            entries, as far as they were walked.
+        size: bytes of the file. seal: the headers of its seal; None if it is not sealed. chain: its entries,
+            as far as they were walked.
         extents: its bytes. is_uniform: whether any records can be gathered together; None if not known yet.
     """
 
@@ -74,10 +75,10 @@ class FileSession(Session):
                 # The seal may have been written between the two looks.
                 self.seal = format.read_seal(file.pread, self.size, head.uuid)
         elif verify == "open" or (
-            verify != "never" and self.seal[0].seq <= _WALKED and not (file.by_request or file.is_partial)
+            verify != "never" and self.seal.index.seq <= _WALKED and not (file.by_request or file.is_partial)
         ):
             # Cheap for few entries, and it proves that the zip directory and the index list just these.
-            announce_headers(file, self.seal[1].payload_end, self.size)
+            announce_headers(file, self.seal.directory_offset, self.size)
             self.chain.extend(file.pread, self.size)
             self.chain.check_seal(file.pread, self.size, self.seal)
             self.chunks = len(self.chain.chunks)
@@ -91,7 +92,13 @@ class FileSession(Session):
         super().__init__(self.path, head, self._opened_index(), allow_pickle, decoding)
         if self.sealed and self._view is not None:
             file.rest()
-        self.has_label_rows = self.seal is not None and self.seal[1].samples == self.length
+        self.has_label_rows = False
+        self._sealed_labels: SealedLabels | None = None
+        if self.seal is not None:
+            self.has_label_rows = self.seal.labels.samples == self.length
+            names, remedy = [name for name, _ in head.labels], f"; {_lost_index(self.path)}"
+            places = self.extents, self.seal, self.index.labels
+            self._sealed_labels = SealedLabels(*places, names, self.path, remedy)
         self._checks: Checks | None = None
         self._requested = Requested(file, self.checks) if file.by_request else None
         # The records of the last gather. _is_bulk: they hold all samples, of one schema.
@@ -112,7 +119,7 @@ class FileSession(Session):
     def _opened_index(self) -> RecordIndex:
         if self.seal is None:
             return RecordIndex.of(self._contents.index)
-        header, remedy = self.seal[0], f"; {_lost_index(self.path)}"
+        header, remedy = self.seal.index, f"; {_lost_index(self.path)}"
         table = self.extents.mended(
             self.extents.read, header.table_offset, header.table_nbytes, header.table_crc
         )
@@ -173,30 +180,11 @@ class FileSession(Session):
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
-        columns = self.index.labels if self.seal is not None else self._revised.columns
+        columns = self._revised.columns if self._sealed_labels is None else self._sealed_labels.columns
         return super().label_columns if columns is None else columns
 
     def _label_table(self) -> Any:
-        if self.seal is None:
-            return self._revised.table
-        header, extents, path = self.seal[1], self.extents, self.path
-        origin = "the head" if self.index.labels is None else "index.pages"
-        start, names = header.payload_offset, [name for name, _ in self.label_columns]
-
-        def load(parts: Sequence[format.Extent]) -> list[memoryview]:
-            # The session is not held, as in `_opened_index`.
-            data = extents.checked([part._replace(at=start + part.at) for part in parts])
-            sound = [one for one in data if one is not None]
-            if len(sound) < len(data):
-                raise base.CorruptArchiveError(
-                    f"{path}: labels.arrow at offset {header.offset:,} fails its crc32; {_lost_index(path)}"
-                )
-            return sound
-
-        at = header.table_offset - start
-        (table,) = load([format.Extent(at, header.table_nbytes, header.table_crc)])
-        nbytes, rows = header.payload_nbytes, header.samples
-        return format.parse_label_table(table, nbytes, rows, load, names, origin, path)
+        return self._revised.table if self._sealed_labels is None else self._sealed_labels.table()
 
     # --- writers ---
 

@@ -173,7 +173,7 @@ def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, boo
     size = file.size()
     seal = format.read_seal(file.pread, size, head.uuid)
     if seal is not None:
-        return seal[0].samples, _sealed_absent(file, seal[0]), seal[0].end_index, True
+        return seal.index.samples, _sealed_absent(file, seal.index), seal.index.end_index, True
     chain = Chain(head, cursor, file.path)
     chain.extend(file.pread, size)
     # Of each table the indices alone are kept; labels take memory, and need not go together to be counted.

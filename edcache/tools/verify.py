@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,7 +12,17 @@ import numpy as np
 
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError, Tabular
-from edcache.format import Chain, ChunkTable, Contents, Header, IndexTable, PRead, parse_index, parse_labels
+from edcache.format import (
+    Chain,
+    ChunkTable,
+    Contents,
+    Header,
+    IndexTable,
+    PRead,
+    Seal,
+    checked_labels,
+    parse_index,
+)
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located, written_since_boot
 
@@ -188,23 +198,24 @@ class Survey:
         self.head, cursor = format.read_head(self._pread, self.path)
         self.chain = Chain(self.head, cursor, self.path)
         headers: list[Header] = []
-        self._damaged_seals: list[Header] = []
+        self._damaged_seals: list[Seal] = []
         for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
             self._check_old_seal(header)
             self.chain.note(self._pread, header)
             self._check_reach(header)
             headers.append(header)
-        for labels in self._damaged_seals:
-            if labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
-                self._problem(labels.payload_end, "the dead directory of an earlier seal is damaged")
+        for seal in self._damaged_seals:
+            if seal.labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
+                self._problem(seal.directory_offset, "the dead directory of an earlier seal is damaged")
         self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
         # What is behind a URL was uploaded whole.
         is_old = isinstance(file, File) and not written_since_boot(file)
         if forgives_power_cut and self.chain.seal is None and is_old:
             self.chain.give_up(self.chain.find_lost(self._pread))
         self._is_joined = True
+        self._revisions: dict[int, format.Revision | None] = {}
         self.contents = self._merged()
-        self.revised = self._revised()
+        self.revised = self._revised(self.chain.revisions)
         for header in (header for header in headers if header.seq not in self.chain.lost):
             if any(format.padding_of(self._pread, header)):
                 self._problem(header.offset, f"{header.name}: bytes behind its content are not zero")
@@ -261,21 +272,23 @@ class Survey:
             rows = f"{header.name} has rows up to sample {header.end_index:,}"
             self._problem(header.offset, f"{rows}, the dataset had {length:,}")
 
-    def _revised(self) -> format.Revised:
+    def _revised(self, headers: Sequence[Header]) -> format.Revised:
         try:
             if self._is_joined:
-                return self.chain.revised(self.contents, self._revision)
+                return self.chain.revised(self.contents, self._revision, headers)
         except LabelError as error:
             self._problem(0, f"its revisions do not go together: {error}")
             self._is_joined = False
         return format.Revised(self.contents.labels, None)
 
     def _revision(self, header: Header) -> format.Revision | None:
-        try:
-            return format.read_revision(self._pread, header, self.path)
-        except CorruptArchiveError as error:
-            self._unread(header, header.name, error)
-            return None
+        if header.seq not in self._revisions:
+            try:
+                self._revisions[header.seq] = format.read_revision(self._pread, header, self.path)
+            except CorruptArchiveError as error:
+                self._unread(header, header.name, error)
+                self._revisions[header.seq] = None
+        return self._revisions[header.seq]
 
     def _unread(self, header: Header, name: str, error: Exception) -> None:
         """Note an entry that does not read, where the error says only what is wrong with it."""
@@ -294,51 +307,61 @@ class Survey:
         """Between an earlier seal and the entry behind it lie its directory and zeros."""
         seal = self.chain.seal
         if seal is None:
+            if following.keeps_seal:
+                self._problem(following.offset, f"{following.name} is one behind a seal, and follows none")
             return
-        start, end = seal[1].payload_end, following.offset
+        start, end = seal.directory_offset, following.offset
         # A directory takes work as its entries are many; one for which there is no room takes none.
         room = end - start - format.END_NBYTES
         has_room = room >= _LISTED_NBYTES * len(self.chain.entries)
         directory = self.chain.directory(self._pread, seal) if has_room else b""
         is_there = directory and end == format.align(start + len(directory), format.PAGE)
         if not is_there or self._pread(start, end - start) != directory.ljust(end - start, b"\0"):
-            self._damaged_seals.append(seal[1])
-        self.dead.old_seals += end - seal[0].offset
+            self._damaged_seals.append(seal)
+        self.dead.old_seals += end - start
+        if not following.keeps_seal:
+            self.dead.old_seals += seal.labels.payload_end - seal.index.offset
 
-    def _check_seal(self, seal: tuple[Header, Header]) -> None:
-        index, labels = seal
+    def _check_seal(self, seal: Seal) -> None:
         if self.chain.seal != seal:
-            before = f"so the chain ends before its seal at offset {index.offset:,}"
+            before = f"so the chain ends before its seal at offset {seal.index.offset:,}"
             self._problem(self.chain.cursor.offset, f"no entry fits here, {before}")
             return
         if self._is_joined:
-            self._check_sealed_tables(index, labels)
+            self._check_sealed_tables(seal.index, seal.labels, seal.revisions)
         if not self.chain.ends_with_directory(self._pread, self.size, seal):
-            self._problem(labels.payload_end, "the zip directory does not list what the chain holds")
+            self._problem(seal.directory_offset, "the zip directory does not list what the chain holds")
 
-    def _check_sealed_tables(self, index_header: Header, labels_header: Header) -> None:
+    def _check_sealed_tables(
+        self, index_header: Header, labels_header: Header, behind: Sequence[Header]
+    ) -> None:
+        revised = self._revised(self.chain.sealed_revisions) if behind else self.revised
         index = self._pread(index_header.payload_offset, index_header.payload_nbytes)
         labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
-        columns = self.revised.columns
+        columns = revised.columns
         try:
             sealed = parse_index(index, index_header.samples, index_header.table_nbytes, self.size)
             names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
-            table = parse_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
+            stored = checked_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
+            others = [revision for revision in map(self._revision, behind) if revision is not None]
+            newest = stored.revised(others).table if others else stored.table
         except CorruptArchiveError as error:
             self._problem(index_header.offset, str(error))
             return
         if not _same_index(sealed, self.contents.index._replace(labels=columns)):
             self._problem(index_header.offset, "index.pages does not say what the chunks say")
-        if not format.same_tables(table, self.revised.table):
+        if not format.same_tables(stored.table, revised.table):
             what = "the chunks" if columns is None else "the chunks and revisions"
             self._problem(labels_header.offset, f"labels.arrow does not say what {what} say")
+        if behind and not format.same_tables(newest, self.revised.table):
+            self._problem(behind[0].offset, "revisions behind the seal make other labels than the chain")
 
     def _check_end(self) -> None:
         """What an unsealed archive may end with: an entry, or a seal and its directory; and a torn tail."""
         seal, at = self.chain.seal, self.chain.cursor.offset
         end = at
         if seal is not None:
-            start, directory = seal[1].payload_end, self.chain.directory(self._pread, seal)
+            start, directory = seal.directory_offset, self.chain.directory(self._pread, seal)
             end = start + len(directory)
             if self._pread(start, len(directory)) != directory:
                 what = "the zip directory does not list what the chain holds"

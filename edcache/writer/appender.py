@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Final
 
 from edcache import format, storage
-from edcache.base import StaleArchiveError, StorageError, Sync
+from edcache.base import CorruptArchiveError, StaleArchiveError, StorageError, Sync
+from edcache.format import Revision, Seal
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.log import Log
@@ -17,6 +18,8 @@ from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
 from edcache.writer.store import AnyAppender
 
 _MOST_REPLACED: Final = 20
+# Of the bytes of its labels, what may be written behind a seal before it is made anew.
+_MOST_BEHIND_SEAL: Final = 0.125
 
 
 def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
@@ -165,8 +168,8 @@ class Appender(AnyAppender):
         with self._appending():
             self._log.publish_whole(format.KIND_AMENDMENT, text)
 
-    def revise(self, revision: format.Revision) -> None:
-        """Publish a revision of labels, synced; an archive that was sealed is sealed again.
+    def revise(self, revision: Revision) -> None:
+        """Publish a revision of labels, synced; an archive that was sealed is sealed again, or stays so.
 
         What others dropped before is left out; where nothing is left, nothing is published. LabelTypeError
         where a column does not go with what the archive has. After a StorageError all of it is there or none.
@@ -179,14 +182,37 @@ class Appender(AnyAppender):
                 return
             types = format.RevisionTypes.of(revision)
             format.check_types(self.label_types(), [*before, types], self.path)
-            seal = self.chain.seal
+            seal, payload = self.chain.seal, format.pack_revision(revision)
             rows = {"samples": revision.labels.num_rows, "end_index": revision.end_index}
-            self._log.publish_whole(format.KIND_REVISION, format.pack_revision(revision), **rows)
-            self._revision_types[self.chain.cursor.seq - 1] = types
-            if seal is not None:
-                self._log.seal(seal)
+            if seal is not None and self._stays_sealed(seal, revision, len(payload)):
+                self._log.publish_behind_seal(seal, payload, **rows)
             else:
-                self._log.sync()
+                self._log.publish_whole(format.KIND_REVISION, payload, **rows)
+                self._log.sync() if seal is None else self._log.seal()
+            self._revision_types[self.chain.revisions[-1].seq] = types
+
+    def _stays_sealed(self, seal: Seal, revision: Revision, nbytes: int) -> bool:
+        """Whether a revision goes behind the seal: few bytes, and each column keeps the type that it has.
+
+        Else it is sealed in: opening would read ever more of them, and tools that read labels.arrow never
+        see them.
+        """
+        chain, header, log = self.chain, seal.labels, self._log
+        # What was written since the seal, directories included, that it saved to write again.
+        behind_nbytes = chain.cursor.offset - header.next + nbytes
+        is_few = len(seal.revisions) < format.MAX_BEHIND_SEAL
+        if not is_few or behind_nbytes > header.payload_nbytes * _MOST_BEHIND_SEAL:
+            return False
+        if header.samples != header.end_index:
+            return False  # rows of records are not samples
+        others = [log.revision(other) for other in seal.revisions]
+        try:
+            labels = format.sealed_labels(log.sound, header, self.path).revised([*others, revision])
+        except CorruptArchiveError:
+            return False
+        tables_nbytes = sum(entry.table_nbytes for entry in (*chain.chunks, *chain.revisions))
+        changed = map(labels.schema.field, revision.labels.column_names)
+        return not any(format.may_be_large(field.type, tables_nbytes + nbytes) for field in changed)
 
     def _revised_types(self) -> list[format.RevisionTypes]:
         """Of the revisions published so far, in order; each is read once."""

@@ -15,16 +15,15 @@ tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold ever
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 from edcache import format
-from edcache.base import CorruptArchiveError, StaleArchiveError, StorageError, Sync
-from edcache.format import Chain, ChunkTable, Cursor, Head, Header, Revision, read_table
+from edcache.base import StaleArchiveError, StorageError, Sync
+from edcache.format import Chain, ChunkTable, Cursor, Extent, Head, Header, Revision, Seal, read_table
 from edcache.storage import File
-from edcache.writer.reseal import Sealed, revised_seal
 
 
 class TimedSync:
@@ -94,6 +93,11 @@ class Log:
         """The labels that an entry adds or drops."""
         return format.read_revision(self.file.pread, header, self.file.path)
 
+    def sound(self, extents: Sequence[Extent]) -> list[memoryview | None]:
+        """The bytes of extents of the file; None for one that fails its crc32."""
+        each = [(memoryview(self.file.pread(at, nbytes)), crc) for at, nbytes, crc in extents]
+        return [data if format.crc32(data) == crc else None for data, crc in each]
+
     @contextmanager
     def appending(self) -> Iterator[None]:
         """Hold the append lock, with everything taken in that others published and no torn tail."""
@@ -110,9 +114,10 @@ class Log:
     @property
     def end(self) -> int:
         """Where the file ends when nothing is torn."""
-        if self.chain.seal is None:
+        seal = self.chain.seal
+        if seal is None:
             return self.chain.cursor.offset
-        return self.chain.seal[1].payload_end + len(self.chain.directory(self.file.pread, self.chain.seal))
+        return seal.directory_offset + len(self.chain.directory(self.file.pread, seal))
 
     def cut_torn_tail(self) -> None:
         """Cut off what a writer left that died."""
@@ -168,6 +173,27 @@ class Log:
         if self.timed is not None:
             self.timed.published()
 
+    def publish_behind_seal(self, seal: Seal, payload: memoryview, samples: int, end_index: int) -> None:
+        """Publish a revision and, behind it, the directory with which the seal stays valid; synced."""
+        chain, cursor, pread, crc = self.chain, self.chain.cursor, self.file.pread, format.crc32(payload)
+        bare = Header(
+            *(format.KIND_REVISION, self.head.uuid, cursor.seq, cursor.offset, cursor.link),
+            *(len(payload), crc),
+            samples=samples,
+            end_index=end_index,
+            table_nbytes=len(payload),
+            table_crc=crc,
+            durable=chain.durable if self._sync == "never" else cursor.offset,
+        )
+        header, directory = format.behind_seal(bare, seal, [chain.head_header(pread), *chain.entries])
+        with self._giving_back_space():
+            self._write_parts(header.payload_offset, [payload, directory])
+            # With its header it is a seal, of which readers believe that it is there.
+            self.sync()
+            self.file.pwrite(header.offset, format.pack_header(header))
+        chain.note(pread, header)
+        self.sync()
+
     def is_published(self, content: object) -> bool:
         """Whether an earlier call was interrupted between writing its header and saying so."""
         if self._intended is None or self._intended[0] is not content:
@@ -202,25 +228,15 @@ class Log:
             raise
         self.chain.durable = max(end, self.chain.durable)
 
-    def seal(self, before: tuple[Header, Header] | None = None) -> None:
+    def seal(self) -> None:
         """Write index, labels and zip directory behind the chain, the index's header last.
 
-        Args:
-            before: a seal that lies before the last entry, a revision. Then what it says is written again
-                with that, mostly: memory for a batch of labels and for the revision.
         Cost: reads the table of every chunk three times. Takes some 50 MB of memory, whatever the archive
         has, but for chunks whose samples are mixed with one another and for labels that were added later.
         """
         chain, pread = self.chain, self.file.pread
         with self._giving_back_space():
-            try:
-                index, labels, directory = self._written_seal(before)
-            except CorruptArchiveError:
-                if before is None:
-                    raise
-                # The chunks tell all again, and may be sound.
-                self.file.truncate(self.end)
-                index, labels, directory = self._written_seal(None)
+            index, labels, directory = self._written_seal()
             self.file.pwrite(labels.payload_end, directory)
             self.file.pwrite(labels.offset, format.pack_header(labels))
             self.sync()
@@ -229,45 +245,9 @@ class Log:
         chain.note(pread, labels)
         self.sync()
 
-    def _written_seal(self, before: tuple[Header, Header] | None) -> tuple[Header, Header, bytes]:
+    def _written_seal(self) -> tuple[Header, Header, bytes]:
         """Write the payloads of a seal; returns its headers, of index and labels, and its directory."""
         chain, cursor, pread = self.chain, self.chain.cursor, self.file.pread
-        index = Header(format.KIND_INDEX, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
-        sealed = None
-        if before is not None:
-            revision, write = self.revision(chain.revisions[-1]), self._written_from(index.payload_offset)
-            sealed = revised_seal(pread, chain, before, revision, write)
-        if sealed is None:
-            sealed = self._merged(self._written_from(index.payload_offset))
-        index = replace(
-            index,
-            payload_nbytes=sealed.pages.nbytes,
-            payload_crc=sealed.pages.crc32,
-            samples=sealed.rows,
-            end_index=sealed.length,
-            table_nbytes=sealed.pages.table_nbytes,
-            table_crc=sealed.pages.table_crc,
-            # This header is written behind the seal's first sync, that of the labels before it.
-            durable=chain.durable if self._sync == "never" else cursor.offset,
-        )
-        labels = replace(index, kind=format.KIND_LABELS, offset=index.payload_end, durable=chain.durable)
-        batches = format.LabelFile(self._written_from(labels.payload_offset), sealed.schema)
-        for batch in sealed.batches:
-            batches.write(batch)
-        written = batches.finish()
-        labels = replace(
-            labels,
-            payload_nbytes=written.nbytes,
-            payload_crc=written.crc32,
-            samples=sealed.label_rows,
-            table_nbytes=written.table_nbytes,
-            table_crc=written.table_crc,
-        )
-        return format.seal_headers(index, labels, [chain.head_header(pread), *chain.entries])
-
-    def _merged(self, write: Callable[[Any], None]) -> Sealed:
-        """The content of a seal, of the tables of all chunks; its index is written."""
-        chain = self.chain
         merged = chain.merged(self.table)
         tables: Iterator[Any] = (table for _, table in merged.parts())
         schema, columns, rows = merged.schema, None, 0
@@ -275,13 +255,39 @@ class Log:
             revised = chain.revised(chain.contents(self.table), self.revision)
             tables, schema, columns = iter([revised.table]), revised.table.schema, revised.columns
             rows = revised.table.num_rows
-        pages = format.IndexWriter(write, merged.most_rows, merged.is_compressed)
+        index = Header(format.KIND_INDEX, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
+        pages = format.IndexWriter(
+            self._written_from(index.payload_offset), merged.most_rows, merged.is_compressed
+        )
         for records, _ in merged.parts():
             pages.add(records)
         content = merged.index(chain.length, chain.dictionaries)._replace(labels=columns)
         table = pages.finish(content)
-        written = format.Written(pages.nbytes, pages.crc, len(table), format.crc32(table))
-        return Sealed(written, pages.rows, content.length, schema, tables, max(pages.rows, rows))
+        index = replace(
+            index,
+            payload_nbytes=pages.nbytes,
+            payload_crc=pages.crc,
+            samples=pages.rows,
+            end_index=content.length,
+            table_nbytes=len(table),
+            table_crc=format.crc32(table),
+            # This header is written behind the seal's first sync, that of the labels before it.
+            durable=chain.durable if self._sync == "never" else cursor.offset,
+        )
+        labels = replace(index, kind=format.KIND_LABELS, offset=index.payload_end, durable=chain.durable)
+        batches = format.LabelFile(self._written_from(labels.payload_offset), schema)
+        for batch in tables:
+            batches.write(batch)
+        written = batches.finish()
+        labels = replace(
+            labels,
+            payload_nbytes=written.nbytes,
+            payload_crc=written.crc32,
+            samples=max(pages.rows, rows),
+            table_nbytes=written.table_nbytes,
+            table_crc=written.table_crc,
+        )
+        return format.seal_headers(index, labels, [chain.head_header(pread), *chain.entries])
 
     def _written_from(self, position: int) -> Callable[[Any], None]:
         """A function that writes the next bytes, from a position of the file on."""

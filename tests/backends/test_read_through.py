@@ -528,7 +528,7 @@ def test_dictionaries_index_and_labels_are_mended_too(tmp_path, ssd):
         assert ds.batch(range(first, first + 1000))["n"].tolist() == list(range(first, first + 1000))
     assert len(ds.labels["n"]) == 20_000
     dictionaries = ds.reader.session.index.dictionaries
-    index, labels = ds.reader.session.seal
+    index, labels = ds.reader.session.seal.index, ds.reader.session.seal.labels
     assert dictionaries
     assert index.offset + index.payload_nbytes // 2 > 2 * BLOCK_NBYTES
     ds.close()

@@ -208,13 +208,15 @@ def _revise(archive: Archive, entry: Entry, ended: set[str]) -> None:
 
 
 def read_zip(path: str | Path) -> Archive:
-    """Read a sealed archive by its zip directory, index.pages and labels.arrow."""
+    """Read a sealed archive by its zip directory, index.pages, labels.arrow and what is behind them."""
     data = Path(path).read_bytes()
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         payload = archive.read("index.pages")
         labels = pa.ipc.open_file(archive.read("labels.arrow")).read_all()
-    header = next(entry for entry in reversed(entries(path)) if entry.fields["kind"] == INDEX)
+    chain = entries(path)
+    header = next(entry for entry in reversed(chain) if entry.fields["kind"] == INDEX)
+    behind = [entry for entry in chain[1:] if entry.fields["seq"] > header.fields["seq"] + 1]
     said, rows, blocks = _index(payload, header.fields["table_nbytes"], header.fields["samples"])
     _check_chunks(blocks, data)
     if len(rows) == said["length"]:
@@ -229,6 +231,14 @@ def read_zip(path: str | Path) -> Archive:
     for name in labels.column_names:
         pairs = zip(samples, labels[name].to_pylist(), strict=True)
         result.labels[name] = {i: value for i, value in pairs if value is not None or i in result.records}
+    assert not behind or labels.num_rows == said["length"]
+    for entry in behind:
+        assert entry.fields["kind"] == REVISION
+        end = entry.fields["offset"] + entry.fields["nbytes"] + len(entry.payload)
+        assert entry.fields["table_nbytes"] == len(entry.payload)
+        assert data[end : end + 4] == b"PK\x01\x02"
+        assert entry.fields["next"] > end
+        _revise(result, entry, set())
     return result
 
 

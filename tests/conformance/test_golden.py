@@ -66,6 +66,7 @@ EXPECTED: dict[str, dict[int, Any]] = {
     "grown": _fixed(range(15)) | {2: samples.fixed(202)},
     "failed": _fixed([0, 2, 3, 5]),
     "relabelled": _fixed([0, 1, 2, 4]),
+    "behind": {i: samples.text(i) for i in range(24)},
     "torn": _fixed(range(24)),
     "empty": {},
     "pages": {i: samples.paged(i) for i in samples.PAGES},
@@ -78,6 +79,7 @@ LABELS: dict[str, dict[str, Any]] = {
     "sparse": {"label": lambda s: s["label"]},
     "grown": {"label": lambda s: s["label"]},
     "failed": {"label": lambda s: s["label"]},
+    "behind": {"label": lambda s: s["label"], "text": lambda s: s["text"]},
     "torn": {"label": lambda s: s["label"]},
     "images": {"label": lambda s: s["label"]},
 }
@@ -108,10 +110,13 @@ def path(name: str) -> Path:
 def expected_labels(name: str) -> dict[str, dict[int, Any]]:
     if name == "relabelled":
         return RELABELLED
-    return {
+    labels = {
         column: {i: value(sample) for i, sample in EXPECTED[name].items()}
         for column, value in LABELS.get(name, {}).items()
     }
+    if name == "behind":
+        labels["label"] |= {1: 71, 5: None}
+    return labels
 
 
 def plain(value: Any) -> Any:

@@ -102,7 +102,7 @@ def remembered():
         patch.setattr(verify, "check_chunk", remembering_chunks(verify.check_chunk))
         patch.setattr(chain, "merge", remembering_merge(chain.merge))
         patch.setattr(verify, "parse_index", remembering(verify.parse_index))
-        patch.setattr(verify, "parse_labels", remembering(verify.parse_labels))
+        patch.setattr(verify, "checked_labels", remembering(verify.checked_labels))
         yield
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from disk import MemoryDisk
 from outcomes import Outcomes
 from scenarios import FACTOR, OPTIONS, PATH, read_all, sample
@@ -16,6 +17,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import spec as format
 from edcache.storage import calls
+from edcache.writer import appender
 
 
 def made(steps: Callable[[], Any], base: dict[str, bytes] | None = None) -> dict[str, bytes]:
@@ -68,6 +70,13 @@ def _labelled(cache: CachedDataset) -> None:
     cache.add_labels("z", [1 * FACTOR + index for index in range(6)])
 
 
+def _relabelled(cache: CachedDataset) -> None:
+    """As `_labelled`, behind a seal that stays."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(appender, "_MOST_BEHIND_SEAL", 1e9)
+        _labelled(cache)
+
+
 def _outgrown(prepare: Callable[[], Any], files: dict[str, bytes]) -> Callable[[], Any]:
     """`prepare`, and then others publish what makes the files these."""
 
@@ -108,6 +117,7 @@ def operations() -> Iterator[Operation]:
     yield Operation("read a batch", packed, _dataset, lambda c: c.__getitems__([0, 3]), range(6), range(0))
     yield Operation("labels", six, _dataset, lambda cache: cache.labels["y"], range(6), range(0))
     yield Operation("label add", sealed, _dataset, _labelled, range(6), range(0))
+    yield Operation("label behind a seal", sealed, _dataset, _relabelled, range(6), range(0))
     yield Operation("label add, unsealed", six, _dataset, _labelled, range(6), range(0))
     yield Operation("refresh", six, _outgrown(_dataset, twelve), CachedDataset.refresh, range(12), range(0))
     yield Operation("close a reader", sealed, _dataset, CachedDataset.close, range(6), range(0))

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from disk import MemoryDisk
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.format.tables import Failure
 from edcache.storage import calls
+from edcache.writer import appender
 from edcache.writer.appender import Appender
 
 PATH = "/disk/a.zip"
@@ -248,6 +250,13 @@ def label_add(notes: Notes) -> None:
         notes.publish([LABELS["w"]], DROPPED)
 
 
+def label_behind_the_seal(notes: Notes) -> None:
+    """As `label_add`; the seal stays, and the first change is behind it already where the second begins."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(appender, "_MOST_BEHIND_SEAL", 1e9)
+        label_add(notes)
+
+
 def label_and_append(notes: Notes) -> None:
     """Labels between chunks that are appended, and of samples that are not there yet."""
     with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
@@ -286,6 +295,8 @@ SCENARIOS = [
     Scenario("compact, unsealed", compact, (create, revise, resume_more), count=12, whole=(PATH,)),
     Scenario("repair", repair, (create, revise), whole=(PATH, MENDED)),
     Scenario("label add", label_add, (create, first_labels), cuts=0.04),
+    Scenario("label behind a seal", label_behind_the_seal, (create, first_labels), cuts=0.04),
+    Scenario("grow behind it", grow, (create, first_labels, label_behind_the_seal), count=15, cuts=0.04),
     Scenario("label add, unsealed", label_and_append, (unsealed, first_labels), cuts=0.04),
     Scenario("compact, labels", compact, (create, first_labels, label_add), whole=(PATH,), cuts=0.04),
 ]

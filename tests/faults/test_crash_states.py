@@ -41,7 +41,7 @@ from edcache.format.spec import PAGE
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import file_session
 from edcache.storage import calls
-from edcache.writer import log, recovery
+from edcache.writer import appender, log, recovery
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
 from edcache.writer.temporary import SIDE
@@ -381,8 +381,11 @@ def test_what_is_synced_when_is_what_the_table_says(
     assert disk.open_files == {}
 
 
-@pytest.mark.parametrize("seal", [False, True])
-def test_labels_are_on_the_disk_once_they_are_added(seal: bool) -> None:
+@pytest.mark.parametrize(("seal", "most"), [(False, 0.125), (True, 0.125), (True, 1e9)])
+def test_labels_are_on_the_disk_once_they_are_added(
+    seal: bool, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(appender, "_MOST_BEHIND_SEAL", most)
     disk = MemoryDisk()
     with calls.replace_system(disk):
         write(Notes(disk), range(3), seal=seal)

@@ -325,10 +325,53 @@ def sealed():
 
 def test_a_seal_is_found_at_the_end_alone():
     data, index, labels = sealed()
-    assert format.read_seal(reading(data), len(data), UUID) == (index, labels)
+    assert format.read_seal(reading(data), len(data), UUID) == format.Seal(index, labels)
     assert walked(data)[-2:] == [index, labels]
     for other in (data[:-1], data + b"\0", data[: labels.payload_end], b""):
         assert format.read_seal(reading(other), len(other), UUID) is None
+
+
+def behind(data, seal, headers):
+    """The bytes of an archive with a revision behind its seal, and the seal with it."""
+    cursor, table = format.after(seal.last), b"revision"
+    bare = Header(
+        *(format.KIND_REVISION, UUID, cursor.seq, cursor.offset, cursor.link, len(table), zlib.crc32(table)),
+        table_nbytes=len(table),
+        table_crc=zlib.crc32(table),
+    )
+    header, directory = format.behind_seal(bare, seal, headers)
+    data = data.ljust(header.offset, b"\0") + format.pack_header(header) + table + directory
+    return data, replace(seal, revisions=(*seal.revisions, header))
+
+
+def test_revisions_behind_a_seal_leave_it_valid_up_to_a_number():
+    data, index, labels = sealed()
+    headers, seal = walked(data)[:-2], format.Seal(index, labels)
+    for count in range(1, format.MAX_BEHIND_SEAL + 1):
+        before = data
+        data, seal = behind(data, seal, headers + list(seal.revisions))
+        assert format.read_seal(reading(data), len(data), UUID) == seal
+        assert walked(data)[-count:] == list(seal.revisions)
+        # Cut anywhere, it is as sealed as any torn tail.
+        for end in (len(before) + 1, seal.last.offset + 100, len(data) - 1):
+            assert format.read_seal(reading(data[:end]), end, UUID) is None
+        hidden = data[: seal.last.offset] + bytes(192) + data[seal.last.payload_offset :]
+        assert format.read_seal(reading(hidden), len(hidden), UUID) is None
+    data, seal = behind(data, seal, headers + list(seal.revisions))
+    assert format.read_seal(reading(data), len(data), UUID) is None
+
+
+def test_revisions_behind_labels_of_records_alone_are_none_behind_a_seal():
+    data, index, labels = sealed()
+    longer, labels = replace(index, end_index=2), replace(labels, end_index=2)
+    index, labels, directory = format.seal_headers(longer, labels, walked(data)[:-2])
+    data = data[: index.offset] + format.pack_header(index) + data[index.payload_offset :]
+    data = data[: labels.offset] + format.pack_header(labels) + data[labels.payload_offset :]
+    data = data[: labels.payload_end] + directory
+    seal = format.Seal(index, labels)
+    assert format.read_seal(reading(data), len(data), UUID) == seal
+    data, _ = behind(data, seal, walked(data)[:-2])
+    assert format.read_seal(reading(data), len(data), UUID) is None
 
 
 def test_a_seal_counts_only_with_both_of_its_headers():

@@ -20,7 +20,13 @@ import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptArchiveError
 from edcache.format import label_file, same_tables
-from edcache.format.label_file import LabelFile, pack_labels, parse_label_table, parse_labels
+from edcache.format.label_file import (
+    LabelFile,
+    checked_labels,
+    pack_labels,
+    parse_label_table,
+    parse_labels,
+)
 
 ROWS = 100
 
@@ -85,7 +91,7 @@ def stored(table):
 def test_all_readers_see_the_same_columns(tmp_path, count):
     table = every_type(count)
     data, nbytes = pack_labels(table)
-    assert same_tables(parse_labels(data, count, nbytes, table.column_names), table)
+    assert same_tables(checked_labels(data, count, nbytes, table.column_names).table, table)
     assert reference.label_table_nbytes(bytes(data)) == nbytes
     file = pa.ipc.open_file(pa.py_buffer(data))
     assert file.num_record_batches == -(-count // ROWS)
@@ -170,11 +176,12 @@ def revise(path):
 
 
 @pytest.mark.parametrize("later", [[], ["revise"], ["revise", "grow"], ["revise", "grow", "revise"]])
-def test_other_readers_of_a_member_of_an_archive_see_the_labels_of_the_dataset(tmp_path, later):
+def test_other_readers_of_a_member_of_a_compact_archive_see_the_labels_of_the_dataset(tmp_path, later):
     path, member = tmp_path / "a.zip", tmp_path / "labels.arrow"
     write(path, 0, 350)
     for step in later:
         revise(path) if step == "revise" else write(path, 350, 75)
+    edcache.compact(path)
     ds = CachedDataset.from_cache(path)
     expected = ds.labels.table
     assert ("kind" in expected.column_names, len(ds)) == ("revise" in later, 350 + 75 * ("grow" in later))

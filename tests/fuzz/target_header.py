@@ -118,7 +118,7 @@ def _seal(draw: Draw) -> None:
     start = min(labels.payload_end, 4 * format.PAGE)
     file[start:] = directory
     found = format.read_seal(_pread(bytes(file)), len(file), UUID)
-    assert found is None or found[1].payload_end <= len(file)
+    assert found is None or found.directory_offset <= len(file)
 
 
 def _tail(draw: Draw) -> None:

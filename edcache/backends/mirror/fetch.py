@@ -14,7 +14,7 @@ from typing import Final
 
 from edcache import format
 from edcache.base import CorruptArchiveError, OptionError, StaleArchiveError, in_threads
-from edcache.format import Chain, Cursor, Head, Header, PRead, has_sound_payload
+from edcache.format import Chain, Cursor, Head, Header, PRead, Seal, has_sound_payload
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, File
 
@@ -57,7 +57,7 @@ class Fetch:
         self._origin, self._threads, self._on_progress = origin, threads, on_progress
         self.size, head, cursor, self._seal = sealed(origin)
         self.uuid = head.uuid
-        pread = _reading_ahead(origin, self._seal[1].payload_end, self.size)
+        pread = _reading_ahead(origin, self._seal.directory_offset, self.size)
         chain = Chain(head, cursor, origin.path)
         headers = [chain.head_header(pread)]
         for header in format.walk(pread, self.size, head.uuid, cursor):
@@ -161,7 +161,7 @@ def _missing(parts: list[_FetchPart]) -> list[_FetchPart]:
     return [part for part in parts if not part.is_sound]
 
 
-def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, tuple[Header, Header]]:
+def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, Seal]:
     """How many bytes an archive has, its head, where its chain begins, and its seal; raises as it."""
     nbytes = origin.size()
     head, cursor = format.read_head(origin.pread, origin.path)

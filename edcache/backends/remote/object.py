@@ -30,6 +30,8 @@ TAIL_NBYTES: Final = 1 << 16
 # An index up to so large is fetched whole when an archive is opened; of a larger one its table of pages.
 _SMALL_INDEX_NBYTES: Final = 1 << 19
 _MOST_TABLE_NBYTES: Final = 600_000
+# Of a revision behind the seal its header, and all of it where it has some hundred rows.
+_REVISION_NBYTES: Final = format.PAGE
 _MOST_AT_A_TIME: Final = 64
 # What is fetched ahead by `pread`: so much at first, twice as much as long as it goes on in order.
 _AHEAD_NBYTES, _MOST_AHEAD_NBYTES = 1 << 16, 1 << 24
@@ -185,7 +187,13 @@ class RemoteObject(ByteSource):
             ends = [_Window(start, *self._fetch([Run(start, size)]))]
         seal = format.parse_tail(bytes(ends[0].data[-format.TAIL_NBYTES :]), size)
         if seal is not None and head.end <= seal.index_offset < min(ends[0].start, seal.labels_offset):
-            runs = _opening_runs(seal, size)
+            # Those behind the seal are listed last but for it, so also in a directory that is cut.
+            start = ends[0].start
+            listed = bytes(ends[0].data[max(0, seal.directory_offset - start) :])
+            revisions = [at for at in format.directory_offsets(listed) if seal.labels_offset < at < start]
+            extents = [(run.start, run.end - run.start) for run in _opening_runs(seal, size)]
+            extents += [(at, _REVISION_NBYTES) for at in revisions[-format.MAX_BEHIND_SEAL :]]
+            runs = runs_of(extents)
             ends += [_Window(r.start, data) for r, data in zip(runs, self._fetch(runs), strict=True)]
         self._windows = [head, *ends]
         self._has_end = True

@@ -359,3 +359,107 @@ def seal_revised_as_own(f: Forge):
 def seal_rows_per_sample(f: Forge):
     f.labels_header = lambda fields: fields.update(samples=fields["end_index"])
     f.labels = lambda table: pa.concat_tables([table] * 3).slice(0, 28).combine_chunks()
+
+
+def _crc(fields):
+    fields.update(crc_of_payload=1, table_crc=1)
+
+
+@attack("revisions", "one behind a seal whose link is another's", "an entry of another history", "verify")
+def behind_link(f: Forge):
+    f.revise_behind(_column(_numbers())).header = lambda fields: fields.update(link=fields["link"] ^ 1)
+
+
+@attack(
+    "revisions",
+    "one behind a seal that fails its crc32",
+    "labels of damaged bytes",
+    "labels",
+    says="fails its crc32",
+)
+def behind_crc(f: Forge):
+    entry = f.revise_behind(_column(_numbers()))
+    header = entry.header
+    entry.header = lambda fields: (header(fields), _crc(fields))
+
+
+@attack(
+    "revisions",
+    "one behind a seal with rows of samples that are not there",
+    "labels of other samples, or a longer dataset",
+    "verify",
+    says="has rows up to sample 40, the dataset had 10",
+)
+def behind_past_the_length(f: Forge):
+    """The rows behind the length do not count."""
+    f.revise_behind(_column(_numbers(40)))
+
+
+@attack(
+    "revisions",
+    "2**60 rows behind a seal that take no bytes",
+    "allocates for them",
+    "verify",
+    says="has rows up to sample 1,152,921,504,606,846,976",
+)
+def behind_of_nulls(f: Forge):
+    """The rows behind the length do not count."""
+    f.revise_behind(_column(_nulls(1 << 60)), allow_64bit=True)
+
+
+@attack(
+    "revisions",
+    "texts behind a seal, of a column of numbers",
+    "a column of two types",
+    "labels",
+    says="is int64, string in a revision behind the seal",
+)
+def behind_type(f: Forge):
+    f.revise_behind(pa.table({"index": [3], "label/y": ["a"]}))
+
+
+@attack(
+    "revisions",
+    "one behind no seal that says it is",
+    "bytes behind it that nothing proves",
+    "verify",
+    says="is one behind a seal, and follows none",
+)
+def behind_nothing(f: Forge):
+    f.unsealed().revise_behind(_column(_numbers()))
+
+
+@attack(
+    "revisions",
+    "one behind a seal that its directory does not list",
+    "labels that zip programs do not see",
+    says="does not list what the chain of entries holds",
+)
+def behind_unlisted(f: Forge):
+    entry = f.revise_behind(_column(_numbers()))
+    header = entry.header
+
+    def change(fields):
+        header(fields)
+        fields["next"] = fields["offset"] + 4096
+
+    entry.header, entry.central = change, None
+
+
+@attack(
+    "revisions",
+    "bytes between one behind a seal and the next",
+    "a place to hide bytes",
+    "verify",
+    says="the dead directory of an earlier seal is damaged",
+)
+def behind_hides_bytes(f: Forge):
+    f.revise_behind(_column(_numbers()))
+    entry = f.revise_behind(_column(_numbers(), "more"))
+    header = entry.header
+
+    def hide(fields):
+        header(fields)
+        f._data[fields["offset"] - 1] = 1
+
+    entry.header = hide

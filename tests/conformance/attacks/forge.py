@@ -178,7 +178,7 @@ class Forge:
         (columns, meta, chunks, bits) before its pages are made. pages: changes these, dicts of `Page`.
         index_table, index_bytes, labels_bytes: change or replace the packed ones. label_parts: changes
         what the table of labels.arrow says. end: changes the fields of the end records. seal: whether there
-        is one.
+        is one. behind: revisions that leave it valid.
     """
 
     def __init__(self, path: Path) -> None:
@@ -203,6 +203,7 @@ class Forge:
         self.labels_header: Change = lambda fields: None
         self.index_central: Change = lambda fields: None
         self.labels_central: Change = lambda fields: None
+        self.behind: list[Entry] = []
         self.between: bytes = b""
         self.directory: Callable[[list[bytes]], list[bytes]] = lambda records: records
         self.end: Change = lambda fields: None
@@ -252,6 +253,12 @@ class Forge:
         self.entries.append(entry)
         return entry
 
+    def revise_behind(self, table: pa.Table, dropped: Any = (), **more: Any) -> Entry:
+        """Add a revision behind the seal, as `revise`."""
+        self.revise(table, dropped, **more)
+        self.behind.append(self.entries.pop())
+        return self.behind[-1]
+
     def build(self) -> bytes:
         self._data = bytearray()
         self._central: list[bytes] = []
@@ -267,7 +274,24 @@ class Forge:
             self._add_entry(entry)
         if self.is_sealed:
             self._add_seal()
+        for entry in self.behind:
+            self._add_behind(entry)
         return bytes(self._data)
+
+    def _add_behind(self, entry: Entry) -> None:
+        assert isinstance(entry.content, bytes)
+        data = entry.content
+        self._next = align(len(self._data), PAGE)
+
+        def change(fields: dict[str, Any]) -> None:
+            directory_nbytes = sum(map(len, self._central)) + 46 + len(fields["name"]) + 98
+            fields["next"] = align(fields["next"] + directory_nbytes, PAGE)
+            entry.header(fields)
+
+        self._add(REVISION, data, len(data), change, entry.central)
+        if entry.central is not None:
+            self._central.insert(max(0, len(self._central) - 3), self._central.pop())
+        self._add_directory()
 
     def _add_entry(self, entry: Entry) -> None:
         if isinstance(entry.content, Chunk):
@@ -411,6 +435,9 @@ class Forge:
             self.labels_header(fields)
 
         self._add(LABELS, data, table, change, self.labels_central, **rows)
+        self._add_directory()
+
+    def _add_directory(self) -> None:
         start = len(self._data)
         central = b"".join(self.directory(self._central)) + self.between
         fields = {

@@ -45,7 +45,7 @@ def as_the_package_sees_it(path):
         chain = Chain(head, cursor, str(path))
         chain.extend(file.pread, file.size())
         first = format.parse_header(file.pread(0, format.MAX_HEADER_NBYTES))
-        entries = [first, *chain.entries, *(chain.seal or ())]
+        entries = [first, *chain.entries, *([chain.seal.index, chain.seal.labels] if chain.seal else [])]
         return {h.name: digest(file.pread(h.payload_offset, h.payload_nbytes)) for h in entries}
     finally:
         file.close()
