@@ -10,7 +10,8 @@
     import_cache    an archive from another system's cache; compat has the old names of some
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store a class of yours: an enum, a dataclass, any other
-    samplers        Shuffle, Balanced, Weighted, ByLength, ChunkShuffle: orders for a DataLoader
+    Seeded          a transform whose random numbers belong to the sample
+    samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle: orders for a DataLoader
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
     merge           several archives copied into one; split() makes several of one

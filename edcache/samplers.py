@@ -1,12 +1,14 @@
 """Samplers that know labels and chunks, for caches, views and other datasets with `len` and `.labels`.
 
-Shuffle        every sample once
+Sequential     every sample once, in the order of the dataset
+Shuffle        every sample once, in a random order
 Balanced       every class equally often
 Weighted       each sample by its weight
 ByLength       batches of samples that are alike in length
 ChunkShuffle   the archive chunk by chunk, mixed within a buffer
 """
 
-from edcache.dataset.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
+from edcache.dataset.label_samplers import Balanced, ByLength, Weighted
+from edcache.dataset.samplers import ChunkShuffle, Sequential, Shuffle
 
-__all__ = ["Balanced", "ByLength", "ChunkShuffle", "Shuffle", "Weighted"]
+__all__ = ["Balanced", "ByLength", "ChunkShuffle", "Sequential", "Shuffle", "Weighted"]

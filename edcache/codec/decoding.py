@@ -53,8 +53,11 @@ class Decoding:
         interpolation: "bilinear" or "bicubic". Both use antialiasing.
         scale: the least and the most of the share of the area that a random part has.
         ratio: the least and the most of the width of a random part divided by its height.
-        seed: None draws random parts from torch's generator of the process, which a DataLoader seeds in each
-            worker, and which the threads of a loader share. A number gives each file one fixed part.
+        seed: a number makes a random part a function of seed, epoch and index of the sample, as for
+            `edcache.Seeded`: whoever reads it, and the same for all pictures of a sample. `ImageFile.decode`
+            and readers that are no dataset take epoch 0, and the crc32 of the file for the index. None draws
+            from torch's generator of the process, which a DataLoader seeds in each worker, and which the
+            threads of a loader share.
     Raises:
         OptionError: an argument has another value.
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from edcache import base
 from edcache.codec.decoding import Decoding
 
 # A reduced picture keeps so many times the pixels of a side that the resize needs: with fewer, the mean error
@@ -67,7 +69,7 @@ class Cut:
 
 
 def cut_of(decoding: Decoding, height: int, width: int, data: bytes | memoryview) -> Cut:
-    """The cut of a picture of this size; `data`, the bytes of its file, gives a seed its randomness."""
+    """The cut of a picture of this size; `data`, the bytes of its file, tell it where no dataset reads it."""
     size: Any = decoding.size  # a pair, as the Decoding made it
     of = decoding.interpolation, (height, width)
     if decoding.crop == "random":
@@ -90,15 +92,15 @@ def _random(
     decoding: Decoding, height: int, width: int, data: bytes | memoryview
 ) -> tuple[int, int, int, int]:
     """Top, left, height and width of a part whose area and shape are drawn within `scale` and `ratio`."""
-    import torch
+    if decoding.seed is None:
+        import torch
 
-    generator = None
-    if decoding.seed is not None:
-        mixed = zlib.crc32(data, zlib.crc32(str(decoding.seed).encode()))
-        generator = torch.Generator().manual_seed(mixed)
+        uniform: Callable[[int], Any] = torch.rand
+    else:
+        uniform = base.numpy_generator(base.crop_key(decoding.seed, zlib.crc32(data))).random
     (least, most), (narrow, wide) = decoding.scale, decoding.ratio
     for _ in range(_ATTEMPTS):
-        area, shape, y, x = torch.rand(4, generator=generator).tolist()
+        area, shape, y, x = uniform(4).tolist()
         area = height * width * (least + area * (most - least))
         shape = math.exp(math.log(narrow) + shape * (math.log(wide) - math.log(narrow)))
         rows, columns = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))

@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from edcache import base
 from edcache.base import ArchiveClosedError, EdcacheError, Ints, OptionError, Selection, Transform
 from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.indexing import Root
+from edcache.dataset.transforms import places_of
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
@@ -70,6 +72,7 @@ class Combined(Root, Samples):
     called = ""
     _parts: tuple[Samples, ...]
     _common_batch_transform: tuple[int, Transform] = -1, None
+    _common_is_drawn: tuple[int, bool] = -1, False
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         for part in parts:
@@ -101,6 +104,15 @@ class Combined(Root, Samples):
             )
         self._common_batch_transform = times, first
         return first
+
+    @property
+    def _is_drawn(self) -> bool:  # type: ignore[override]
+        # As above.
+        times, is_drawn = self._common_is_drawn
+        if times != self._times_set:
+            is_drawn = any(part._is_seeded for part in self._parts)
+            self._common_is_drawn = self._times_set, is_drawn
+        return is_drawn
 
     @property
     def _readers(self) -> list[AnyReader]:
@@ -217,7 +229,9 @@ class Concat(Combined):
                 return group.decoded(copy=True)
         samples: list[Any] = [None] * len(indices)
         for part, places, positions in self._shares(indices):
-            for place, sample in zip(places.tolist(), samples_of(part, positions, fields), strict=True):
+            for place, sample in zip(
+                places.tolist(), samples_of(part, positions, fields, places), strict=True
+            ):
                 samples[place] = sample
         return samples
 
@@ -402,6 +416,7 @@ def _chunked(part: Samples) -> Any:
 def _plain_session(part: Any) -> Session | None:
     """What is open of a part that is an archive as it is stored; None for any other part."""
     is_plain = isinstance(part, ArchiveDataset) and part._transform is None and part._filler is None
+    is_plain = is_plain and not part._is_drawn
     return part.reader.session if is_plain and not part.zero_copy else None
 
 
@@ -420,12 +435,24 @@ def _inner_fields(part: Samples, fields: Projection | None) -> Any:
     return own.narrowed(fields.paths, fields.as_tuple)
 
 
-def samples_of(part: Samples, positions: Ints, fields: Projection | None) -> list[Any]:
-    """The samples of a part at some positions in it, or some fields of them."""
+def samples_of(
+    part: Samples, positions: Ints, fields: Projection | None, places: Ints | None = None
+) -> list[Any]:
+    """The samples of a part at some positions in it, or some fields of them.
+
+    Args:
+        places: int64 [n], which of the samples that are being read these are; None for all of them.
+    """
     indices, inner = part._root_indices(positions), _inner_fields(part, fields)
+    turns = base.turns() if part._is_seeded else None
+    if turns is not None:
+        own = places_of(part, positions)
+        which = range(len(turns)) if places is None else places.tolist()
+        turns = [turns[k]._replace(place=turns[k].place or at) for k, at in zip(which, own, strict=True)]
     if inner is not NotImplemented:
-        return part._root._many(indices, inner)
-    samples = part._read_many(indices)
+        with base.reading(turns):
+            return part._root._many(indices, inner)
+    samples = part._read_many(indices, turns)
     return samples if fields is None else [fields.of_sample(sample) for sample in samples]
 
 

@@ -5,16 +5,27 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
+import torch
 from torch.utils.data import Dataset
 
 from edcache import base, display
-from edcache.base import EdcacheError, Ints, OptionError, Selection, Transform, checked_function
+from edcache.base import (
+    EdcacheError,
+    Ints,
+    OptionError,
+    Selection,
+    Transform,
+    Turn,
+    checked_function,
+)
 from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader, LoaderOptions
+from edcache.dataset.transforms import is_seeded, turns_of
 from edcache.labels import Labels, integers
 from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Session, Special
 
@@ -37,6 +48,7 @@ class Readable(Dataset[T_co]):
     _fields: Projection | None = None
     _added: Transform = None  # what samples pass behind the root's own transform
     _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
+    _repeats: bool = False  # whether it was made to have samples several times
     _labels: Labels | None = None
     _caches: Sequence[Any] = ()  # whose batch_transform is this one's
     _times_set: ClassVar[int] = 0  # how often transforms of any dataset were set in this process
@@ -58,7 +70,10 @@ class Readable(Dataset[T_co]):
         super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_labels": None}
+        state = self.__dict__ | {"_labels": None}
+        if "_epoch" in state and get_spawning_popen() is None:
+            del state["_epoch"]  # a copy for no worker of this process would not see it change
+        return state
 
     @property
     def _root(self) -> Root:
@@ -89,6 +104,7 @@ class Readable(Dataset[T_co]):
 
     @transform.setter
     def transform(self, function: Transform) -> None:
+        Readable._times_set += 1
         self._added = checked_function("transform", function)
 
     @property
@@ -170,16 +186,11 @@ class Readable(Dataset[T_co]):
         try:
             readers = self._readers
             is_near = all(reader.has_all and reader.memory()["mapped"] for reader in readers)
-            is_plain = self._is_stored and not any(reader.allow_pickle for reader in readers)
+            is_plain = _is_stored(self) and not any(reader.allow_pickle for reader in readers)
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
             return display.dataset_html(self, self._chain(), readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged
             return base.fragment(str(error))
-
-    @property
-    def _is_stored(self) -> bool:
-        """Whether samples are as archives hold them, of a part too: no function of a user's makes them."""
-        return self._transform is None and all(part._is_stored for part in self._root._parts)
 
     @property
     def _readers(self) -> list[AnyReader]:
@@ -229,7 +240,8 @@ class Readable(Dataset[T_co]):
         """Collated batches, made by threads of this process in memory that is used again.
 
         Args:
-            batch_size: the number of samples in a batch; None if the sampler gives complete batches.
+            batch_size: the number of samples in a batch; None if the sampler gives complete batches, as those
+                of `edcache.samplers` do with `global_batch_size`.
             shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it.
             sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch
                 among the ranks of a job; without one each rank reads all samples.
@@ -243,7 +255,8 @@ class Readable(Dataset[T_co]):
             reuse: True reuses the memory of a batch two batches later, so clone what you keep. False
                 allocates new memory, and so does an iteration by torch_xla's MpDeviceLoader.
         Raises:
-            OptionError: a number is below 1; shuffle and sampler are given both. Iterating raises as `batch`.
+            OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
+                sampler gives batches, or neither. Iterating raises as `batch`.
             MissingDependencyError: the device needs torch_xla, which is not installed.
 
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For
@@ -271,7 +284,13 @@ class Readable(Dataset[T_co]):
         return Ahead(sessions, take, start, stop)
 
     def _batch(self, indices: Any) -> Batch:
-        return Batch(self, self._root_indices(integers(indices, len(self))))
+        positions = integers(indices, len(self))
+        return Batch(self, self._root_indices(positions), turns_of(self, indices, positions))
+
+    @property
+    def _is_seeded(self) -> bool:
+        """Whether anything that samples pass here asks which sample it gets, and in which epoch."""
+        return is_seeded(self._added) or self._root._is_seeded
 
     def _root_indices(self, positions: Ints) -> Ints:
         """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""
@@ -280,19 +299,33 @@ class Readable(Dataset[T_co]):
     def _whole_selection(self) -> Selection:
         return Selection(range(len(self))) if self._selection is None else self._selection
 
-    def _read(self, index: int) -> Any:
-        """One sample by its index in the root."""
-        root = self._root
+    def _read(self, position: int) -> Any:
+        """One sample by its position in [0, len(self)), which may be a Draw."""
+        index = position if self._selection is None else self._selection.at(position)
+        root, then = self._root, self._added
+        first = root._transform
+        # Small samples take 6 us, of which each call is a part: nothing is asked of what is not there.
+        has_none = first is None and then is None
+        if root._is_drawn or (not has_none and (is_seeded(first) or is_seeded(then))):
+            turns = turns_of(self, [position], np.array([position]))
+            assert turns is not None
+            with base.reading(turns), base.sample(index % len(root), turns[0]):
+                sample, transform = root._one(index, self._fields), self._transform
+                return sample if transform is None else transform(sample)
         sample = root._one(index, self._fields)
-        if root._transform is not None:
-            sample = root._transform(sample)
-        return sample if self._added is None else self._added(sample)
+        if first is not None:
+            sample = first(sample)
+        return sample if then is None else then(sample)
 
-    def _read_many(self, indices: Ints) -> list[Any]:
-        """What `_read` gives of many samples."""
-        samples = self._root._many(indices, self._fields)
+    def _read_many(self, indices: Ints, turns: Sequence[Turn] | None) -> list[Any]:
+        """What `_read` gives of many samples, by their indices in the root and their turns."""
         transform = self._transform
-        return samples if transform is None else [transform(sample) for sample in samples]
+        if turns is None:
+            samples = self._root._many(indices, self._fields)
+            return samples if transform is None else [transform(sample) for sample in samples]
+        with base.reading(turns):
+            samples = self._root._many(indices, self._fields)
+        return samples if transform is None else self._root._each(transform, samples, indices, turns)
 
     def _position(self, index: Any) -> int:
         """One position that a user gave, in [0, len(self))."""
@@ -323,6 +356,8 @@ class Root(Readable[T_co]):
     """
 
     _transform: Transform = None
+    _is_drawn: bool = False  # whether samples differ from read to read before any transform of its own
+    _epoch: torch.Tensor | None = None  # int64 [], in memory that workers share
     _parts: Sequence[Readable[Any]] = ()  # what it is put together of
 
     @property
@@ -338,6 +373,20 @@ class Root(Readable[T_co]):
     @property
     def _root(self) -> Root:
         return self
+
+    @property
+    def _is_seeded(self) -> bool:
+        return self._is_drawn or is_seeded(self._transform)
+
+    def _each(
+        self, do: Callable[[Any], Any], samples: Iterable[Any], indices: Ints, turns: Sequence[Turn]
+    ) -> list[Any]:
+        """What a function makes of each of some samples while it is the current one."""
+        made = []
+        for one, index, turn in zip(samples, (indices % len(self)).tolist(), turns, strict=True):
+            with base.sample(index, turn):
+                made.append(do(one))
+        return made
 
     @property
     def _readers(self) -> list[AnyReader]:
@@ -392,3 +441,8 @@ class Root(Readable[T_co]):
     def _justify(self, nbytes: int, count: int) -> None:
         """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
         raise NotImplementedError
+
+
+def _is_stored(ds: Readable[Any]) -> bool:
+    """Whether samples are as archives hold them, of a part too: no function of a user's makes them."""
+    return ds._transform is None and all(map(_is_stored, ds._root._parts))

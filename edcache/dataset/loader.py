@@ -12,22 +12,22 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import Ints, MissingDependencyError, OptionError, Selection, check_count, shuffled
-from edcache.dataset.state import VERSION, State, archive_of, check_change, check_fit, check_shape
+from edcache.base import Ints, MissingDependencyError, OptionError, check_count
+from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
+from edcache.dataset.samplers import Foreign, Sequential, Shuffle
+from edcache.dataset.state import State
 from edcache.reader import Batch, Memory, fresh
-
-if TYPE_CHECKING:
-    from edcache.dataset.samplers import EpochSampler
 
 _Slot = list[torch.Tensor]
 # Batches and where they lie, and what was raised by the one after them.
@@ -55,6 +55,17 @@ class LoaderOptions:
     device: torch.device | str | None
     reuse: bool
 
+    def order(self, dataset: Any) -> EpochSampler:
+        """What knows the order, and how far an epoch has come."""
+        if isinstance(self.sampler, EpochSampler):
+            return self.sampler
+        if self.sampler is not None:
+            return Foreign(dataset, self.sampler, gives_lists=self.batch_size is None)
+        if not self.shuffle:
+            return Sequential(dataset, num_replicas=1, rank=0)
+        seed = int(torch.randint(1 << 62, ())) if self.seed is None else self.seed
+        return Shuffle(dataset, seed, num_replicas=1, rank=0)
+
     def __post_init__(self) -> None:
         makes_batches = self.batch_size is None and self.sampler is not None
         counts: dict[str, Any] = {} if makes_batches else {"batch_size": self.batch_size}
@@ -65,6 +76,13 @@ class LoaderOptions:
             raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
         if self.shuffle and self.sampler is not None:
             raise OptionError("shuffle=True cannot be combined with sampler=; let the sampler shuffle")
+        if isinstance(self.sampler, EpochSampler) and self.sampler._gives_lists != makes_batches:
+            kind, size = type(self.sampler).__name__, self.batch_size
+            raise OptionError(
+                f"batch_size={size} and a {kind} that gives batches; give batch_size=None"
+                if self.sampler._gives_lists
+                else f"batch_size=None and a {kind} that gives positions; give a batch_size"
+            )
         if self.device is not None and torch.device(self.device).type == "xla":
             try:
                 import torch_xla  # noqa: F401
@@ -81,66 +99,34 @@ class Loader:
     """
 
     def __init__(self, dataset: Any, options: LoaderOptions) -> None:
-        self._dataset, self._length, self._options = dataset, len(dataset), options
+        self._dataset, self._options = dataset, options
         self._read: Callable[[Ints], Batch] = dataset._batch
-        self.batch_size, self._sampler = options.batch_size, options.sampler
-        self._seed = int(torch.randint(1 << 62, ())) if options.seed is None else options.seed
+        self.batch_size, self._sampler = options.batch_size, options.order(dataset)
         self._device: torch.device | None = None
-        # Where the iteration begins in its epoch, in samples of the whole job, and the batches since.
-        self._epoch, self._start, self._taken, self._resumed = 0, 0, 0, False
         self._is_split = True  # until a large batch turns out not to be what small ones are
-        self._steps: int | None = None
         self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
 
     def __repr__(self) -> str:
-        return f"Loader({self._length:,} samples, batch_size={self.batch_size}, epoch {self._epoch})"
+        sampler = self._sampler
+        return f"Loader({sampler._samples:,} samples, batch_size={self.batch_size}, epoch {sampler.epoch})"
 
     def __len__(self) -> int:
         """Batches of an epoch; TypeError where the sampler has no length."""
-        samples = self._length
-        if self._sampler is not None:
-            if not isinstance(self._sampler, Sized):
-                raise TypeError(f"{type(self._sampler).__name__} has no length, so this loader has none")
-            samples = len(self._sampler)
-        return samples if self.batch_size is None else len(self._starts(samples, self.batch_size))
+        return len(self._starts(len(self._sampler)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration this epoch, from its first batch; the sampler is told too."""
-        self._epoch, self._start, self._taken, self._resumed = epoch, 0, 0, False
-        tell = getattr(self._sampler, "set_epoch", None)
-        if tell is not None:
-            tell(epoch)
-        sampler = self._epoch_sampler
-        if sampler is not None:
-            sampler._start, sampler._taken, sampler._resumed = 0, 0, False
+        """Set the epoch of the next iteration, at its start or where a loaded state stopped."""
+        self._sampler.set_epoch(epoch)
 
     def state_dict(self) -> State:
         """The position behind the batches that were handed out, as plain numbers and strings.
 
-        With a sampler of `edcache.samplers` it is the sampler's, the same on every rank: see there. Else it
-        counts the samples of this loader, which reads alone.
+        It is the state of the sampler, and the same on every rank: see `edcache.samplers.Shuffle.state_dict`.
+        Without one it is that of a `Shuffle` or `Sequential` of one rank. Of a sampler that is not of
+        `edcache.samplers` it counts what this loader has drawn.
         """
-        self._follow_sampler()
-        sampler, size = self._epoch_sampler, self.batch_size or 1
-        is_over = self._taken == self._steps and self._taken > 0
-        if sampler is not None:
-            consumed = sampler._count if is_over else sampler._consumed(self._start, self._taken * size)
-            return sampler._state(self._epoch, consumed)
-        length = self._length
-        if self._sampler is not None:
-            length = len(self._sampler) if isinstance(self._sampler, Sized) else sys.maxsize
-        return {
-            "version": VERSION,
-            "order": "loader" if self._sampler is None else type(self._sampler).__name__,
-            "archive": archive_of(self._dataset),
-            "seed": self._seed,
-            "epoch": self._epoch,
-            "samples": self._length,
-            "length": length,
-            "consumed": length if is_over else min(self._start + self._taken * size, length),
-            "shuffle": int(self._options.shuffle),
-        }
+        return self._sampler.state_dict()
 
     def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
         """Let the next iteration begin where a `state_dict` was taken, with any batch size and any threads.
@@ -149,21 +135,7 @@ class Loader:
         `edcache.samplers` the number of ranks may be another one. Any other sampler must give the same order
         again.
         """
-        sampler = self._epoch_sampler
-        if sampler is not None:
-            sampler.load_state_dict(state, on_change=on_change)
-        else:
-            check_shape(state)
-            check_change(on_change)
-            own = self.state_dict()
-            if on_change == "continue" and self._sampler is None and state["samples"] < self._length:
-                own |= {"samples": state["samples"], "length": state["samples"]}
-            check_fit(state, own)
-            self._length = own["samples"]
-            self.set_epoch(state["epoch"])
-            self._seed = state["seed"]
-        self._epoch, self._start, self._taken = state["epoch"], state["consumed"], 0
-        self._steps, self._resumed = None, True
+        self._sampler.load_state_dict(state, on_change=on_change)
 
     def which(self, step: int) -> Ints:
         """The positions that a step reads, without a walk there: int64 [batch_size], fewer in a last batch.
@@ -175,34 +147,17 @@ class Loader:
 
         Cost: that of the sampler's `which`. Of a sampler of another kind all is drawn.
         """
-        check_count("step", step, 0)
-        self._follow_sampler()
-        order = self._order()
-        size = self.batch_size
-        starts = range(len(order)) if size is None else self._starts(len(order), size)
-        if step >= len(starts):
-            raise OptionError(f"step={step} of {len(starts):,} steps; give less")
-        return _positions(order[step] if size is None else order[starts[step] : starts[step] + size])
-
-    def _follow_sampler(self) -> None:
-        """Go where a state took the sampler, which was loaded into it and not into this loader."""
-        sampler = self._epoch_sampler
-        if sampler is not None and sampler._resumed:
-            self._epoch, self._start, self._taken = sampler.epoch, sampler._start, 0
-            self._steps, self._resumed, sampler._resumed = None, True, False
+        positions = self._sampler.which(step, batch_size=self.batch_size or 1)
+        if self._options.drop_last and len(positions) < (self.batch_size or 0):
+            raise OptionError(f"step={step} of {step:,} steps; give less")
+        return positions
 
     def __iter__(self) -> Iterator[Any]:
-        self._follow_sampler()
-        if not self._resumed and 0 < self._taken == self._steps:
-            # Who counts batches does not ask for one more than there are.
-            self._end_epoch()
-        epoch = self._sampler_epoch
-        if not self._resumed or epoch != self._epoch:
-            self._epoch, self._start = epoch, 0
-        self._taken, sampler = 0, self._epoch_sampler
-        if sampler is not None:
-            sampler._start, sampler._taken = self._start, 0
-        self._resumed, self._is_split = False, True
+        sampler = self._sampler
+        order = sampler._begin(sampler._loaded_place())
+        epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
+        batches = known_draws(sampler, self._dataset, self._batches(order, starts))
+        self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._options.device
         self._device = None if asked is None else torch.empty(0, device=asked).device
@@ -213,66 +168,27 @@ class Loader:
             ring = self._ring or _Ring(self._options.pin_memory, self._options.reuse)
             self._ring = None
         try:
-            for batch in self._made(self._batches(), ring):
-                self._taken += 1
+            for number, batch in enumerate(self._made(batches, ring), 1):
+                # Who counts batches does not ask for one more than there are.
+                is_last = number == len(starts)
+                sampler._taken = sampler._items(start, sampler.rank) if is_last else number * starts.step
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
             if ring.reuse == self._options.reuse:
                 self._ring = ring
-        self._end_epoch()
+        if sampler.epoch == epoch:
+            sampler.set_epoch(epoch + 1)
 
-    def _end_epoch(self) -> None:
-        if self._sampler_epoch == self._epoch:
-            self.set_epoch(self._epoch + 1)
+    def _starts(self, items: int) -> range:
+        """Where batches begin among the items of an order."""
+        size = self.batch_size or 1
+        return range(0, items // size * size if self._options.drop_last else items, size)
 
-    @property
-    def _sampler_epoch(self) -> int:
-        """The epoch of the sampler, whoever told it; where it knows of none, this one's."""
-        epoch = getattr(self._sampler, "epoch", None)
-        return epoch if isinstance(epoch, int) else self._epoch
-
-    def _starts(self, samples: int, size: int) -> range:
-        return range(0, samples // size * size if self._options.drop_last else samples, size)
-
-    def _batches(self) -> Iterator[Ints]:
-        order, size = self._order(), self.batch_size
-        if size is None:
-            self._steps = len(order)
-            batches: Iterator[Ints] = (_positions(order[number]) for number in range(len(order)))
-
-            def positions(low: int, high: int) -> Ints:
-                return np.concatenate([_positions(order[number]) for number in range(low, high)])
-
-            ahead = self._dataset._looking_ahead(positions, 0, len(order))
-            return batches if ahead is None else ahead.follow(batches, 1)
-        starts = self._starts(len(order), size)
-        self._steps = len(starts)
-        batches = _slices(order, starts)
-        ahead = self._dataset._looking_ahead(lambda low, high: order[low:high], 0, len(order))
-        return batches if ahead is None else ahead.follow(batches, size)
-
-    @property
-    def _epoch_sampler(self) -> EpochSampler | None:
-        if self._sampler is None:
-            return None
-        # Who reads without a sampler need not wait for it.
-        from edcache.dataset.samplers import EpochSampler
-
-        return self._sampler if isinstance(self._sampler, EpochSampler) else None
-
-    def _order(self) -> Any:
-        """What is to be read of this epoch: positions, or a sequence of batches of them."""
-        sampler, start = self._epoch_sampler, self._start
-        if sampler is not None:
-            return sampler._order(self._epoch, start)
-        if self._sampler is not None:
-            drawn = list(self._sampler)[start:]
-            return drawn if self.batch_size is None else _positions(drawn)
-        whole = Selection(range(self._length))
-        if self._options.shuffle:
-            whole = shuffled(whole, self._seed, self._epoch)
-        return whole.cut(range(start, self._length))
+    def _batches(self, order: Any, starts: range) -> Iterator[Ints]:
+        batches = iter(order) if self.batch_size is None else _slices(order, starts)
+        ahead = self._dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
+        return batches if ahead is None else ahead.follow(batches, starts.step)
 
     def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
@@ -380,16 +296,6 @@ def _slices(order: Any, starts: range) -> Iterator[Ints]:
     for part in (starts[k : k + many] for k in range(0, len(starts), many)):
         positions = order[part.start : part.stop]
         yield from (positions[k : k + starts.step] for k in range(0, len(positions), starts.step))
-
-
-def _positions(drawn: Any) -> Ints:
-    array = np.asarray(drawn)
-    if array.ndim != 1 or (len(array) and array.dtype.kind not in "iu"):
-        raise OptionError(
-            f"the sampler gives {array.dtype} of shape {array.shape}; it gives integers, and with "
-            "batch_size=None lists of them"
-        )
-    return array.astype(np.int64)
 
 
 def _work_alone(before: int) -> None:

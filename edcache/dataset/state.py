@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import OptionError, shown
+from edcache.base import Cycle, OptionError, Selection, Shuffled, shown
 
 State = dict[str, Any]
 
 VERSION = 1
+_MOST_TEXT = 100
 _NUMBERS = ("version", "seed", "epoch", "samples", "length", "consumed")
 
 
@@ -32,9 +33,35 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
     return digest.hexdigest()
 
 
+def selections_of(ds: Any) -> list[Selection]:
+    """Which samples of its archive a dataset has now; and those of which it is put together, if not all."""
+    parts = getattr(getattr(ds, "_root", None), "_parts", ())
+    own = [ds._whole_selection()] if hasattr(ds, "_whole_selection") else []
+    return own + [one for part in parts for one in selections_of(part)[part._selection is None :]]
+
+
+def view_text(selections: list[Selection]) -> str:
+    """Equal where selections are: ranges as they are, arrays as their digest. Cost: 1 ns a byte of arrays."""
+    text = ", ".join(map(_text, selections))
+    return text if len(text) <= _MOST_TEXT else digest(np.frombuffer(text.encode(), np.uint8))
+
+
+def _text(selection: Selection) -> str:
+    numbers = selection.numbers
+    if isinstance(numbers, range):
+        text = f"{numbers.start}:{numbers.start + len(numbers) * numbers.step}:{numbers.step}"
+    else:
+        text = digest(numbers)
+    if isinstance(selection, Cycle | Shuffled):
+        text += f" of {_text(selection.base)}"
+    if isinstance(selection, Shuffled):
+        text += f" in order {selection.order.__reduce__()[1]}"
+    return text
+
+
 def check_shape(state: Any) -> None:
     """Raise OptionError for what is no state that any `state_dict` returns."""
-    lacking = {*_NUMBERS, "order", "archive"} - (state.keys() if isinstance(state, dict) else set())
+    lacking = {*_NUMBERS, "order", "archive", "view"} - (state.keys() if isinstance(state, dict) else set())
     if lacking:
         raise OptionError(f"not a state: no {', '.join(sorted(lacking))}; give what state_dict() returned")
     for name in _NUMBERS:
@@ -53,17 +80,17 @@ def check_shape(state: Any) -> None:
 
 def check_fit(state: State, own: State) -> None:
     """Raise OptionError for a state of another order than the one that gave `own`."""
-    for name in ("order", "archive", "samples", *sorted((state.keys() | own.keys()) - {*_NUMBERS}), "length"):
+    first = ("order", "archive", "samples", "view")
+    for name in (*first, *sorted((state.keys() | own.keys()) - {*_NUMBERS, *first}), "length"):
         if state.get(name) != own.get(name):
-            grown = name == "samples" and state[name] < own[name]
+            remedy = "give the same data and options"
+            if name == "view":
+                remedy = "give the view that it is of"
+            elif name == "samples" and state[name] < own[name]:
+                remedy = 'on_change="continue" goes on with the old ones'
             raise OptionError(
                 f"a state with {name}={shown(state.get(name))}, and here is {name}={shown(own.get(name))}; "
-                + (
-                    'on_change="continue" goes on with the old ones, '
-                    if grown
-                    else "give the same data and options, "
-                )
-                + "or begin an epoch with set_epoch()"
+                f"{remedy}, or begin an epoch with set_epoch()"
             )
     if state["consumed"] > own["length"]:
         raise OptionError(

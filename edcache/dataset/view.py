@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from edcache import base, labels
-from edcache.base import Ints, OptionError, Selection, Transform, repeated
+from edcache.base import Draw, Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co
-from edcache.dataset.transforms import Step, checked_step, extended
+from edcache.dataset.transforms import Step, checked_step, extended, turns_of
 from edcache.labels import Classes, checked_indices, classes_of, integers, is_array, sorted_rows
 from edcache.reader import FieldPath, Projection, batch_for
 
@@ -62,7 +63,7 @@ class Samples(Readable[T_co]):
         The caller owns the memory of the sample, unless the dataset was opened with zero_copy=True.
         """
         if type(index) is int and 0 <= index < len(self):
-            return self._read(index if self._selection is None else self._selection.at(index))
+            return self._read(index)
         if isinstance(index, slice):
             column = self._label_column()
             if column is not None:
@@ -75,7 +76,8 @@ class Samples(Readable[T_co]):
             # A copy: what is given may be changed later.
             positions = np.array(checked_indices(integers(np.asarray(index), length), length))
             return self._picked(positions, "[...]")
-        return self[self._position(index)]
+        position = self._position(index)
+        return self._read(Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position)
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """The samples at several positions, read together, as torch's DataLoader asks for a batch.
@@ -83,7 +85,9 @@ class Samples(Readable[T_co]):
         A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
         in their place that either collates by one gather a field, see `edcache/reader/batch.py`.
         """
-        return batch_for(sys._getframe(1), self, self._root_indices(integers(indices, len(self))))
+        positions = integers(indices, len(self))
+        turns = turns_of(self, indices, positions, is_loader=True)
+        return batch_for(sys._getframe(1), self, self._root_indices(positions), turns)
 
     # --------------------------------------------------------------------------------- by labels
 
@@ -160,7 +164,9 @@ class Samples(Readable[T_co]):
             seed: see strategy.
         """
         positions = resample.oversampled(self._classes(name, "oversample"), strategy, seed)
-        return self._picked(positions, _call("oversample", name, strategy))
+        oversampled = self._picked(positions, _call("oversample", name, strategy))
+        oversampled._repeats = True
+        return oversampled
 
     def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
         """A view of at most `count` samples of each value of a label column, in their order.
@@ -210,9 +216,10 @@ class Samples(Readable[T_co]):
                 raise OptionError(f"repeat(min_size={min_size}): the dataset has no samples to repeat")
             n = -(-wanted // max(len(self), 1))
         try:
-            return self._view(step, selection=repeated(self._whole_selection(), _count("repeat", n)))
+            selection = repeated(self._whole_selection(), _count("repeat", n))
         except OverflowError:
             raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
+        return self._view(step, selection=selection, repeats=self._repeats or n > 1)
 
     def shuffle(self, seed: int) -> View[T_co]:
         """A view of all samples in a random order. It is the same for the same seed and length.
@@ -323,7 +330,13 @@ class Samples(Readable[T_co]):
         return column if self._root._columns().get(fields.paths[0]) == column else None
 
     def with_transform(
-        self, fn: Callable[..., Any], *, field: FieldPath = None, return_ctx: bool = False
+        self,
+        fn: Callable[..., Any],
+        *,
+        field: FieldPath = None,
+        return_ctx: bool = False,
+        seed: int | None = None,
+        seed_global: bool = False,
     ) -> View[Any]:
         """A view that calls a function for each sample at every read, such as a random augmentation.
 
@@ -333,20 +346,43 @@ class Samples(Readable[T_co]):
                 of one sample share this dict.
             field: the path of one field, as in `select`. `fn` then gets and returns only this field.
             return_ctx: True makes samples pairs (sample, ctx). Later transforms get the sample alone.
+            seed: makes the random choices of fn a function of seed, epoch and sample. fn then has a parameter
+                `rng`, a `numpy.random.Generator` or, if annotated so, a `torch.Generator`.
+            seed_global: True also seeds torch's, Python's and numpy's global generators for fn. Both are as
+                of `edcache.Seeded`.
         Raises:
-            OptionError: fn is not a function; at the first read, the samples do not have the field.
+            OptionError: fn is not a function; it takes no rng, and there is a seed for it, or the other way
+                round; at the first read, the samples do not have the field.
 
         Transforms run in the order in which they were added, after the `transform` of the cache. Worker
         processes that are started by spawn need an `fn` that can be pickled.
 
         >>> ds.with_transform(field="image", fn=augment)
         """
-        step = _call("with_transform", fn, field=field, return_ctx=return_ctx or None)
-        return self._view(step, added=extended(self._added, checked_step(fn, field), return_ctx))
+        step = _call("with_transform", fn, field=field, return_ctx=return_ctx or None, seed=seed)
+        added = extended(self._added, checked_step(fn, field, seed, seed_global), return_ctx)
+        return self._view(step, added=added)
 
-    def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None) -> View[Any]:
-        """Short for `with_transform(fn, field=field, return_ctx=True)`: samples are (sample, ctx)."""
-        return self.with_transform(fn, field=field, return_ctx=True)
+    def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None, seed: int | None = None) -> View[Any]:
+        """Short for `with_transform(fn, ..., return_ctx=True)`: samples are (sample, ctx)."""
+        return self.with_transform(fn, field=field, return_ctx=True, seed=seed)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the seeded transforms of a dataset, and of all its views, the epoch that is read.
+
+        Args:
+            epoch: 0 or more.
+
+        It is for a DataLoader without a sampler of `edcache.samplers`: call it before each iteration. Workers
+        see it, also persistent ones. A loader and such a sampler know their epoch themselves. Other reads are
+        of the epoch that was set last, or of epoch 0.
+        """
+        base.check_count("epoch", epoch, 0)
+        root = self._root
+        if root._epoch is None:
+            # Before any worker begins, since without one a DataLoader does not read.
+            root._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        root._epoch.fill_(int(epoch))
 
     # -------------------------------------------------------------------------------- looking at it
 
@@ -378,7 +414,8 @@ class Samples(Readable[T_co]):
 
     def _view(self, step: str, **changes: Any) -> View[Any]:
         """A view like this but for the selection, the fields or what is added."""
-        state = {"selection": self._selection, "fields": self._fields, "added": self._added} | changes
+        state: dict[str, Any] = {"selection": self._selection, "fields": self._fields, "added": self._added}
+        state |= {"repeats": self._repeats} | changes
         steps = (*self._steps, step)
         if len(steps) > _MOST_STEPS:
             steps = (*steps[:2], " ... ", *steps[-3:])
@@ -397,7 +434,9 @@ class Samples(Readable[T_co]):
         whole: Any = self._root
         files = whole if self._transform is not None else whole._with_image_files()
         return (
-            files if self is whole else View(files, self._selection, self._fields, self._added, self._steps)
+            files
+            if self is whole
+            else View(files, self._selection, self._fields, self._added, self._steps, self._repeats)
         )
 
 
@@ -415,9 +454,12 @@ class View(Samples[T_co]):
         fields: Projection | None,
         added: Transform,
         steps: tuple[str, ...],
+        repeats: bool = False,
     ) -> None:
         # At once: `__setattr__` is for who sets an attribute of a view.
         vars(self).update(_whole=root, _selection=selection, _fields=fields, _added=added, _steps=steps)
+        if repeats:
+            self._repeats = True
 
     _whole: Root
 

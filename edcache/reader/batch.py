@@ -23,7 +23,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
-from edcache.base import CodecError, CorruptRecordError, Ints
+from edcache.base import CodecError, CorruptRecordError, Ints, Turn
 from edcache.codec import memory_dtype
 from edcache.reader.collation import Memory, NotInBulk, Special, collation
 from edcache.reader.group import Group
@@ -41,20 +41,28 @@ class Batch:
 
     Args:
         dataset: a `Readable` of the room above. indices: int64 [n], indices of its root's samples.
+        turns: one for each, where something depends on it; see `base.Turn`.
         is_sent: whether a DataLoader's worker sends the collated batch to its parent process.
     """
 
-    __slots__ = ("_dataset", "_indices", "_is_sent")
+    __slots__ = ("_dataset", "_indices", "_is_sent", "_turns")
 
-    def __init__(self, dataset: Any, indices: Ints, is_sent: bool = False) -> None:
-        self._dataset, self._indices, self._is_sent = dataset, indices, is_sent
+    def __init__(
+        self, dataset: Any, indices: Ints, turns: Sequence[Turn] | None = None, is_sent: bool = False
+    ) -> None:
+        self._dataset, self._indices, self._turns, self._is_sent = dataset, indices, turns, is_sent
+
+    def samples(self) -> list[Any]:
+        """The samples, as the dataset gives them one by one."""
+        samples: list[Any] = self._dataset._read_many(self._indices, self._turns)
+        return samples
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
         """The batch that `default_collate` makes of the samples; `special` collates some fields instead."""
         finish = self._dataset._batch_transform
         batch = self._in_bulk(special, memory or for_this_process())
         if batch is NotImplemented:
-            samples = self._dataset._read_many(self._indices)
+            samples = self.samples()
             batch = default_collate(samples) if special is None else special.of_samples(samples)
         if special is not None:
             batch = special.finished(batch)
@@ -81,7 +89,8 @@ class Batch:
 
     def _is_bulk(self) -> bool:
         """Whether the batch may be gathered from the records, without samples."""
-        return self._dataset._transform is None and len(self._indices) > 0 and not _is_changed()
+        is_stored = self._turns is None and self._dataset._transform is None
+        return is_stored and len(self._indices) > 0 and not _is_changed()
 
     def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
         if not self._is_bulk():
@@ -103,7 +112,7 @@ _FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems
 _WORKER_CODE = _worker_loop.__code__
 
 
-def batch_for(caller: FrameType, dataset: Any, indices: Ints) -> list[Any]:
+def batch_for(caller: FrameType, dataset: Any, indices: Ints, turns: Sequence[Turn] | None) -> list[Any]:
     """The result of `dataset.__getitems__`: one `Batch` if the caller collates it, else a list of samples."""
     while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
         caller = caller.f_back  # torch's Subset passes the result on unchanged
@@ -112,9 +121,8 @@ def batch_for(caller: FrameType, dataset: Any, indices: Ints) -> list[Any]:
         if collate is default_collate or isinstance(collate, Special):
             # False for a DataLoader that the user runs inside a worker.
             is_sent = caller.f_back is not None and caller.f_back.f_code is _WORKER_CODE
-            return [Batch(dataset, indices, is_sent)]
-    samples: list[Any] = dataset._read_many(indices)
-    return samples
+            return [Batch(dataset, indices, turns, is_sent)]
+    return Batch(dataset, indices, turns).samples()
 
 
 _KNOWN = dict(default_collate_fn_map)

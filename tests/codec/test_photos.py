@@ -237,6 +237,7 @@ def test_workers_give_the_batches_of_this_process(path):
     written(path, [pictures.jpeg(40 + 9 * i, 120 - 7 * i, seed=i) for i in range(12)])
     for options in ({"crop": "center", "resize": 40}, {"crop": "random", "seed": 5}):
         ds = opened(path, size=32, **options)
+        ds.set_epoch(0)
         found = torch.cat([b["image"] for b in DataLoader(ds, 5, num_workers=1)])
         assert torch.equal(found, torch.stack([ds[i]["image"] for i in range(12)]))
         assert torch.equal(pickle.loads(pickle.dumps(ds))[3]["image"], found[3])

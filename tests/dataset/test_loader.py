@@ -191,10 +191,11 @@ def test_drop_last_leaves_the_incomplete_batch_out(ds):
         assert sizes == [10] * 10
 
 
-def test_an_epoch_is_over_with_its_last_batch_whether_or_not_one_more_is_asked_for(ds):
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_is_over_with_its_last_batch_whether_or_not_one_more_is_asked_for(ds, drop_last):
     """Lightning, and whoever counts batches, asks for no more."""
-    whole = ds.loader(8, shuffle=True, seed=3)
-    counted = ds.loader(8, shuffle=True, seed=3)
+    whole = ds.loader(8, shuffle=True, seed=3, drop_last=drop_last)
+    counted = ds.loader(8, shuffle=True, seed=3, drop_last=drop_last)
     for _ in range(3):
         iterator = iter(counted)
         found = [next(iterator)["label"].tolist() for _ in range(len(counted))]

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -20,18 +21,30 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import OptionError
-from edcache.samplers import Balanced, ChunkShuffle, Shuffle, Weighted
+from edcache.samplers import Balanced, ByLength, ChunkShuffle, Sequential, Shuffle, Weighted
 
+# With `uneven` and `global_batch_size`: batches by length are of the whole job then.
+SHARED = {name: make for name, make in MAKE.items() if not name.startswith("By")} | {
+    "Sequential": Sequential,
+    "ByLength": lambda ds, **o: ByLength(ds, "n_tokens", **o),
+    "ByLength in order": lambda ds, **o: ByLength(ds, "n_tokens", shuffle=False, **o),
+}
 LIVES = st.lists(
     st.tuples(st.sampled_from([1, 2, 3, 8, 5]), st.integers(1, 9), st.integers(0, 6)), max_size=6
 )
 
 
 @settings(max_examples=scaled(400), deadline=None)
-@given(st.sampled_from(list(MAKE)), st.integers(2, 90), LIVES, st.integers(0, 3), st.booleans())
-def test_whatever_dies_and_comes_back_reads_one_order(name, length, lives, epoch, drop_last):
+@given(
+    st.sampled_from(list(MAKE)),
+    st.integers(2, 90),
+    LIVES,
+    st.integers(0, 3),
+    st.sampled_from(["repeat", "drop"]),
+)
+def test_whatever_dies_and_comes_back_reads_one_order(name, length, lives, epoch, uneven):
     def made(**options):
-        return MAKE[name](some(length), drop_last=drop_last, **options)
+        return MAKE[name](some(length), uneven=uneven, **options)
 
     alone = made()
     alone.set_epoch(epoch)
@@ -45,7 +58,7 @@ def test_whatever_dies_and_comes_back_reads_one_order(name, length, lives, epoch
             else:
                 sampler.load_state_dict(json.loads(json.dumps(state)))
         rest = len(whole) - used
-        each = rest // ranks if drop_last else math.ceil(rest / ranks)
+        each = rest // ranks if uneven == "drop" else math.ceil(rest / ranks)
         mine = []
         for rank, sampler in enumerate(job):
             iterator = iter(sampler)
@@ -70,6 +83,103 @@ def test_whatever_dies_and_comes_back_reads_one_order(name, length, lives, epoch
     assert used == len(whole)
 
 
+def steps_of(whole, size, uneven):
+    """What all ranks together read in each step of an epoch."""
+    steps = [whole[k : k + size] for k in range(0, len(whole), size)]
+    if steps and len(steps[-1]) < size:
+        if uneven == "drop":
+            steps.pop()
+        elif uneven == "repeat":
+            steps[-1] += (whole * size)[: size - len(steps[-1])]
+    return steps
+
+
+def dealt(shares):
+    """What the ranks of a step have, in the order in which the job draws it."""
+    together = [position for turn in itertools.zip_longest(*shares) for position in turn]
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+    return [position for position in together if position is not None]
+
+
+WORLDS = st.lists(st.tuples(st.sampled_from([1, 2, 3, 8, 5]), st.integers(0, 5)), max_size=6)
+
+
+@settings(max_examples=scaled(400), deadline=None)
+@given(
+    st.sampled_from(list(SHARED)),
+    st.integers(2, 90),
+    st.integers(8, 20),
+    WORLDS,
+    st.integers(0, 3),
+    st.sampled_from(["repeat", "drop", "allow"]),
+)
+def test_a_step_of_the_job_has_the_same_samples_on_any_ranks(name, length, size, lives, epoch, uneven):
+    def made(ranks, rank):
+        options = {"num_replicas": ranks, "rank": rank, "global_batch_size": size, "uneven": uneven}
+        return SHARED[name](some(length), **options)
+
+    whole = some_epoch(name, length, size, epoch)
+    expected, found, state = steps_of(whole, size, uneven), [], None
+    for ranks, steps in [*lives, (3, length)]:
+        job = [made(ranks, rank) for rank in range(ranks)]
+        for sampler in job:
+            if state is None:
+                sampler.set_epoch(epoch)
+            else:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        mine = []
+        for rank, sampler in enumerate(job):
+            mine.append(list(itertools.islice(iter(sampler), steps)))
+            assert mine[-1] == [job[0].which(step, rank).tolist() for step in range(len(mine[-1]))]
+            assert sampler.state_dict(steps) == sampler.state_dict() or len(mine[-1]) < steps
+        if uneven != "allow":
+            assert len(set(map(len, mine))) == 1
+        found += [dealt(shares) for shares in itertools.zip_longest(*mine, fillvalue=[])]
+        (state,) = {json.dumps(sampler.state_dict(steps)) for sampler in job}
+        state = json.loads(state)
+        assert state["consumed"] == (len(whole) if len(found) == len(expected) else len(found) * size)
+    assert found == expected
+    if uneven == "allow" and "eighted" not in name and name != "Balanced":
+        assert sorted(flat(found)) == list(range(length))
+    following = [list(sampler) for sampler in job]
+    assert [dealt(shares) for shares in itertools.zip_longest(*following, fillvalue=[])] == steps_of(
+        some_epoch(name, length, size, epoch + 1), size, uneven
+    )
+
+
+def some_epoch(name, length, size, epoch):
+    """All draws of one rank alone, which needs no steps but where the batches are the order."""
+    options = {"global_batch_size": size, "uneven": "allow"} if name.startswith("By") else {}
+    sampler = SHARED[name](some(length), **options)
+    sampler.set_epoch(epoch)
+    return flat(list(sampler))
+
+
+@settings(max_examples=scaled(200), deadline=None)
+@given(st.sampled_from(list(MAKE)), st.integers(2, 60), st.sampled_from([1, 2, 3, 8, 5]), st.integers(0, 60))
+def test_ranks_may_differ_by_one_where_that_is_allowed(name, length, ranks, start):
+    """And every draw comes once, also where a state continues."""
+    whole = list(MAKE[name](some(length), uneven="allow"))
+    state = MAKE[name](some(length)).state_dict() | {"consumed": min(start, len(whole))}
+    job = [MAKE[name](some(length), uneven="allow", num_replicas=ranks, rank=k) for k in range(ranks)]
+    assert sum(map(len, job)) == len(whole)
+    for sampler in job:
+        sampler.load_state_dict(state)
+    shares = [list(sampler) for sampler in job]
+    assert dealt(shares) == whole[start:]
+    assert {(sampler.state_dict()["epoch"], sampler.state_dict()["consumed"]) for sampler in job} == {
+        (0, len(whole))
+    }
+    assert [len(list(sampler)) for sampler in job] == [len(sampler) for sampler in job]
+    assert {sampler.epoch for sampler in job} == {1}
+
+
+def test_a_global_batch_is_for_so_many_ranks():
+    with pytest.raises(OptionError) as caught:
+        Shuffle(range(40), global_batch_size=7, num_replicas=8, rank=0)
+    assert str(caught.value) == "global_batch_size=7 for 8 ranks; give at least one sample for each"
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("replay") / "a.zip"
@@ -80,6 +190,33 @@ def path(tmp_path_factory):
 
 def read(batches):
     return [batch["k"].tolist() for batch in batches]
+
+
+@settings(max_examples=scaled(60), deadline=None)
+@given(WORLDS, st.sampled_from(["Shuffle", "Sequential", "ChunkShuffle"]), st.booleans())
+def test_a_step_of_the_job_is_the_same_by_any_loader(path, lives, name, is_threaded):
+    ds = CachedDataset.from_cache(path)
+
+    def made(ranks, rank):
+        sampler = SHARED[name](ds, global_batch_size=20, uneven="allow", num_replicas=ranks, rank=rank)
+        return sampler, ds.loader(None, sampler=sampler) if is_threaded else DataLoader(
+            ds, batch_sampler=sampler
+        )
+
+    found, state = [], None
+    for ranks, steps in [*lives, (8, 103)]:
+        job = [made(ranks, rank) for rank in range(ranks)]
+        if state is not None:
+            for sampler, _ in job:
+                sampler.load_state_dict(state)
+        mine = [read(itertools.islice(iter(loader), steps)) for _, loader in job]
+        found += [dealt(shares) for shares in itertools.zip_longest(*mine, fillvalue=[])]
+        if len(found) == 6:
+            break
+        if steps:
+            (state,) = {json.dumps(sampler.state_dict()) for sampler, _ in job}
+            state = json.loads(state)
+    assert found == steps_of(list(SHARED[name](ds)), 20, "allow")
 
 
 @settings(max_examples=scaled(60), deadline=None)
@@ -182,6 +319,7 @@ REFUSED = {
     "epoch": [-1, 1.0, True],
     "samples": [39, 41],
     "length": [39, -40],
+    "view": ["0:39:1"],
     "consumed": [-1, 41, 3.0, "3", None],
     "data": ["0"],
 }
@@ -215,6 +353,42 @@ def test_other_data_or_options_are_refused():
     ):
         with pytest.raises(OptionError, match=r"^a state with \w+=.*, and here is \w+=.*set_epoch\(\)$"):
             other.load_state_dict(one.state_dict())
+
+
+def test_a_state_of_another_view_of_the_same_length_is_refused(path):
+    ds = CachedDataset.from_cache(path)
+    odd = np.arange(103) % 2 == 1
+    views = {
+        "first": ds[:51],
+        "last": ds[52:],
+        "reversed": ds[50::-1],
+        "odd": ds[odd],
+        "even": ds[~odd][:51],
+        "shuffled": ds.shuffle(1)[:51],
+        "shuffled otherwise": ds.shuffle(2)[:51],
+        "of the shuffled": ds.shuffle(1)[52:],
+        "repeated": ds[:17].repeat(3),
+        "together": edcache.concat([ds[:20], ds[20:51]]),
+        "together otherwise": edcache.concat([ds[:21], ds[21:51]]),
+    }
+    for name, view in views.items():
+        for other in views:
+            sampler, state = Shuffle(view), Shuffle(views[other]).state_dict()
+            if name == other:
+                sampler.load_state_dict(state)
+                continue
+            with pytest.raises(OptionError, match="^a state with (view|archive)="):
+                sampler.load_state_dict(state)
+    with pytest.raises(OptionError) as caught:
+        views["last"].loader(4, shuffle=True).load_state_dict(Shuffle(views["first"]).state_dict())
+    assert str(caught.value) == (
+        "a state with view='0:51:1', and here is view='52:103:1'; give the view that it is of, or begin an "
+        "epoch with set_epoch()"
+    )
+    # Neither the way to a view nor a copy of its sampler matters.
+    Shuffle(ds[5:][:20]).load_state_dict(Shuffle(ds[5:25]).state_dict())
+    sampler = Shuffle(views["odd"])
+    assert pickle.loads(pickle.dumps(sampler)).state_dict() == sampler.state_dict()
 
 
 def test_another_archive_is_refused_and_one_that_grew_goes_on_on_request(tmp_path):

@@ -140,16 +140,15 @@ def test_nothing_is_drawn_of_an_empty_dataset(make):
 
 
 @every_sampler
-@pytest.mark.parametrize("drop_last", [False, True])
-def test_ranks_share_an_epoch_as_a_distributed_sampler_shares_a_dataset(make, drop_last, tally):
+@pytest.mark.parametrize("uneven", ["repeat", "drop"])
+def test_ranks_share_an_epoch_as_a_distributed_sampler_shares_a_dataset(make, uneven, tally):
     for length, ranks in itertools.product((2, 7, 40, COUNT), (1, 2, 3, 8)):
-        whole = list(make(some(length), seed=5, drop_last=drop_last))
+        whole = list(make(some(length), seed=5, uneven=uneven))
         samplers = [
-            make(some(length), seed=5, drop_last=drop_last, num_replicas=ranks, rank=rank)
-            for rank in range(ranks)
+            make(some(length), seed=5, uneven=uneven, num_replicas=ranks, rank=rank) for rank in range(ranks)
         ]
         shares = [list(sampler) for sampler in samplers]
-        torchs = DistributedSampler(range(len(whole)), ranks, 0, drop_last=drop_last)
+        torchs = DistributedSampler(range(len(whole)), ranks, 0, drop_last=samplers[0].drop_last)
         assert {len(share) for share in shares} == {len(sampler) for sampler in samplers} == {len(torchs)}
         together = Counter(map(str, itertools.chain(*shares)))
         expected = whole[: torchs.total_size]
@@ -294,6 +293,7 @@ def test_it_says_what_it_is(make):
         ({"num_replicas": 0, "rank": 0}, "num_replicas=0; give 1 or more"),
         ({"num_replicas": 2, "rank": 2}, "rank=2 of num_replicas=2; give 0 to 1"),
         ({"num_replicas": 2, "rank": -1}, "rank=-1 of num_replicas=2; give 0 to 1"),
+        ({"uneven": "pad"}, 'uneven=\'pad\'; give "repeat", "drop" or "allow"'),
     ],
 )
 @every_sampler
@@ -507,7 +507,7 @@ def padding(batches, lengths):
 )
 def test_by_length_every_sample_is_in_one_batch_of_the_size(lengths, size, most, bucket, drop_last, shuffle):
     ds = Labelled(len(lengths), n=np.array(lengths, np.int64))
-    options = {"bucket": bucket, "shuffle": shuffle, "drop_last": drop_last}
+    options = {"bucket": bucket, "shuffle": shuffle, "uneven": "drop" if drop_last else "allow"}
     by_size = list(ByLength(ds, "n", size, **options))
     whole, rest = divmod(len(lengths), size)
     sizes = [size] * whole + ([rest] if rest and not drop_last else [])
@@ -564,8 +564,8 @@ def test_by_length_tells_frameworks_that_it_is_its_own_sampler():
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({}, "give either batch_size or max_tokens"),
-        ({"batch_size": 2, "max_tokens": 9}, "give either batch_size or max_tokens"),
+        ({}, "give either batch_size, max_tokens or global_batch_size"),
+        ({"batch_size": 2, "max_tokens": 9}, "give either batch_size, max_tokens or global_batch_size"),
         ({"batch_size": 0}, "batch_size=0; give 1 or more"),
         ({"max_tokens": 0}, "max_tokens=0; give 1 or more"),
         ({"batch_size": 2, "bucket": 0.9}, "bucket=0.9; give 1 or more"),
@@ -832,6 +832,14 @@ def test_the_loader_takes_batches_of_torchs_batch_sampler(ds):
             {"batch_size": None, "sampler": [[1]], "drop_last": True},
             "drop_last=True needs a batch_size; here the sampler makes the batches",
         ),
+        (
+            {"batch_size": 8, "sampler": Shuffle(range(9), global_batch_size=3)},
+            "batch_size=8 and a Shuffle that gives batches; give batch_size=None",
+        ),
+        (
+            {"batch_size": None, "sampler": Shuffle(range(9))},
+            "batch_size=None and a Shuffle that gives positions; give a batch_size",
+        ),
     ],
 )
 def test_the_loader_refuses(ds, options, text):
@@ -849,4 +857,11 @@ def test_the_loader_says_what_a_sampler_should_give(ds):
 
 
 def test_samplers_are_an_attribute_of_the_package():
-    assert edcache.samplers.__all__ == ["Balanced", "ByLength", "ChunkShuffle", "Shuffle", "Weighted"]
+    assert edcache.samplers.__all__ == [
+        "Balanced",
+        "ByLength",
+        "ChunkShuffle",
+        "Sequential",
+        "Shuffle",
+        "Weighted",
+    ]

@@ -727,33 +727,124 @@ _MAINTENANCE = [
 _SAMPLERS = [
     Bug(
         "an epoch is drawn again and again",
-        "dataset/samplers.py",
-        "        elif self._is_complete:\n            self.epoch += 1\n",
+        "dataset/epoch.py",
+        "            if self._is_complete:\n                self.set_epoch(self.epoch + 1)\n",
         "",
         ("test_samplers.py::test_seed_and_epoch_alone_determine_the_order",),
     ),
     Bug(
         "an iterator that is never used leaves its place",
-        "dataset/samplers.py",
-        "resumed, self._resumed = (self.epoch, self._start) if self._resumed else None, False",
-        "resumed = (self.epoch, self._start) if self._resumed else None",
+        "dataset/epoch.py",
+        "place, self._resumed = (self.epoch, self._start) if self._resumed else None, False",
+        "place = (self.epoch, self._start) if self._resumed else None",
         ("test_samplers.py::test_an_iterator_that_is_made_and_never_used_takes_the_loaded_place_with_it",),
     ),
     Bug(
         "ranks draw the same",
-        "dataset/samplers.py",
-        "part = range(start + rank, total, ranks)",
-        "part = range(start, total, ranks)",
+        "dataset/epoch.py",
+        "return drawn.cut(range(start + rank, end, ranks))",
+        "return drawn.cut(range(start, end, ranks))",
         ("test_samplers.py",),
         "ranks_share_an_epoch",
     ),
     Bug(
+        "a step loses its last draw",
+        "dataset/epoch.py",
+        "self._drawn[start : start + self._length : self._ranks]",
+        "self._drawn[start : start + self._length - 1 : self._ranks]",
+        ("test_replay.py::test_a_step_of_the_job_has_the_same_samples_on_any_ranks",),
+    ),
+    Bug(
+        "views of one length are taken for each other",
+        "dataset/state.py",
+        'first = ("order", "archive", "samples", "view")',
+        'first = ("order", "archive", "samples")\n    own = own | {"view": state["view"]}',
+        ("test_replay.py::test_a_state_of_another_view_of_the_same_length_is_refused",),
+    ),
+    Bug(
         "a loader waits to be asked for one batch more",
         "dataset/loader.py",
-        "if not self._resumed and 0 < self._taken == self._steps:",
-        "if False:",
+        "is_last = number == len(starts)",
+        "is_last = False",
         ("test_loader.py",),
         "whether_or_not_one_more_is_asked_for",
+    ),
+]
+
+RANDOMNESS = "test_randomness.py"
+
+_RANDOMNESS = [
+    Bug(
+        "every epoch has the same random numbers",
+        "base/randomness.py",
+        "parts = (_VERSION, seed, turn.epoch, index, turn.place, turn.number)",
+        "parts = (_VERSION, seed, 0, index, turn.place, turn.number)",
+        (RANDOMNESS,),
+        "samplers_tell_the_epoch",
+    ),
+    Bug(
+        "seeded functions share their numbers",
+        "base/randomness.py",
+        "step, _now.steps = _now.steps, _now.steps + 1",
+        "step = _now.steps",
+        (RANDOMNESS,),
+        "numbers_of_its_own",
+    ),
+    Bug(
+        "a sample that is read by a transform takes over",
+        "base/randomness.py",
+        "        _now.sample, _now.steps = before, steps",
+        "        pass",
+        (RANDOMNESS,),
+        "same_epoch",
+    ),
+    Bug(
+        "a global generator is not set back",
+        "base/randomness.py",
+        "        random.setstate(state)\n",
+        "",
+        (RANDOMNESS,),
+        "set_back",
+    ),
+    Bug(
+        "ranks number their draws alike",
+        "dataset/epoch.py",
+        "_share(sampler, Selection(range(sampler._count)), sampler._start, sampler.rank)",
+        "_share(sampler, Selection(range(sampler._count)), sampler._start, 0)",
+        (RANDOMNESS,),
+        "numbered_apart",
+    ),
+    Bug(
+        "a part of a concat takes the turns of the first samples",
+        "dataset/concatenation.py",
+        "which = range(len(turns)) if places is None else places.tolist()",
+        "which = range(len(own))",
+        (RANDOMNESS,),
+        "numbered_apart or put_together",
+    ),
+    Bug(
+        "a loader repeats an epoch without a word",
+        "dataset/transforms.py",
+        "if epoch is None and told is None and (is_loader or get_worker_info() is not None):",
+        "if False:",
+        (RANDOMNESS,),
+        "does_not_know_the_epoch",
+    ),
+    Bug(
+        "a copy keeps an epoch that nobody can set",
+        "dataset/indexing.py",
+        'if "_epoch" in state and get_spawning_popen() is None:',
+        "if False:",
+        (RANDOMNESS,),
+        "does_not_know_the_epoch",
+    ),
+    Bug(
+        "a concat does not see that a part became seeded",
+        "dataset/indexing.py",
+        '        Readable._times_set += 1\n        self._added = checked_function("transform", function)',
+        '        self._added = checked_function("transform", function)',
+        (RANDOMNESS,),
+        "set_later",
     ),
 ]
 
@@ -1185,6 +1276,6 @@ _FRAMEWORKS = [
 
 BUGS = [
     *(*_CHAIN, *_WRITER, *_SYSTEM, *_READER, *_MAINTENANCE),
-    *(*_MEMORY, *_SAMPLERS, *_IMAGES, *_LABELS, *_LOCAL),
+    *(*_MEMORY, *_SAMPLERS, *_RANDOMNESS, *_IMAGES, *_LABELS, *_LOCAL),
     *(*_OLD_CACHES, *_PLACES, *_FRAMEWORKS),
 ]

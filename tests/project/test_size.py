@@ -12,7 +12,7 @@ FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 SURFACES = sorted(Path(edcache.__file__).parent.rglob("*.pyi"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 42_900, 1_000
+LINES, SLACK = 44_000, 1_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60
@@ -20,7 +20,7 @@ LONG: set[str] = set()
 
 # Of each function, without self. The doors of the package take every option by its name.
 PARAMETERS = 8
-DOORS = {"ByLength.__init__", "Readable.loader"}
+DOORS = {"Readable.loader"}
 
 # Of each class, without what it inherits.
 METHODS = 30

@@ -1,0 +1,420 @@
+"""Epochs that ranks share: how each takes its part of an order, and the state of the whole job.
+
+Every order of samples is a subclass. `Loader` keeps no state beside theirs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+import torch.distributed
+from torch.utils.data.distributed import DistributedSampler
+from typing_extensions import Self
+
+from edcache import base
+from edcache.base import Cycle, Ints, OptionError, Selection, check_count, once, shown
+from edcache.dataset.state import (
+    VERSION,
+    State,
+    archive_of,
+    check_change,
+    check_fit,
+    check_shape,
+    selections_of,
+    view_text,
+)
+
+Uneven = Literal["repeat", "drop", "allow"]
+
+
+class SamplerKeywords(TypedDict, total=False):
+    """The options of all samplers; see `EpochSampler`."""
+
+    uneven: Uneven
+    global_batch_size: int | None
+    num_replicas: int | None
+    rank: int | None
+
+
+# A DistributedSampler, so that what shards samplers by itself, such as Lightning, leaves this one alone.
+class EpochSampler(DistributedSampler[Any]):
+    """The base class of the samplers: positions of a dataset, in an order set by seed and epoch.
+
+    Args:
+        ds: what is drawn from; if it has a copy of a far archive (`local=`), an iteration fetches ahead.
+        count: the number of draws in an epoch, by all ranks together.
+        seed: any integer. The same seed and epoch give the same order in every process and on every
+            platform.
+        uneven: what happens where the ranks cannot share an epoch evenly. "repeat": the first draws come
+            again, until all ranks have equally many. "drop": the last draws are left out instead. "allow":
+            every draw comes once, so some ranks have one item more than others. With DDP that needs torch's
+            `Join`; it suits an evaluation.
+        global_batch_size: the number of samples in a step of all ranks together. The sampler then gives a
+            list a step: the rank's share, which is one longer on some ranks where the ranks do not divide the
+            step. Step k has the same samples on any number of ranks. Take it as `batch_sampler=` of a
+            DataLoader, or for `ds.loader(None, sampler=...)`. `uneven` is then about a last step that is not
+            full: filled up, left out, or smaller.
+        num_replicas: the number of ranks that share an epoch.
+        rank: the number of this rank. Give both or neither. None takes both from torch.distributed when an
+            epoch begins, and is one rank if torch.distributed is not initialised. Give 1 and 0 if every rank
+            shall draw everything, or if another library shards the sampler, as Accelerate does.
+    Raises:
+        OptionError: an argument is out of range, or only one of num_replicas and rank is given;
+            "global_batch_size=4 for 8 ranks; give at least one sample for each".
+
+    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. What the
+    ranks have drawn after k draws each is its beginning: of n ranks that begin at draw c of the epoch, rank r
+    draws c + r, c + r + n, c + r + 2n, ... So a state goes on exactly with any other number of ranks, batch
+    size or workers. With `global_batch_size` this holds in each step, whose first draw is c.
+
+    Each iteration that reaches its end advances to the next epoch. An iteration that stops early repeats its
+    epoch. A sampler does not see samples that are added after it was made.
+    """
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Keeps the arguments, of which `load_state_dict` may make the sampler of fewer samples."""
+        sampler = super().__new__(cls)
+        sampler._made_with = args, options
+        return sampler
+
+    def __init_subclass__(cls) -> None:
+        """Let inspect and help() show what stands behind `**keywords`."""
+        make: Any = cls.__init__
+        own, ours = inspect.signature(make), inspect.signature(EpochSampler.__init__).parameters.values()
+        named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
+        if len(named) < len(own.parameters):
+            named += [one for one in ours if one.kind is one.KEYWORD_ONLY]
+        make.__signature__ = own.replace(parameters=named)
+
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
+    _may_repeat = False  # whether a sample may be drawn twice an epoch
+
+    # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
+    def __init__(
+        self,
+        ds: Any,
+        count: int,
+        seed: int,
+        *,
+        uneven: Uneven = "repeat",
+        global_batch_size: int | None = None,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+    ) -> None:
+        if (num_replicas is None) != (rank is None):
+            raise OptionError(f"num_replicas={num_replicas!r} and rank={rank!r}; give both, or none")
+        if num_replicas is not None:
+            check_count("num_replicas", num_replicas)
+            if not isinstance(rank, (int, np.integer)) or not 0 <= rank < num_replicas:
+                raise OptionError(
+                    f"rank={rank!r} of num_replicas={num_replicas}; give 0 to {num_replicas - 1}"
+                )
+        if not isinstance(seed, (int, np.integer)):
+            raise OptionError(f"seed={seed!r}; give an integer")
+        if uneven not in ("repeat", "drop", "allow"):
+            raise OptionError(f'uneven={shown(uneven)}; give "repeat", "drop" or "allow"')
+        if global_batch_size is not None:
+            check_count("global_batch_size", global_batch_size)
+        self.seed, self.epoch = int(seed), 0
+        self.uneven, self.global_batch_size = uneven, global_batch_size
+        # As torch's DistributedSampler and BatchSampler have it, for who asks.
+        self.drop_last = uneven == "drop"
+        self._count = count
+        self._num_replicas, self._rank = num_replicas, rank
+        # Of the whole job where the iteration begins, and of this rank since.
+        self._start = self._taken = 0
+        self._resumed = False
+        self._ds, self._samples, self._archive = ds, len(ds), archive_of(ds)
+        self._selections = selections_of(ds)
+        self._check_ranks()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_view": self._view, "_ds": None, "_selections": [], "_made_with": ((), {})}
+
+    @property
+    def num_replicas(self) -> int:  # type: ignore[override]
+        """The number of ranks that share an epoch."""
+        if self._num_replicas is not None:
+            return self._num_replicas
+        return torch.distributed.get_world_size() if _is_distributed() else 1
+
+    @property
+    def rank(self) -> int:  # type: ignore[override]
+        """The number of this rank, from 0."""
+        if self._rank is not None:
+            return self._rank
+        return torch.distributed.get_rank() if _is_distributed() else 0
+
+    def __len__(self) -> int:
+        """The number of draws of this rank in an epoch, or of steps with `global_batch_size`.
+
+        All ranks have the same, but for uneven="allow".
+        """
+        return self._items(0, self.rank)
+
+    @property
+    def sampler(self) -> Self:
+        """This one: frameworks tell the epoch to a batch sampler's `sampler`."""
+        return self
+
+    def __repr__(self) -> str:
+        ranks = self.num_replicas
+        share = f", rank {self.rank} of {ranks}" if ranks > 1 else ""
+        return f"{type(self).__name__}({len(self):,} an epoch, epoch {self.epoch}{share})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration, at its start or where a loaded state stopped."""
+        check_count("epoch", epoch, 0)
+        if epoch != self.epoch:
+            self._resumed = False
+        if epoch != self.epoch or (self._is_complete and not self._resumed):
+            self._start = self._taken = 0
+        self.epoch = int(epoch)
+
+    def state_dict(self, steps: int | None = None, *, batch_size: int = 1) -> State:
+        """The position of the whole job, the same on every rank: plain numbers and strings.
+
+        Args:
+            steps: the number of batches that each rank has used of this iteration. A DataLoader with workers
+                draws ahead of them, so the training loop counts. None counts the draws, which is right
+                without workers, and with torchdata's StatefulDataLoader.
+            batch_size: the number of draws in a batch of one rank. With `global_batch_size` leave it out.
+        Returns:
+            seed, epoch, consumed (draws of all ranks in this epoch), length (of an epoch), samples, archive
+            (its uuid), view (which of its samples), version, order, and the options and data that determine
+            the order.
+
+        At the end of an epoch all draws are consumed, also those that uneven="drop" left out. With
+        uneven="allow" a rank that has one draw less knows of the end when its iteration has ended.
+        Cost: the first one of a view with an index array reads it, 1 ns a byte.
+        """
+        taken = self._taken
+        if steps is not None:
+            check_count("steps", steps, 0)
+            check_count("batch_size", batch_size)
+            taken = int(steps) * int(batch_size)
+        return self._state(self.epoch, self._consumed(self._start, taken))
+
+    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
+        """Continue at the position of a `state_dict`, with its seed and any number of ranks.
+
+        Args:
+            state: what `state_dict` returned, on any rank.
+            on_change: what a dataset that has grown since is: "error", or "continue" to draw the old samples
+                only, in this epoch and the following ones.
+        Raises:
+            OptionError: the state is of another order, archive, view or number of samples, or is no state: "a
+                state with view='0:500:1', and here is view='500:1000:1'; give the view that it is of, ...".
+        """
+        check_shape(state)
+        check_change(on_change)
+        fitting = self
+        if on_change == "continue" and self._ds is not None and state["samples"] < self._samples:
+            fitting = self._of_first(state["samples"])
+        check_fit(state, fitting._state(0, 0))
+        vars(self).update(vars(fitting))
+        self.set_epoch(state["epoch"])
+        self.seed = state["seed"]
+        self._start, self._taken, self._resumed = state["consumed"], 0, True
+
+    def which(
+        self, step: int, rank: int | None = None, *, batch_size: int = 1, epoch: int | None = None
+    ) -> Ints:
+        """The positions that a step reads: int64 [batch_size], fewer in a last batch. It draws nothing.
+
+        With `global_batch_size` they are the rank's share. What `uneven` repeats is among them, what it drops
+        is not.
+
+        Args:
+            step: from 0, in the epoch; in one that a loaded state continues, from there.
+            rank: None is this one.
+            batch_size: as of `state_dict`; of samplers that give lists leave it out.
+            epoch: None is the current one; another is counted from its beginning.
+        Raises:
+            OptionError: the step or the rank does not exist.
+
+        Cost: `Shuffle` and `ChunkShuffle` compute the positions alone, `Weighted` with replacement looks each
+        up in log(n) steps. The others compute the order of the epoch first.
+        """
+        check_count("step", step, 0)
+        check_count("batch_size", batch_size)
+        ranks, rank = self.num_replicas, self.rank if rank is None else rank
+        if not 0 <= rank < ranks:
+            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}")
+        is_current = epoch is None or epoch == self.epoch
+        order = self._order(self.epoch if epoch is None else epoch, self._start if is_current else 0, rank)
+        steps = -(-len(order) // batch_size)
+        if step >= steps:
+            raise OptionError(f"step={step} of {steps:,} steps; give less")
+        return drawn_in(order, step * batch_size, min((step + 1) * batch_size, len(order)))
+
+    def order(self, epoch: int | None = None) -> Any:
+        """What this rank draws in an epoch: a sequence of len(self). It does not advance the iteration.
+
+        Args:
+            epoch: the number of the epoch; None is the current one.
+        Returns:
+            order[k] is an int, order[a:b] an int64 array [b - a], np.asarray(order) all of it. Of samplers
+            that give lists, order[k] is an int64 array.
+        """
+        return self._order(self.epoch if epoch is None else epoch, 0)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterate(self._loaded_place())
+
+    def _iterate(self, loaded: tuple[int, int] | None) -> Iterator[Any]:
+        """From the first draw on, so that a `set_epoch` behind `iter` counts too."""
+        order = self._begin(loaded)
+        start, look = self._start, getattr(self._ds, "_looking_ahead", None)
+        items = iter(order) if isinstance(order, Selection) else (item.tolist() for item in order)
+        ahead = None if look is None else look(partial(drawn_in, order), 0, len(order))
+        if ahead is not None:
+            items = ahead.follow(items, 1)
+        known = known_draws(self, self._ds, items)
+        for self._taken, drawn in enumerate(known, 1):
+            yield drawn
+        if self._taken == len(order):  # nobody set an epoch meanwhile
+            self._taken = self._items(start)
+
+    def _loaded_place(self) -> tuple[int, int] | None:
+        """Epoch and draw of a loaded state, for the first iterator after load_state_dict() alone.
+
+        Some loaders make one to look for a state and never use it: the next one must not continue then.
+        """
+        place, self._resumed = (self.epoch, self._start) if self._resumed else None, False
+        return place
+
+    def _begin(self, loaded: tuple[int, int] | None) -> Any:
+        """Go where an iteration begins: to a loaded place, else to the next epoch or again to this one."""
+        if loaded is None or loaded[0] != self.epoch:
+            if self._is_complete:
+                self.set_epoch(self.epoch + 1)
+            loaded = self.epoch, 0
+        self._start, self._taken = loaded[1], 0
+        return self._order(self.epoch, self._start)
+
+    @property
+    def _is_complete(self) -> bool:
+        return self._start + self._taken > 0 and self._taken >= self._items(self._start, self.rank)
+
+    @property
+    def _each(self) -> int:
+        """The draws of all ranks while each takes an item."""
+        return self.num_replicas if self.global_batch_size is None else self.global_batch_size
+
+    def _items(self, start: int, rank: int | None = None) -> int:
+        """How many a rank has from a draw on; None is a rank that has most."""
+        whole, rest = divmod(self._count - start, self._each)
+        first = rank if self.uneven == "allow" and rank is not None else 0
+        return whole + (self.uneven != "drop" and first < rest)
+
+    def _consumed(self, start: int, taken: int) -> int:
+        """By all ranks, when each has taken so many items from a draw on."""
+        return self._count if taken >= self._items(start) else start + taken * self._each
+
+    def _state(self, epoch: int, consumed: int) -> State:
+        return {
+            "version": VERSION,
+            "order": type(self).__name__,
+            "archive": self._archive,
+            "seed": self.seed,
+            "epoch": epoch,
+            "samples": self._samples,
+            "view": self._view,
+            "length": self._count,
+            "consumed": consumed,
+            **self._options(),
+        }
+
+    @once
+    def _view(self) -> str:
+        return view_text(self._selections)
+
+    def _of_first(self, samples: int) -> Self:
+        """This sampler of the first samples: made anew, by arguments of which the columns are cut."""
+
+        def cut(value: Any) -> Any:
+            return value if isinstance(value, (str, int, float, np.number, type(None))) else value[:samples]
+
+        args, options = self._made_with
+        return type(self)(*map(cut, args), **{name: cut(value) for name, value in options.items()})
+
+    def _options(self) -> State:
+        """What the order is a function of, beside seed, epoch and length."""
+        return {}
+
+    def _drawn(self, epoch: int) -> Selection:
+        """The draws of all ranks together, in order: of length `count`."""
+        raise NotImplementedError
+
+    def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
+        """What a rank takes from a draw on: positions, or a sequence of lists of them."""
+        self._check_ranks()
+        return _share(self, self._drawn(epoch), start, self.rank if rank is None else rank)
+
+    @property
+    def _gives_lists(self) -> bool:
+        return self.global_batch_size is not None
+
+    def _check_ranks(self) -> None:
+        """Where torch.distributed counts them, they may be known only when an epoch begins."""
+        size, ranks = self.global_batch_size, self.num_replicas
+        if size is not None and size < ranks:
+            raise OptionError(
+                f"global_batch_size={size} for {ranks} ranks; give at least one sample for each"
+            )
+
+
+def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> Any:
+    """What a rank takes of the draws of all ranks, from one on."""
+    size, ranks = sampler.global_batch_size, sampler.num_replicas
+    is_all = sampler.uneven == "allow"
+    end = sampler._count if is_all else start + sampler._items(start) * sampler._each
+    if end > len(drawn):
+        # The first draws follow the last.
+        drawn = Cycle(range(end), drawn)
+    if size is None:
+        return drawn.cut(range(start + rank, end, ranks))
+    return _Steps(drawn, range(start + rank, end, size), size - rank, ranks)
+
+
+def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterator[Any]:
+    """What this rank takes now, as positions that know their epoch and draw, if `ds` asks for that."""
+    if not getattr(ds, "_is_seeded", False):
+        return items
+    numbers: Iterator[int] = itertools.repeat(0)
+    if sampler._may_repeat:
+        order = _share(sampler, Selection(range(sampler._count)), sampler._start, sampler.rank)
+        flat = order if isinstance(order, Selection) else itertools.chain.from_iterable(order)
+        numbers = (int(place) + 1 for place in flat)
+    return base.drawn(items, sampler.epoch, numbers)
+
+
+class _Steps(Sequence[Ints]):
+    """A rank's shares of steps: each begins at one of `starts`, and is of every n-th of `length` draws."""
+
+    def __init__(self, drawn: Selection, starts: range, length: int, ranks: int) -> None:
+        self._drawn, self._starts, self._length, self._ranks = drawn, starts, length, ranks
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, index: Any) -> Any:
+        start = self._starts[index]
+        return self._drawn[start : start + self._length : self._ranks]
+
+
+def drawn_in(order: Any, start: int, stop: int) -> Ints:
+    """The positions in items of an order."""
+    if isinstance(order, Selection):
+        return order.take(np.arange(start, stop))
+    return np.concatenate([order[number] for number in range(start, stop)])
+
+
+def _is_distributed() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()

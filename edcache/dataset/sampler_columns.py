@@ -1,0 +1,94 @@
+"""What samplers take of a dataset: one value, number or class for each sample."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import base
+from edcache.base import Ints, OptionError, described
+from edcache.format import detached, pa
+from edcache.labels import classes_of, comparable
+
+Column = str | npt.ArrayLike
+"""A label's name, or one value for each sample."""
+
+
+def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
+    """One value per sample: [len(ds)]."""
+    if isinstance(column, str) and not hasattr(ds, "labels"):
+        raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
+    try:
+        values = ds.labels[column] if isinstance(column, str) else np.asarray(detached(column))
+    except ValueError as error:
+        raise OptionError(f"{described(column)}: {error}; give one value for each sample") from error
+    if values.ndim != 1:
+        raise OptionError(f"{_named(column)} of shape {list(values.shape)}; give one value for each sample")
+    if len(values) != len(ds):
+        raise OptionError(f"{len(values):,} values for {len(ds):,} samples; give one for each")
+    return values
+
+
+def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
+    """One number per sample, none missing: [len(ds)], integers, floats or bools."""
+    values = column_of(ds, column)
+    missing = _is_missing(values)
+    if missing.any():
+        at = int(missing.argmax())
+        raise OptionError(
+            f"{_named(column)}: sample {at} has no value; filter() such samples out, or give an array"
+        )
+    if values.dtype == object:
+        # As the labels of a view are without those that have none.
+        listed = values.tolist()
+        if all(isinstance(value, (int, float)) for value in listed):
+            values = np.array(listed, None if listed else np.int64)
+    if values.dtype.kind not in "iufb":
+        raise OptionError(f"{_named(column)} of {values.dtype}; give numbers")
+    return values
+
+
+def _named(column: Column) -> str:
+    return f'label "{column}"' if isinstance(column, str) else "an array"
+
+
+def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Where a column has no value: None, nan or NaT, as the dtype has it."""
+    if values.dtype == object:
+        return np.fromiter((value is None for value in values.tolist()), bool, len(values))
+    return np.asarray(values != values)
+
+
+def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
+    """Positions by class, as `base.grouped` gives them, without those of missing values.
+
+    Numbers and times come by rising class, others as they appear.
+    """
+    try:
+        column = pa.array(values, from_pandas=True)
+        codes, classes = classes_of(comparable(pa.chunked_array([column])))
+    except pa.ArrowException:
+        codes, classes = _numbered(values)
+    kept = [code for code, value in enumerate(classes) if value is not None]
+    if values.dtype.kind in "iufbmM":
+        kept.sort(key=classes.__getitem__)
+    numbers = np.full(len(classes), len(kept), np.min_scalar_type(len(kept)))
+    numbers[kept] = np.arange(len(kept))
+    positions, ends = base.grouped(numbers[codes], len(kept) + 1)
+    return positions[: ends[-2]], ends[:-1]
+
+
+def _numbered(values: npt.NDArray[Any]) -> tuple[Ints, list[Any]]:
+    """The number of each object's class, by appearance, and the classes, None for those that are no value."""
+    numbers: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
+    try:
+        codes = np.fromiter(map(numbers.__getitem__, values.tolist()), np.int64, len(values))
+    except TypeError:
+        raise OptionError(f"classes of {type(values[0]).__name__}; give single values") from None
+    # pandas' NA does not say whether it is itself.
+    is_missing = (type(one).__name__ == "NAType" or (one != one) in (True, np.True_) for one in numbers)
+    return codes, [None if missing else one for one, missing in zip(numbers, is_missing, strict=True)]

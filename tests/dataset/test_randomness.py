@@ -1,0 +1,567 @@
+"""Seeded transforms and crops: the random numbers of a sample, whoever reads it, and when."""
+
+import hashlib
+import json
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pictures
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
+
+from edcache import CachedDataset, CacheWriter, Decoding, ImageFile, Seeded, concat, zip_fields
+from edcache.errors import OptionError
+from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
+
+COUNT = 40
+EPOCHS = 3
+
+
+# --- the oracle: docs/reference/orders.md, by Python's integers alone -----------------------------------
+
+
+def key_of(seed, epoch, index, place=0, number=0, use="0"):
+    parts = ["edcache random", *(format(part, "x") for part in (1, seed, epoch, index, place, number)), use]
+    return hashlib.shake_128("/".join(parts).encode()).digest(56)
+
+
+TIMES = 0x2360ED051FC65DA44385DF649FCCF645
+
+
+def state_of(key):
+    """State and increment of the PCG64 of a key."""
+    a, b, c, d = (int.from_bytes(key[k : k + 8], "little") for k in (0, 8, 16, 24))
+    step = ((c << 64 | d) << 1 | 1) % 2**128
+    return ((step + (a << 64 | b)) * TIMES + step) % 2**128, step
+
+
+def first_raw(key):
+    """The first 64 bits of the PCG64 of a key."""
+    state, step = state_of(key)
+    state = (state * TIMES + step) % 2**128
+    mixed, turn = (state >> 64 ^ state) % 2**64, state >> 122
+    return (mixed >> turn | mixed << (-turn % 64)) % 2**64
+
+
+def expected(seed, epoch, index, **rest):
+    return first_raw(key_of(seed, epoch, index, **rest)) >> 1
+
+
+# --- what is transformed --------------------------------------------------------------------------------
+
+
+def noisy(sample, rng):
+    return {**sample, "noise": int(rng.bit_generator.random_raw()) >> 1}
+
+
+def noisy_by_torch(sample, rng: torch.Generator):
+    return {**sample, "noise": int(torch.randint(1 << 62, (), generator=rng))}
+
+
+def noisy_by_globals(sample):
+    numbers = [torch.rand(2).tolist(), random.random(), np.random.rand(2).tolist()]
+    return {"x": sample["x"], "noise": str(numbers)}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("randomness") / "a.zip"
+    with CacheWriter(path, in_memory_keys=["label"], chunk_size=7) as w:
+        w.extend({"x": k, "label": k % 3} for k in range(COUNT))
+    return path
+
+
+@pytest.fixture
+def ds(path):
+    return CachedDataset.from_cache(path)
+
+
+@pytest.fixture
+def view(ds):
+    return ds.with_transform(noisy, seed=5)
+
+
+def noises(batches):
+    """The noise of each x that batches have; no x twice."""
+    pairs = [pair for batch in batches for pair in zip(batch["x"].tolist(), batch["noise"], strict=True)]
+    noise = {x: n if isinstance(n, str) else int(n) for x, n in pairs}
+    assert len(noise) == len(pairs)
+    return noise
+
+
+def epoch_of(epoch, seed=5):
+    return {x: expected(seed, epoch, x) for x in range(COUNT)}
+
+
+# --- the same, whoever reads ----------------------------------------------------------------------------
+
+
+def test_a_sample_has_the_numbers_of_seed_epoch_and_index(ds):
+    for seed in (0, 7, 1 << 70):
+        view = ds.with_transform(noisy, seed=seed)
+        for epoch in (0, 1, 9):
+            view.set_epoch(epoch)
+            assert [view[k]["noise"] for k in (0, 3, -1)] == [expected(seed, epoch, k) for k in (0, 3, 39)]
+            assert view.batch([3, -1])["noise"].tolist() == [expected(seed, epoch, k) for k in (3, 39)]
+
+
+@pytest.mark.parametrize("make", [Shuffle, ChunkShuffle, lambda view: ByLength(view, "label", 7)])
+def test_samplers_tell_the_epoch(view, make):
+    sampler = make(view)
+    options = {"batch_sampler": sampler} if isinstance(sampler, ByLength) else {"sampler": sampler}
+    loader = DataLoader(view, **options | ({} if "batch_sampler" in options else {"batch_size": 7}))
+    assert [noises(loader) for _ in range(EPOCHS)] == [epoch_of(epoch) for epoch in range(EPOCHS)]
+    sampler.set_epoch(8)
+    assert noises(loader) == epoch_of(8)
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+@pytest.mark.parametrize(
+    ("workers", "context", "persistent"),
+    [(1, "fork", False), (2, "fork", True), (4, "fork", True), (1, "spawn", True)],
+)
+def test_workers_have_the_epoch_of_each_position(view, workers, context, persistent):
+    sampler = Shuffle(view, seed=1)
+    loader = DataLoader(
+        view,
+        7,
+        sampler=sampler,
+        num_workers=workers,
+        multiprocessing_context=context,
+        persistent_workers=persistent,
+    )
+    next(iter(loader))  # one that is left behind with batches on their way
+    sampler.set_epoch(3)
+    assert [noises(loader) for _ in range(EPOCHS)] == [epoch_of(epoch) for epoch in range(3, 3 + EPOCHS)]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 4])
+def test_threads_have_the_epoch_of_their_loader(view, threads):
+    for options in (
+        {"shuffle": True, "seed": 3},
+        {"sampler": Shuffle(view)},
+        {"sampler": RandomSampler(view)},
+    ):
+        loader = view.loader(3, num_threads=threads, **options)
+        next(iter(loader))
+        assert [noises(map(copied, loader)) for _ in range(EPOCHS)] == [epoch_of(e) for e in range(EPOCHS)]
+        loader.set_epoch(6)
+        assert noises(map(copied, loader)) == epoch_of(6)
+
+
+def copied(batch):
+    return {
+        name: column.clone() if isinstance(column, torch.Tensor) else column for name, column in batch.items()
+    }
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_ranks_share_the_numbers_of_an_epoch(view, ranks):
+    made = {}
+    for rank in range(ranks):
+        sampler = Shuffle(view, num_replicas=ranks, rank=rank, uneven="drop")
+        sampler.set_epoch(2)
+        made |= noises(DataLoader(view, 4, sampler=sampler))
+    assert len(made) == COUNT // ranks * ranks
+    assert made.items() <= epoch_of(2).items()
+
+
+def drawn_by(view, ranks, rank, state=None):
+    """(x, noise) of every draw of a rank, in order."""
+    sampler = Weighted(view, "label", 60, seed=2, num_replicas=ranks, rank=rank)
+    if state is not None:
+        sampler.load_state_dict(state)
+    return [(s["x"], s["noise"]) for s in map(view.__getitem__, sampler)]
+
+
+def test_draws_of_one_sample_are_numbered_apart_by_any_ranks_and_resumption(view):
+    whole = drawn_by(view, 1, 0)
+    order = Weighted(view, "label", 60, seed=2).order(0)
+    assert whole == [(x, expected(5, 0, x, number=k + 1)) for k, x in enumerate(order)]
+    assert len(set(whole)) == 60 > len({x for x, _ in whole})
+    for ranks in (2, 3):
+        shares = [drawn_by(view, ranks, rank) for rank in range(ranks)]
+        assert [pair for turn in zip(*shares, strict=True) for pair in turn] == whole
+    state = Weighted(view, "label", 60, seed=2, num_replicas=2, rank=1).state_dict(steps=3, batch_size=5)
+    shares = [drawn_by(view, 3, rank, state) for rank in range(3)]
+    assert [pair for turn in zip(*shares, strict=True) for pair in turn] == whole[30:]
+    loader = view.loader(7, sampler=Weighted(view, "label", 60, seed=2), num_threads=3)
+    batches = [copied(batch) for batch in loader]
+    assert torch.cat([b["noise"] for b in batches]).tolist() == [noise for _, noise in whole]
+    steps = {}
+    for rank in range(3):
+        sampler = Weighted(view, "label", 60, seed=2, num_replicas=3, rank=rank, global_batch_size=10)
+        for step, batch in enumerate(DataLoader(view, batch_sampler=sampler)):
+            steps.setdefault(step, []).extend(zip(batch["x"].tolist(), batch["noise"].tolist(), strict=True))
+    assert {step: sorted(pairs) for step, pairs in steps.items()} == {
+        step: sorted(whole[10 * step : 10 * step + 10]) for step in range(6)
+    }
+    balanced = [s["noise"] for s in map(view.__getitem__, Balanced(view, "label", 90))]
+    assert len(set(balanced)) == 90
+
+
+def test_an_epoch_goes_on_with_the_same_numbers(view):
+    loader = view.loader(6, shuffle=True, seed=1)
+    loader.set_epoch(4)
+    batches = iter(loader)
+    before = noises([copied(next(batches)) for _ in range(3)])
+    again = view.loader(5, shuffle=True, seed=8, num_threads=1)
+    again.load_state_dict(loader.state_dict())
+    batches.close()
+    assert before | noises(map(copied, again)) == epoch_of(4)
+
+
+# --- an epoch that is set -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
+    loader = DataLoader(
+        Subset(view, range(COUNT)),
+        7,
+        shuffle=True,
+        num_workers=2 if context == "fork" else 1,
+        multiprocessing_context=context,
+        persistent_workers=True,
+    )
+    for epoch in (3, 4, 0):
+        view.cache.set_epoch(epoch)
+        assert noises(loader) == epoch_of(epoch)
+
+
+def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
+    message = "a seeded transform or Decoding depends on the epoch, and this DataLoader does not know it"
+    with pytest.raises(OptionError, match=message):
+        next(iter(DataLoader(view, 4, shuffle=True)))
+    with pytest.raises(OptionError, match=message):  # the sampler is of a dataset that draws nothing
+        next(iter(DataLoader(view, 4, sampler=Shuffle(view.cache))))
+    around = ConcatDataset([view])  # reads one by one
+    with pytest.raises(OptionError, match=message):
+        next(iter(DataLoader(around, 4, num_workers=1)))
+    view.set_epoch(1)
+    assert noises(DataLoader(view, 4)) == epoch_of(1)
+    assert noises(DataLoader(around, 4, num_workers=1)) == epoch_of(1)
+    with pytest.raises(OptionError, match=message):  # of a copy, which would not see it change
+        next(iter(DataLoader(pickle.loads(pickle.dumps(view)), 4)))
+
+
+def test_a_position_that_is_drawn_keeps_its_epoch_when_it_is_pickled(view):
+    draws = pickle.loads(pickle.dumps(list(Shuffle(view))))
+    assert {view[draw]["x"]: view[draw]["noise"] for draw in draws} == epoch_of(0)
+    assert {type(position) for position in Shuffle(view.cache)} == {int}
+
+
+# --- which sample it is ---------------------------------------------------------------------------------
+
+
+def test_views_of_a_seeded_view_have_its_samples(view):
+    for other in (
+        view[7:30:3],
+        view.shuffle(2),
+        view.filter(label=1),
+        view[[5, 3, 5]],
+        view.split(0.5, 0.5)[1],
+    ):
+        assert [s["noise"] for s in other] == [expected(5, 0, x) for x in other.indices.tolist()]
+    fields = view.select("noise", as_tuple=True)
+    assert fields[3] == (expected(5, 0, 3),)
+
+
+def test_a_view_that_repeats_samples_has_numbers_for_each_of_its_positions(view):
+    for other in (view.repeat(3), view.filter(label=[0, 1]).oversample("label"), view.repeat(2).shuffle(1)):
+        made = [s["noise"] for s in other]
+        assert made == [expected(5, 0, x, place=p + 1) for p, x in enumerate(other.indices.tolist())]
+        assert other[-1]["noise"] == made[-1]
+        assert noises_in_order(DataLoader(other, 9, sampler=range_of_epoch(other, 0))) == made
+    assert view.repeat(1)[3] == view[3]
+    assert view.repeat(2)[COUNT]["noise"] != view.repeat(2)[0]["noise"]
+
+
+def range_of_epoch(view, epoch):
+    view.set_epoch(epoch)
+    return range(len(view))
+
+
+def noises_in_order(batches):
+    return [noise for batch in batches for noise in batch["noise"].tolist()]
+
+
+def test_each_seeded_function_has_numbers_of_its_own(path):
+    def second(sample, rng):
+        return {**sample, "second": int(rng.bit_generator.random_raw()) >> 1}
+
+    def third(x, rng, ctx):
+        ctx["third"] = int(rng.bit_generator.random_raw()) >> 1
+        return x
+
+    ds = CachedDataset.from_cache(path, transform=Seeded(noisy, 5))
+    view = ds.with_transform(lambda s: s).with_transform(second, seed=5).ctx(third, field="x", seed=6)
+    sample, ctx = view[4]
+    assert sample["noise"] == expected(5, 0, 4)
+    assert sample["second"] == expected(5, 0, 4, use="1")
+    assert ctx == {"third": expected(6, 0, 4, use="2")}
+    assert ds[4] == {"x": 4, "label": 1, "noise": expected(5, 0, 4)}
+
+
+def test_draws_that_repeat_are_numbered_apart_in_parts_too(view):
+    both = concat([view[:5], view[5:]])
+    sampler = Weighted(both, np.ones(COUNT), 90, seed=4)
+    order = sampler.order(0)
+    wanted = [expected(5, 0, x, number=k + 1) for k, x in enumerate(order)]
+    assert noises_in_order(DataLoader(both, 9, sampler=sampler)) == wanted
+
+
+def test_parts_of_what_is_put_together_have_their_own_indices(view, ds):
+    both = concat([view[10:20], ds.select("x", "label").with_transform(noisy, seed=6)])
+    wanted = [expected(5, 2, x) for x in range(10, 20)] + [expected(6, 2, x) for x in range(COUNT)]
+    sampler = Shuffle(both, seed=3)
+    sampler.set_epoch(2)
+    batches = list(DataLoader(both, 8, sampler=sampler))
+    assert noises_in_order(batches) == [wanted[k] for k in sampler.order(2)]
+    top = both.with_transform(lambda s, rng: {**s, "top": int(rng.bit_generator.random_raw()) >> 1}, seed=5)
+    assert top[12]["noise"] == expected(6, 0, 2)
+    assert top[12]["top"] == expected(5, 0, 12)
+    repeated = concat([view.repeat(2), view])
+    assert len({repeated[k]["noise"] for k in (3, COUNT + 3, 2 * COUNT + 3)}) == 3
+    wide = zip_fields(view.select("noise"), ds)
+    wide.set_epoch(7)
+    assert wide.batch([4, 1])["noise"].tolist() == [expected(5, 7, 4), expected(5, 7, 1)]
+    assert wide[4]["noise"] == expected(5, 7, 4)
+
+
+def test_a_transform_that_is_set_later_is_seeded_too(ds):
+    both = concat([ds, ds[:3]])
+    assert both[1] == {"x": 1, "label": 1}
+    ds.transform = Seeded(noisy, seed=5)
+    assert [both[k]["noise"] for k in (1, COUNT + 1)] == [expected(5, 0, 1)] * 2
+    ds.transform = None
+    assert both[1] == {"x": 1, "label": 1}
+    part = ds[:3]
+    both = concat([ds, part])
+    assert both[COUNT + 1] == {"x": 1, "label": 1}
+    part.transform = Seeded(noisy, seed=5)
+    assert part[1]["noise"] == both[COUNT + 1]["noise"] == expected(5, 0, 1)
+
+
+def test_a_sample_read_by_a_transform_is_of_the_same_epoch(view, ds):
+    def mixed(sample, rng):
+        partner = view[int(rng.integers(COUNT))]
+        return {
+            **sample,
+            "partner": partner["x"],
+            "theirs": partner["noise"],
+            "noise": noisy({}, rng)["noise"],
+        }
+
+    def after(sample, rng):
+        return {**sample, "after": noisy({}, rng)["noise"]}
+
+    other = ds.with_transform(mixed, seed=1).with_transform(after, seed=1)
+    loader = other.loader(COUNT)
+    loader.set_epoch(3)
+    batch = next(iter(loader))
+    assert batch["theirs"].tolist() == [expected(5, 3, x) for x in batch["partner"].tolist()]
+    assert batch["after"].tolist() == [expected(1, 3, x, use="1") for x in range(COUNT)]
+    alone = ds.with_transform(lambda s, rng: (int(rng.integers(COUNT)), noisy({}, rng)["noise"]), seed=1)
+    alone.set_epoch(3)
+    assert [list(pair) for pair in zip(batch["partner"].tolist(), batch["noise"].tolist(), strict=True)] == [
+        list(alone[k]) for k in range(COUNT)
+    ]
+
+
+# --- torch, and the global generators -------------------------------------------------------------------
+
+
+def test_torchs_generator_is_had_by_annotation(ds):
+    def optional(sample, rng: "torch.Generator | None" = None):
+        return {**sample, "noise": torch.randint(1 << 62, (), generator=rng).item()}
+
+    def keyword(sample, *, rng: np.random.Generator):
+        return noisy(sample, rng)
+
+    torch_seed = int.from_bytes(key_of(5, 0, 3)[32:40], "little")
+    wanted = torch.randint(1 << 62, (), generator=torch.Generator().manual_seed(torch_seed)).item()
+    for function in (noisy_by_torch, optional):
+        assert ds.with_transform(function, seed=5)[3]["noise"] == wanted
+    assert ds.with_transform(keyword, seed=5)[3]["noise"] == expected(5, 0, 3)
+
+
+def test_global_generators_are_seeded_on_request_and_set_back(ds):
+    view = ds.with_transform(noisy_by_globals, seed=5, seed_global=True)
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    wanted = noisy_by_globals({"x": 0})
+    torch.manual_seed(1), random.seed(1), np.random.seed(1)
+    first = [view[k]["noise"] for k in range(COUNT)]
+    assert noisy_by_globals({"x": 0}) == wanted
+    assert len(set(first)) == COUNT
+    key = key_of(5, 0, 7)
+    generator = torch.Generator().manual_seed(int.from_bytes(key[40:48], "little"))
+    python, numpy = (
+        random.Random(int.from_bytes(key[48:56], "little")),
+        np.random.RandomState(int.from_bytes(key[52:56], "little")),
+    )
+    assert first[7] == str(
+        [torch.rand(2, generator=generator).tolist(), python.random(), numpy.rand(2).tolist()]
+    )
+    for threads in (1, 4):
+        made = [pair for batch in view.loader(3, num_threads=threads) for pair in batch["noise"]]
+        assert made == first
+    view.set_epoch(0)
+    loader = DataLoader(view, 7, num_workers=2)
+    assert [noise for batch in loader for noise in batch["noise"]] == first
+
+
+def test_global_generators_are_set_back_where_a_transform_raises(ds):
+    def raises(sample):
+        torch.rand(3)
+        raise KeyError("no")
+
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), random.getstate()
+    with pytest.raises(KeyError):
+        ds.with_transform(raises, seed=5, seed_global=True)[0]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+
+
+# --- values and their quality ---------------------------------------------------------------------------
+
+
+def test_the_numbers_are_those_of_every_platform_and_release(ds):
+    golden = json.loads(Path(__file__).with_name("golden_random.json").read_text())
+    for case in golden:
+        seed, epoch, index = case["seed"], case["epoch"], case["index"]
+        for name, function in {"raw": noisy, "torch": noisy_by_torch}.items():
+            view = ds.with_transform(function, seed=seed)
+            view.set_epoch(epoch)
+            assert view[index]["noise"] == case[name]
+            assert expected(seed, epoch, index) == case["raw"]
+
+
+def test_bits_of_samples_epochs_and_seeds_have_nothing_in_common(ds):
+    def bits(sample, rng):
+        return np.unpackbits(rng.integers(0, 256, 16, np.uint8))
+
+    rows = []
+    for seed in range(8):
+        view = ds.with_transform(bits, seed=seed)
+        for epoch in range(8):
+            view.set_epoch(epoch)
+            rows += list(view)
+    signs = np.array(rows, np.float64) * 2 - 1  # 2,560 rows of 128
+    deviation = np.abs(signs.mean(0)) * np.sqrt(len(signs))
+    assert deviation.max() < 5
+    assert (deviation**2).mean() < 1.6
+    agreement = signs @ signs.T / np.sqrt(signs.shape[1])
+    np.fill_diagonal(agreement, 0)
+    assert np.abs(agreement).max() < 7  # of 3 million pairs
+    assert abs((agreement**2).sum() / (len(signs) * (len(signs) - 1)) - 1) < 0.02
+
+
+# --- crops ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    path = tmp_path_factory.mktemp("randomness") / "photos.zip"
+    file = pictures.jpeg(300, 200, seed=1)
+    with CacheWriter(path) as w:
+        w.extend({"image": ImageFile(file, "tensor"), "twin": ImageFile(file, "tensor")} for _ in range(12))
+    return path
+
+
+def cropping(photos, **options):
+    return CachedDataset.from_cache(photos, decode=Decoding("tensor", size=16, crop="random", **options))
+
+
+def crops(batches):
+    return torch.cat([batch["image"].clone() for batch in batches])
+
+
+def test_a_random_part_is_that_of_seed_epoch_and_index(photos):
+    ds = cropping(photos, seed=5)
+    epochs = []
+    for epoch in range(2):
+        ds.set_epoch(epoch)
+        epochs.append(torch.stack([sample["image"] for sample in ds]))
+        assert all(torch.equal(sample["image"], sample["twin"]) for sample in ds)  # a picture and its mask
+        assert torch.equal(ds.select("image")[3]["image"], epochs[epoch][3])
+        assert torch.equal(ds.batch([3, 1])["image"], epochs[epoch][[3, 1]])
+    assert len({image.numpy().tobytes() for epoch in epochs for image in epoch}) == 24
+    ds.set_epoch(0)
+    for threads in (1, 4):
+        loader = ds.loader(5, num_threads=threads)
+        assert [torch.equal(crops(loader), wanted) for wanted in epochs] == [True, True]
+    sampler = Shuffle(ds)
+    loader = DataLoader(ds, 5, sampler=sampler, num_workers=2, persistent_workers=True)
+    assert all(torch.equal(crops(loader), wanted[list(sampler.order(e))]) for e, wanted in enumerate(epochs))
+    other = cropping(photos, seed=6)
+    assert not torch.equal(other[0]["image"], epochs[0][0])
+    both = concat([other, ds])
+    assert torch.equal(both.batch([12 + 3, 0])["image"], torch.stack([epochs[0][3], other[0]["image"]]))
+
+
+def test_a_part_has_the_numbers_of_its_key(tmp_path):
+    y, x = np.mgrid[0:240, 0:240]  # pixels that tell where they are
+    file = pictures.encoded("PNG", Image.fromarray(np.stack([x, y, y], -1).astype(np.uint8)))
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend({"image": ImageFile(file)} for _ in range(5))
+    ds = cropping(tmp_path / "a.zip", seed=5, ratio=(1, 1), scale=(0.25, 0.25))
+    for index in range(5):
+        rng = np.random.Generator(np.random.PCG64())
+        state, step = state_of(key_of(5, 0, index, use="crop"))
+        numbers = {"state": state, "inc": step}
+        rng.bit_generator.state = {"bit_generator": "PCG64", "state": numbers, "has_uint32": 0, "uinteger": 0}
+        _, _, top, left = (int(121 * number) for number in rng.random(4))
+        image = ds[index]["image"].float()
+        assert abs(image[0].mean() - (left + 59.5)) < 1
+        assert abs(image[1].mean() - (top + 59.5)) < 1
+
+
+def test_crops_and_transforms_of_one_seed_are_unrelated(photos):
+    ds = cropping(photos, seed=5)
+    ds.transform = Seeded(noisy, seed=5)
+    assert ds[3]["noise"] == expected(5, 0, 3)
+    assert torch.equal(ds[3]["image"], cropping(photos, seed=5)[3]["image"])
+
+
+# --- what is refused ------------------------------------------------------------------------------------
+
+
+def flip(sample):
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda ds: ds.with_transform(flip, seed=1), "flip takes no rng, so a seed has no use for it; add"),
+        (lambda ds: ds.with_transform(dict, seed=1), "dict takes no rng, so a seed has no use for it; add"),
+        (lambda ds: ds.with_transform(noisy), "noisy takes rng; give its seed: with_transform"),
+        (lambda ds: ds.with_transform(flip, seed_global=True), "seed_global=True needs a seed; give seed=0"),
+        (lambda ds: ds.with_transform(noisy, seed=float("nan")), "seed=nan; give an integer of 0 or more"),
+        (lambda ds: ds.with_transform(noisy, seed=-1), "seed=-1; give an integer of 0 or more"),
+        (lambda ds: ds.with_transform(noisy, seed=True), "seed=True; give an integer of 0 or more"),
+        (lambda ds: Seeded("flip", 1), r"Seeded\(\) takes a function, not 'flip'"),
+        (lambda ds: Seeded(noisy, 1)({}), r"Seeded\(noisy\) is called outside of a dataset"),
+        (lambda ds: ds.with_transform(lambda s: Seeded(noisy, 1)(s))[0], "is called outside of a dataset"),
+        (lambda ds: ds.set_epoch(-1), "epoch=-1; give 0 or more"),
+        (lambda ds: ds.set_epoch(1.5), "epoch=1.5; give 0 or more"),
+    ],
+)
+def test_what_means_nothing_is_refused(ds, ask, message):
+    with pytest.raises(OptionError, match=message):
+        ask(ds)
+
+
+def test_a_parameter_rng_that_has_a_default_needs_no_seed(ds):
+    assert ds.with_transform(lambda sample, rng=None: rng)[0] is None
+
+
+def test_without_a_seed_batches_are_gathered_as_before(ds, view):
+    assert ds._batch([0])._is_bulk()
+    assert not view._batch([0])._is_bulk()
