@@ -5,13 +5,15 @@
     CacheWriter     write an archive without a Dataset
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
-    concat          several datasets as one; zip_fields() puts their fields side by side
+    concat          several datasets as one; mix() draws from them in proportions, zip_fields() puts their
+                    fields side by side
     copy_to_local   copy an archive that is far away to a disk of this machine, once for all its processes
     import_cache    an archive from another system's cache; compat has the old names of some
     ray_executor    an Executor whose tasks run in Ray, to fill by
     register        let the codec store a class of yours: an enum, a dataclass, any other
     Seeded          a transform whose random numbers belong to the sample
-    samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle: orders for a DataLoader
+    samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle, Mixture: orders for a
+                    DataLoader
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
     merge           several archives copied into one; split() makes several of one

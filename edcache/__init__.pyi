@@ -14,6 +14,7 @@ from .dataset import Seeded as Seeded
 from .dataset import View as View
 from .dataset import cachable as cachable
 from .dataset import concat as concat
+from .dataset import mix as mix
 from .dataset import zip_fields as zip_fields
 from .errors import ArchiveClosedError as ArchiveClosedError
 from .errors import ArchiveError as ArchiveError

@@ -6,9 +6,11 @@ Balanced       every class equally often
 Weighted       each sample by its weight
 ByLength       batches of samples that are alike in length
 ChunkShuffle   the archive chunk by chunk, mixed within a buffer
+Mixture        several datasets in fixed proportions; edcache.mix makes it
 """
 
 from edcache.dataset.label_samplers import Balanced, ByLength, Weighted
+from edcache.dataset.mixture import Mixture
 from edcache.dataset.samplers import ChunkShuffle, Sequential, Shuffle
 
-__all__ = ["Balanced", "ByLength", "ChunkShuffle", "Sequential", "Shuffle", "Weighted"]
+__all__ = ["Balanced", "ByLength", "ChunkShuffle", "Mixture", "Sequential", "Shuffle", "Weighted"]

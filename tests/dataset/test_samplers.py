@@ -861,6 +861,7 @@ def test_samplers_are_an_attribute_of_the_package():
         "Balanced",
         "ByLength",
         "ChunkShuffle",
+        "Mixture",
         "Sequential",
         "Shuffle",
         "Weighted",
