@@ -2,8 +2,13 @@
 
 nginx serves the archive, and a proxy before it delays every byte by half a round trip, lets so many bytes a
 second through for all connections together, and counts. A new connection takes a round trip more. Every epoch
-is that of a new process, which has imported everything. First batch: round trips from before the archive is
-opened. Rate: bytes of the archive a second of the epoch, opening included, as a part of the proxy's rate.
+is that of a new process, which has read a small archive that is near.
+
+First batch: round trips from before the archive is opened. Rate: bytes of the samples a second of the epoch,
+opening included, as a part of the proxy's rate. Bytes: as a part of those of the samples. All are medians of
+turns: each way once, then each once again.
+
+far_peers.py has the peers; scripts/bench_far installs them. Without --peers there are none.
 """
 
 from __future__ import annotations
@@ -11,12 +16,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import re
 import shutil
 import socket
 import statistics
 import subprocess
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -24,11 +31,12 @@ from http.client import HTTPConnection
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-import numpy as np
+from far_peers import BATCH, PEERS, installed, sample
 
 SPAWN = multiprocessing.get_context("spawn")
-BATCH = 64
+Row = tuple[float, ...]
 NGINX = """
 daemon off; {user} worker_processes 1; pid {folder}/pid; error_log {folder}/error.log;
 events {{ worker_connections 512; }}
@@ -66,7 +74,7 @@ def proxy(port: int, server: int, seconds: Any, rate: float, counts: Any) -> Non
                     # What the wire has not taken yet stays with the server.
                     await asyncio.sleep(max(0, free - time.monotonic() - 0.02))
                 else:
-                    counts[0] += data.count(b"GET ")
+                    counts[0] += data.count(b"GET ") + data.count(b"HEAD ")
                 await queue.put((at + seconds.value / 2, data))
         await queue.put((0, b""))
         await delivery
@@ -122,36 +130,53 @@ def far(folder: Path, rate: float) -> Iterator[tuple[str, str, Any, Any]]:
 
 
 class Way(NamedTuple):
-    """How it is read: the loader, the order, options of `from_cache`, processes and epochs."""
+    """How it is read, and by how many processes of their own at once."""
 
-    loader: str
-    order: str
-    options: dict[str, Any]
+    reader: str
+    is_shuffled: bool = False
+    workers: int = 0
+    has_copy: bool = False
+    max_bytes: int | None = None
     readers: int = 1
     epochs: int = 1
 
 
-def epochs(queue: Any, near: str, url: str, loader: str, order: str, options: dict[str, Any], n: int) -> None:
-    """Read `n` epochs, and put the seconds to the first batch and to the end of each."""
+def ours(url: str, local: str, way: Way) -> Any:
     from torch.utils.data import DataLoader
 
     from edcache import CachedDataset
     from edcache.samplers import ChunkShuffle
 
-    CachedDataset.from_cache(f"{near}/small.zip").batch([0])
+    copy = {"local": local, "max_bytes": way.max_bytes} if way.has_copy else {}
+    ds = CachedDataset.from_cache(url, **copy)
+    sampler = ChunkShuffle(ds) if way.is_shuffled else None
+    if way.reader == "loader":
+        return ds.loader(BATCH, sampler=sampler)
+    return DataLoader(ds, BATCH, sampler=sampler, num_workers=way.workers)
+
+
+def epochs(queue: Any, near: str, url: str, local: str, way: Way, shards: int, count: int) -> None:
+    """Read epochs, and put the seconds to the first batch and to the end of each."""
+
+    def opened(url: str, local: str) -> Any:
+        if way.reader in PEERS:
+            return PEERS[way.reader].batches(url, local, way.is_shuffled, way.workers, shards)
+        return ours(url, local, way)
+
+    multiprocessing.set_start_method("fork", force=True)
+    warnings.filterwarnings("ignore", message=".*NumPy array is not writable")
+    for _ in opened(near, f"{local}/near"):
+        pass
     started = time.perf_counter()
-    ds = CachedDataset.from_cache(url, **options)
-    sampler = ChunkShuffle(ds) if order == "ChunkShuffle" else None
-    batches: Any = ds.loader(BATCH, sampler=sampler)
-    if loader == "DataLoader":
-        batches = DataLoader(ds, BATCH, sampler=sampler, num_workers=2, multiprocessing_context="fork")
-    for _ in range(n):
+    batches = opened(url, f"{local}/far")
+    for _ in range(way.epochs):
         first, seen = 0.0, 0
         for batch in batches:
             first = first or time.perf_counter() - started
             assert bool((batch["x"][:, 0] == (batch["n"] % 251)).all())
             seen += len(batch["n"])
-        assert seen == len(ds)
+        # MDS repeats samples where workers would get different numbers of them.
+        assert seen == count or (way.reader == "mds" and seen > count)
         queue.put((first, time.perf_counter() - started))
         started = time.perf_counter()
 
@@ -161,10 +186,10 @@ def plain(queue: Any, url: str) -> None:
     parts, started = iter(range(0, 1 << 40, 1 << 22)), time.perf_counter()
 
     def fetch(_: int) -> float:
-        first, connection = 0.0, HTTPConnection(url.split("/")[2])
+        first, connection = 0.0, HTTPConnection(urlsplit(url).netloc)
         for start in parts:
             wanted = {"Range": f"bytes={start}-{start + (1 << 22) - 1}"}
-            connection.request("GET", f"/{url.split('/')[3]}", headers=wanted)
+            connection.request("GET", urlsplit(url).path, headers=wanted)
             answer = connection.getresponse()
             answer.read()
             first = first or time.perf_counter() - started
@@ -177,31 +202,31 @@ def plain(queue: Any, url: str) -> None:
     queue.put((first, time.perf_counter() - started))
 
 
-def built(path: Path, nbytes: int, sample: int) -> None:
+def write(folder: Path, count: int, nbytes: int, shards: int) -> None:
     from edcache import CacheWriter
 
-    with CacheWriter(path) as writer:
-        for n in range(nbytes // sample):
-            x = np.full(sample, n % 251, np.uint8)
-            writer.append({"x": x, "n": n})
+    with CacheWriter(f"{folder}.zip") as writer:
+        for n in range(count):
+            writer.append(sample(n, nbytes))
 
 
-def measured(place: tuple[str, str, Any, Any], name: str, ms: float, way: Way) -> list[tuple[float, ...]]:
+def measured(place: tuple[str, str, Any, Any], name: str, ms: float, way: Way, *args: int) -> list[Row]:
     """For each epoch: seconds to the first batch and to the end, bytes and requests."""
     url, near, seconds, counts = place
     seconds.value, queue, rows = ms / 1000, SPAWN.Queue(), []
+    path, end = (f"{way.reader}/", "") if way.reader in PEERS else ("edcache/", ".zip")
+    url, near = f"{url}/{path}{name}{end}", f"{near}/{path}small{end}"
     with tempfile.TemporaryDirectory() as ssd:
-        options = way.options | ({"local": ssd} if "local" in way.options else {})
-        to_do = (queue, near, f"{url}/{name}", way.loader, way.order, options, way.epochs)
-        if way.loader == "plain":
-            processes = [SPAWN.Process(target=plain, args=(queue, f"{url}/{name}"))]
+        if way.reader == "plain":
+            processes = [SPAWN.Process(target=plain, args=(queue, url))]
         else:
+            to_do = (queue, near, url, ssd, way, *args)
             processes = [SPAWN.Process(target=epochs, args=to_do) for _ in range(way.readers)]
         before = list(counts)
         for process in processes:
             process.start()
         for _ in range(way.epochs):
-            ended = [queue.get(timeout=600) for _ in processes]
+            ended = [queue.get(timeout=120) for _ in processes]
             after = list(counts)
             rows.append((*map(max, zip(*ended, strict=True)), after[1] - before[1], after[0] - before[0]))
             before = after
@@ -210,43 +235,63 @@ def measured(place: tuple[str, str, Any, Any], name: str, ms: float, way: Way) -
     return rows
 
 
+def ways(mb: float, peers: list[str]) -> dict[str, Way]:
+    """All of them, by name."""
+    named = {"plain download": Way("plain")}
+    orders = (("in order", False), ("ChunkShuffle", True))
+    for (behind, has_copy), (order, is_shuffled) in product((("", False), (", local=", True)), orders):
+        named[f"loader, {order}{behind}"] = Way("loader", is_shuffled, 0, has_copy)
+        for n in (0, 2):
+            way = Way("DataLoader", is_shuffled, n, has_copy)
+            named[f"DataLoader, {n} workers, {order}{behind}"] = way
+    for peer, is_shuffled, n in product(peers, (False, True), (0, 2)):
+        order = "shuffled" if is_shuffled else "in order"
+        named[f"{peer}, {n} workers, {order}"] = Way(peer, is_shuffled, n)
+    for n in (4, 8):
+        named[f"{n} readers, ChunkShuffle, local="] = Way("loader", True, 0, True, readers=n)
+    third = int(mb * 1e6 / 3)
+    named["a third of the room, ChunkShuffle, local="] = Way("loader", True, 0, True, third, epochs=2)
+    return named
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--mb", type=float, default=200, help="of each archive")
+    parser.add_argument("--mb", type=float, default=200, help="of the samples")
     parser.add_argument("--rate", type=float, default=50, help="MB/s of the wire")
     parser.add_argument("--ms", type=float, nargs="*", default=[20, 100], help="of a round trip")
     parser.add_argument("--samples", type=int, nargs="*", default=[10_000, 100_000], help="bytes of one")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", default="", help="rows that have this in their name")
+    parser.add_argument("--only", default="", help="rows whose name this regular expression finds")
+    parser.add_argument(
+        "--peers", nargs="*", default=[], choices=list(PEERS), help="to be installed, and read"
+    )
+    parser.add_argument("--shards", type=int, default=16, help="of each peer")
     options = parser.parse_args()
-    local = {"local": ""}
-    ways = {"plain download": Way("plain", "", {})}
-    for copy, behind in (({}, ""), (local, ", local=")):
-        for loader, order in product(("loader", "DataLoader"), ("in order", "ChunkShuffle")):
-            ways[f"{loader}, {order}{behind}"] = Way(loader, order, copy)
-    for n in (4, 8):
-        ways[f"{n} readers, ChunkShuffle, local="] = Way("loader", "ChunkShuffle", local, n)
-    third = local | {"max_bytes": int(options.mb * 1e6 / 3)}
-    ways["a third of the room, ChunkShuffle"] = Way("loader", "ChunkShuffle", third, epochs=2)
-    print("| samples | round trip | way | first batch, round trips | rate | bytes | requests |")
-    print("|---|---|---|---|---|---|---|")
+    peers = installed(options.peers)
+    chosen = {n: way for n, way in ways(options.mb, peers).items() if re.search(options.only, n)}
     with tempfile.TemporaryDirectory() as folder:
-        www = Path(folder, "www")
-        www.mkdir()
-        built(www / "small.zip", 1000, 100)
-        for sample in options.samples:
-            built(www / f"{sample}.zip", int(options.mb * 1e6), sample)
+        for kind in ("edcache", *peers):
+            write_one = PEERS[kind].write if kind in PEERS else write
+            www = Path(folder, "www", kind)
+            www.mkdir(parents=True)
+            write_one(www / "small", 64, 100, options.shards)
+            for nbytes in options.samples:
+                write_one(www / str(nbytes), int(options.mb * 1e6 / nbytes), nbytes, options.shards)
+        print("| samples | round trip | way | first batch, round trips | rate | bytes | requests |")
+        print("|---|---|---|---|---|---|---|")
         with far(Path(folder), options.rate * 1e6) as place:
-            for sample, ms, (name, way) in product(options.samples, options.ms, ways.items()):
-                if options.only not in name:
-                    continue
-                nbytes = (www / f"{sample}.zip").stat().st_size
-                runs = [measured(place, f"{sample}.zip", ms, way) for _ in range(options.repeats)]
-                for rows in zip(*runs, strict=True):
-                    first, whole, sent, asked = map(statistics.median, zip(*rows, strict=True))
-                    rate = nbytes / whole / options.rate / 1e6
-                    figures = f"{first * 1000 / ms:.1f} | {rate:.2f} | {sent / nbytes:.3f} | {asked:,.0f}"
-                    print(f"| {sample / 1000:.0f} kB | {ms:.0f} ms | {name} | {figures} |", flush=True)
+            for nbytes, ms in product(options.samples, options.ms):
+                count = int(options.mb * 1e6 / nbytes)
+                turns: dict[str, list[list[Row]]] = {name: [] for name in chosen}
+                for _, (name, way) in product(range(options.repeats), chosen.items()):
+                    turns[name].append(measured(place, str(nbytes), ms, way, options.shards, count))
+                for name, taken in turns.items():
+                    for rows in zip(*taken, strict=True):
+                        first, whole, sent, asked = map(statistics.median, zip(*rows, strict=True))
+                        rate = count * nbytes / whole / options.rate / 1e6
+                        part = sent / count / nbytes
+                        row = f"{name} | {first * 1000 / ms:.1f} | {rate:.2f} | {part:.3f} | {asked:,.0f}"
+                        print(f"| {nbytes / 1000:.0f} kB | {ms:.0f} ms | {row} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -162,7 +162,10 @@ RUN_BY = {
         *(f"tests/kit/{name}.py" for name in ("filled", "scale", "xla_ranks")),
         *("tests/conftest.py", "tests/backends/test_xla.py"),
     ],
-    "bench": ["scripts/benchmark/__main__.py", "scripts/benchmark/plot.py", "scripts/benchmark/workloads.py"],
+    "bench": [
+        *("scripts/benchmark/__main__.py", "scripts/benchmark/plot.py", "scripts/benchmark/workloads.py"),
+        "scripts/bench_far.py",
+    ],
 }
 
 
