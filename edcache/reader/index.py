@@ -19,6 +19,8 @@ Fetch = Callable[[Sequence[Extent]], list[memoryview | None]]
 
 # Pages that were fetched are kept up to so many bytes.
 _MOST_KEPT_NBYTES: Final = 1 << 26
+# Of so many records the offsets take a megabyte.
+_FEW: Final = 1 << 17
 _UNBOUNDED: Final = 1 << 61
 _INDEX, _OFFSET, _NBYTES, _RAW, _SCHEMA = range(len(LINES))
 _FORMATS: Final[dict[int, Literal["B", "H", "I", "Q"]]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
@@ -174,6 +176,8 @@ class RecordIndex:
         self._lines: dict[int, Lines] = {}
         self._views: dict[int, Any] = {}
         self._first = root.pages["base"][:, _INDEX].tolist()
+        self._offsets: Ints | None = None
+        self._asked = 0
         # The schema of all records, where they have one.
         schema = -1 if np.any(root.widths(_SCHEMA)) else _common(root.pages["base"][:, _SCHEMA])
         self.only_schema: int | None = schema if type(schema) is int and schema >= 0 else None
@@ -193,7 +197,8 @@ class RecordIndex:
     def nbytes(self) -> int:
         """Bytes of private memory, but for `memory`."""
         # The lines of all columns take about as much as what they are made of.
-        return self._kept_nbytes + 2 * self.root.pages.nbytes
+        kept = 0 if self._offsets is None else self._offsets.nbytes
+        return self._kept_nbytes + 2 * self.root.pages.nbytes + kept
 
     # --- samples and rows ---
 
@@ -282,6 +287,13 @@ class RecordIndex:
 
     def offsets(self, rows: Ints) -> Ints:
         """Where records begin, in bytes from the start of the file: int64 [n]."""
+        if self._offsets is not None:
+            return self._offsets[rows]
+        # Of few records they are kept, once so many were asked for that it is worth it.
+        if self.rows <= _FEW and self.memory is not None:
+            self._asked += len(rows)
+            if self._asked > self.rows:
+                self._offsets = self._at(np.arange(self.rows), _OFFSET)
         return self._at(rows, _OFFSET)
 
     def sizes(self, rows: Ints) -> Ints:
