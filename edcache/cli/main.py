@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 
 from edcache import __version__
-from edcache.cli import analysis, cards, contents, convert, housekeeping, maintenance, viewer
+from edcache.cli import analysis, cards, contents, convert, housekeeping, maintenance, replay, viewer
 from edcache.cli.flags import meant
 from edcache.cli.output import FAILED, errors_in_one_line
 from edcache.storage import hidden, shown
@@ -16,7 +16,7 @@ from edcache.storage import hidden, shown
 _GROUPS: Final = {
     "Make": ("build", "images", "import"),
     "Look": ("info", "show", "view", "ls", "labels", "stats", "sql", "diff", "why", "caches"),
-    "Check": ("verify", "repair"),
+    "Check": ("verify", "repair", "replay"),
     "Share": ("export", "copy", "merge", "split", "card"),
     "Tidy": ("compact", "rm", "prune"),
 }
@@ -119,7 +119,7 @@ _COMMANDS = (
     *(analysis.sql, analysis.stats, analysis.diff, cards.card),
     *(convert.import_, convert.export, convert.build, convert.images),
     *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
-    *(maintenance.verify, maintenance.repair, maintenance.compact),
+    *(maintenance.verify, maintenance.repair, maintenance.compact, replay.replay),
     *(maintenance.copy, maintenance.merge, maintenance.split),
 )
 for _command in _COMMANDS:

@@ -6,6 +6,8 @@ from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
+from .log_check import sampler_of as sampler_of
+from .log_check import verify_log as verify_log
 from .mixture import mix as mix
 from .transforms import Seeded as Seeded
 from .view import Samples as Samples

@@ -29,6 +29,8 @@ from edcache.dataset.state import (
     view_text,
 )
 
+_OF_A_RUN = ("ds", "dataset", "seed", "num_replicas", "rank")
+
 Uneven = Literal["repeat", "drop", "allow"]
 
 
@@ -134,7 +136,12 @@ class EpochSampler(DistributedSampler[Any]):
         self._check_ranks()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_view": self._view, "_ds": None, "_selections": [], "_made_with": ((), {})}
+        return vars(self) | {
+            "_view": self._view,
+            "_ds": None,
+            "_selections": [],
+            "_made_with": ((), _arguments_of(self)),
+        }
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -329,6 +336,7 @@ class EpochSampler(DistributedSampler[Any]):
             "length": self._count,
             "consumed": consumed,
             **self._options(),
+            "arguments": _arguments_of(self),
         }
 
     @once
@@ -407,6 +415,15 @@ class _Steps(Sequence[Ints]):
     def __getitem__(self, index: Any) -> Any:
         start = self._starts[index]
         return self._drawn[start : start + self._length : self._ranks]
+
+
+def _arguments_of(sampler: EpochSampler) -> State:
+    """What it was made with beside dataset, seed and ranks, as far as that is plain."""
+    args, options = sampler._made_with
+    made_with = inspect.signature(type(sampler)).bind_partial(*args, **options).arguments
+    plain = (str, int, float, type(None))
+    named = ((name, one) for name, one in made_with.items() if name not in _OF_A_RUN)
+    return {name: one for name, one in named if isinstance(one, plain)}
 
 
 def drawn_in(order: Any, start: int, stop: int) -> Ints:

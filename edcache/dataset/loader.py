@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from edcache.base import Ints, MissingDependencyError, OptionError, check_count
+from edcache.dataset.batch_log import BatchLog
 from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
@@ -54,6 +56,7 @@ class LoaderOptions:
     pin_memory: bool
     device: torch.device | str | None
     reuse: bool
+    log: str | os.PathLike[str] | None
 
     def order(self, dataset: Any) -> EpochSampler:
         """What knows the order, and how far an epoch has come."""
@@ -156,7 +159,11 @@ class Loader:
         sampler = self._sampler
         order = sampler._begin(sampler._loaded_place())
         epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
-        batches = known_draws(sampler, self._dataset, self._batches(order, starts))
+        batches, path = self._batches(order, starts), self._options.log
+        log = None if path is None else BatchLog(path, self._dataset, sampler, self.batch_size)
+        if log is not None:
+            batches = log.note(batches)
+        batches = known_draws(sampler, self._dataset, batches)
         self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._options.device
@@ -172,8 +179,12 @@ class Loader:
                 # Who counts batches does not ask for one more than there are.
                 is_last = number == len(starts)
                 sampler._taken = sampler._items(start, sampler.rank) if is_last else number * starts.step
+                if log is not None:
+                    log.write(number - 1, batch)
                 yield batch
         finally:
+            if log is not None:
+                log.close()
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
             if ring.reuse == self._options.reuse:
                 self._ring = ring

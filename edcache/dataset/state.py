@@ -81,7 +81,7 @@ def check_shape(state: Any) -> None:
 def check_fit(state: State, own: State) -> None:
     """Raise OptionError for a state of another order than the one that gave `own`."""
     first = ("order", "archive", "samples", "view")
-    for name in (*first, *sorted((state.keys() | own.keys()) - {*_NUMBERS, *first}), "length"):
+    for name in (*first, *sorted((state.keys() | own.keys()) - {*_NUMBERS, *first, "arguments"}), "length"):
         if state.get(name) != own.get(name):
             remedy = "give the same data and options"
             if name == "view":

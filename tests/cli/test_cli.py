@@ -925,7 +925,7 @@ def test_one_thing_has_one_name_in_all_commands():
         for option in command.params:
             assert ("-o" in option.opts) == ("--output" in option.opts), name
     rows = {name for name, c in main.commands.items() if any("--jsonl" in p.opts for p in c.params)}
-    assert rows == {"labels", "ls", "sql"}
+    assert rows == {"labels", "ls", "replay", "sql"}
     reports = {name for name, c in main.commands.items() if any("--json" in p.opts for p in c.params)}
     assert set(main.commands) - rows - reports <= {"card", "view"}
 

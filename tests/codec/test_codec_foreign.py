@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import datetime as dt
+import encodings.raw_unicode_escape  # noqa: F401 - which text of a pickle may load at its first use
 import io
 import os
 import pathlib

@@ -335,7 +335,8 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(make):
                 OptionError, match=rf"{name}=" if name != "version" or value != 2 else "version 2"
             ):
                 sampler.load_state_dict({**before, name: value} | ({"epoch": 7} if name != "epoch" else {}))
-    for name in before:
+    # What `edcache replay` makes the sampler of says nothing else than the rest.
+    for name in before.keys() - {"arguments"}:
         with pytest.raises(OptionError, match=name):
             sampler.load_state_dict({key: value for key, value in before.items() if key != name})
     with pytest.raises(OptionError, match="^not a state: no archive, consumed"):
