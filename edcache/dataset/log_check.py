@@ -53,7 +53,7 @@ def sampler_of(ds: Any, state: State, ranks: int = 1, rank: int = 0) -> EpochSam
     return sampler
 
 
-class Report(NamedTuple):
+class LogReport(NamedTuple):
     """What the check of a log came to. problems: texts, each with its step and rank.
 
     steps: that were compared. batches: of which the content was compared too.
@@ -64,7 +64,7 @@ class Report(NamedTuple):
     batches: int
 
 
-def verify_log(ds: Any, path: str | os.PathLike[str]) -> Report:
+def verify_log(ds: Any, path: str | os.PathLike[str]) -> LogReport:
     """Compare a log with the order and the content of the dataset that it was written of.
 
     Args:
@@ -101,7 +101,7 @@ def verify_log(ds: Any, path: str | os.PathLike[str]) -> Report:
                     problems.append(f"{where}: the same samples, with another content")
     if not heads:
         raise OptionError(f"{os.fspath(path)}: no log of batches; give what ds.loader(log=) wrote")
-    return Report(problems, steps, batches)
+    return LogReport(problems, steps, batches)
 
 
 def _lines(path: str | os.PathLike[str]) -> list[dict[str, Any] | None]:
