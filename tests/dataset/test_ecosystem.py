@@ -26,7 +26,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from edcache import CachedDataset, CacheWriter
-from edcache.samplers import Balanced, ByLength, ChunkShuffle, Weighted
+from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
 COUNT = 61
 
@@ -407,3 +407,33 @@ def test_a_lightning_checkpoint_amid_an_epoch_resumes_our_samplers(archive, tmp_
     trainer().fit(second, StatefulDataLoader(ds, **OURS[name](ds)), ckpt_path=tmp_path / "c.ckpt")
     assert first.seen[:11] + second.seen == whole.seen
     assert same(second.layer.weight.data, whole.layer.weight.data)
+
+
+@pytest.mark.full
+@quiet_lightning
+def test_a_lightning_checkpoint_amid_an_epoch_goes_on_with_other_devices(archive, tmp_path):
+    from lightning_parts import Interrupted, Tiny, trainer
+
+    ds = CachedDataset.from_cache(archive)
+
+    def loader():
+        return ds.loader(None, sampler=Shuffle(ds, 5, global_batch_size=8))
+
+    def seen(devices, name, **options):
+        folder = tmp_path / name
+        folder.mkdir()
+        checkpoint = options.pop("ckpt_path", None)
+        many = {"devices": devices, "strategy": "ddp_fork"} if devices > 1 else {}
+        trainer(**many, **options).fit(Tiny(folder), loader(), ckpt_path=checkpoint)
+        ranks = [json.loads((folder / str(rank)).read_text()) for rank in range(devices)]
+        return [
+            [steps[0][0], sorted(flat(batch for _, batch in steps))]
+            for steps in map(list, zip(*ranks, strict=True))
+        ]
+
+    whole = seen(1, "whole")
+    first = seen(2, "first", callbacks=[Interrupted(tmp_path / "c.ckpt")])
+    assert len(whole) == 2 * -(-COUNT // 8)
+    assert first[:11] == whole[:11]
+    for devices in (1, 3):
+        assert seen(devices, f"on {devices}", ckpt_path=tmp_path / "c.ckpt") == whole[11:]
