@@ -46,7 +46,7 @@ class BatchLog:
             yield positions
 
     def write(self, step: int, batch: Any) -> None:
-        """Log the next batch of those that were noted. Cost: 1 ns a byte of the batch."""
+        """Log the next batch of those that were noted. Cost: 1.2 ns a byte of the batch."""
         self._write({"step": step, "indices": self._indices.popleft(), "batch": batch_hash(batch)})
 
     def _write(self, line: Mapping[str, Any], before: bytes = b"") -> None:
@@ -75,6 +75,9 @@ def batch_hash(batch: Any) -> str:
             hashed.update(f"{'list' if isinstance(item, list) else 'tuple'} {len(item)}\0".encode())
             for value in item:
                 add(value)
+        elif isinstance(item, np.ndarray):
+            hashed.update(f"array {item.dtype} {list(item.shape)}\0".encode())
+            hashed.update(item.tobytes())
         else:
             hashed.update(f"{type(item).__name__} {item!r}\0".encode())
 

@@ -257,7 +257,7 @@ class Readable(Dataset[T_co]):
             reuse: True reuses the memory of a batch two batches later, so clone what you keep. False
                 allocates new memory, and so does an iteration by torch_xla's MpDeviceLoader.
             log: a file to which a line is added for each batch: its step, and hashes of its indices and its
-                bytes, at 1 ns a byte. `edcache replay` compares it. "{rank}" in the path is the rank.
+                bytes, at 1.2 ns a byte. `edcache replay` compares it. "{rank}" in the path is the rank.
         Raises:
             OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
                 sampler gives batches, or neither. Iterating raises as `batch`.

@@ -72,13 +72,16 @@ def verify_log(ds: Any, path: str | os.PathLike[str]) -> LogReport:
     Raises:
         OptionError: the log is of another dataset or view, or has no line that reads.
 
-    Cost: reads every batch again.
+    That a log stops early is no problem: whoever reads may stop too. Cost: reads every batch again.
     """
     problems: list[str] = []
     heads: dict[int, tuple[EpochSampler, int, bool]] = {}
+    # The next step of each rank.
+    due: dict[int, int] = {}
     steps = batches = 0
     lines = _lines(path)
-    for number, (line, follows) in enumerate(zip(lines, [*lines[1:], None], strict=True), 1):
+    following = [line for _, line in lines[1:]] + [None]
+    for (number, line), follows in zip(lines, following, strict=True):
         if line is None:
             # A killed process leaves half a line, behind which an iteration begins or nothing comes.
             if follows is not None and "state" not in follows:
@@ -86,12 +89,16 @@ def verify_log(ds: Any, path: str | os.PathLike[str]) -> LogReport:
         elif line.keys() == _HEAD:
             sampler = sampler_of(ds, line["state"], line["ranks"], line["rank"])
             heads[line["rank"]] = sampler, line["batch_size"] or 1, line["is_stored"]
-        elif line.keys() != _STEP or line["rank"] not in heads:
+            due[line["rank"]] = 0
+        elif line.keys() != _STEP or type(line["step"]) is not int or line["rank"] not in heads:
             problems.append(f"line {number:,}: not a line of a log, or of an iteration that did not begin")
         else:
             sampler, size, is_stored = heads[line["rank"]]
             where = f"line {number:,}: rank {line['rank']}, epoch {sampler.epoch}, step {line['step']:,}"
             steps += 1
+            if line["step"] != due[line["rank"]]:
+                problems.append(f"{where}: step {due[line['rank']]:,} is due")
+            due[line["rank"]] = line["step"] + 1
             positions = sampler.which(line["step"], batch_size=size)
             if indices_hash(positions) != line["indices"]:
                 problems.append(f"{where}: other samples than the order has")
@@ -104,15 +111,15 @@ def verify_log(ds: Any, path: str | os.PathLike[str]) -> LogReport:
     return LogReport(problems, steps, batches)
 
 
-def _lines(path: str | os.PathLike[str]) -> list[dict[str, Any] | None]:
-    """The lines that are not empty; None for one that does not read."""
-    lines: list[dict[str, Any] | None] = []
+def _lines(path: str | os.PathLike[str]) -> list[tuple[int, dict[str, Any] | None]]:
+    """The number and the content of each line that is not empty; None for one that does not read."""
+    lines: list[tuple[int, dict[str, Any] | None]] = []
     with open(path, "rb") as file:
-        for text in file:
+        for number, text in enumerate(file, 1):
             if text.strip():
                 try:
                     line = base.loads(text)
                 except ValueError:
                     line = None
-                lines.append(line if isinstance(line, dict) else None)
+                lines.append((number, line if isinstance(line, dict) else None))
     return lines

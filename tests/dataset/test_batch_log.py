@@ -85,10 +85,14 @@ def test_what_differs_is_named(ds, tmp_path, path):
     assert swapped == ["line 4: rank 0, epoch 0, step 2: other samples than the order has"]
     other = problems(lambda lines: lines[3].update(batch="0" * 16))
     assert other == ["line 4: rank 0, epoch 0, step 2: the same samples, with another content"]
-    # Of an iteration that was abandoned steps are lacking.
-    assert problems(lambda lines: lines.pop(3)) == []
+    assert problems(lambda lines: lines.pop()) == []  # of an iteration that was abandoned
+    assert problems(lambda lines: lines.pop(3)) == ["line 4: rank 0, epoch 0, step 3: step 2 is due"]
+    twice = problems(lambda lines: lines.insert(3, lines[3]))
+    assert twice == ["line 5: rank 0, epoch 0, step 2: step 3 is due"]
+    text = problems(lambda lines: lines[3].update(step="2"))
+    assert text[0] == "line 4: not a line of a log, or of an iteration that did not begin"
     early = problems(lambda lines: lines.insert(0, lines.pop(1)))
-    assert early == ["line 1: not a line of a log, or of an iteration that did not begin"]
+    assert early[0] == "line 1: not a line of a log, or of an iteration that did not begin"
 
 
 def test_a_log_without_its_beginning_is_no_log(ds, tmp_path):
@@ -106,7 +110,7 @@ def test_a_line_that_does_not_read_amid_a_log_is_a_problem(ds, tmp_path):
         pass
     text = log.read_bytes()
     log.write_bytes(text.replace(b'"step": 4', b'"step" 4'))
-    assert verify_log(ds, log).problems == ["line 6: it does not read"]
+    assert verify_log(ds, log).problems[0] == "line 7: it does not read"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks")
@@ -155,6 +159,8 @@ def test_a_hash_knows_meaning_and_bytes():
         [None],
         torch.tensor([float("nan")]),
         torch.tensor(True),
+        np.arange(5000),
+        np.where(np.arange(5000) == 2500, 0, np.arange(5000)),
         torch.tensor([1, 2, 3])[::2],
     ]
     assert len({batch_hash(batch) for batch in batches}) == len(batches)
@@ -199,7 +205,8 @@ def test_the_command_shows_a_step_and_compares_a_log(ds, tmp_path, path):
     log.write_text(log.read_text().replace('"step": 3', '"step": 2'))
     compared = run("replay", path, "--where", "y == 1", "--log", log)
     assert compared.returncode == 1
-    assert compared.stderr == f"{log}: line 5: rank 0, epoch 0, step 2: other samples than the order has\n"
+    where = f"{log}: line 6: rank 0, epoch 0, step 2: "
+    assert compared.stderr.startswith(f"{where}step 3 is due\n{where}other samples than the order has\n")
     assert run("replay", path).returncode == 2
     wrong = tmp_path / "wrong.json"
     wrong.write_text("{")
