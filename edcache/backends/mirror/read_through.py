@@ -44,7 +44,7 @@ _MAP_NBYTES: Final = 1 << 14
 # What is asked of the origin at once, and in one piece.
 _AT_ONCE, _RUN = 256, 16
 # Up to this part of a copy, as a power of two, it is new. The seconds that looking ahead waits for a batch.
-_NEW_BITS: Final = 6
+_NEW_BITS: Final = 7
 _HEAD_START: Final = 0.2
 # How far is looked ahead, and what is asked for at once then.
 _AHEAD_NBYTES, _AHEAD_BLOCKS = 1 << 28, 128
