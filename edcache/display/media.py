@@ -134,9 +134,9 @@ def gray(array: Array) -> npt.NDArray[np.uint8]:
     return np.where(is_finite, np.clip(shades, 0, 255), 0).astype(np.uint8)
 
 
-def _strided(array: Array, most: int = MOST_SIDE) -> Array:
+def _strided(array: Array) -> Array:
     """Every k-th pixel of a picture that is larger than what is shown."""
-    step = -(-max(array.shape[:2]) // most)
+    step = -(-max(array.shape[:2]) // MOST_SIDE)
     return array[::step, ::step] if step > 1 else array
 
 

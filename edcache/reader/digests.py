@@ -43,14 +43,14 @@ def file_digest(file: ByteSource, on_progress: OnProgress | None = None) -> tupl
     return f"sha256:{hashed.hexdigest()}", position
 
 
-def check_digest(file: ByteSource, expected: str, on_progress: OnProgress | None = None) -> int:
+def check_digest(file: ByteSource, expected: str) -> int:
     """Compare an open file with a digest of `parse_digest`. Returns the number of bytes that were hashed.
 
     Raises:
         DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
             published".
     """
-    digest, nbytes = file_digest(file, on_progress)
+    digest, nbytes = file_digest(file)
     if digest != expected:
         raise DigestError(
             f"{file.path}: its sha256 is {digest[7:]}, expected {expected[7:]}; "

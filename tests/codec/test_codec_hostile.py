@@ -123,9 +123,6 @@ def test_random_damage(sample, data):
         assert isinstance(error, CorruptRecordError)
 
 
-VARIABLE = ["array", "<f4", 2]
-
-
 @pytest.mark.parametrize(
     "dims",
     [

@@ -28,7 +28,6 @@ import edcache  # noqa: E402
 from edcache.codec import dtypes  # noqa: E402
 
 US = dt.timedelta(microseconds=1)
-CODED = {bytes: "bytes", bytearray: "bytearray", np.bytes_: "numpy.bytes"}
 
 
 def real(value: float) -> str:

@@ -366,9 +366,6 @@ def ruin(ds, *, seed=0):
     return CachedDataset.from_cache(ds.path)
 
 
-LABELLED = [("label", "label"), ("score", "score"), ("good", "good"), ("kind", "kind"), ("target.area",) * 2]
-
-
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("compression", [None, "zstd"])
 @pytest.mark.parametrize("io", ["mmap", "pread"])

@@ -124,7 +124,7 @@ class Chain:
         self.view = world.gaps if has_gaps else world.full
         self.rows = list(world.gap_rows if has_gaps else world.rows)
         self.fields = None
-        self.is_zipped = self.is_transformed = False
+        self.is_zipped = False
         self.names = ["y", "p", "g", "s"]
 
     def go(self, kind, a, b):

@@ -35,7 +35,6 @@ def open_copy(
         ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
         StaleArchiveError: the copy with this token is gone. OptionError: it is not sealed.
     """
-
     opener: Opener = where.open
     limit, source = limit_of(max_bytes), where.path
     if token is not None:

@@ -39,8 +39,6 @@ logger = logging.getLogger("edcache")
 Opener = Callable[[], ByteSource]
 Ints = npt.NDArray[np.int64]
 
-# So much of the map is read rather than parts of it.
-_MAP_NBYTES: Final = 1 << 14
 # What is asked of the origin at once, and in one piece.
 _AT_ONCE, _RUN = 256, 16
 # Up to this part of a copy, as a power of two, it is new. The seconds that looking ahead waits for a batch.
@@ -111,10 +109,10 @@ class ReadThrough(Wrapped):
         passed = self._passed().get(offset, b"")
         if len(passed) >= nbytes:
             return bytes(passed[:nbytes])
-        if self._touched is not None or self._opening:
+        if (self._touched is not None or self._opening) and self.blocks.missing(blocks):
             # What an archive is opened by, the origin reads by few requests, some of them at once.
             origin = self._open_origin()
-            if self.blocks.missing(blocks) and (self._touched is not None or origin.has_read(offset, nbytes)):
+            if self._touched is not None or origin.has_read(offset, nbytes):
                 data = origin.pread(offset, nbytes)
                 self._check_identity(origin)
                 return data
@@ -290,7 +288,7 @@ class ReadThrough(Wrapped):
 
         Gives the whole copy, opened. Who has this open goes on with it.
         """
-        if not self.is_partial or not (self._holds_all):
+        if not self.is_partial or not self._holds_all:
             return None
         wanted = self.blocks.around(start, end)[0].tolist()
         if len(self.blocks.missing(wanted)) > _REST * max(1, len(wanted)):
