@@ -8,7 +8,12 @@ import types
 from collections import Counter
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# A busy machine is no failure.
+hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.load_profile("suite")
 
 _COUNTED = "counted"
 _LEFT_OUT = pytest.StashKey[Counter]()

@@ -130,7 +130,8 @@ class EpochSampler(DistributedSampler[Any]):
         self._num_replicas, self._rank = num_replicas, rank
         # Of the whole job where the iteration begins, and of this rank since.
         self._start = self._taken = 0
-        self._resumed = False
+        # Whether the next iteration begins at a loaded place, and whether set_epoch() named its epoch.
+        self._is_resumed = self._is_set = False
         self._ds, self._samples, self._archive = ds, len(ds), archive_of(ds)
         self._selections = selections_of(ds)
         self._check_ranks()
@@ -177,11 +178,10 @@ class EpochSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, at its start or where a loaded state stopped."""
         check_count("epoch", epoch, 0)
-        if epoch != self.epoch:
-            self._resumed = False
-        if epoch != self.epoch or (self._is_complete and not self._resumed):
+        self._is_resumed &= epoch == self.epoch
+        if not self._is_resumed and (epoch != self.epoch or self._is_complete):
             self._start = self._taken = 0
-        self.epoch = int(epoch)
+        self.epoch, self._is_set = int(epoch), True
 
     def state_dict(self, steps: int | None = None, *, batch_size: int = 1) -> State:
         """The position of the whole job, the same on every rank: plain numbers and strings.
@@ -217,6 +217,9 @@ class EpochSampler(DistributedSampler[Any]):
         Raises:
             OptionError: the state is of another order, archive, view or number of samples, or is no state: "a
                 state with view='0:500:1', and here is view='500:1000:1'; give the view that it is of, ...".
+
+        Behind a state at the end of its epoch the next iteration is the next epoch. After `set_epoch` with
+        its own number it is empty, so a loop from `state["epoch"]` on that sets each epoch repeats nothing.
         """
         check_shape(state)
         check_change(on_change)
@@ -227,7 +230,8 @@ class EpochSampler(DistributedSampler[Any]):
         vars(self).update(vars(fitting))
         self.set_epoch(state["epoch"])
         self.seed = state["seed"]
-        self._start, self._taken, self._resumed = state["consumed"], 0, True
+        self._start, self._taken = state["consumed"], 0
+        self._is_resumed, self._is_set = True, False
 
     def which(
         self, step: int, rank: int | None = None, *, batch_size: int = 1, epoch: int | None = None
@@ -272,11 +276,9 @@ class EpochSampler(DistributedSampler[Any]):
         return self._order(self.epoch if epoch is None else epoch, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        return self._iterate(self._loaded_place())
-
-    def _iterate(self, loaded: tuple[int, int] | None) -> Iterator[Any]:
-        """From the first draw on, so that a `set_epoch` behind `iter` counts too."""
-        order = self._begin(loaded)
+        # The first draw begins it and not `iter`, of which a DataLoader with workers makes two
+        # (test_samplers.py, test_an_iterator_that_is_never_used_takes_nothing).
+        order = self._begin()
         start, look = self._start, getattr(self._ds, "_looking_ahead", None)
         items = iter(order) if isinstance(order, Selection) else (item.tolist() for item in order)
         ahead = None if look is None else look(partial(drawn_in, order), 0, len(order))
@@ -288,21 +290,13 @@ class EpochSampler(DistributedSampler[Any]):
         if self._taken == len(order):  # nobody set an epoch meanwhile
             self._taken = self._items(start)
 
-    def _loaded_place(self) -> tuple[int, int] | None:
-        """Epoch and draw of a loaded state, for the first iterator after load_state_dict() alone.
-
-        Some loaders make one to look for a state and never use it: the next one must not continue then.
-        """
-        place, self._resumed = (self.epoch, self._start) if self._resumed else None, False
-        return place
-
-    def _begin(self, loaded: tuple[int, int] | None) -> Any:
-        """Go where an iteration begins: to a loaded place, else to the next epoch or again to this one."""
-        if loaded is None or loaded[0] != self.epoch:
-            if self._is_complete:
-                self.set_epoch(self.epoch + 1)
-            loaded = self.epoch, 0
-        self._start, self._taken = loaded[1], 0
+    def _begin(self) -> Any:
+        """Go where an iteration begins: to a loaded place, to the next epoch, or to this one again."""
+        if self._is_complete and not (self._is_resumed and self._is_set):
+            self.set_epoch(self.epoch + 1)
+        if not self._is_resumed:
+            self._start = 0
+        self._taken, self._is_resumed, self._is_set = 0, False, False
         return self._order(self.epoch, self._start)
 
     @property

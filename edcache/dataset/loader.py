@@ -157,7 +157,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         sampler = self._sampler
-        order = sampler._begin(sampler._loaded_place())
+        order = sampler._begin()
         epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
         batches, path = self._batches(order, starts), self._options.log
         log = None if path is None else BatchLog(path, self._dataset, sampler, self.batch_size)

@@ -177,7 +177,7 @@ class Foreign(EpochSampler):
         """That of the sampler, whoever told it; where it knows of none, this one's."""
         epoch = getattr(self._sampler, "epoch", None)
         if isinstance(epoch, int) and epoch != self._told:
-            self._told, self._start, self._taken, self._resumed = epoch, 0, 0, False
+            self._told, self._start, self._taken, self._is_resumed = epoch, 0, 0, False
         return self._told
 
     @epoch.setter
@@ -190,6 +190,12 @@ class Foreign(EpochSampler):
         tell = getattr(self._sampler, "set_epoch", None)
         if tell is not None:
             tell(epoch)
+
+    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
+        """See the base class."""
+        super().load_state_dict(state, on_change=on_change)
+        # Others may name an epoch to the sampler, and the same one unseen.
+        self._is_set = True
 
     def _state(self, epoch: int, consumed: int) -> State:
         return super()._state(epoch, consumed) | {"order": type(self._sampler).__name__}

@@ -344,7 +344,7 @@ def test_it_verifies(served):
 extents = st.lists(st.tuples(st.integers(0, 1 << 20), st.integers(0, 1 << 18)), max_size=20)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(extents)
 def test_runs_cover_extents_and_keep_their_distance(extents):
     data = memoryview(np.random.default_rng(0).bytes((1 << 20) + (1 << 18)))

@@ -252,7 +252,7 @@ def test_the_first_batch_of_a_new_copy_waits_for_its_records_alone(tmp_path, ssd
 def test_extents_that_are_read_together_are_what_each_is(far, ssd, limit):
     content = far.read_bytes()
 
-    @settings(max_examples=30, deadline=None)
+    @settings(max_examples=30)
     @given(
         st.lists(st.tuples(st.integers(0, len(content)), st.integers(0, 1 << 17)), max_size=12), st.booleans()
     )

@@ -36,7 +36,7 @@ def stepped(selection, model, kind, what):
     return Selection(selection.take(np.array(places, np.int64))), [model[place] for place in places]
 
 
-@settings(max_examples=scaled(500), deadline=None)
+@settings(max_examples=scaled(500))
 @given(st.integers(0, 30), st.booleans(), STEPS)
 def test_a_selection_is_what_a_list_is(count, is_array, steps):
     model = [3 * k + 1 for k in range(count)]

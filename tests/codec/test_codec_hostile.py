@@ -109,7 +109,7 @@ def test_flipped_bytes_of_self_described_records():
 LOOSE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=LOOSE)
+@settings(max_examples=150, suppress_health_check=LOOSE)
 @given(samples, st.data())
 def test_random_damage(sample, data):
     text, record = encode(sample)

@@ -21,7 +21,7 @@ from edcache.errors import UnsupportedTypeError
 LOOSE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
 
-@settings(max_examples=scaled(400, 100), deadline=None, suppress_health_check=LOOSE)
+@settings(max_examples=scaled(400, 100), suppress_health_check=LOOSE)
 @given(samples)
 def test_a_sample_comes_back_exactly(sample):
     text, record = encode(sample)
@@ -31,7 +31,7 @@ def test_a_sample_comes_back_exactly(sample):
     assert decoder.nbytes in (None, len(record))
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=LOOSE)
+@settings(max_examples=80, suppress_health_check=LOOSE)
 @given(st.lists(samples, min_size=2, max_size=5), st.lists(st.integers(0, 4), min_size=5, max_size=25))
 def test_two_encoders_make_the_same_of_the_same_samples(pool, order):
     one, other = Encoder(), Encoder()
@@ -89,7 +89,7 @@ def outcome_of(encoder, sample):
     return made.schema, made.nbytes, encoded_bytes(made)
 
 
-@settings(max_examples=scaled(300, 100), deadline=None, suppress_health_check=LOOSE)
+@settings(max_examples=scaled(300, 100), suppress_health_check=LOOSE)
 @given(st.lists(flat_samples, min_size=1, max_size=3), st.lists(st.integers(0, 2), min_size=4, max_size=10))
 def test_the_plan_of_the_last_sample_makes_the_record_of_the_general_walk(pool, order):
     one, other = Encoder(), Encoder()
@@ -126,7 +126,7 @@ def test_a_plan_copies_the_sample():
 shapes = st.lists(st.integers(0, 3), min_size=1, max_size=2).map(tuple)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(shapes, shapes), min_size=1, max_size=12))
 def test_shapes_choose_the_same_schema_each_time(pairs):
     one, other = Encoder(), Encoder()

@@ -56,7 +56,7 @@ def archive(path):
 @given(
     data=st.binary(max_size=300), form=st.sampled_from(FORMS), head=st.sampled_from([b"", b"\xff\xd8\xff"])
 )
-@settings(deadline=None, max_examples=scaled(60))
+@settings(max_examples=scaled(60))
 def test_any_bytes_come_back_as_they_were(data, form, head):
     encoder = Encoder()
     image = ImageFile(head + data, form)

@@ -254,7 +254,8 @@ def test_a_stateful_data_loader_resumes_our_samplers_exactly(archive, make, work
         state = loader.state_dict()
         other = fresh()
         other.load_state_dict(state)
-        assert head + indices(other) == this
+        if taken < len(this):
+            assert head + indices(other) == this
         assert indices(other) == following
         tally("states of StatefulDataLoaders resumed")
 

@@ -96,7 +96,7 @@ def oracle(sizes, weights, schedule, seed, draws):
     return indices
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_an_order_is_what_a_loop_over_all_draws_gives(parts, data):
     weights = data.draw(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any))

@@ -137,7 +137,7 @@ def selections(draw, make):
     return paths or {places(make(0))[1][0]: places(make(0))[1]}
 
 
-SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @settings(SETTINGS, max_examples=scaled(300, 80))

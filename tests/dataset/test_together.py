@@ -62,7 +62,7 @@ def shares(monkeypatch):
     return calls
 
 
-@settings(max_examples=scaled(300), deadline=None)
+@settings(max_examples=scaled(300))
 @given(st.data())
 def test_a_batch_is_what_its_samples_are(paths, data):
     verify = data.draw(st.sampled_from(["touch", "never", "always"]))

@@ -546,7 +546,7 @@ def step_of_a_list(model: list[int], kind: str, what: Any) -> list[int]:
     return [i for i in model if (i % 5 if kind == "y" else SPLIT[i % 3]) in wanted]
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=5))
 def test_views_compose_as_lists_do(whole: CachedDataset, steps: list[tuple[str, Any]]) -> None:
     view: Any = whole

@@ -413,7 +413,6 @@ def check(chain, places):
 @seed(SEED)
 @settings(
     max_examples=scaled(2000),
-    deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(st.booleans(), STEPS, st.lists(st.integers(-500, 500), min_size=1, max_size=5))
@@ -441,9 +440,7 @@ def test_a_chain_of_views_is_what_a_list_is(world, tally, has_gaps, steps, numbe
 
 
 @seed(SEED)
-@settings(
-    max_examples=scaled(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=scaled(100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(STEPS)
 def test_iteration_is_that_of_the_list(world, steps):
     chain = Chain(world, False)

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import Image
@@ -21,7 +21,6 @@ def pillow_bytes(mode, size, kind="PNG"):
 
 
 @pytest.mark.parametrize("channels", [None, 1, 3, 4])
-@settings(deadline=None)
 @given(data=st.data())
 def test_pillow_reads_the_pixels_of_a_png(channels, data):
     height, width = data.draw(st.integers(1, 9)), data.draw(st.integers(1, 9))

@@ -28,6 +28,7 @@ FAMILIES = (
     "tests/writer/test_kill.py",
     "tests/dataset/test_model.py",
     "tests/dataset/test_model_compressed.py",
+    "tests/dataset/test_killed_jobs.py",
     "tests/backends/test_memory.py",
     "tests/backends/test_copy.py",
     "tests/backends/test_read_through.py",

@@ -408,7 +408,7 @@ def npz_value(loaded: Any, key: str, k: int) -> Any:
     return values.tobytes() if key == "b" else values.tolist()
 
 
-@settings(max_examples=scaled(15), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(15), suppress_health_check=list(HealthCheck))
 @given(SAMPLES, st.sampled_from(list(FORMATS)), st.sampled_from([None, "zstd"]), st.integers(1, 400))
 def test_random_samples_come_out_of_every_format_as_they_went_in(tally, samples, to, compression, size):
     with tempfile.TemporaryDirectory() as name:

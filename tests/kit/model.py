@@ -624,7 +624,6 @@ def play(machine: type[Archive], runs: int, tally: Any) -> None:
     chosen = settings(
         max_examples=scaled(runs),
         stateful_step_count=20,
-        deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
         phases=[Phase.generate],

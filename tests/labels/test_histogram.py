@@ -37,7 +37,7 @@ COLUMNS = [
 
 
 @pytest.mark.parametrize(("kind", "values"), COLUMNS, ids=[str(kind) for kind, _ in COLUMNS])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), name=NAMES, most=st.integers(1, 8))
 def test_each_bar_counts_what_its_where_string_selects(kind, values, data, name, most):
     column = pa.array(data.draw(st.lists(values | st.none(), max_size=40)), kind)

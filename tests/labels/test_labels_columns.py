@@ -540,7 +540,7 @@ scalars = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(scalars, min_size=1, max_size=8), st.data())
 def test_numbers_are_kept_exactly_or_refused_however_they_are_cut(values, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(values)), max_size=3)))

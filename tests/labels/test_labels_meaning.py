@@ -246,7 +246,7 @@ def combined(children):
     )
 
 
-@settings(max_examples=scaled(150, 40), deadline=None)
+@settings(max_examples=scaled(150, 40))
 @given(RECORDS, st.recursive(comparisons(), combined, max_leaves=3), st.data())
 def test_where_strings_are_exact_on_every_column(rows, condition, data):
     text, truth = condition
@@ -258,7 +258,7 @@ def test_where_strings_are_exact_on_every_column(rows, condition, data):
     assert matching_rows(labels, {}, text).tolist() == expected
 
 
-@settings(max_examples=scaled(80, 20), deadline=None)
+@settings(max_examples=scaled(80, 20))
 @given(RECORDS, st.data())
 def test_keywords_are_exact_on_every_column(rows, data):
     name = data.draw(st.sampled_from(list(LITERALS)))
@@ -284,7 +284,7 @@ def in_range(value, numbers):
     return value is not None and math.isfinite(value) and int(value) == value and int(value) in numbers
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(RECORDS, st.sampled_from(list(FLOATS)), st.sampled_from([0.0, 0.5]))
 def test_expressions_and_functions_see_equal_values_as_equal(rows, name, value):
     labels = Labels(table(rows))
@@ -314,7 +314,7 @@ def numbered(values):
     return list(rows.values())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(RECORDS, st.sampled_from(list(COLUMNS)), st.data())
 def test_classes_are_those_of_a_dict(rows, name, data):
     labels = Labels(table(rows))
@@ -333,7 +333,7 @@ def test_classes_are_those_of_a_dict(rows, name, data):
     assert labels.describe()[list(COLUMNS).index(name)].distinct == distinct
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(RECORDS, st.sampled_from(list(COLUMNS)), st.booleans())
 def test_the_order_is_that_of_python(rows, name, descending):
     values = [row[name] for row in rows]
@@ -351,7 +351,7 @@ def test_the_order_is_that_of_python(rows, name, descending):
     assert found == present + last
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(RECORDS, st.sampled_from(["h", "f", "d"]))
 def test_classes_are_those_of_pandas(rows, name):
     values = [0.0 if row[name] is None else row[name] for row in rows]
@@ -365,7 +365,7 @@ def bits(array):
     return array.view(f"u{array.dtype.itemsize}").tolist()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(RECORDS)
 def test_what_is_given_back_is_bit_for_bit_what_was_written(rows):
     for row in rows:
@@ -386,7 +386,7 @@ def test_what_is_given_back_is_bit_for_bit_what_was_written(rows):
 # ------------------------------------------------------------------------------------- joins
 
 
-@settings(max_examples=scaled(80, 20), deadline=None)
+@settings(max_examples=scaled(80, 20))
 @given(st.data())
 def test_joins_find_equal_keys_of_every_two_types(data):
     alone = [[name] for name in COLUMNS if name not in ("null", "coded")]

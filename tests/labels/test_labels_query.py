@@ -292,7 +292,7 @@ def fulfils(value, wanted):
     return value in wanted if isinstance(wanted, (list, range)) else value == wanted
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(RECORDS, max_size=12), st.lists(condition(), max_size=3), st.data())
 def test_matching_rows_equals_plain_python(records, conditions, data):
     conditions = dict(conditions)
@@ -307,7 +307,7 @@ def test_matching_rows_equals_plain_python(records, conditions, data):
     assert matching_rows(labels, conditions).tolist() == expected
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 400), st.integers(0, 5))
 def test_a_view_gives_the_same_rows_whichever_side_is_compared(size, label):
     column = np.arange(400) % 5
@@ -323,7 +323,7 @@ INTEGERS = [pa.int8(), pa.uint8(), pa.int32(), pa.uint64(), pa.int64()]
 NUMBERS = st.one_of(st.integers(-3, 130), st.sampled_from([-(2**63) - 1, 2**63, 2**64 - 1, True, 1.0, 1.5]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.sampled_from(INTEGERS),
     st.lists(st.integers(0, 120), max_size=8),

@@ -240,7 +240,7 @@ def test_take_refuses_what_is_no_index(table):
         Labels(table).take([0.5])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.data())
 def test_a_take_equals_fancy_indexing(data):
     n = data.draw(st.integers(1, 6))

@@ -295,7 +295,7 @@ def test_long_chains_do_not_nest():
     assert rows("(" * 50 + "label == 1" + ")" * 50) == [1]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(alphabet="label split()'\"=<>!.,-0129e\\[]andornotinis ", max_size=60) | st.text(max_size=20))
 def test_any_text_parses_or_raises_our_errors(text):
     with contextlib.suppress(WhereError, UnknownLabelError, LabelTypeError):

@@ -122,7 +122,7 @@ def small_batches():
         yield
 
 
-@settings(max_examples=scaled(4000), deadline=None)
+@settings(max_examples=scaled(4000))
 @given(filters())
 def test_a_filter_by_text_chooses_what_it_chooses_without_bounds(drawn):
     table, where = drawn
@@ -145,7 +145,7 @@ def conditions(draw):
     return draw(tables(pool)), {name: value(name) for name in names}
 
 
-@settings(max_examples=scaled(2000), deadline=None)
+@settings(max_examples=scaled(2000))
 @given(conditions())
 def test_a_filter_by_value_chooses_what_it_chooses_without_bounds(drawn):
     table, given_values = drawn

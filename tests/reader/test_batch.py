@@ -71,9 +71,7 @@ def trees(children):
 samples = st.recursive(leaves, trees, max_leaves=5)
 
 
-@settings(
-    max_examples=scaled(400, 100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=scaled(400, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(samples, st.lists(st.integers(-8, 7), min_size=1, max_size=6), st.sampled_from([None, "zstd"]))
 def test_the_bulk_path_equals_default_collate_of_the_samples(tmp_path, make, indices, compression):
     with CacheWriter(tmp_path / "a.zip", "w", compression=compression, chunk_size=3) as w:

@@ -281,9 +281,7 @@ def test_other_ways_of_checking_find_the_same(archives, name, verify, io):
 # --- many damaged bytes -----------------------------------------------------------------------------
 
 
-@settings(
-    max_examples=scaled(150, 40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=scaled(150, 40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_met_only_where_it_lies(archives, data):
     archive = archives(data.draw(st.sampled_from(["tiny", "small", "medium", "varying", "shuffled", "zstd"])))

@@ -193,7 +193,7 @@ def matches(found, expected):
 
 # --- in bulk as of samples --------------------------------------------------------------------------
 
-SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @settings(SETTINGS, max_examples=scaled(350, 100))

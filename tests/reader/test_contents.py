@@ -49,7 +49,7 @@ def rows_of(contents):
     return dict(zip(indices, contents.labels["y"].to_pylist(), strict=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     indices=st.lists(st.integers(0, 12), min_size=1, max_size=25),
     chunk_size=st.integers(1, 6),
@@ -168,7 +168,7 @@ def test_offsets_count_from_the_start_of_the_file(path):
     assert [int(offsets[i]) for i in (0, 2, 4)] == starts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     indices=st.lists(st.integers(0, 12), min_size=1, max_size=25),
     chunk_size=st.integers(1, 6),

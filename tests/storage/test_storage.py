@@ -79,9 +79,7 @@ def same_outcomes(found):
     return all(other[1] == first[1] and same(other[0], first[0]) for other in others)
 
 
-@settings(
-    max_examples=scaled(120, 30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=scaled(120, 30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     makers,
     st.lists(st.integers(-COUNT - 1, COUNT), min_size=1, max_size=6),

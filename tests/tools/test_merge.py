@@ -84,7 +84,7 @@ def expect_as_concat(merged: Path, paths: list[Path]) -> None:
     ds.close()
 
 
-@settings(max_examples=scaled(20), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(20), suppress_health_check=list(HealthCheck))
 @given(st.lists(SEED, min_size=1, max_size=4))
 def test_random_archives_merge_to_what_concat_of_them_is(tally, seeds):
     with tempfile.TemporaryDirectory() as folder:

@@ -54,7 +54,7 @@ def expect_as_original(folder: Path, path: Path, order: list[int] | None = None)
     parts.close()
 
 
-@settings(max_examples=scaled(10), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=scaled(10), suppress_health_check=list(HealthCheck))
 @given(SEED, st.floats(0.5, 2), st.integers(1, 12), st.sampled_from(["y", "name", "added"]))
 def test_random_archives_split_into_what_together_is_the_original(tally, seed, size, parts, column):
     with tempfile.TemporaryDirectory() as name:

@@ -168,7 +168,7 @@ def apply(model, kind, name, given):
         model.put(name, {i: given[i % 3] for i in range(model.length)})
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps, min_size=1, max_size=7))
 def test_labels_are_those_of_a_model_and_of_a_new_seal_for_each_change(tmp_path_factory, dense, several):
     folder = tmp_path_factory.mktemp("both")

@@ -102,7 +102,7 @@ def batches_of(draw):
     return count, tree
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(batches_of(), min_size=1, max_size=3), st.sampled_from([None, 1, 3]))
 def test_the_file_is_the_one_of_samples_one_by_one(tmp_path_factory, batches, chunk_size):
     folder = tmp_path_factory.mktemp("columns")
