@@ -37,7 +37,7 @@ class Call:
                 raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
             self._given[name] = _value(value)
         self._version = None if version is None else _value(version)
-        self._factory = _load(where)
+        self._factory = load(where)
         self.options = CacheOptions()
         if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
@@ -81,7 +81,8 @@ class Call:
         return dict(bound.arguments)
 
 
-def _load(where: str) -> Any:
+def load(where: str) -> Any:
+    """The function that "package.module:function" names; the current folder is on the path."""
     module, _, attribute = where.partition(":")
     if not (module and attribute):
         raise click.BadParameter(

@@ -385,14 +385,15 @@ def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> An
     return _Steps(drawn, range(start + rank, end, size), size - rank, ranks)
 
 
-def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterator[Any]:
-    """What this rank takes now, as positions that know their epoch and draw, if `ds` asks for that."""
+def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any], first: int = 0) -> Iterator[Any]:
+    """What this rank takes from its item `first` on, as positions that know epoch and draw, if `ds` asks."""
     if not getattr(ds, "_is_seeded", False):
         return items
     numbers: Iterator[int] = itertools.repeat(0)
     if sampler._may_repeat:
         order = _share(sampler, Selection(range(sampler._count)), sampler._start, sampler.rank)
-        flat = order if isinstance(order, Selection) else itertools.chain.from_iterable(order)
+        rest = itertools.islice(order, first, None)
+        flat = rest if isinstance(order, Selection) else itertools.chain.from_iterable(rest)
         numbers = (int(place) + 1 for place in flat)
     return base.drawn(items, sampler.epoch, numbers)
 

@@ -179,9 +179,60 @@ def test_a_state_that_does_not_say_its_order_is_an_error(ds):
     assert np.array_equal(sampler_of(few, Shuffle(few).state_dict()).order(), Shuffle(few).order())
 
 
-def run(*arguments):
+JOB = """
+import edcache
+
+def turned(sample, rng, ctx):
+    ctx["angle"] = float(rng.random())
+    return {**sample, "angle": ctx["angle"]}
+
+def dataset():
+    return edcache.CachedDataset.from_cache(PATH).filter("y == 1").with_transform(turned, seed=5)
+
+def mixture():
+    ds = dataset()
+    return edcache.mix([ds[:20], ds[20:]], [2, 1], schedule={30: [1, 1]}, stop=50, seed=4)
+
+def number():
+    return 5
+"""
+
+
+def run(*arguments, folder=None):
     command = [sys.executable, "-m", "edcache", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+
+
+@pytest.mark.parametrize("kind", ["Balanced", "Shuffle", "steps", "mixture"])
+def test_a_step_of_what_a_function_returns_shows_what_its_transforms_drew(path, tmp_path, kind):
+    """Also where a sample is drawn twice. A mixture's sources keep what they draw to themselves."""
+    (tmp_path / "the_job.py").write_text(JOB.replace("PATH", repr(str(path))))
+    job = {}
+    exec(JOB.replace("PATH", repr(str(path))), job)
+    ds = job["dataset"]()
+    sampler = job["mixture"]() if kind == "mixture" else MADE[kind](ds)
+    ds = sampler.dataset if kind == "mixture" else ds
+    size = None if sampler._gives_lists else 6
+    loader = ds.loader(size, sampler=sampler)
+    loader.set_epoch(2)
+    batches = list(loader)
+    sampler.set_epoch(2)
+    sampler.load_state_dict(sampler.state_dict(1, batch_size=size or 1))
+    (tmp_path / "state.json").write_text(json.dumps(sampler.state_dict()))
+    name = "mixture" if kind == "mixture" else "dataset"
+    shown = run(
+        *("replay", f"the_job:{name}", "state.json", "--step", 1, "--batch-size", size or 1, "--jsonl"),
+        folder=tmp_path,
+    )
+    assert shown.stderr == ""
+    rows = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert [ds[row["position"]]["n"] for row in rows] == batches[2]["n"].tolist()
+    if kind == "mixture":
+        assert rows[0].keys() == {"position", "index", "labels"}
+    else:
+        assert [row["draws"]["angle"] for row in rows] == batches[2]["angle"].tolist()
+    wrong = run("replay", "the_job:number", "state.json", "--step", 1, folder=tmp_path)
+    assert "the_job:number returned int; let it return a dataset of edcache or a mixture" in wrong.stderr
 
 
 def test_the_command_shows_a_step_and_compares_a_log(ds, tmp_path, path):

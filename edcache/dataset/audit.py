@@ -1,4 +1,4 @@
-"""Replay: the sampler that a state is of, at its place; and the check of a log of batches."""
+"""What a job read: the sampler that a state is of, the draws of a step, and the check of a log of batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from edcache import base
 from edcache.base import OptionError, shown
 from edcache.dataset import label_samplers, samplers
 from edcache.dataset.batch_log import batch_hash, indices_hash
-from edcache.dataset.epoch import EpochSampler
+from edcache.dataset.epoch import EpochSampler, known_draws
+from edcache.dataset.mixture import Mixture
 from edcache.dataset.state import State, check_shape
 
 _HEAD = {"rank", "ranks", "batch_size", "is_stored", "state"}
@@ -23,6 +24,7 @@ _ORDERS: dict[str, type[EpochSampler]] = {
         label_samplers.Balanced,
         label_samplers.Weighted,
         label_samplers.ByLength,
+        Mixture,
     )
 }
 
@@ -37,11 +39,15 @@ def sampler_of(ds: Any, state: State, ranks: int = 1, rank: int = 0) -> EpochSam
     check_shape(state)
     kind, arguments = _ORDERS.get(state["order"]), dict(state.get("arguments") or {})
     if kind is None:
-        raise OptionError(
-            f"a state of order={shown(state['order'])}; give one of {', '.join(_ORDERS)}, over one archive"
-        )
+        raise OptionError(f"a state of order={shown(state['order'])}; give one of {', '.join(_ORDERS)}")
     if kind is not samplers.Sequential:
         arguments["seed"] = state["seed"]
+    if kind is Mixture:
+        weights = {}
+        for piece in state["weights"].split():
+            start, _, counts = piece.partition(":")
+            weights[int(start)] = [int(count) for count in counts.split("/")]
+        arguments |= {"weights": weights.pop(0), "schedule": weights}
     try:
         sampler = kind(ds, num_replicas=ranks, rank=rank, **arguments)
     except TypeError as error:
@@ -51,6 +57,23 @@ def sampler_of(ds: Any, state: State, ranks: int = 1, rank: int = 0) -> EpochSam
         ) from None
     sampler.load_state_dict(state)
     return sampler
+
+
+def drawn_at(ds: Any, sampler: EpochSampler, step: int, batch_size: int) -> list[dict[str, Any]]:
+    """What seeded transforms noted in `ctx` at a step of a sampler: a dict for each sample.
+
+    Empty ones where nothing is seeded. Cost: reads the samples, and calls the transforms.
+    """
+    positions = sampler.which(step, batch_size=batch_size)
+    if not ds._is_seeded:
+        return [{} for _ in positions]
+    items = 1 if sampler._gives_lists else batch_size
+    draws = next(known_draws(sampler, ds, iter([positions]), step * items))
+    return [ctx for _, ctx in ds.ctx(_unchanged).__getitems__(draws)]
+
+
+def _unchanged(sample: Any) -> Any:
+    return sample
 
 
 class LogReport(NamedTuple):
