@@ -82,7 +82,11 @@ from .ordering import dealt_by_class as dealt_by_class
 from .ordering import generator as generator
 from .ordering import grouped as grouped
 from .ordering import stable_order as stable_order
+from .permutation import Computed as Computed
 from .permutation import Permutation as Permutation
+from .permutation import permuted as permuted
+from .permutation import word as word
+from .permutation import words as words
 from .process import MAIN_NAMES as MAIN_NAMES
 from .process import ForkLock as ForkLock
 from .process import PerProcess as PerProcess

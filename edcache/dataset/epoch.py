@@ -249,8 +249,7 @@ class EpochSampler(DistributedSampler[Any]):
         Raises:
             OptionError: the step or the rank does not exist.
 
-        Cost: `Shuffle` and `ChunkShuffle` compute the positions alone, `Weighted` with replacement looks each
-        up in log(n) steps. The others compute the order of the epoch first.
+        Cost: that of the positions alone, but for `Weighted` without replacement, which sorts an epoch first.
         """
         check_count("step", step, 0)
         check_count("batch_size", batch_size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import Ints, OptionError, Selection, Shuffled, check_count, once, shuffled
+from edcache.base import (
+    Computed,
+    Ints,
+    OptionError,
+    Selection,
+    Shuffled,
+    check_count,
+    once,
+    permuted,
+    shuffled,
+    word,
+    words,
+)
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
 from edcache.dataset.sampler_columns import Column, by_class, column_of, numbers_of
 from edcache.dataset.state import State, digest
@@ -42,8 +53,8 @@ class Balanced(EpochSampler):
     With k classes, k consecutive draws have each class once, in a random order, so batches are balanced too.
     All samples of a class are drawn, in random order, before one is drawn again.
 
-    Cost: 8 bytes per sample, and about 32 bytes per draw while an epoch begins. 10 million samples take
-    0.3 s, and then 0.5 s per epoch; with a million classes 2.5 s, and then 0.7 s.
+    Cost: 8 bytes per sample. 10 million samples take 0.3 s, with a million classes 2.5 s. A draw takes
+    0.5 us.
 
     >>> DataLoader(ds, batch_size=64, sampler=edcache.samplers.Balanced(ds, "label"))
     """
@@ -67,21 +78,9 @@ class Balanced(EpochSampler):
         super().__init__(ds, count, seed, **keywords)
 
     def _drawn(self, epoch: int) -> Selection:
-        generator, sizes = _generator(self.seed, epoch), np.diff(self._starts)
-        if not len(sizes):
-            return Selection(range(0))
-        rounds = -(-self._count // len(sizes))
-        drawn = np.empty((rounds, len(sizes)), np.int64)
-        # Classes of one size are permuted together: there are few sizes, whatever the number of classes.
-        for size in np.unique(sizes).tolist():
-            classes = np.flatnonzero(sizes == size)
-            cycles = -(-rounds // size)
-            starts = np.repeat(self._starts[classes], cycles)
-            members = self._members[starts[:, None] + np.arange(size)]
-            generator.permuted(members, axis=1, out=members)
-            drawn[:, classes] = members.reshape(len(classes), -1)[:, :rounds].T
-        generator.permuted(drawn, axis=1, out=drawn)
-        return Selection(drawn.reshape(-1)[: self._count])
+        first = word(self.seed, epoch)
+        order = _BalancedOrder(self._count, np.diff(self._starts), self._starts, first)
+        return Shuffled(range(self._count), Selection(self._members), order)
 
     def _options(self) -> State:
         return {"data": self._digest}
@@ -146,16 +145,13 @@ class Weighted(EpochSampler):
         super().__init__(ds, count, seed, **keywords)
 
     def _drawn(self, epoch: int) -> Selection:
-        if not self._count:
-            return Selection(range(0))
-        if self._able is not None:
-            generator = _generator(self.seed, epoch)
-            # Efraimidis and Spirakis: each comes at an exponential time, at the rate of its weight.
-            times = -_log(1 - generator.random(len(self._weights)))
-            times /= self._weights
-            return Selection(self._able[np.argsort(times, kind="stable")[: self._count]])
-        everything = Selection(range(len(self._weights)))
-        return Shuffled(range(self._count), everything, _WeightedOrder(self._weights, self.seed, epoch))
+        everything, first = Selection(range(len(self._weights))), word(self.seed, epoch)
+        if self._able is None:
+            return Shuffled(range(self._count), everything, _WeightedOrder(self._count, self._weights, first))
+        # Efraimidis and Spirakis: each comes at an exponential time, at the rate of its weight.
+        times = -_log(1 - _uniform(everything.array(), first))
+        times /= self._weights
+        return Selection(self._able[np.argsort(times, kind="stable")[: self._count]])
 
     @property
     def _may_repeat(self) -> bool:  # type: ignore[override]
@@ -195,7 +191,7 @@ class ByLength(EpochSampler):
     epoch. Lightning with several devices wants `Trainer(use_distributed_sampler=False)` beside any batch
     sampler: the ranks share by themselves.
 
-    Cost: 16 bytes a sample while an epoch is made, 8 else. 10 million samples: 0.5 s, then 0.2 s an epoch.
+    Cost: 8 bytes a sample. 10 million samples take 0.5 s. A draw takes 0.3 us.
 
     >>> DataLoader(ds, batch_sampler=edcache.samplers.ByLength(ds, "n_tokens", max_tokens=8192))
     """
@@ -232,13 +228,12 @@ class ByLength(EpochSampler):
         rising = base.stable_order(values.view(np.uint64))
         self._sorted = rising[::-1].copy()
         self.shuffle = shuffle
-        self._mixed: list[tuple[int, int]] = []
-        starts, size = [np.empty(0, np.int64)], 0
+        starts, buckets, size = [np.empty(0, np.int64)], [], 0
         for begin, end, size in _buckets(values[rising], batch_size or global_size, max_tokens, bucket):
             starts.append(np.arange(begin, end, size))
-            if shuffle and end - begin > size:
-                self._mixed.append((begin, end))
+            buckets.append(begin)
         self._bounds = np.concatenate((*starts, [len(values)]))
+        self._buckets = np.array([*buckets, len(values)])
         count = len(self._bounds) - 1
         if global_size is not None:
             count = len(values)
@@ -256,13 +251,13 @@ class ByLength(EpochSampler):
             return numbers
         return _Batches(self._positions(epoch), self._bounds, numbers)
 
-    def _positions(self, epoch: int) -> Ints:
+    def _positions(self, epoch: int) -> Selection:
         """All samples, from those of the longest batch on."""
-        generator = _generator(self.seed, epoch)
-        positions: Ints = self._sorted.copy() if self._mixed else self._sorted
-        for begin, end in self._mixed:
-            generator.shuffle(positions[begin:end])
-        return positions
+        positions = Selection(self._sorted)
+        if not self.shuffle:
+            return positions
+        order = _BucketOrder(self._buckets, word(self.seed, epoch))
+        return Shuffled(range(len(positions)), positions, order)
 
     def _drawn(self, epoch: int) -> Selection:
         size = self.global_batch_size
@@ -272,40 +267,79 @@ class ByLength(EpochSampler):
         if size is None:
             return numbers
         positions = self._positions(epoch)
-        whole, last = np.split(positions, [len(numbers) * size])
-        return Selection(np.append(whole.reshape(-1, size)[numbers.array()], last))
+        return Shuffled(range(self._count), positions, _InBatches(self._count, numbers, size))
 
     def _options(self) -> State:
         return {"shuffle": int(self.shuffle), "data": self._digest}
 
     @once
     def _digest(self) -> str:
-        return digest(self._sorted, self._bounds, np.array(self._mixed, np.int64))
+        return digest(self._sorted, self._bounds, self._buckets)
 
 
-class _WeightedOrder:
-    """Draws by weight: the hash of a position is a uniform number, which is looked up in sums of the weights.
+class _BalancedOrder(Computed):
+    """Each round has every class once, in an order of its own; so has each cycle the samples of a class.
+
+    Args:
+        sizes, starts: int64 [classes], how many samples classes have, and where they begin among all.
+    """
+
+    def __init__(self, count: int, sizes: Ints, starts: Ints, first: int) -> None:
+        super().__init__(count)
+        self._sizes, self._starts, self._first = sizes, starts, first
+
+    def _computed(self, positions: Ints) -> Ints:
+        count = len(self._sizes)
+        rounds, slots = np.divmod(positions, count)
+        counts = np.full(len(positions), count)
+        classes = permuted(slots, counts, words(self._first, np.zeros_like(rounds), rounds))
+        sizes: Ints = self._sizes[classes]
+        cycles, places = np.divmod(rounds, sizes)
+        return permuted(places, sizes, words(self._first, 1 + classes, cycles)) + self._starts[classes]
+
+
+class _BucketOrder(Computed):
+    """The samples of each bucket in an order of its own. bounds: where buckets begin, and their end."""
+
+    def __init__(self, bounds: Ints, first: int) -> None:
+        super().__init__(int(bounds[-1]))
+        self._bounds, self._sizes, self._first = bounds, np.diff(bounds), first
+
+    def _computed(self, positions: Ints) -> Ints:
+        numbers: Ints = np.searchsorted(self._bounds, positions, side="right") - 1
+        begins = self._bounds[numbers]
+        order = permuted(positions - begins, self._sizes[numbers], words(self._first, numbers))
+        return order + begins
+
+
+class _InBatches(Computed):
+    """Batch k of `size` is batch numbers[k]; what is behind them stays."""
+
+    def __init__(self, count: int, numbers: Selection, size: int) -> None:
+        super().__init__(count)
+        self._numbers, self._size = numbers, size
+
+    def _computed(self, positions: Ints) -> Ints:
+        batches, places = np.divmod(positions, self._size)
+        taken: Ints = positions.copy()
+        whole = batches < len(self._numbers)
+        taken[whole] = self._numbers.take(batches[whole]) * self._size + places[whole]
+        return taken
+
+
+class _WeightedOrder(Computed):
+    """Draws by weight: the number of a position is looked up in the sums of the weights.
 
     Args:
         sums: float64 [n], of the weights up to each sample.
     """
 
-    def __init__(self, sums: Floats, *key: int) -> None:
-        text = "/".join(("edcache weighted", *(format(part, "x") for part in (1, *key))))
-        self._key = np.frombuffer(hashlib.shake_128(text.encode()).digest(8), "<u8")
-        self._sums = sums
+    def __init__(self, count: int, sums: Floats, first: int) -> None:
+        super().__init__(count)
+        self._sums, self._first = sums, first
 
-    def at(self, position: int) -> int:
-        """See `base.Order`."""
-        return int(self.take(np.array([position]))[0])
-
-    def take(self, positions: Ints) -> Ints:
-        """See `base.Order`."""
-        # SplitMix64.
-        hashed = (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + self._key
-        hashed = (hashed ^ hashed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-        hashed = (hashed ^ hashed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-        drawn = ((hashed ^ hashed >> np.uint64(31)) >> np.uint64(11)) * (2.0**-53 * self._sums[-1])
+    def _computed(self, positions: Ints) -> Ints:
+        drawn = _uniform(positions, self._first) * self._sums[-1]
         # In rising order, or each would miss the processor's cache.
         rising = np.argsort(drawn)
         taken = np.empty(len(positions), np.int64)
@@ -313,8 +347,10 @@ class _WeightedOrder:
         return taken
 
 
-def _generator(seed: int, epoch: int) -> np.random.Generator:
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed % (1 << 64), spawn_key=(epoch,))))
+def _uniform(positions: Ints, first: int) -> Floats:
+    """A number in [0, 1) for each position, of 53 bits."""
+    uniform: Floats = (words(first, positions) >> np.uint64(11)) * 2.0**-53
+    return uniform
 
 
 def _log(values: Floats) -> Floats:
@@ -338,7 +374,7 @@ def _log(values: Floats) -> Floats:
 class _Batches(Sequence[Ints]):
     """Batch k is positions[bounds[numbers[k]]:bounds[numbers[k] + 1]]."""
 
-    def __init__(self, positions: Ints, bounds: Ints, numbers: Selection) -> None:
+    def __init__(self, positions: Selection, bounds: Ints, numbers: Selection) -> None:
         self._positions, self._bounds, self._numbers = positions, bounds, numbers
 
     def __len__(self) -> int:

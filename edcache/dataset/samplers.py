@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,20 @@ import numpy as np
 from typing_extensions import Self
 
 from edcache import base
-from edcache.base import Ints, OptionError, Permutation, Selection, Shuffled, check_count, once, shuffled
+from edcache.base import (
+    Computed,
+    Ints,
+    OptionError,
+    Permutation,
+    Selection,
+    Shuffled,
+    check_count,
+    once,
+    permuted,
+    shuffled,
+    word,
+    words,
+)
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
 from edcache.dataset.state import State, digest
 
@@ -19,8 +31,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LANES = 8
-# Of which a lane of ChunkShuffle keeps the orders: those that a batch and the one after it take from.
-_MOST_WINDOWS = 8
 
 
 class Sequential(EpochSampler):
@@ -212,7 +222,7 @@ class Foreign(EpochSampler):
         return [_positions(each) for each in drawn] if self._is_of_lists else Selection(_positions(drawn))
 
 
-class _ChunkOrder:
+class _ChunkOrder(Computed):
     """The order of `ChunkShuffle`: chunks at random, and each window of them; then lanes that take turns.
 
     Args:
@@ -220,52 +230,24 @@ class _ChunkOrder:
     """
 
     def __init__(self, starts: Ints, buffer: int, lanes: int, key: tuple[int, ...]) -> None:
+        super().__init__(int(starts[-1]))
         count, buffer = len(starts) - 1, max(1, buffer // lanes)
         chunks = Permutation(count, *key).take(np.arange(count))
         sizes = np.diff(starts)[chunks]
         self._ends = np.cumsum(sizes)
         self._shifts = starts[chunks] - self._ends + sizes
         self._bounds = np.concatenate(([0], self._ends[buffer - 1 : -1 : buffer], self._ends[-1:]))
-        self._key, self._lanes = key, lanes
-        self._windows: dict[int, Permutation] = {}
+        self._sizes, self._word, self._lanes = np.diff(self._bounds), word(*key), lanes
 
-    def at(self, position: int) -> int:
-        """See `base.Order`."""
-        return int(self.take(np.array([position]))[0])
-
-    def take(self, positions: Ints) -> Ints:
-        """See `base.Order`."""
-        if self._lanes == 1:
-            return self._in_lanes(positions)
+    def _computed(self, positions: Ints) -> Ints:
         rounds, lanes = np.divmod(positions, self._lanes)
         each, more = divmod(int(self._ends[-1]), self._lanes)
         places = rounds + lanes * each + np.minimum(lanes, more)
-        rising = np.argsort(places)
-        taken = np.empty(len(positions), np.int64)
-        taken[rising] = self._in_lanes(places[rising])
-        return taken
-
-    def _in_lanes(self, positions: Ints) -> Ints:
-        """What stands at positions of all lanes one after the other."""
-        numbers: Ints = np.searchsorted(self._bounds, positions, side="right") - 1
-        runs = np.flatnonzero(np.diff(numbers, prepend=-1, append=-1)).tolist()
-        taken = np.empty(len(positions), np.int64)
-        for start, end in itertools.pairwise(runs):
-            number = int(numbers[start])
-            begin = self._bounds[number]
-            taken[start:end] = self._window(number).take(positions[start:end] - begin) + begin
+        windows = np.searchsorted(self._bounds, places, side="right") - 1
+        begins: Ints = self._bounds[windows]
+        taken = permuted(places - begins, self._sizes[windows], words(self._word, windows)) + begins
         taken += self._shifts[np.searchsorted(self._ends, taken, side="right")]
         return taken
-
-    def _window(self, number: int) -> Permutation:
-        window = self._windows.get(number)
-        if window is None:
-            # Another thread may look ahead in the same order.
-            if len(self._windows) >= _MOST_WINDOWS * self._lanes:
-                self._windows.clear()
-            size = int(self._bounds[number + 1] - self._bounds[number])
-            window = self._windows[number] = Permutation(size, *self._key, number)
-        return window
 
 
 def _positions(drawn: Any) -> Ints:

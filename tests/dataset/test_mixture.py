@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import orders
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,7 +71,7 @@ def test_decimals_mean_what_they_say(weights):
 def oracle(sizes, weights, schedule, seed, draws):
     """Index of each draw, by one loop over all of them."""
     starts = np.cumsum([0, *sizes])
-    taken, orders, indices = Counter(), {}, []
+    taken, indices = Counter(), []
     changes = {0: weights, **schedule}
     begin = 0
     for draw in range(draws):
@@ -86,11 +87,8 @@ def oracle(sizes, weights, schedule, seed, draws):
         ]
         source = min(due)[1]
         epoch, place = divmod(taken[source], sizes[source])
-        if (source, epoch) not in orders:
-            orders[source, epoch] = edcache.base.Permutation(sizes[source], seed, epoch, source).take(
-                np.arange(sizes[source])
-            )
-        indices.append(int(starts[source] + orders[source, epoch][place]))
+        word = orders.derived(orders.word(seed), source, epoch)
+        indices.append(int(starts[source]) + orders.order(place, sizes[source], word))
         lag[source] += 1
         taken[source] += 1
     return indices

@@ -268,7 +268,7 @@ def test_what_a_seed_determines_is_the_same_for_ever(whole: CachedDataset) -> No
     assert digest(ordering.dealt(ordering.generator(7), [150_000, 50_000])) == DEALT
 
 
-SHUFFLED = [5, 21, 12, 23, 4, 1, 10, 7]
+SHUFFLED = [9, 3, 13, 2, 17, 14, 1, 0]
 SPLIT_OFF = [12, 13, 14, 17, 18, 19]
 UNDERSAMPLED = [14, 16, 17, 20, 23]
 DEALT = "fe4c35d76b11a7a4"

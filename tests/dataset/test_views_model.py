@@ -196,7 +196,9 @@ class Chain:
     def shuffle(self, a, b):
         count = len(self.rows)
         self.view = self.view.shuffle(a)
-        self.rows = [self.rows[orders.order(position, count, a)] for position in range(count)]
+        self.rows = [
+            self.rows[orders.order(position, count, orders.word(count, a))] for position in range(count)
+        ]
 
     def repeat(self, a, b):
         n = len(self.rows)

@@ -7,4 +7,4 @@ from pages import PAGES, PIECE
 _NAMES: dict[str, Any] = {}
 _CODE = next(piece["code"] for piece in PIECE.finditer(PAGES["docs/reference/orders.md"]))
 exec(_CODE.partition("\nprint")[0], _NAMES)
-order = _NAMES["order"]
+order, word, derived = _NAMES["order"], _NAMES["word"], _NAMES["derived"]
