@@ -167,8 +167,10 @@ class EpochSampler(DistributedSampler[Any]):
 
     @property
     def sampler(self) -> Self:
-        """This one: frameworks tell the epoch to a batch sampler's `sampler`."""
+        """This one: frameworks tell the epoch to a batch sampler's `sampler`, or to its `batch_sampler`."""
         return self
+
+    batch_sampler = sampler
 
     def __repr__(self) -> str:
         ranks = self.num_replicas

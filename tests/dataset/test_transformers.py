@@ -4,6 +4,11 @@ It is imported on use: it is large in a process that forks.
 """
 
 import functools
+import itertools
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -12,6 +17,7 @@ from torch.utils.data import DataLoader, Subset
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.samplers import Shuffle
 
 COUNT = 24
 WORDS = ["[PAD]", "[UNK]", "[MASK]", *"abcdefgh"]
@@ -146,3 +152,81 @@ def test_a_trainer_trains_on_it_as_on_a_list(tmp_path, case):
         trainer = Trainer(model(config()), options, train_dataset=samples, data_collator=collator)
         losses.append(trainer.train().training_loss)
     assert losses[0] == losses[1]
+
+
+JOB = """
+import json, os, sys
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer, TrainerCallback, TrainingArguments
+import edcache
+from edcache.samplers import Shuffle
+
+path, folder, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+
+class Job(Trainer):
+    def get_train_dataloader(self):
+        sampler = Shuffle(self.train_dataset, seed=3, global_batch_size=10)
+        return DataLoader(self.train_dataset, batch_sampler=sampler, num_workers=1)
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen = []
+
+    def forward(self, k):
+        if self.training:
+            self.seen.append(k.tolist())
+        return {"loss": self.layer(k.float()[:, None]).square().mean()}
+
+class Death(TrainerCallback):
+    def on_step_end(self, arguments, state, control, model, **others):
+        line = [state.global_step, getattr(model, "module", model).seen[-1]]
+        with open(f"{folder}/seen-{last}-{arguments.process_index}", "a") as file:
+            print(json.dumps(line), file=file)
+
+    def on_save(self, arguments, state, control, **others):
+        if state.global_step >= last:
+            os._exit(0)
+
+options = TrainingArguments(
+    f"{folder}/out", num_train_epochs=3, save_steps=4, use_cpu=True, report_to=[], disable_tqdm=True
+)
+job = Job(Model(), options, train_dataset=edcache.CachedDataset.from_cache(path), callbacks=[Death()])
+job.train(resume_from_checkpoint=last > 4)
+"""
+
+
+@pytest.mark.full
+def test_a_trainer_goes_on_with_other_devices(tmp_path):
+    """Amid an epoch, and between two."""
+    with CacheWriter(tmp_path / "a.zip") as w:
+        w.extend({"k": k} for k in range(80))
+    expected = Shuffle(CachedDataset.from_cache(tmp_path / "a.zip"), seed=3, global_batch_size=10)
+    step = 0
+    for ranks, last in ((2, 4), (3, 8), (1, 12), (2, 24)):
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(23_000 + os.getpid() % 20_000 + last)}
+        job = [
+            subprocess.Popen(
+                [sys.executable, "-c", JOB, tmp_path / "a.zip", tmp_path, str(last)],
+                env=os.environ
+                | rendezvous
+                | {"WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stderr=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                text=True,
+            )
+            for rank in range(ranks)
+        ]
+        errors = [process.communicate(timeout=600)[1] for process in job]
+        assert [process.returncode for process in job] == [0] * ranks, errors
+        logs = [(tmp_path / f"seen-{last}-{rank}").read_text().splitlines() for rank in range(ranks)]
+        for lines in zip(*logs, strict=True):
+            (number,) = {json.loads(line)[0] for line in lines}
+            shares = itertools.zip_longest(*(json.loads(line)[1] for line in lines))
+            seen = [k for turn in shares for k in turn if k is not None]
+            assert number == step + 1
+            assert seen == expected.which(step % 8, epoch=step // 8).tolist()
+            step += 1
+        assert step == last
