@@ -511,7 +511,7 @@ def parse_labels(data: Any, rows: int, table_nbytes: int) -> pa.Table:
 
 
 def checked_labels(
-    data: Any, rows: int, table_nbytes: int, names: Sequence[str] | None = None, told_by: str = "the head"
+    data: Any, rows: int, table_nbytes: int, names: Sequence[str] | None = None
 ) -> StoredLabels:
     """All of a labels.arrow; CorruptArchiveError if it is none, or another to those who read it as Arrow.
 
@@ -529,7 +529,7 @@ def checked_labels(
     if not 0 <= table_nbytes <= len(data):
         raise CorruptArchiveError("labels.arrow does not read: it is shorter than its table")
     start = len(data) - table_nbytes
-    labels = parse_label_table(data[start:], len(data), rows, load, names, told_by)
+    labels = parse_label_table(data[start:], len(data), rows, load, names)
     with reported("labels.arrow"):
         batches = check_batches(data[:start], len(labels.schema), check_footer(data, len(labels.schema))[1])
         if labels.schema != pa.ipc.read_schema(pa.py_buffer(data).slice(len(FILE_START))).remove_metadata():

@@ -360,14 +360,14 @@ def integers(indices: Any, length: int) -> Rows:
     return array.astype(np.int64)
 
 
-def bars(labels: Labels, most: int = 12, seconds: float = 0.25) -> base.Markup:
-    """The histograms as HTML, of as many columns as are drawn within the seconds."""
+def bars(labels: Labels) -> base.Markup:
+    """The histograms as HTML, of as many columns as are drawn in a quarter of a second."""
     drawn, began = [], time.monotonic()
     for name in labels:
         column = labels.whole.column(name)
         many = Histogram(name, f"{column.type}: many values; labels.histogram(name) counts them", ())
-        drawn.append((many if has_many_texts(column) else labels.histogram(name, most)).drawn())
-        if time.monotonic() - began > seconds and len(drawn) < len(labels):
+        drawn.append((many if has_many_texts(column) else labels.histogram(name, 12)).drawn())
+        if time.monotonic() - began > 0.25 and len(drawn) < len(labels):
             drawn.append(element("div", f"{len(labels) - len(drawn):,} more columns", class_="dim"))
             break
     return base.joined(*drawn)
