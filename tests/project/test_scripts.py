@@ -61,7 +61,10 @@ TRIALS = {
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),
 }
 # What CI runs, beside them.
-IN_CI = {"test": "scripts/test\nscripts/test --full --rest\n", "test-xla": "scripts/test-xla --without-xla"}
+IN_CI = {
+    "test": "EDCACHE_TEST_SCALE=0.2 scripts/test --full --rest\n",
+    "test-xla": "scripts/test-xla --without-xla",
+}
 
 
 def test_each_has_a_trial_here_or_runs_in_ci():
