@@ -10,6 +10,11 @@ venv=${2:-.venv}
 python=$venv/bin/python
 stamp=$venv/.installed-$extra
 
+if [ -L "$venv" ]; then
+    # Of another checkout, which is installed in it and stays so; this one is imported from here.
+    export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+    return
+fi
 if [ ! -x "$python" ]; then
     echo "making $venv" >&2
     "${PYTHON:-python3}" -m venv "$venv"

@@ -86,6 +86,24 @@ def test_a_script_is_executable_and_parses(script):
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_linked_venv_is_used_as_it_is(tmp_path):
+    """A worktree may link to the venv of its main checkout, in which that one is installed."""
+    (tmp_path / "scripts").mkdir()
+    shutil.copy2(ROOT / "scripts" / "venv.sh", tmp_path / "scripts")
+    (tmp_path / "other").mkdir()
+    (tmp_path / ".venv").symlink_to("other")
+    said = subprocess.run(
+        ["bash", "-c", "source scripts/venv.sh test; echo $PYTHONPATH"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": "more"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (said.stdout, said.stderr) == (f"{tmp_path}:more\n", "")
+    assert not list((tmp_path / "other").iterdir())
+
+
 @pytest.fixture
 def tree(tmp_path):
     """The repository with venvs that hold what this process has, so that nothing is installed."""
