@@ -225,8 +225,9 @@ class CachedDataset(ArchiveDataset[T_co]):
         Args:
             what: the column's name; or a pyarrow Table, a DataFrame or a dict of columns, to add all of them.
             values: one value per sample, as a numpy or Arrow array [len(self)], a Series or a list; None is a
-                missing value. A dict {index: value} changes these samples only. A function is called with
-                each sample as it is stored, without `transform`.
+                missing value. A dict {index: value} changes these samples only, and the column keeps its
+                type where that holds the numbers exactly. A function is called with each sample as it is
+                stored, without `transform`.
             on: a label column of this dataset that the table has too. A sample gets the row of the table that
                 has its value in this column. A sample without such a row gets None. In the table each value
                 may stand once.

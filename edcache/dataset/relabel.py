@@ -55,7 +55,9 @@ def given(
     if callable(values):
         return _computed(cache, LabelSpec({name: values}), fields, num_workers)
     if isinstance(values, Mapping):
-        index, column = labels.given_rows(name, values, len(cache))
+        is_there = name in cache.reader.label_names
+        stored = cache.labels.source.schema.field(name).type if is_there else None
+        index, column = labels.given_rows(name, values, len(cache), stored)
         return Revision(pa.table({name: column}), index=index)
     column = labels.given_column(name, values)
     labels.check_count(name, column, len(cache))

@@ -46,8 +46,14 @@ def given_column(name: str, values: Any) -> pa.Array:
     return collected(name, enumerate(values))
 
 
-def given_rows(name: str, values: Mapping[Any, Any], length: int) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """The samples that {index: value} is of, rising, and their column; OptionError for a bad index."""
+def given_rows(
+    name: str, values: Mapping[Any, Any], length: int, stored: pa.DataType | None
+) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """The samples that {index: value} is of, rising, and their column; OptionError for a bad index.
+
+    Args:
+        stored: the type of the column that is there, which stays where it holds the numbers exactly.
+    """
     for index in values:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
             raise OptionError(
@@ -60,7 +66,20 @@ def given_rows(name: str, values: Mapping[Any, Any], length: int) -> tuple[npt.N
         raise OptionError(f'label "{name}": an index comes twice, once counted from the end')
     ordered = sorted(wanted)
     column = collected(name, ((index, wanted[index]) for index in ordered))
-    return np.array(ordered, np.int64), column
+    return np.array(ordered, np.int64), column if stored is None else _as_stored(column, stored)
+
+
+def _as_stored(column: pa.Array, stored: pa.DataType) -> pa.Array:
+    """Numbers in the type of a stored column of their kind, if each is the same number there."""
+    for is_kind in (pa.types.is_integer, pa.types.is_floating):
+        if is_kind(column.type) and is_kind(stored):
+            try:
+                kept = column.cast(stored)
+            except pa.ArrowException:
+                return column
+            before, after = format.number_values(column), format.number_values(kept)
+            return kept if np.array_equal(before, after, equal_nan=before.dtype.kind == "f") else column
+    return column
 
 
 def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:

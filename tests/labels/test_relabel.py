@@ -795,3 +795,39 @@ def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_pat
     assert not cache.reader.sealed
     assert (system.syncs > 0) == (sync == "seal")
     assert CachedDataset.from_cache(tmp_path / "a.zip", allow_partial=True).labels["z"][0] == 7
+
+
+@pytest.mark.parametrize(
+    ("stored", "values", "kind"),
+    [
+        (np.int16([1, 2, 3]), {1: 7}, pa.int16()),
+        (np.int16([1, 2, 3]), {0: -(2**15), 1: None, 2: np.int64(2**15 - 1)}, pa.int16()),
+        (np.int16([1, 2, 3]), {1: 2**15}, pa.int64()),
+        (np.uint8([1, 2, 3]), {1: -1}, pa.int64()),
+        (np.uint64([1, 2, 2**64 - 1]), {1: 7}, pa.uint64()),
+        (np.int16([1, 2, 3]), {1: -0.0}, pa.float64()),
+        (np.float32([1, 2, 3]), {0: 0.5, 1: float("nan"), 2: -0.0}, pa.float32()),
+        (np.float32([1, 2, 3]), {0: float("inf"), 1: None}, pa.float32()),
+        (np.float32([1, 2, 3]), {1: 0.1}, pa.float64()),
+        (np.float32([1, 2, 3]), {1: 1e300}, pa.float64()),
+        (np.float32([1, 2, 3]), {1: 7}, pa.float64()),
+    ],
+    ids=str,
+)
+def test_a_column_keeps_its_type_where_that_holds_the_values(tmp_path, stored, values, kind):
+    cache = CachedDataset.from_cache(make(tmp_path / "a.zip", 3))
+    cache.add_labels("z", stored)
+    cache.add_labels("z", values)
+    assert cache.labels.column("z").type == kind
+    expected = [values.get(index, old) for index, old in enumerate(stored.tolist())]
+    typed = [None if value is None else kind.to_pandas_dtype()(value).item() for value in expected]
+    # As text, so that nan is nan and -0.0 is not 0.0.
+    assert str(column(cache, "z")) == str(typed)
+
+
+def test_ten_labels_of_a_small_type_cost_bytes_for_ten(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["y"]) as writer:
+        writer.extend_columns({"y": np.arange(100_000, dtype=np.int16) % 100})
+    before = (tmp_path / "a.zip").stat().st_size
+    CachedDataset.from_cache(tmp_path / "a.zip").add_labels("y", dict.fromkeys(range(10), 7))
+    assert (tmp_path / "a.zip").stat().st_size - before < 10_000
