@@ -69,11 +69,7 @@ def drawn_at(ds: Any, sampler: EpochSampler, step: int, batch_size: int) -> list
         return [{} for _ in positions]
     items = 1 if sampler._gives_lists else batch_size
     draws = next(known_draws(sampler, ds, iter([positions]), step * items))
-    return [ctx for _, ctx in ds.ctx(_unchanged).__getitems__(draws)]
-
-
-def _unchanged(sample: Any) -> Any:
-    return sample
+    return [ctx for _, ctx in ds.ctx(lambda sample: sample).__getitems__(draws)]
 
 
 class LogReport(NamedTuple):

@@ -157,16 +157,13 @@ class IndexWriter:
             meta["failed"] = [failure.to_json() for failure in index.failures]
         if index.labels is not None:
             meta["labels"] = index.labels
-        table = _packed_root(self._bits, meta, np.array(self._pages, PAGE_DTYPE).tobytes())
+        text = json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+        text = text.ljust(align(len(text), 8))
+        pages = np.array(self._pages, PAGE_DTYPE).tobytes()
+        table = np.array([self._bits, len(text)], "<u4").tobytes() + text + pages
         self._put(blocks)
         self._put(table)
         return table
-
-
-def _packed_root(bits: int, meta: dict[str, Any], pages: bytes) -> bytes:
-    text = json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
-    text = text.ljust(align(len(text), 8))
-    return np.array([bits, len(text)], "<u4").tobytes() + text + pages
 
 
 def _packed_page(columns: dict[str, npt.NDArray[Any]]) -> tuple[tuple[list[int], int, int], bytes]:

@@ -221,7 +221,11 @@ def parse_revision(data: Any, rows: int) -> Revision:
             raise ValueError("it drops a column twice")
         labels = _label_table(table)
         index = _values(table, "index") if "index" in table.column_names else None
-        if index is not None and not _is_index_column(index, MAX_LENGTH):
+        if (
+            index is not None
+            and len(index)
+            and not (index[0] >= 0 and index[-1] < MAX_LENGTH and np.all(index[1:] > index[:-1]))
+        ):
             raise ValueError("its index column is not strictly increasing from 0")
         if not labels.num_columns and (rows or not dropped):
             raise ValueError("it has no label column")
@@ -315,10 +319,6 @@ def _values(table: pa.Table, name: str) -> npt.NDArray[Any]:
     values = np.frombuffer(array.buffers()[1], dtype, len(array), array.offset * dtype.itemsize)
     values.flags.writeable = False
     return values
-
-
-def _is_index_column(index: npt.NDArray[np.int64], length: int) -> bool:
-    return not len(index) or bool(index[0] >= 0 and index[-1] < length and np.all(index[1:] > index[:-1]))
 
 
 def _schemas(meta: Mapping[str, Any]) -> list[str]:

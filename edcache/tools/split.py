@@ -91,7 +91,8 @@ def split(
             cuts = [(None, samples) for samples in _Sizes(whole).cut(nbytes)]
         stem = os.path.splitext(os.path.basename(source.file.path))[0]
         digits = max(_DIGITS, len(str(len(cuts) - 1)))
-        names = [_in_a_name(value) if by is not None else "" for value, _ in cuts]
+        texts = ("none" if value is None else _UNSAFE.sub("_", str(value)) for value, _ in cuts)
+        names = ["" if by is None else f"-{text[:_MOST_NAMED]}" for text in texts]
         targets = [os.path.join(where, f"{stem}-{k:0{digits}}{name}.zip") for k, name in enumerate(names)]
         for target in targets:
             check_free(target)
@@ -108,10 +109,6 @@ def _checked(max_size: int | str | None, parts: int | None, by: str | None) -> i
     if nbytes is None:
         raise OptionError(f'split(): max_size={base.shown(max_size)}; give bytes, or text such as "2GB"')
     return nbytes
-
-
-def _in_a_name(value: Any) -> str:
-    return f"-{'none' if value is None else _UNSAFE.sub('_', str(value))[:_MOST_NAMED]}"
 
 
 def _written(

@@ -259,7 +259,9 @@ class Survey:
             return None
         self.superseded += len(table.records.offset)
         self._rows_nbytes += int(table.records.nbytes.sum())
-        _check_alignment(header, table, self._problem)
+        alignment = np.where(table.records.nbytes >= 1024, np.uint64(64), np.uint64(8))
+        rows = np.flatnonzero(table.records.offset % alignment)
+        _report_rows(header, table, rows, "is not aligned", self._problem)
         if self._reads_records:
             self._check_crc(header, check_chunk(self._pread, header, table, table_bytes, self._problem))
         self._on_position(min(header.next, self.size))
@@ -426,12 +428,6 @@ def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:
         and columns.keys() == others.keys()
         and all(np.array_equal(columns[name], others[name]) for name in columns)
     )
-
-
-def _check_alignment(header: Header, table: ChunkTable, on_problem: OnProblem) -> None:
-    alignment = np.where(table.records.nbytes >= 1024, np.uint64(64), np.uint64(8))
-    rows = np.flatnonzero(table.records.offset % alignment)
-    _report_rows(header, table, rows, "is not aligned", on_problem)
 
 
 def check_chunk(

@@ -128,8 +128,9 @@ class Cluster:
                     running[task[1]()] = task[0]
                 if not running:
                     return
+                ended = [future for future in running if future.done()]
                 # First those that went well: what they made is kept though another failed.
-                ended = sorted((future for future in running if future.done()), key=_has_failed)
+                ended.sort(key=lambda future: future.cancelled() or future.exception() is not None)
                 for future in ended:
                     yield running.pop(future), self._result(future)
                 if not ended:
@@ -155,10 +156,6 @@ class Cluster:
             f"{self._job.path}: a task of {type(self._executor).__name__} failed: "
             f"{type(error).__name__}: {error}"
         ) from error
-
-
-def _has_failed(future: Any) -> bool:
-    return bool(future.cancelled() or future.exception() is not None)
 
 
 def ray_executor(**options: Any) -> Executor:

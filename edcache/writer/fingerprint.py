@@ -145,8 +145,10 @@ def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -
     old, new = named(found, f"{word}s"), named(expected, f"{word}s")
     lines = []
     for key in {**old, **new}:
-        if key in old and key in new and _is_same(old[key], new[key]):
-            continue
+        if key in old and key in new:
+            values = old[key], new[key]
+            if _text(values[0]) == _text(values[1]) or _is_elsewhere(*values) or _is_same_file(*values):
+                continue
         before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
         lines.append(f"{word} {key}: {before} in the archive, {now} now")
     return lines
@@ -160,10 +162,6 @@ def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
         for key in old
         if key in new and old[key] != new[key] and _is_elsewhere(old[key], new[key])
     ]
-
-
-def _is_same(old: Any, new: Any) -> bool:
-    return _text(old) == _text(new) or _is_elsewhere(old, new) or _is_same_file(old, new)
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:

@@ -129,6 +129,18 @@ def test_several_far_archives_in_one_order_are_looked_ahead_for(far, ssd):
         assert served.sent < 1.05 * nbytes
 
 
+def codes_of_four(work, rng, kills=True):
+    """Exit statuses of four processes, of which the first three may be killed at random and the last ends."""
+    pids = [in_child(partial(work, k)) for k in range(4)]
+    for pid in pids[:3] if kills else ():
+        time.sleep(rng.uniform(0, 0.2))
+        os.kill(pid, signal.SIGKILL)
+    codes = [ended(pid) for pid in pids]
+    assert set(codes) <= {0, -signal.SIGKILL}
+    assert codes[3] == 0
+    return codes
+
+
 @pytest.mark.full
 def test_whoever_fetches_for_others_may_be_killed(far, ssd, tally):
     """Killed with claims held: the others go on, and so does the next reader."""
@@ -146,13 +158,7 @@ def test_whoever_fetches_for_others_may_be_killed(far, ssd, tally):
         served.delay = 0.02
         for k in range(scaled(6)):
             folder = ssd / str(k)
-            pids = [in_child(partial(work, served.url, folder, seed)) for seed in range(4)]
-            for pid in pids[:3]:
-                time.sleep(rng.uniform(0, 0.2))
-                os.kill(pid, signal.SIGKILL)
-            codes = [ended(pid) for pid in pids]
-            assert set(codes) <= {0, -signal.SIGKILL}
-            assert codes[3] == 0
+            codes = codes_of_four(partial(work, served.url, folder), rng)
             tally("readers killed while they fetched for others", codes.count(-signal.SIGKILL))
             read_all(opened(served.url, folder, None, verify="never"))
 
@@ -196,14 +202,7 @@ def test_processes_that_stream_read_what_the_archive_has(far, ssd, verify, kills
     rng = seeded("streams")
     for _ in range(scaled(10)):
         base = 4 * rng.randrange(1000)
-        pids = [in_child(lambda seed=base + k: work(seed)) for k in range(4)]
-        if kills:
-            for pid in pids[:3]:
-                time.sleep(rng.uniform(0, 0.2))
-                os.kill(pid, signal.SIGKILL)
-        codes = [ended(pid) for pid in pids]
-        assert set(codes) <= {0, -signal.SIGKILL}
-        assert codes[3] == 0
+        codes_of_four(lambda k, base=base: work(base + k), rng, kills)
         tally("processes that streamed at once", 4)
     ds = opened(far, ssd)
     read_all(ds)

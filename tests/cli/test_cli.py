@@ -20,7 +20,7 @@ import numpy as np
 import pictures
 import pytest
 import torch
-from click.testing import CliRunner
+from cli_runner import RUNNER
 
 from edcache import CachedDataset, CacheWriter, Reader
 from edcache.base.selection import index_ranges
@@ -31,10 +31,6 @@ from edcache.format.spec import Head
 from edcache.writer.appender import Appender
 
 ROOT = str(Path(__file__).parents[2])
-try:
-    RUNNER = CliRunner(mix_stderr=False)
-except TypeError:  # click 8.2 and newer always keep the two apart
-    RUNNER = CliRunner()
 
 DIGITS = """
     import os, time

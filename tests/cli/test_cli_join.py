@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from cli_runner import RUNNER
 from test_merge import expect_as_concat, sample, write
 from test_split import expect_as_original
 
@@ -16,11 +16,6 @@ from edcache import CachedDataset, CacheWriter
 from edcache.base.wording import human_bytes
 from edcache.cli import convert, main
 from edcache.interop.export import FORMATS
-
-try:
-    RUNNER = CliRunner(mix_stderr=False)
-except TypeError:  # click 8.2 and newer always keep the two apart
-    RUNNER = CliRunner()
 
 
 def run(*arguments: Any, code: int = 0) -> str:

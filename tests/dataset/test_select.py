@@ -1,7 +1,6 @@
 """ds.select(): some fields of every sample, as they are in the whole; labels alone touch no record."""
 
 import pickle
-from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -9,39 +8,14 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from sample_trees import Pair, at, numbers, trees, write
 from scale import scaled
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, MissingSampleError, OptionError, PickleRefusedError
 
-Pair = namedtuple("Pair", ["left", "right"])
-
 COUNT = 8
-DTYPES = [
-    *(torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float32),
-    torch.complex64,
-    *(getattr(torch, name) for name in ("uint16",) if hasattr(torch, name)),  # not in torch 2.2
-]
-ARRAYS = ["?", "u1", "<i4", "<f2", "<f8", ">f4", "<u2", "U3", "M8[s]"]
-
-
-def write(path, samples, indices=None, **options):
-    with CacheWriter(path, "w", **options) as w:
-        if indices is None:
-            w.extend(samples)
-        else:
-            for index, sample in zip(indices, samples, strict=True):
-                w.write(index, sample)
-    return CachedDataset.from_cache(path)
-
-
-def at(sample, path):
-    for step in path:
-        sample = (
-            getattr(sample, step) if isinstance(step, str) and isinstance(sample, tuple) else sample[step]
-        )
-    return sample
 
 
 def picked(sample, paths, as_tuple):
@@ -52,18 +26,8 @@ def picked(sample, paths, as_tuple):
 # --- selecting equals picking -----------------------------------------------------------------------
 
 
-def tensors(shape, dtype):
-    return lambda k: (torch.arange(int(np.prod(shape))) + k).reshape(shape).to(dtype)
-
-
-def arrays(shape, dtype):
-    return lambda k: (np.arange(int(np.prod(shape))) % 7 + k % 5).reshape(shape).astype(dtype)
-
-
-shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 leaves = st.one_of(
-    st.builds(tensors, shapes, st.sampled_from(DTYPES)),
-    st.builds(arrays, shapes, st.sampled_from(ARRAYS)),
+    numbers,
     st.sampled_from(
         [
             lambda k: torch.arange(k % 3),
@@ -86,23 +50,6 @@ leaves = st.one_of(
         ]
     ),
 )
-
-
-def trees(children):
-    keys = st.sampled_from(["a", "b", "a.b", 3, "3"])
-    return st.one_of(
-        st.dictionaries(keys, children, min_size=1, max_size=3).map(
-            lambda parts: lambda k: {key: part(k) for key, part in parts.items()}
-        ),
-        st.dictionaries(keys, children, min_size=1, max_size=2).map(
-            lambda parts: lambda k: OrderedDict((key, part(k)) for key, part in parts.items())
-        ),
-        st.lists(children, min_size=1, max_size=3).map(
-            lambda parts: lambda k: tuple(part(k) for part in parts)
-        ),
-        st.lists(children, min_size=1, max_size=3).map(lambda parts: lambda k: [part(k) for part in parts]),
-        st.tuples(children, children).map(lambda parts: lambda k: Pair(parts[0](k), parts[1](k))),
-    )
 
 
 samples = trees(st.recursive(leaves, trees, max_leaves=4))

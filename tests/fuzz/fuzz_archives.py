@@ -30,7 +30,7 @@ from edcache.format.tables import Failure, IndexTable, Records
 from edcache.writer.appender import Appender
 
 UUID = bytes(range(16))
-_TYPES = {
+INDEX_TYPES = {
     "index": pa.int64(),
     "offset": pa.uint64(),
     "nbytes": pa.uint64(),
@@ -38,6 +38,7 @@ _TYPES = {
     "schema": pa.uint16(),
     "raw_nbytes": pa.uint64(),
 }
+INDEX_DTYPES = {name: kind.to_pandas_dtype() for name, kind in INDEX_TYPES.items()}
 _FIELDS = (
     "samples",
     "end_index",
@@ -80,10 +81,10 @@ class Table:
     def packed(self, make: Any) -> bytes:
         arrays = {
             name: pa.array(
-                np.array([v % (1 << _TYPES[name].bit_width) for v in values], np.uint64).astype(
-                    _TYPES[name].to_pandas_dtype()
+                np.array([v % (1 << INDEX_TYPES[name].bit_width) for v in values], np.uint64).astype(
+                    INDEX_DTYPES[name]
                 ),
-                _TYPES[name],
+                INDEX_TYPES[name],
             )
             for name, values in self.columns.items()
         } | self.labels
@@ -250,7 +251,7 @@ def _pack_seal(part: Part) -> None:
             part.packed = bytes(data)
             return
         records = {
-            name: np.array([v % (1 << 64) for v in values], np.uint64).astype(_TYPES[name].to_pandas_dtype())
+            name: np.array([v % (1 << 64) for v in values], np.uint64).astype(INDEX_DTYPES[name])
             for name, values in columns.items()
         }
         blocks = np.array([[n % (1 << 64) for n in row] for row in meta["chunks"]], np.uint64)
@@ -261,8 +262,8 @@ def _pack_seal(part: Part) -> None:
 
 
 def _table(read: Any) -> Table:
-    own = {name: read.column(name).to_pylist() for name in read.column_names if name in _TYPES}
-    labels = {n: read.column(n).combine_chunks() for n in read.column_names if n not in _TYPES}
+    own = {name: read.column(name).to_pylist() for name in read.column_names if name in INDEX_TYPES}
+    labels = {n: read.column(n).combine_chunks() for n in read.column_names if n not in INDEX_TYPES}
     meta = json.loads(read.schema.metadata[b"edcache"])
     return Table(own, labels, meta)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from fuzz_archives import INDEX_DTYPES, INDEX_TYPES
 from fuzz_draw import Draw
 
 from edcache.errors import CorruptArchiveError
@@ -17,14 +18,6 @@ from edcache.format.index_pages import pack_index, parse_root, unpack_page
 from edcache.format.label_file import pack_labels, parse_label_table, parse_labels
 from edcache.format.tables import IndexTable, Records, parse_chunk_table, spread
 
-OWN = {
-    "index": pa.int64(),
-    "offset": pa.uint64(),
-    "nbytes": pa.uint64(),
-    "crc32": pa.uint32(),
-    "schema": pa.uint16(),
-    "raw_nbytes": pa.uint64(),
-}
 _TYPES = [
     *(pa.int64(), pa.uint64(), pa.uint32(), pa.uint16(), pa.float64(), pa.bool_(), pa.null(), pa.string()),
     *(
@@ -68,7 +61,7 @@ def _columns(kind: str, has_index: bool) -> dict[str, Any]:
     own = {"offset": [0, 8, 16], "nbytes": [8, 8, 8], "crc32": [1, 2, 3], "schema": [0, 0, 0]}
     if has_index:
         own = {"index": [0, 1, 2], **own}
-    columns = {name: pa.array(values, OWN[name]) for name, values in own.items()}
+    columns = {name: pa.array(values, INDEX_TYPES[name]) for name, values in own.items()}
     return columns if kind == "index" else columns | {f"label/{name}": labels[name] for name in labels}
 
 
@@ -92,7 +85,7 @@ def _packed(kind: str, columns: dict[str, Any], meta: Any, codec: int) -> bytes:
 def _pages() -> tuple[bytes, bytes]:
     """The pages and the chunks of an index of three records of five samples; and what lists its pages."""
     numbers = {"offset": [0, 8, 24], "nbytes": [8, 9, 8], "crc32": [1, 2, 3], "schema": [0, 1, 0]}
-    columns = {name: np.array(values, OWN[name].to_pandas_dtype()) for name, values in numbers.items()}
+    columns = {name: np.array(values, INDEX_DTYPES[name]) for name, values in numbers.items()}
     records = Records(**columns, index=np.array([0, 2, 4]))
     index = IndexTable(records, 5, ["a", "b"], [], np.array([[4500, 4544, 24], [8600, 8640, 8]]))
     payload, nbytes = pack_index(index)
@@ -144,10 +137,10 @@ def _lied(draw: Draw, kind: str) -> bytes:
         name = draw.pick(names) if names else "y"
         if what == 0:
             columns[name] = _column(draw, rows)
-        elif what == 1 and name in OWN:
-            width = OWN[name].bit_width // 8
+        elif what == 1 and name in INDEX_TYPES:
+            width = INDEX_TYPES[name].bit_width // 8
             values = b"".join(draw.number().to_bytes(8, "little")[:width] for _ in range(rows))
-            columns[name] = pa.Array.from_buffers(OWN[name], rows, [None, pa.py_buffer(values)])
+            columns[name] = pa.Array.from_buffers(INDEX_TYPES[name], rows, [None, pa.py_buffer(values)])
         elif what == 2:
             columns.pop(name, None)
         elif what == 3:

@@ -2,7 +2,6 @@
 
 import functools
 import pickle
-from collections import OrderedDict, namedtuple
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from sample_trees import Pair, numbers, trees
 from scale import scaled
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate, random_split
 from torch.utils.data._utils.collate import default_collate_fn_map
@@ -18,28 +18,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, MissingSampleError, SampleIndexError
 
-Pair = namedtuple("Pair", ["left", "right"])
-
-DTYPES = [
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
-    *(torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
-    *(getattr(torch, name) for name in ("uint16",) if hasattr(torch, name)),  # not in torch 2.2
-]
-ARRAYS = ["?", "u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", ">f4", "<u2", "U3", "M8[s]"]
-
-
-def tensors(shape, dtype):
-    return lambda k: (torch.arange(int(np.prod(shape))) + k).reshape(shape).to(dtype)
-
-
-def arrays(shape, dtype):
-    return lambda k: (np.arange(int(np.prod(shape))) % 7 + k % 5).reshape(shape).astype(dtype)
-
-
-shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 leaves = st.one_of(
-    st.builds(tensors, shapes, st.sampled_from(DTYPES)),
-    st.builds(arrays, shapes, st.sampled_from(ARRAYS)),
+    numbers,
     st.just(lambda k: torch.arange(k % 3)),
     st.just(lambda k: k),
     st.just(lambda k: k / 3),
@@ -53,22 +33,7 @@ leaves = st.one_of(
 )
 
 
-def trees(children):
-    keys = st.sampled_from(["a", "b", 3])
-    return st.one_of(
-        st.dictionaries(keys, children, max_size=3).map(
-            lambda parts: lambda k: {key: part(k) for key, part in parts.items()}
-        ),
-        st.dictionaries(keys, children, min_size=1, max_size=2).map(
-            lambda parts: lambda k: OrderedDict((key, part(k)) for key, part in parts.items())
-        ),
-        st.lists(children, max_size=3).map(lambda parts: lambda k: tuple(part(k) for part in parts)),
-        st.lists(children, max_size=3).map(lambda parts: lambda k: [part(k) for part in parts]),
-        st.tuples(children, children).map(lambda parts: lambda k: Pair(parts[0](k), parts[1](k))),
-    )
-
-
-samples = st.recursive(leaves, trees, max_leaves=5)
+samples = st.recursive(leaves, lambda some: trees(some, ("a", "b", 3), 0), max_leaves=5)
 
 
 @settings(max_examples=scaled(400, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -3,7 +3,6 @@
 import copy
 import functools
 import pickle
-from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -11,45 +10,22 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from sample_trees import ARRAYS, DTYPES, Pair, at, trees, write
 from scale import scaled
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.errors import CorruptRecordError, MissingSampleError, OptionError
 from edcache.reader.ragged import Jagged, Padded
 
-Pair = namedtuple("Pair", ["left", "right"])
-
 COUNT = 9
-DTYPES = [
-    *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
-    *(torch.bfloat16, torch.float32, torch.float64, torch.complex64),
-    *(getattr(torch, name) for name in ("uint16",) if hasattr(torch, name)),  # not in torch 2.2
-]
-ARRAYS = ["?", "u1", "i1", "<i2", "<i4", "<i8", "<f2", "<f4", "<f8", "<c8", ">f4", "<u2", "U3", "M8[s]"]
-
-
-def at(tree, path):
-    for step in path:
-        tree = getattr(tree, step) if isinstance(step, str) and isinstance(tree, tuple) else tree[step]
-    return tree
 
 
 def at_most_one_is_wrong(ways, samples):
     """Whether one field alone can be wrong: of several errors either path may come upon another first."""
     return len(ways) < 2 and outcome(lambda: edcache.collate(as_list=list(ways))(samples))[1] is None
-
-
-def write(path, samples, indices=None, **options):
-    with CacheWriter(path, "w", **options) as w:
-        if indices is None:
-            w.extend(samples)
-        else:
-            for index, sample in zip(indices, samples, strict=True):
-                w.write(index, sample)
-    return CachedDataset.from_cache(path)
 
 
 # --- samples: functions of k ------------------------------------------------------------------------
@@ -95,23 +71,6 @@ others = st.sampled_from(
     ]
 )
 leaves = st.one_of(ragged, ragged, others)
-
-
-def trees(children):
-    keys = st.sampled_from(["a", "b", "a.b", 3, "3"])
-    return st.one_of(
-        st.dictionaries(keys, children, min_size=1, max_size=3).map(
-            lambda parts: lambda k: {key: part(k) for key, part in parts.items()}
-        ),
-        st.dictionaries(keys, children, min_size=1, max_size=2).map(
-            lambda parts: lambda k: OrderedDict((key, part(k)) for key, part in parts.items())
-        ),
-        st.lists(children, min_size=1, max_size=3).map(
-            lambda parts: lambda k: tuple(part(k) for part in parts)
-        ),
-        st.lists(children, min_size=1, max_size=2).map(lambda parts: lambda k: [part(k) for part in parts]),
-        st.tuples(children, children).map(lambda parts: lambda k: Pair(parts[0](k), parts[1](k))),
-    )
 
 
 def growing(make, extra):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from cli_runner import RUNNER
 
 from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.cli import main
@@ -44,10 +44,6 @@ from edcache.writer.store import AnyAppender
 ROOT = str(Path(__file__).parents[2])
 DAY = 86_400.0
 NOW = time.time()
-try:
-    RUNNER = CliRunner(mix_stderr=False)
-except TypeError:  # click 8.2 and newer always keep the two apart
-    RUNNER = CliRunner()
 
 DIGITS = """
     from edcache import cachable

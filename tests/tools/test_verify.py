@@ -72,14 +72,20 @@ def places(path):
     }
 
 
-@pytest.mark.parametrize("place", ["record", "table", "header", "index", "labels", "directory"])
-def test_damage_is_reported_with_its_place(tmp_path, place):
-    path = tmp_path / "a.zip"
+def damaged(path, place):
+    """An archive with a flipped bit in one place, and what is said of that."""
     make(path, "sealed")
     offset, message = places(path)[place]
     data = bytearray(path.read_bytes())
     data[offset] ^= 4
     path.write_bytes(data)
+    return message
+
+
+@pytest.mark.parametrize("place", ["record", "table", "header", "index", "labels", "directory"])
+def test_damage_is_reported_with_its_place(tmp_path, place):
+    path = tmp_path / "a.zip"
+    message = damaged(path, place)
     report = edcache.verify(path)
     assert not report.sound
     assert any(line.startswith(f"{path}: ") for line in report.problems)
@@ -144,11 +150,7 @@ def test_a_quick_look_says_the_same_of_a_sound_archive(tmp_path, kind):
 @pytest.mark.parametrize("place", ["table", "header", "index", "labels", "directory"])
 def test_a_quick_look_finds_what_leads_to_the_records(tmp_path, place):
     path = tmp_path / "a.zip"
-    make(path, "sealed")
-    offset, message = places(path)[place]
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 4
-    path.write_bytes(data)
+    message = damaged(path, place)
     problems = edcache.verify(path, quick=True).problems
     assert any(re.search(message, line) for line in problems), problems
 
