@@ -189,8 +189,9 @@ An archive is *sealed* if it ends with the canonical directory, if the directory
 labels entry with the right uuid and consecutive numbers and links, and if they, or the revisions behind them,
 end where the directory begins. Any other archive is unsealed, and a reader walks its chain. The directory is
 a function of the chain: the same entries always give the same bytes. It lists the head, all entries but
-seals that count, in their order, and last index and labels of the seal, always in the long form. A reader
-that walks the chain of a sealed archive (of few entries, or by option) requires that it ends in the seal,
+seals that count, in their order, and last index and labels of the seal, always in the long form. Behind the
+zip64 field the entry of index.pages has another one, id 0x6465, of the 96 private fields of its header. Who
+reads a copy that nobody writes to need not read that header itself. A reader that walks the chain of a sealed archive (of few entries, or by option) requires that it ends in the seal,
 that the directory is that function of it, and that the index has its chunks, its dictionaries and its length.
 
 Every Arrow table is one schema and one batch, labels.arrow any number, without compression, dictionary or
@@ -379,8 +380,8 @@ class Header:
         """Bytes of this header: the payload starts behind them, on a multiple of 64."""
         if self.offset % 64 == 0 and self.payload_nbytes < _MAX32 and self.seq < _SHORT_SEQ:
             return HEADER_NBYTES
-        least = self.offset + _LOCAL.size + len(self.name) + self._zip64_nbytes + _EXTRA.size + _PRIVATE.size
-        return align(max(least, self.offset + HEADER_NBYTES), 64) - self.offset
+        least = self.offset + max(self._private_end, HEADER_NBYTES)
+        return align(least, 64) - self.offset
 
     @property
     def payload_offset(self) -> int:
@@ -403,6 +404,10 @@ class Header:
     def records_offset(self) -> int:
         """Where a chunk's records start, in bytes from the start of the file."""
         return self.payload_offset + align(self.table_nbytes, 64)
+
+    @property
+    def _private_end(self) -> int:
+        return _LOCAL.size + len(self.name) + self._zip64_nbytes + _EXTRA.size + _PRIVATE.size
 
     @property
     def _zip64_nbytes(self) -> int:
@@ -448,25 +453,26 @@ def parse_header(data: bytes) -> Header | None:
     position += _EXTRA.size
     if position + _PRIVATE.size > len(data):
         return None
-    version, *values, header_crc = _PRIVATE.unpack_from(data, position)
+    header, packed = _unpacked(data[position : position + _PRIVATE.size], payload_nbytes, payload_crc)
+    return header if header is not None and packed == data[: header.nbytes] else None
+
+
+def _unpacked(private: bytes, payload_nbytes: int, payload_crc: int) -> tuple[Header | None, bytes]:
+    """The header with these private fields, and its bytes; None where they do not go together."""
+    version, *values, header_crc = _PRIVATE.unpack(private)
     fields = dict(zip(_FIELDS, values, strict=True))
     nbytes = fields.pop("nbytes")
     if version != VERSION or fields["kind"] not in _NAMES:
-        return None
+        return None, b""
     header = Header(**fields, payload_nbytes=payload_nbytes, payload_crc=payload_crc)
-    packed = data[:nbytes]
-    if header.nbytes != nbytes or len(packed) < nbytes or not _is_packed(header, header_crc, packed):
-        return None
+    if header.nbytes != nbytes:
+        return None, b""
+    # Packed but once: its crc32 is that of the same bytes with zeros in its place.
+    packed, end = _pack_header(header, header_crc), header._private_end
+    if crc32(packed[end:], crc32(bytes(4), crc32(packed[: end - 4]))) != header_crc:
+        return None, b""
     object.__setattr__(header, "_link_after", link_after(packed))
-    return header
-
-
-def _is_packed(header: Header, header_crc: int, data: bytes) -> bool:
-    """Whether the bytes are those of `pack_header`, which are packed here but once."""
-    if _pack_header(header, header_crc) != data:
-        return False
-    crc_end = _LOCAL.size + len(header.name) + header._zip64_nbytes + _EXTRA.size + _PRIVATE.size
-    return crc32(data[crc_end:], crc32(bytes(4), crc32(data[: crc_end - 4]))) == header_crc
+    return header, packed
 
 
 def link_after(packed: bytes) -> int:
@@ -678,12 +684,15 @@ def _pack_central(header: Header) -> bytes:
     is_long = header.kind in (KIND_INDEX, KIND_LABELS)
     wide_size, wide_offset = is_long or nbytes >= _MAX32, is_long or offset >= _MAX32
     values = [nbytes] * 2 * wide_size + [offset] * wide_offset
-    zip64 = struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
-    version, lengths = 45 if values else 20, (len(name), len(zip64), 0)
+    extra = struct.pack(f"<HH{len(values)}Q", _ZIP64_ID, 8 * len(values), *values) if values else b""
+    if header.kind == KIND_INDEX:
+        end = header._private_end
+        extra += _EXTRA.pack(_EXTRA_ID, _PRIVATE.size) + pack_header(header)[end - _PRIVATE.size : end]
+    version, lengths = 45 if values else 20, (len(name), len(extra), 0)
     size, place = _MAX32 if wide_size else nbytes, _MAX32 if wide_offset else offset
     sizes = (header.payload_crc, size, size, *lengths)
     fixed = _CENTRAL.pack(b"PK\x01\x02", _MADE_BY, version, 0, 0, 0, _DATE, *sizes, 0, 0, _MODE, place)
-    return fixed + name.encode("ascii") + zip64
+    return fixed + name.encode("ascii") + extra
 
 
 def pack_end(count: int, offset: int, nbytes: int) -> bytes:
@@ -712,9 +721,10 @@ def directory_offsets(directory: bytes) -> Iterator[int]:
     at = max(0, directory.find(b"PK\x01\x02"))
     while at + _CENTRAL.size <= len(directory) and directory[at : at + 4] == b"PK\x01\x02":
         fields = _CENTRAL.unpack_from(directory, at)
+        # Where it is long, behind the id of zip64's field and, if they are long too, both sizes.
+        long = at + _CENTRAL.size + fields[10] + _EXTRA.size + (16 if fields[8] == _MAX32 else 0)
         at += _CENTRAL.size + sum(fields[10:13])
-        wide = fields[16] == _MAX32
-        yield int.from_bytes(directory[at - 8 : at], "little") if wide else fields[16]
+        yield int.from_bytes(directory[long : long + 8], "little") if fields[16] == _MAX32 else fields[16]
 
 
 def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
@@ -723,19 +733,25 @@ def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
     return central + pack_end(len(headers), offset, len(central))
 
 
-# What the long form of an entry takes.
+# What the long form of an entry takes, and the private fields of the index.
+_AGAIN_NBYTES: Final = _EXTRA.size + _PRIVATE.size
 _INDEX_CENTRAL, _LABELS_CENTRAL = (
-    _CENTRAL.size + len(_NAMES[kind]) + _EXTRA.size + 24 for kind in (KIND_INDEX, KIND_LABELS)
+    _CENTRAL.size + len(_NAMES[kind]) + _EXTRA.size + 24 + more
+    for kind, more in ((KIND_INDEX, _AGAIN_NBYTES), (KIND_LABELS, 0))
 )
 TAIL_NBYTES: Final = _INDEX_CENTRAL + _LABELS_CENTRAL + END_NBYTES
 
 
 class Tail(NamedTuple):
-    """The end of a sealed archive: where the directory, index.pages and labels.arrow begin."""
+    """The end of a sealed archive: where the directory, index.pages and labels.arrow begin.
+
+    index_header: as the directory has it; None where that does not read.
+    """
 
     directory_offset: int
     index_offset: int
     labels_offset: int
+    index_header: Header | None
 
 
 def parse_tail(tail: bytes, size: int) -> Tail | None:
@@ -745,9 +761,12 @@ def parse_tail(tail: bytes, size: int) -> Tail | None:
     offset = _parse_end(tail[-END_NBYTES:], size)
     if offset is None:
         return None
-    # The long form of an entry ends with the offset of its header.
+    # The long form of an entry ends with its size, twice, and the offset of its header.
     ends = len(tail) - END_NBYTES - _LABELS_CENTRAL, len(tail) - END_NBYTES
-    return Tail(offset, *(int.from_bytes(tail[end - 8 : end], "little") for end in ends))
+    nbytes, index_offset = struct.unpack_from("<Q8xQ", tail, ends[0] - _AGAIN_NBYTES - 24)
+    crc = _CENTRAL.unpack_from(tail, ends[0] - _INDEX_CENTRAL)[7]
+    index, _ = _unpacked(tail[ends[0] - _PRIVATE.size : ends[0]], nbytes, crc)
+    return Tail(offset, index_offset, int.from_bytes(tail[ends[1] - 8 : ends[1]], "little"), index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -769,16 +788,20 @@ class Seal:
         return self.last.payload_end
 
 
-def read_seal(pread: PRead, size: int, uuid: bytes) -> Seal | None:
+def read_seal(pread: PRead, size: int, uuid: bytes, is_final: bool = False) -> Seal | None:
     """The headers of the seal of a sealed archive, and of the revisions behind it; None if it is unsealed.
 
     That the directory agrees with the whole chain is left to those who walk it.
+
+    Args:
+        is_final: nobody writes to these bytes: the directory says what the header of index.pages is, which
+            otherwise publishes the seal and so is read.
     """
     tail_bytes = pread(max(0, size - TAIL_NBYTES), TAIL_NBYTES)
     tail = parse_tail(tail_bytes, size)
     if tail is None:
         return None
-    index = parse_header(pread(tail.index_offset, MAX_HEADER_NBYTES))
+    index = tail.index_header if is_final else parse_header(pread(tail.index_offset, MAX_HEADER_NBYTES))
     labels = parse_header(pread(tail.labels_offset, MAX_HEADER_NBYTES))
     if index is None or labels is None or index.kind != KIND_INDEX or labels.kind != KIND_LABELS:
         return None

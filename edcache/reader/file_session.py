@@ -60,7 +60,8 @@ class FileSession(Session):
         self._io, self.verify = io, verify
         self.size = file.size()
         head, first = format.read_head(file.pread, self.path)
-        self.seal = format.read_seal(file.pread, self.size, head.uuid)
+        is_copy = file.by_request or file.is_partial
+        self.seal = format.read_seal(file.pread, self.size, head.uuid, is_copy)
         self.chain = format.Chain(head, first, self.path)
         self._tables: dict[int, format.ChunkTable | None] = {}
         self.damaged: list[str] = []
@@ -74,9 +75,7 @@ class FileSession(Session):
             if self.chain.seal is not None:
                 # The seal may have been written between the two looks.
                 self.seal = format.read_seal(file.pread, self.size, head.uuid)
-        elif verify == "open" or (
-            verify != "never" and self.seal.index.seq <= _WALKED and not (file.by_request or file.is_partial)
-        ):
+        elif verify == "open" or (verify != "never" and self.seal.index.seq <= _WALKED and not is_copy):
             # Cheap for few entries, and it proves that the zip directory and the index list just these.
             announce_headers(file, self.seal.directory_offset, self.size)
             self.chain.extend(file.pread, self.size)

@@ -114,6 +114,18 @@ def test_one_of_many_samples_opens_by_three(tmp_path):
         assert ds[8999] == {"label": 8999}
 
 
+def test_an_index_that_is_not_fetched_whole_takes_no_other_request(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as writer:
+        for first in range(0, 200_000, 50_000):
+            writer.extend_columns({"n": np.arange(first, first + 50_000)})
+    with serving((tmp_path / "a.zip").read_bytes()) as served:
+        ds = CachedDataset.from_cache(served.url)
+        assert len(ds) == 200_000
+        assert len(served.requests) == 3
+        assert served.sent < 4096 + (1 << 16) + 10_000
+        assert ds[199_999] == {"n": 199_999}
+
+
 def test_labels_take_one_more_request_at_their_first_use(tmp_path):
     def text(k):
         return {"label": f"{k:0200}"}

@@ -213,10 +213,13 @@ def read_zip(path: str | Path) -> Archive:
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         payload = archive.read("index.pages")
+        again = archive.getinfo("index.pages").extra[-100:]
         labels = pa.ipc.open_file(archive.read("labels.arrow")).read_all()
     chain = entries(path)
     header = next(entry for entry in reversed(chain) if entry.fields["kind"] == INDEX)
     behind = [entry for entry in chain[1:] if entry.fields["seq"] > header.fields["seq"] + 1]
+    private = header.fields["offset"] + 30 + len("index.pages") + 4
+    assert again == struct.pack("<HH", 0x6465, 96) + data[private : private + 96]
     said, rows, blocks = _index(payload, header.fields["table_nbytes"], header.fields["samples"])
     _check_chunks(blocks, data)
     if len(rows) == said["length"]:

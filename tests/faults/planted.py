@@ -67,16 +67,16 @@ _CHAIN = [
     Bug(
         "header not packed again",
         "format/spec.py",
-        "    if _pack_header(header, header_crc) != data:\n        return False\n",
-        "",
+        "return header if header is not None and packed == data[: header.nbytes] else None",
+        "return header",
         ("test_attacks.py",),
         keyword="header_padding",
     ),
     Bug(
         "header without its crc32",
         "format/spec.py",
-        "crc32(data[: crc_end - 4]))) == header_crc",
-        "crc32(data[: crc_end - 4]))) >= 0",
+        "crc32(packed[: end - 4]))) != header_crc",
+        "crc32(packed[: end - 4]))) < 0",
         ("test_format.py::test_every_bit_of_a_header_counts",),
     ),
     Bug(

@@ -29,7 +29,6 @@ PART_NBYTES: Final = 1 << 22
 TAIL_NBYTES: Final = 1 << 16
 # An index up to so large is fetched whole when an archive is opened; of a larger one its table of pages.
 _SMALL_INDEX_NBYTES: Final = 1 << 19
-_MOST_TABLE_NBYTES: Final = 600_000
 # Of a revision behind the seal its header, and all of it where it has some hundred rows.
 _REVISION_NBYTES: Final = format.PAGE
 _MOST_AT_A_TIME: Final = 64
@@ -92,8 +91,8 @@ class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
     Opening makes two requests at once, for its first page and its end. The first `pread` of anything else
-    fetches, where the archive is sealed, what its index is read by: one or two more, at once. All of that is
-    kept. Event loop and clients are of the process that uses it.
+    makes one more, where the archive is sealed, for what its index is read by. All of that is kept. Event
+    loop and clients are of the process that uses it.
     """
 
     by_request = True
@@ -188,10 +187,15 @@ class RemoteObject(ByteSource):
         seal = format.parse_tail(bytes(ends[0].data[-format.TAIL_NBYTES :]), size)
         if seal is not None and head.end <= seal.index_offset < min(ends[0].start, seal.labels_offset):
             # Those behind the seal are listed last but for it, so also in a directory that is cut.
-            start = ends[0].start
-            listed = bytes(ends[0].data[max(0, seal.directory_offset - start) :])
-            revisions = [at for at in format.directory_offsets(listed) if seal.labels_offset < at < start]
-            extents = [(run.start, run.end - run.start) for run in _opening_runs(seal, size)]
+            fetched = ends[0].start
+            listed = bytes(ends[0].data[max(0, seal.directory_offset - fetched) :])
+            revisions = [at for at in format.directory_offsets(listed) if seal.labels_offset < at < fetched]
+            start, end = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
+            index = seal.index_header
+            if end - start > _SMALL_INDEX_NBYTES and index is not None:
+                # The table, and before it the blocks of at most so many chunks.
+                start = min(max(start, index.table_offset - 24 * index.seq), seal.labels_offset)
+            extents = [(start, end - start)]
             extents += [(at, _REVISION_NBYTES) for at in revisions[-format.MAX_BEHIND_SEAL :]]
             runs = runs_of(extents)
             ends += [_Window(r.start, data) for r, data in zip(runs, self._fetch(runs), strict=True)]
@@ -241,16 +245,6 @@ class RemoteObject(ByteSource):
 
 def _joined(pieces: Sequence[Data]) -> memoryview:
     return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
-
-def _opening_runs(seal: format.Tail, size: int) -> list[Run]:
-    """What of a seal an archive is opened by: the header of its index, the table of pages, labels' header."""
-    start, end = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
-    if end - start <= _SMALL_INDEX_NBYTES:
-        return [Run(start, end)]
-    # 72 bytes for every 4,096 rows of 4 bytes or more; the schemas come besides.
-    table = min((end - start) // 200, _MOST_TABLE_NBYTES) + _SMALL_INDEX_NBYTES // 16
-    return [Run(start, start + format.MAX_HEADER_NBYTES), Run(end - table, end)]
 
 
 class RemoteStore(ObjectStore):

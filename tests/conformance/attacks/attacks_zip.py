@@ -3,7 +3,7 @@
 import struct
 
 from catalogue import attack
-from forge import MAX32, PAGE, Entry, Forge, pack_central
+from forge import MAX32, PAGE, Entry, Forge, pack_central, pack_header
 
 DIRECTORY = "does not list what the chain of entries holds"
 UNSEALED = "opens as the unsealed archive that its chain is; the zip directory is believed by nobody here"
@@ -360,6 +360,44 @@ def two_indices_listed(f: Forge):
 def seal_mode(f: Forge):
     """The seal is none; the chain is read."""
     f.index_central = _central(mode=0)
+
+
+def _lying_again(**changes):
+    """The directory's second copy of the private fields of index.pages, with a crc32 that fits the lie."""
+
+    def change(f: Forge):
+        kept = {}
+        f.index_header = kept.update
+
+        def central(record):
+            packed = pack_header(kept | changes)
+            at = 30 + len(kept["name"]) + 4
+            record["extra"] = struct.pack("<HH", 0x6465, 96) + packed[at : at + 96]
+
+        f.index_central = central
+
+    change.__name__ = f"copy_lies_of_{next(iter(changes))}"
+    return change
+
+
+for _field, _value in (
+    ("table_nbytes", 1 << 40),
+    ("samples", 0),
+    ("end_index", 1 << 50),
+    ("kind", 1),
+    ("seq", (1 << 64) - 1),
+):
+    attack(
+        "zip",
+        f"the directory's copy of the header of index.pages lies: {_field}",
+        "another index for who reads from far",
+        None,
+    )(_lying_again(**{_field: _value}))
+
+
+@attack("zip", "a torn copy of the header of index.pages", "the same", None)
+def torn_copy(f: Forge):
+    f.index_central = lambda record: record.update(extra=record["extra"][:50] + bytes(50))
 
 
 @attack(

@@ -375,6 +375,9 @@ class Forge:
             "long": kind in (INDEX, LABELS),
             "extra": b"",
         }
+        if kind == INDEX:
+            at = 30 + len(fields["name"]) + 4
+            record["extra"] = struct.pack("<HH", 0x6465, 96) + packed[at : at + 96]
         if central is not None:
             central(record)
             self._central.append(pack_central(record))
