@@ -115,7 +115,7 @@ def test_one_of_many_samples_opens_by_three(tmp_path):
 
 
 def test_an_index_that_is_not_fetched_whole_takes_no_other_request(tmp_path):
-    with CacheWriter(tmp_path / "a.zip") as writer:
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["n"]) as writer:
         for first in range(0, 200_000, 50_000):
             writer.extend_columns({"n": np.arange(first, first + 50_000)})
     with serving((tmp_path / "a.zip").read_bytes()) as served:
