@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from planted import BUGS, Bug
 from planted_run import ROOT, chosen, located, look_for_all, planted, sampled
+from scale import scaled
 
 PACKAGE = ROOT / "edcache"
-SAMPLE = 5
+SAMPLE = scaled(5, 2)
 BELOW_SECONDS = 15
 
 
