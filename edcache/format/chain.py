@@ -263,11 +263,14 @@ class Chain:
         failures = [failure for _, failure in self.failures.values()]
         return Merge(self.chunks, table, names, self.where, failures)
 
-    def contents(self, table: Callable[[Header], ChunkTable | None]) -> Contents:
+    def contents(
+        self, table: Callable[[Header], ChunkTable | None], before: Contents | None = None
+    ) -> Contents:
         """Where every sample lies, and its labels; as `merge` does it."""
         names = [name for name, _ in self.head.labels]
         failures = [failure for _, failure in self.failures.values()]
-        return merge(self.chunks, table, self.dictionaries, self.length, names, self.where, failures)
+        how = names, self.where, failures, before
+        return merge(self.chunks, table, self.dictionaries, self.length, *how)
 
     def revised(
         self,

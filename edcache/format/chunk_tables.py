@@ -33,11 +33,13 @@ _MOST_KEPT_NBYTES: Final = 1 << 24
 class Contents:
     """Where the record of every sample lies, by rising index, and their labels, row by row.
 
-    index.records.index is None when no sample is absent; labels are what the chunks say.
+    index.records.index is None when no sample is absent; labels are what the chunks say. merged: for a merge
+    of these chunks and more.
     """
 
     index: tables.IndexTable
     labels: Any
+    merged: Merged | None = None
 
 
 class _Span(NamedTuple):
@@ -58,12 +60,25 @@ class _MergedRows(NamedTuple):
         return len(self.columns["index"])
 
 
+class Merged(NamedTuple):
+    """What a merge of chunks came to, and all their newest rows."""
+
+    chunks: list[Header]
+    rows: _MergedRows | None
+    label_types: WholeSchema
+    most_rows: int
+    is_compressed: bool
+    schemas: list[str]
+    blocks: npt.NDArray[np.int64]
+
+
 class Merge:
     """Merges the tables of chunks; of two records of an index the later wins.
 
     Args:
         chunks: their headers, in chain order. label_names: of the labels where there is no chunk.
         failures: of samples that may have a record since.
+        before: of the first of the chunks, whose tables are not read again.
     Attributes:
         most_rows: records of all chunks, outdated ones too. end_index: one more than the largest index.
         schemas, blocks: as in `IndexTable`. is_compressed: whether records have raw_nbytes.
@@ -82,19 +97,23 @@ class Merge:
         label_names: Sequence[str],
         where: str,
         failures: Sequence[Failure] = (),
+        before: Merged | None = None,
     ) -> None:
         self._table_of, self._where = table_of, where
         self.failures, self.rows = sorted(failures), 0
         self._kept: dict[int, ChunkTable] = {}
-        self._labels = WholeSchema(where)
         self._spans: list[_Span] = []
+        self._chunks = list(chunks)
         # The samples of a chunk whose table is damaged are missing, whichever chunk it is.
         self.end_index = max((header.end_index for header in chunks), default=0)
-        self.most_rows, self.is_compressed = 0, False
-        numbers: dict[str, int] = {}
+        if before is None or self._chunks[: len(before.chunks)] != before.chunks:
+            before = Merged([], None, WholeSchema(where), 0, False, [], np.empty((0, 3), np.int64))
+        self._before, self._labels = before, before.label_types.copy()
+        self.most_rows, self.is_compressed = before.most_rows, before.is_compressed
+        numbers = {text: number for number, text in enumerate(before.schemas)}
         blocks: list[tables.Blocks] = []
         room = _MOST_KEPT_NBYTES
-        for header in chunks:
+        for header in self._chunks[len(before.chunks) :]:
             table = table_of(header)
             if table is None:
                 continue
@@ -113,19 +132,27 @@ class Merge:
                 f"{where}: {len(numbers):,} schemas, the format allows {tables.MAX_SCHEMAS:,}"
             )
         self.schemas = list(numbers)
-        self.blocks = np.array(blocks, np.int64).reshape(-1, 3)
-        self.schema = self._labels.schema() if self._spans else no_labels(label_names).schema
+        self.blocks = np.concatenate([before.blocks, np.array(blocks, np.int64).reshape(-1, 3)])
+        self.schema = self._labels.schema() if len(self.blocks) else no_labels(label_names).schema
 
     def parts(self) -> Iterator[tuple[Records, Any]]:
         """Records with their index, which rises from part to part, and their labels, row by row.
 
         They may be taken again: then the tables are read again, but for the first ones.
         """
+        for part in self._merged_rows():
+            columns = {name: column for name, column in part.columns.items() if name != "seq"}
+            yield Records(**columns), part.labels
+
+    def _merged_rows(self) -> Iterator[_MergedRows]:
         self.rows = 0
         spans = sorted(self._spans, key=lambda span: span.first)
-        pending: list[_MergedRows] = []
+        rows_before = self._before.rows
+        pending = [] if rows_before is None else [self._as_all(rows_before.columns, rows_before.labels)]
         # Rows that are pending, and that were left by the last part.
-        count = left = 0
+        count = left = sum(map(len, pending))
+        if not spans:
+            yield from map(self._counted, pending)
         for k, span in enumerate(spans):
             pending.append(self._rows(span))
             count += len(pending[-1])
@@ -136,16 +163,17 @@ class Merge:
                 below = int(np.searchsorted(whole.columns["index"], bound))
                 if below:
                     columns = {name: column[:below] for name, column in whole.columns.items()}
-                    del columns["seq"]
-                    self.rows += below
-                    if self.failures:
-                        failed = np.array([failure.index for failure in self.failures])
-                        is_absent = ~np.isin(failed, columns["index"])
-                        self.failures = list(compress(self.failures, is_absent))
-                    yield Records(**columns), whole.labels.slice(0, below)
+                    yield self._counted(_MergedRows(columns, whole.labels.slice(0, below)))
                 rest = {name: column[below:] for name, column in whole.columns.items()}
                 pending = [_MergedRows(rest, whole.labels.slice(below))]
                 count = left = len(pending[0])
+
+    def _counted(self, part: _MergedRows) -> _MergedRows:
+        self.rows += len(part)
+        if self.failures:
+            failed = np.array([failure.index for failure in self.failures])
+            self.failures = list(compress(self.failures, ~np.isin(failed, part.columns["index"])))
+        return part
 
     def _rows(self, span: _Span) -> _MergedRows:
         header = span.header
@@ -155,10 +183,14 @@ class Merge:
         columns = table.records.columns()
         columns["offset"] = columns["offset"] + np.uint64(header.records_offset)
         columns["schema"] = span.schemas[columns["schema"]].astype(np.uint16)
-        if self.is_compressed and "raw_nbytes" not in columns:
-            columns["raw_nbytes"] = np.zeros(len(columns["offset"]), np.uint64)
         columns["seq"] = np.full(len(columns["offset"]), header.seq)
-        return _MergedRows(columns, cast_table(table.labels, self.schema))
+        return self._as_all(columns, table.labels)
+
+    def _as_all(self, columns: dict[str, npt.NDArray[Any]], labels: Any) -> _MergedRows:
+        """Rows with the columns, and labels of the types, that all of them have."""
+        if self.is_compressed and "raw_nbytes" not in columns:
+            columns = columns | {"raw_nbytes": np.zeros(len(columns["offset"]), np.uint64)}
+        return _MergedRows(columns, cast_table(labels, self.schema))
 
     def _joined(self, pending: list[_MergedRows]) -> _MergedRows:
         """All rows by rising index, the newest of each."""
@@ -173,14 +205,15 @@ class Merge:
         labels = take_rows(labels.combine_chunks(), kept)
         return _MergedRows({name: column[kept] for name, column in columns.items()}, labels)
 
-    def whole(self) -> tuple[Records, Any]:
+    def whole(self) -> Merged:
         """All parts as one."""
-        parts = list(self.parts())
-        if not parts:
-            return no_records(), self.schema.empty_table()
-        columns = [records.columns() for records, _ in parts]
-        records = Records(**{name: np.concatenate([one[name] for one in columns]) for name in columns[0]})
-        return records, pa.concat_tables([labels for _, labels in parts]).combine_chunks()
+        parts, rows = list(self._merged_rows()), None
+        if parts:
+            names = parts[0].columns
+            columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in names}
+            rows = _MergedRows(columns, pa.concat_tables([part.labels for part in parts]).combine_chunks())
+        numbers = self.most_rows, self.is_compressed
+        return Merged(self._chunks, rows, self._labels, *numbers, self.schemas, self.blocks)
 
     def index(self, length: int | None, dictionaries: Sequence[Header]) -> tables.IndexTable:
         """The index of all parts, once they were taken, but for its records and label columns.
@@ -213,11 +246,18 @@ def merge(
     label_names: Sequence[str],
     where: str,
     failures: Sequence[Failure] = (),
+    before: Contents | None = None,
 ) -> Contents:
-    """All that `Merge` gives, in memory: some 40 bytes a sample, and labels twice."""
-    merged = Merge(chunks, table_of, label_names, where, failures)
-    records, labels = merged.whole()
-    index = merged.index(length, dictionaries)
-    if merged.rows == index.length:
+    """All that `Merge` gives, in memory: some 56 bytes a sample, and labels twice.
+
+    before: of the first of these chunks. The cost is then that of the others, and a copy of all rows.
+    """
+    merge = Merge(chunks, table_of, label_names, where, failures, None if before is None else before.merged)
+    merged = merge.whole()
+    index, records, labels = merge.index(length, dictionaries), no_records(), merge.schema.empty_table()
+    if merged.rows is not None:
+        columns = {name: column for name, column in merged.rows.columns.items() if name != "seq"}
+        records, labels = Records(**columns), merged.rows.labels
+    if merge.rows == index.length:
         records = replace(records, index=None)
-    return Contents(index._replace(records=records), labels)
+    return Contents(index._replace(records=records), labels, merged)

@@ -251,6 +251,12 @@ class WholeSchema:
         self._types: LabelTypes | None = None
         self._sizes: Counter[str] = Counter()
 
+    def copy(self) -> WholeSchema:
+        """One that goes on by itself."""
+        other = WholeSchema(self._where)
+        other._types, other._sizes = self._types, self._sizes.copy()
+        return other
+
     def add(self, table: pa.Table) -> None:
         """Take one more table in; raises as `unify`."""
         own = LabelTypes.of(table)

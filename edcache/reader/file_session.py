@@ -65,10 +65,12 @@ class FileSession(Session):
         self.chain = format.Chain(head, first, self.path)
         self._tables: dict[int, format.ChunkTable | None] = {}
         self.damaged: list[str] = []
+        self._contents_before: Contents | None = None
         if before is not None and before.seal is None:
             # A growing archive is opened again and again: its old entries are not read again.
             self.chain, self._tables = before.chain.copy(), before._tables
             self.damaged = before.damaged.copy()
+            self._contents_before = before._contents
         if self.seal is None:
             self.chain.extend(file.pread, self.size)
             self.chunks = len(self.chain.chunks)
@@ -147,7 +149,8 @@ class FileSession(Session):
     @once
     def _contents(self) -> Contents:
         """What the chunks of an archive that is not sealed amount to."""
-        return self.chain.contents(self._sound_table)
+        before, self._contents_before = self._contents_before, None
+        return self.chain.contents(self._sound_table, before)
 
     @once
     def dictionaries(self) -> list[bytes]:

@@ -1,11 +1,14 @@
 """The chain and what it amounts to: the later record wins, gaps stay gaps, damaged tables say where."""
 
+from contextlib import closing
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scale import scaled
 
-from edcache import CacheWriter
+from edcache import CacheWriter, Reader
 from edcache.errors import CorruptArchiveError
 from edcache.format import chunk_tables
 from edcache.format import spec as format
@@ -191,3 +194,56 @@ def test_parts_rise_however_chunks_overlap(tmp_path_factory, indices, chunk_size
             assert dict(zip(samples, labels, strict=True)) == expected
             assert samples == sorted(expected)
             assert merged.rows == len(expected)
+
+
+SAMPLES = [
+    lambda n: {"x": n, "y": n},
+    lambda n: {"x": float(n), "y": n / 2},
+    lambda n: {"x": f"{n}", "y": None},
+    lambda n: {"x": [n] * n, "y": -n, "z": n},
+]
+
+
+@settings(max_examples=scaled(150, 40))
+@given(
+    chunks=st.lists(
+        st.lists(st.tuples(st.integers(0, 30), st.sampled_from(SAMPLES)), min_size=1, max_size=6), max_size=8
+    ),
+    compression=st.sampled_from([None, "zstd"]),
+)
+def test_a_reader_that_follows_has_what_one_has_that_opens_now(tmp_path_factory, chunks, compression):
+    """What was merged before is not read again, and comes to the same: rows, schemas, types, failures."""
+    path = tmp_path_factory.mktemp("follows") / "a.zip"
+    options = {"in_memory_keys": ["y"], "compression": compression, "publish_seconds": None}
+    with closing(Follower(path, options)) as follower:
+        for k, chunk in enumerate(chunks):
+            writer = CacheWriter(path, "a", **options)
+            for n, (index, make) in enumerate(chunk):
+                writer.write(index, make(n + k))
+            writer.flush()
+            writer.abort()
+            follower.check()
+
+
+class Follower:
+    """A reader that is refreshed, and compared with a new one."""
+
+    def __init__(self, path, options):
+        CacheWriter(path, **options).abort()
+        self.path, self.reader = path, Reader(path, allow_partial=True)
+        assert len(self.reader) == 0
+
+    def check(self):
+        assert self.reader.refresh()
+        with closing(Reader(self.path, allow_partial=True)) as fresh:
+            ours, theirs = (reader.session._contents for reader in (self.reader, fresh))
+            for name, column in theirs.index.records.columns().items():
+                assert np.array_equal(getattr(ours.index.records, name), column), name
+            assert ours.index.records.columns().keys() == theirs.index.records.columns().keys()
+            assert np.array_equal(ours.index.blocks, theirs.index.blocks)
+            same = ("length", "schemas", "dictionaries", "failures")
+            assert [getattr(ours.index, n) for n in same] == [getattr(theirs.index, n) for n in same]
+            assert ours.labels.equals(theirs.labels)
+
+    def close(self):
+        self.reader.close()
