@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pickle
+import sys
+from functools import cache
+from typing import Any
 
 from edcache.base import CorruptRecordError, UnsupportedTypeError
 
@@ -15,10 +19,33 @@ LOAD_ERRORS = (
 )
 
 
+class _Pickler(pickle.Pickler):
+    """Refuses tensors that torch would not unpickle, as it pickles them: those of its newer dtypes."""
+
+    def reducer_override(self, value: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(value, torch.Tensor) and not _reads_back(value.dtype):
+            raise TypeError(f'torch does not unpickle a tensor of {value.dtype}; codec="native" stores it')
+        return NotImplemented
+
+
+@cache
+def _reads_back(dtype: Any) -> bool:
+    import torch
+
+    try:
+        pickle.loads(pickle.dumps(torch.empty(1, dtype=dtype)))  # noqa: S301 - of our own making
+    except LOAD_ERRORS:
+        return False
+    return True
+
+
 def dump(sample: object) -> bytes:
     """Pickle a sample. Raises: UnsupportedTypeError."""
+    file = io.BytesIO()
     try:
-        return pickle.dumps(sample, protocol=5)
+        _Pickler(file, protocol=5).dump(sample)
+        return file.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
         raise UnsupportedTypeError(f"sample: pickle cannot store it: {error}") from error
 

@@ -183,8 +183,10 @@ def _column(group: Group, node: Node) -> Any:
     if leaf.kind in _ITEMS and leaf.nbytes and leaf.offset is not None:
         items = group.gather(leaf.offset, leaf.nbytes)
         if leaf.kind != "bool" or items.max() <= 1:  # decoding names what is no bool
-            dtype: Any = leaf.dtype
-            return items.view(dtype).reshape(len(group), *(leaf.shape or ()))
+            dtype = np.dtype(leaf.dtype)
+            stacked = items.view(dtype).reshape(len(group), *(leaf.shape or ()))
+            # As numpy stacks records that are no neighbours.
+            return stacked.astype(dtype.newbyteorder("="), copy=False)
     return _stacked(group.values(node.path), node.path)
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import Ints, OptionError, described
-from edcache.format import detached, pa
+from edcache.format import detached, fits_arrow, pa
 from edcache.labels import classes_of, comparable
 
 Column = str | npt.ArrayLike
@@ -68,10 +68,11 @@ def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
 
     Numbers and times come by rising class, others as they appear.
     """
+    exact = values if fits_arrow(values) else values.astype(object)
     try:
-        column = pa.array(values, from_pandas=True)
+        column = pa.array(exact, from_pandas=True)
         codes, classes = classes_of(comparable(pa.chunked_array([column])))
-    except pa.ArrowException:
+    except (pa.ArrowException, UnicodeEncodeError):
         codes, classes = _numbered(values)
     kept = [code for code, value in enumerate(classes) if value is not None]
     if values.dtype.kind in "iufbmM":

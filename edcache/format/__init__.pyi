@@ -1,4 +1,5 @@
 from .arrays import detached as detached
+from .arrays import fits_arrow as fits_arrow
 from .arrays import from_numpy as from_numpy
 from .arrays import from_texts as from_texts
 from .arrays import is_label_type as is_label_type

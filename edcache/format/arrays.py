@@ -105,6 +105,20 @@ def detached(value: Any) -> Any:
     return (value.float() if str(value.dtype) == "torch.bfloat16" else value).numpy()
 
 
+def fits_arrow(values: npt.NDArray[Any]) -> bool:
+    """Whether Arrow makes the same values of a numpy array.
+
+    It ends text at a zero character, takes 10s for s, and wraps days beyond 32 bits.
+    """
+    if values.dtype.kind not in "mM":
+        return values.dtype.kind in "biuf"
+    unit, count = np.datetime_data(values.dtype)
+    if unit == "D" and count == 1 and values.dtype.kind == "M":
+        days = values[~np.isnat(values)].astype(np.int64)
+        return bool(np.all(days == days.astype(np.int32)))
+    return count == 1 and unit in ("s", "ms", "us", "ns")
+
+
 def number_values(array: pa.Array) -> npt.NDArray[Any]:
     """The integers or floats that are not null, read only; without nulls a view of the memory."""
     values = _all_values(array)

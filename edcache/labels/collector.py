@@ -66,12 +66,12 @@ class LabelCollector:
         try:
             for column in self._columns:
                 spec = self.spec.only([column._name])
-                if callable(column._source):
-                    column.add_all(
-                        index, [spec.extract(index + k, sample(k))[0] for k in range(count)], count
-                    )
-                else:
-                    column.add_all(index, spec.extract(index, columns)[0], count)
+                is_function = callable(column._source)
+                values = None if is_function else spec.extract(index, columns)[0]
+                # A tree of columns is no column of trees.
+                if is_function or isinstance(values, (dict, tuple)):
+                    values = [spec.extract(index + k, sample(k))[0] for k in range(count)]
+                column.add_all(index, values, count)
         except BaseException:  # as in `add_values`
             self.truncate(self._rows)
             raise
@@ -254,6 +254,8 @@ class _NotALabel(Exception):
 def _cell(value: Any) -> _Cell:
     """The value of one sample: a scalar, or a flat list of scalars."""
     value = _from_tensor(value)
+    if isinstance(value, np.ma.MaskedArray):
+        raise _NotALabel
     if isinstance(value, (list, tuple)):
         return _list_cell([_scalar_cell(_from_tensor(item)) for item in value])
     if not isinstance(value, np.ndarray) or value.ndim == 0:
@@ -278,7 +280,10 @@ def _whole(values: Any) -> Any:
     """A copy of a column of numbers or bools [n] as a native array; None for any other column."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(values, torch.Tensor):
-        values = detached(values)
+        try:
+            values = detached(values)
+        except (TypeError, RuntimeError):
+            return None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.type not in _numpy_types():
         return None
     return np.array(values, dtype=values.dtype.newbyteorder("="))

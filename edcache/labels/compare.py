@@ -115,6 +115,8 @@ class Column:
 
     def truth(self) -> pc.Expression:
         """The column as a condition of its own."""
+        if pa.types.is_null(self.type):
+            return _unknown()
         if not pa.types.is_boolean(self.type):
             raise LabelTypeError(
                 f'label "{self.name}" is {self.type}, not a condition; compare it with a value'

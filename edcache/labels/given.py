@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sized
+from collections.abc import Iterable, KeysView, Mapping, Set, Sized
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,13 @@ def given_column(name: str, values: Any) -> pa.Array:
 
     Raises LabelTypeError for types that no label column holds, OptionError for what is no sequence.
     """
-    values = format.detached(values)
+    try:
+        values = format.detached(values)
+    except (TypeError, RuntimeError) as error:
+        raise LabelTypeError(f'label "{name}" is no tensor for numpy: {error}; {_REMEDY}') from None
+    if isinstance(values, np.ma.MaskedArray):
+        pairs = zip(values.data, np.ma.getmaskarray(values), strict=True)
+        return collected(name, enumerate(None if is_masked else value for value, is_masked in pairs))
     if isinstance(values, np.ndarray):
         return _of_numpy(name, values)
     if isinstance(values, (pa.Array, pa.ChunkedArray)):
@@ -38,7 +44,8 @@ def given_column(name: str, values: Any) -> pa.Array:
             pairs = zip(values, values.isna(), strict=True)
             return collected(name, enumerate(None if missing else value for value, missing in pairs))
         return _plain(name, pa.array(values, from_pandas=True))
-    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
+    is_unordered = isinstance(values, Set) and not isinstance(values, KeysView)
+    if is_unordered or isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise OptionError(
             f'label "{name}" got {article(values)}; give one value per sample: an array, a list, or '
             "{index: value}"
@@ -97,11 +104,8 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
     if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
         native = values.astype(values.dtype.newbyteorder("="), copy=False)
         return format.from_numpy(np.ascontiguousarray(native), pa.from_numpy_dtype(native.dtype))
-    if values.dtype.kind in "USmM":
-        try:
-            return _plain(name, pa.array(values))
-        except pa.ArrowException:
-            pass  # a unit that Arrow has not, which single values may have
+    if format.fits_arrow(values):
+        return _plain(name, pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)))
     return collected(name, enumerate(values))
 
 
@@ -120,8 +124,11 @@ def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 def _label_type(kind: pa.DataType) -> pa.DataType | None:
     """The type of a label column that holds the same values; None where there is none."""
-    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
-        return _label_type(kind.value_type if pa.types.is_dictionary(kind) else kind.storage_type)
+    if isinstance(kind, pa.BaseExtensionType):
+        # What the numbers of others mean is not said: those of pandas' periods are ordinals.
+        return None if kind.extension_name.startswith("pandas.") else _label_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _label_type(kind.value_type)
     if format.is_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = _label_type(kind.value_type)
         outer = pa.large_list if pa.types.is_large_list(kind) else pa.list_

@@ -51,7 +51,7 @@ class BoundedColumn(Column):
 
     def truth(self) -> Any:  # noqa: D102
         super().truth()
-        return self._versus("==", 1)
+        return self._unknown if pa.types.is_null(self.type) else self._versus("==", 1)
 
     def compare_column(self, operation: str, other: Column) -> Any:  # noqa: D102
         super().compare_column(operation, other)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from codec_samples import Frozen, Point, encode, same
 
+from edcache import CachedDataset, CacheWriter
 from edcache.codec import tensors
 from edcache.codec.classes import register
 from edcache.codec.decode import Decoder
@@ -279,3 +280,12 @@ def test_pickle_needs_permission():
 def test_what_pickle_refuses():
     with pytest.raises(UnsupportedTypeError, match="sample: pickle cannot store it: "):
         Encoder("pickle").encode(lambda: 0)
+
+
+@pytest.mark.skipif(not hasattr(torch, "uint16"), reason="torch 2.2 has no uint16")
+def test_a_tensor_that_torch_would_not_unpickle_is_refused_when_it_is_written(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", codec="pickle") as writer:
+        writer.append({"x": torch.zeros(3)})
+        with pytest.raises(UnsupportedTypeError, match='tensor of torch.uint16; codec="native" stores it'):
+            writer.append({"x": torch.zeros(3, dtype=torch.uint16)})
+    assert len(CachedDataset.from_cache(tmp_path / "a.zip", allow_pickle=True)) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import math
 import os
@@ -18,6 +19,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import reference
+import torch
 from scale import scaled, seeded
 
 import edcache
@@ -831,3 +833,52 @@ def test_ten_labels_of_a_small_type_cost_bytes_for_ten(tmp_path):
     before = (tmp_path / "a.zip").stat().st_size
     CachedDataset.from_cache(tmp_path / "a.zip").add_labels("y", dict.fromkeys(range(10), 7))
     assert (tmp_path / "a.zip").stat().st_size - before < 10_000
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (np.array(["a\0b", "c", ""]), ["a\0b", "c", ""]),
+        (np.array([b"a\0b", b"c", b""]), [b"a\0b", b"c", b""]),
+        (
+            np.array([0, 1, "NaT"], "M8[10s]"),
+            [dt.datetime(1970, 1, 1), dt.datetime(1970, 1, 1, 0, 0, 10), None],
+        ),
+        (np.array([1, 2, 3], "m8[7s]"), [dt.timedelta(seconds=7 * k) for k in (1, 2, 3)]),
+        (np.array([1, 2, "NaT"], "M8[3D]"), [dt.date(1970, 1, 4), dt.date(1970, 1, 7), None]),
+        (np.array([1, "NaT", -1], "M8[D]"), [dt.date(1970, 1, 2), None, dt.date(1969, 12, 31)]),
+        (np.array([1, 2, 3], ">M8[s]"), [dt.datetime(1970, 1, 1, 0, 0, k) for k in (1, 2, 3)]),
+        (np.ma.masked_array([1, 2, 3], [0, 1, 0]), [1, None, 3]),
+        ({1: "a", 2: "b", 3: "c"}.keys(), [1, 2, 3]),
+    ],
+    ids=str,
+)
+def test_an_array_of_labels_is_what_its_values_are_one_by_one(tmp_path, values, expected):
+    cache = CachedDataset.from_cache(make(tmp_path / "a.zip", 3))
+    cache.add_labels("z", values)
+    assert column(cache, "z") == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        (np.array([2**40, 2, 3], "M8[D]"), LabelTypeError, "outside the years that 32-bit days reach"),
+        (np.array(["\ud800", "c", "d"]), LabelTypeError, "not UTF-8"),
+        ({3, 1, 2}, OptionError, "got a set; give one value per sample"),
+        (frozenset("abc"), OptionError, "got a frozenset; give one value per sample"),
+        (torch.zeros(3).to_sparse(), LabelTypeError, "is no tensor for numpy"),
+        (pd.Series(pd.period_range("2020-01", periods=3, freq="M")), LabelTypeError, "pandas.period"),
+    ],
+    ids=lambda value: str(value).split("\n")[0],
+)
+def test_what_has_no_order_or_no_column_type_is_refused(tmp_path, values, error, message):
+    cache = CachedDataset.from_cache(make(tmp_path / "a.zip", 3))
+    with pytest.raises(error, match=message):
+        cache.add_labels("z", values)
+    assert "z" not in cache.labels
+
+
+def test_a_condition_that_nobody_has_a_value_of_chooses_nothing(tmp_path):
+    cache = CachedDataset.from_cache(make(tmp_path / "a.zip", 3))
+    cache.add_labels("flag", [None] * 3)
+    assert len(cache.filter("flag")) == len(cache.filter("not flag")) == 0

@@ -327,3 +327,22 @@ def test_a_sample_outside_of_a_subset_is_named(tmp_path):
     ds = CachedDataset(source, tmp_path / "a.zip", on_error="skip", progress=False)
     assert [failure.index for failure in ds.errors] == [2]
     assert [int(ds[k][0]) for k in (0, 1, 3)] == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (np.array([1, 2, 3]), np.array([30, 40, 50])),
+        (np.array([1, 2, 3]), np.array([30, 40, 50]), np.array([7, 8, 9])),
+        (None, np.array([1, 2, 3])),
+    ],
+)
+def test_labels_of_a_tuple_are_its_values_of_each_sample(tmp_path, box):
+    rows = [tuple(None if part is None else int(part[k]) for part in box) for k in range(3)]
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["box"]) as writer:
+        writer.extend_columns({"box": box})
+    with CacheWriter(tmp_path / "b.zip", in_memory_keys=["box"]) as writer:
+        writer.extend({"box": row} for row in rows)
+    for name in ("a.zip", "b.zip"):
+        labels = CachedDataset.from_cache(tmp_path / name).labels.table["box"]
+        assert labels.to_pylist() == [list(row) for row in rows]
