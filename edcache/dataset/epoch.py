@@ -75,7 +75,8 @@ class EpochSampler(DistributedSampler[Any]):
     size or workers. With `global_batch_size` this holds in each step, whose first draw is c.
 
     Each iteration that reaches its end advances to the next epoch. An iteration that stops early repeats its
-    epoch. A sampler does not see samples that are added after it was made.
+    epoch. Its end is the last draw, which the workers of a DataLoader make ahead of the last batch: give each
+    DataLoader a sampler of its own. A sampler does not see samples that are added after it was made.
     """
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
@@ -130,6 +131,8 @@ class EpochSampler(DistributedSampler[Any]):
         self._num_replicas, self._rank = num_replicas, rank
         # Of the whole job where the iteration begins, and of this rank since.
         self._start = self._taken = 0
+        # Of the iteration that counts: one that goes on behind `set_epoch` counts no more.
+        self._iteration = object()
         # Whether the next iteration begins at a loaded place, and whether set_epoch() named its epoch.
         self._is_resumed = self._is_set = False
         self._ds, self._samples, self._archive = ds, len(ds), archive_of(ds)
@@ -182,7 +185,7 @@ class EpochSampler(DistributedSampler[Any]):
         check_count("epoch", epoch, 0)
         self._is_resumed &= epoch == self.epoch
         if not self._is_resumed and (epoch != self.epoch or self._is_complete):
-            self._start = self._taken = 0
+            self._start, self._taken, self._iteration = 0, 0, object()
         self.epoch, self._is_set = int(epoch), True
 
     def state_dict(self, steps: int | None = None, *, batch_size: int = 1) -> State:
@@ -215,7 +218,8 @@ class EpochSampler(DistributedSampler[Any]):
         Args:
             state: what `state_dict` returned, on any rank.
             on_change: what a dataset that has grown since is: "error", or "continue" to draw the old samples
-                only, in this epoch and the following ones.
+                only, in this epoch and the following ones. That is of one archive. `ChunkShuffle` goes on
+                only where the chunks that were there are what they were.
         Raises:
             OptionError: the state is of another order, archive, view or number of samples, or is no state: "a
                 state with view='0:500:1', and here is view='500:1000:1'; give the view that it is of, ...".
@@ -255,6 +259,7 @@ class EpochSampler(DistributedSampler[Any]):
         """
         check_count("step", step, 0)
         check_count("batch_size", batch_size)
+        check_count("epoch", self.epoch if epoch is None else epoch, 0)
         ranks, rank = self.num_replicas, self.rank if rank is None else rank
         if not 0 <= rank < ranks:
             raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}")
@@ -285,10 +290,12 @@ class EpochSampler(DistributedSampler[Any]):
         ahead = None if look is None else look(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
             items = ahead.follow(items, 1)
-        known = known_draws(self, self._ds, items)
-        for self._taken, drawn in enumerate(known, 1):
+        iteration = self._iteration
+        for taken, drawn in enumerate(known_draws(self, self._ds, items), 1):
+            if self._iteration is iteration:
+                self._taken = taken
             yield drawn
-        if self._taken == len(order):  # nobody set an epoch meanwhile
+        if self._iteration is iteration:
             self._taken = self._items(start)
 
     def _begin(self) -> Any:
@@ -297,12 +304,14 @@ class EpochSampler(DistributedSampler[Any]):
             self.set_epoch(self.epoch + 1)
         if not self._is_resumed:
             self._start = 0
-        self._taken, self._is_resumed, self._is_set = 0, False, False
+        self._taken, self._is_resumed, self._is_set, self._iteration = 0, False, False, object()
         return self._order(self.epoch, self._start)
 
     @property
     def _is_complete(self) -> bool:
-        return self._start + self._taken > 0 and self._taken >= self._items(self._start, self.rank)
+        # Of a state another rank may have a draw left where this one has none.
+        rank = None if self._is_resumed else self.rank
+        return self._start + self._taken > 0 and self._taken >= self._items(self._start, rank)
 
     @property
     def _each(self) -> int:
@@ -320,7 +329,7 @@ class EpochSampler(DistributedSampler[Any]):
         return self._count if taken >= self._items(start) else start + taken * self._each
 
     def _state(self, epoch: int, consumed: int) -> State:
-        return {
+        state = {
             "version": VERSION,
             "order": type(self).__name__,
             "archive": self._archive,
@@ -333,6 +342,7 @@ class EpochSampler(DistributedSampler[Any]):
             **self._options(),
             "arguments": _arguments_of(self),
         }
+        return {name: _plain(value) for name, value in state.items()}
 
     @once
     def _view(self) -> str:
@@ -344,6 +354,12 @@ class EpochSampler(DistributedSampler[Any]):
         def cut(value: Any) -> Any:
             return value if isinstance(value, (str, int, float, np.number, type(None))) else value[:samples]
 
+        if len(getattr(getattr(self._ds, "_root", None), "starts", ())) > 1:
+            raise OptionError(
+                f'on_change="continue" with {self._samples:,} samples, and a state of {samples:,}; of '
+                "several datasets this does not say which have grown: take views of their old lengths, "
+                "ds.take(n)"
+            )
         args, options = self._made_with
         return type(self)(*map(cut, args), **{name: cut(value) for name, value in options.items()})
 
@@ -418,8 +434,13 @@ def _arguments_of(sampler: EpochSampler) -> State:
     args, options = sampler._made_with
     made_with = inspect.signature(type(sampler)).bind_partial(*args, **options).arguments
     plain = (str, int, float, type(None))
-    named = ((name, one) for name, one in made_with.items() if name not in _OF_A_RUN)
+    named = ((name, _plain(one)) for name, one in made_with.items() if name not in _OF_A_RUN)
     return {name: one for name, one in named if isinstance(one, plain)}
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy as Python's, which JSON takes."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def drawn_in(order: Any, start: int, stop: int) -> Ints:

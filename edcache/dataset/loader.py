@@ -148,7 +148,8 @@ class Loader:
         Raises:
             OptionError: there is no such step.
 
-        Cost: that of the sampler's `which`. Of a sampler of another kind all is drawn.
+        Cost: that of the sampler's `which`. Of a sampler of another kind all is drawn, once more: one without
+        a seed then tells another order than the iteration has.
         """
         positions = self._sampler.which(step, batch_size=self.batch_size or 1)
         if self._options.drop_last and len(positions) < (self.batch_size or 0):
@@ -159,6 +160,7 @@ class Loader:
         sampler = self._sampler
         order = sampler._begin()
         epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
+        iteration = sampler._iteration
         batches, path = self._batches(order, starts), self._options.log
         log = None if path is None else BatchLog(path, self._dataset, sampler, self.batch_size)
         if log is not None:
@@ -176,9 +178,10 @@ class Loader:
             self._ring = None
         try:
             for number, batch in enumerate(self._made(batches, ring), 1):
-                # Who counts batches does not ask for one more than there are.
-                is_last = number == len(starts)
-                sampler._taken = sampler._items(start, sampler.rank) if is_last else number * starts.step
+                if sampler._iteration is iteration:
+                    # Who counts batches does not ask for one more than there are.
+                    is_cut = number == len(starts) and self._options.drop_last
+                    sampler._taken = sampler._items(start, sampler.rank) if is_cut else number * starts.step
                 if log is not None:
                     log.write(number - 1, batch)
                 yield batch
@@ -188,7 +191,7 @@ class Loader:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
             if ring.reuse == self._options.reuse:
                 self._ring = ring
-        if sampler.epoch == epoch:
+        if sampler._iteration is iteration:
             sampler.set_epoch(epoch + 1)
 
     def _starts(self, items: int) -> range:

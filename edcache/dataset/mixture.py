@@ -222,6 +222,7 @@ def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
                 f"weights={reprlib.repr(weights)}: the least is below 1 / {_MOST_DRAWS:,} of all; leave it "
                 "out, or give it more"
             )
+        counts = [count // math.gcd(*counts) for count in counts]
     return counts
 
 

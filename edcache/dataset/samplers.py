@@ -188,6 +188,7 @@ class Foreign(EpochSampler):
         epoch = getattr(self._sampler, "epoch", None)
         if isinstance(epoch, int) and epoch != self._told:
             self._told, self._start, self._taken, self._is_resumed = epoch, 0, 0, False
+            self._iteration = object()
         return self._told
 
     @epoch.setter

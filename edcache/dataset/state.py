@@ -19,8 +19,7 @@ _NUMBERS = ("version", "seed", "epoch", "samples", "length", "consumed")
 
 def archive_of(ds: Any) -> str:
     """The uuid of the archive that a dataset reads, in hex; of several together; "" of none."""
-    caches = getattr(ds, "_caches", None) or (getattr(ds, "cache", None),)
-    heads = [getattr(getattr(cache, "reader", cache), "head", None) for cache in caches]
+    heads = [getattr(reader, "head", None) for reader in getattr(ds, "_readers", ())]
     uuids = [bytes(head.uuid) for head in heads if head is not None]
     return uuids[0].hex() if len(uuids) == 1 else digest(*map(np.frombuffer, uuids)) if uuids else ""
 
@@ -71,6 +70,8 @@ def check_shape(state: Any) -> None:
                 f"a state with {name}={shown(value)}; this is an integer of 0 or more: give what "
                 "state_dict() returned"
             )
+    if type(state.get("arguments", {})) is not dict:
+        raise OptionError(f"a state with arguments={shown(state['arguments'])}; these are a dict")
     if state["version"] != VERSION:
         raise OptionError(
             f"a state of version {state['version']}, and this edcache reads version {VERSION}; load it with "

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.audit import sampler_of, verify_log
 from edcache.errors import OptionError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Sequential, Shuffle, Weighted
 
@@ -459,3 +460,125 @@ def test_the_steps_of_a_training_loop_are_what_counts_with_workers(path):
     other = Shuffle(ds)
     other.load_state_dict(state)
     assert list(other) == whole[24:]
+
+
+# --- what a state names, and when it counts ---
+
+
+def cache_of(path, first, count):
+    """An archive of so many numbers from `first` on; one that is there may grow."""
+    samples = [{"x": first + k} for k in range(count)]
+    return CachedDataset(samples, path, progress=False, fingerprint=False, grow=path.exists())
+
+
+def combined(how, folder, second):
+    one, other = (cache_of(folder / f"{k}.zip", k, size) for k, size in ((0, 40), (second, 60)))
+    if how == "mix":
+        mixture = edcache.mix([one, other], [1, 2], stop=90)
+        return mixture.dataset, mixture
+    ds = {
+        "concat": lambda: edcache.concat([one, other]),
+        "several": lambda: CachedDataset.from_cache([one.path, other.path])[10:],
+        "zip": lambda: edcache.zip_fields(one, other[:40].with_transform(lambda sample: {"y": sample["x"]})),
+    }[how]()
+    return ds, Shuffle(ds, 1)
+
+
+@pytest.mark.parametrize("how", ["concat", "mix", "several", "zip"])
+def test_a_state_of_several_archives_names_them(tmp_path, how):
+    ds, sampler = combined(how, tmp_path, 100)
+    for _ in ds.loader(9, sampler=sampler, log=str(tmp_path / "a.log")):
+        pass
+    same, again = combined(how, tmp_path, 100)
+    again.load_state_dict(sampler.state_dict())
+    assert verify_log(same, str(tmp_path / "a.log")).problems == []
+    other, foreign = combined(how, tmp_path, 1000)
+    with pytest.raises(OptionError, match="a state with archive="):
+        foreign.load_state_dict(sampler.state_dict())
+    with pytest.raises(OptionError, match="archive"):
+        verify_log(other, str(tmp_path / "a.log"))
+
+
+def test_where_several_have_grown_the_old_samples_are_not_known(tmp_path):
+    parts = [cache_of(tmp_path / "a.zip", 0, 4), cache_of(tmp_path / "b.zip", 100, 6)]
+    state = Shuffle(edcache.concat(parts)).state_dict(2)
+    parts[0] = cache_of(tmp_path / "a.zip", 0, 6)
+    grown = Shuffle(edcache.concat(parts))
+    with pytest.raises(OptionError, match="of several datasets this does not say which have grown"):
+        grown.load_state_dict(state, on_change="continue")
+    old = Shuffle(edcache.concat([parts[0].take(4), parts[1]]))
+    assert len(old) == 10
+
+
+def test_ranks_that_have_nothing_left_stay_in_the_epoch_of_a_state():
+    whole = list(Shuffle(range(10), uneven="allow"))
+    state = Shuffle(range(10), num_replicas=1, rank=0, uneven="allow").state_dict(9)
+    ranks = [Shuffle(range(10), num_replicas=4, rank=rank, uneven="allow") for rank in range(4)]
+    for rank in ranks:
+        rank.load_state_dict(state)
+    assert [list(rank) for rank in ranks] == [whole[9:], [], [], []]
+    assert [rank.epoch for rank in ranks] == [0] * 4
+    following = Shuffle(range(10), uneven="allow")
+    following.set_epoch(1)
+    shares = [list(rank) for rank in ranks]
+    assert sorted(itertools.chain(*shares)) == sorted(following)
+    assert [rank.epoch for rank in ranks] == [1] * 4
+
+
+def test_a_short_rank_has_the_state_of_the_others_behind_its_last_batch(tmp_path):
+    ds = cache_of(tmp_path / "a.zip", 0, 5)
+    states = []
+    for rank in range(4):
+        loader = ds.loader(2, sampler=Shuffle(ds, num_replicas=4, rank=rank, uneven="allow"))
+        next(iter(loader))
+        states.append(loader.state_dict())
+    assert states == [states[0]] * 4
+
+
+@pytest.mark.parametrize("has_sampler", [True, False])
+def test_an_epoch_that_is_set_amid_an_iteration_is_the_next(tmp_path, has_sampler):
+    ds = cache_of(tmp_path / "a.zip", 0, 8)
+    loader = ds.loader(2, sampler=Shuffle(ds, 1)) if has_sampler else ds.loader(2, shuffle=True, seed=1)
+    for k, _ in enumerate(loader):
+        if k == 1:
+            loader.set_epoch(5)
+        assert k < 1 or (loader.state_dict()["epoch"], loader.state_dict()["consumed"]) == (5, 0)
+    expected = Shuffle(ds, 1)
+    expected.set_epoch(5)
+    assert [x for batch in loader for x in batch["x"].tolist()] == list(expected)
+
+
+def test_an_epoch_that_is_set_amid_draws_is_the_next():
+    sampler, expected = Shuffle(range(20), 1), Shuffle(range(20), 1)
+    for k, _ in enumerate(sampler):
+        if k == 9:
+            sampler.set_epoch(5)
+    expected.set_epoch(5)
+    assert list(sampler) == list(expected)
+
+
+def test_states_are_plain_whatever_the_options_are(tmp_path):
+    ds = cache_of(tmp_path / "a.zip", 0, 40)
+    n = np.int64
+    for sampler in (
+        Balanced(ds, np.arange(40) % 3, num_samples=n(10), num_replicas=n(2), rank=n(1)),
+        ChunkShuffle(ds, buffer=n(2), lanes=n(2), seed=n(3), global_batch_size=n(8)),
+        edcache.mix([ds, ds], [n(1), n(2)], stop=n(30)),
+        ByLength(ds, np.arange(40), batch_size=n(4)),
+    ):
+        state = json.loads(json.dumps(sampler.state_dict(n(1), batch_size=n(1))))
+        sampler.load_state_dict(state)
+        assert sampler.state_dict(0) == state
+
+
+def test_weights_that_are_rounded_are_the_same_in_a_replay(tmp_path):
+    ds = cache_of(tmp_path / "a.zip", 0, 40)
+    mixture = edcache.mix([ds, ds], [0.50000001, 0.49999999], stop=30)
+    state = mixture.state_dict()
+    assert list(sampler_of(mixture.dataset, state)) == list(mixture)
+
+
+@pytest.mark.parametrize("epoch", [-1, 1.5])
+def test_an_epoch_that_does_not_exist_is_not_told_of(epoch):
+    with pytest.raises(OptionError, match="epoch=.*; give 0 or more"):
+        Shuffle(range(9)).which(0, epoch=epoch)

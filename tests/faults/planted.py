@@ -735,8 +735,8 @@ _SAMPLERS = [
     Bug(
         "every iteration begins at a place that was loaded once",
         "dataset/epoch.py",
-        "self._taken, self._is_resumed, self._is_set = 0, False, False",
-        "self._taken, self._is_set = 0, False",
+        "self._taken, self._is_resumed, self._is_set, self._iteration = 0, False, False, object()",
+        "self._taken, self._is_set, self._iteration = 0, False, object()",
         ("test_samplers.py::test_an_abandoned_epoch_begins_anew",),
     ),
     Bug(
@@ -764,10 +764,31 @@ _SAMPLERS = [
     Bug(
         "a loader waits to be asked for one batch more",
         "dataset/loader.py",
-        "is_last = number == len(starts)",
-        "is_last = False",
+        "is_cut = number == len(starts) and",
+        "is_cut = False and",
         ("test_loader.py",),
         "whether_or_not_one_more_is_asked_for",
+    ),
+    Bug(
+        "a rank that has nothing left begins the next epoch",
+        "dataset/epoch.py",
+        "rank = None if self._is_resumed else self.rank",
+        "rank = self.rank",
+        ("test_replay.py::test_ranks_that_have_nothing_left_stay_in_the_epoch_of_a_state",),
+    ),
+    Bug(
+        "an iteration counts on behind another epoch",
+        "dataset/epoch.py",
+        "self._start, self._taken, self._iteration = 0, 0, object()",
+        "self._start, self._taken = 0, 0",
+        ("test_replay.py::test_an_epoch_that_is_set_amid_draws_is_the_next",),
+    ),
+    Bug(
+        "states of several archives do not name them",
+        "dataset/state.py",
+        'getattr(ds, "_readers", ())',
+        'getattr(ds, "_readers", ())[:1]',
+        ("test_replay.py::test_a_state_of_several_archives_names_them",),
     ),
 ]
 
