@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from edcache import base, writer
-from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional
+from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional, shown
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
@@ -132,6 +132,8 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
 
     That of an iterable says by how many it is iterated, which makes its order.
     """
+    if not isinstance(given, dict | bool | None):
+        raise OptionError(f"fingerprint={shown(given)}; give a dict, or False for none")
     if given is not None and given is not True:
         return given or None
     fingerprint = writer.source_fingerprint(source)

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 import torch
 
-from edcache.errors import FingerprintError
+from edcache import CachedDataset
+from edcache.errors import FingerprintError, OptionError
 from edcache.writer.fingerprint import (
     call_fingerprint,
     changed_code,
@@ -314,3 +315,10 @@ def test_a_source_is_its_class_and_its_attributes() -> None:
 
 def test_a_function_without_source_has_no_digest() -> None:
     assert source_digest(len) is None
+
+
+@pytest.mark.parametrize("given", ["v1", 3, ["v1"]])
+def test_a_fingerprint_that_is_no_dict_is_refused(tmp_path, given):
+    with pytest.raises(OptionError, match="fingerprint=.*; give a dict, or False for none"):
+        CachedDataset([1, 2], tmp_path / "a.zip", fingerprint=given)
+    assert not (tmp_path / "a.zip").exists()
