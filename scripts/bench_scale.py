@@ -1,9 +1,9 @@
 """What an archive costs as it grows: python scripts/bench_scale.py [SAMPLES ...]
 
 Builds archives of so many samples (10**5, 10**6 and 10**7) of a float32 and an integer label. Prints a table:
-CPU time and memory of the seal, of opening it in a fresh process, of first uses and of ten changed labels, and
-the requests and bytes of opening it behind a URL. Every figure is of one run; CPU time is that of the process.
-10**9 samples take 47 GB of disk.
+CPU time and memory of the seal, of opening it in a fresh process, of first uses and of ten changed labels,
+and the requests and bytes of opening it behind a URL. Every figure is of one run; CPU time is that of the
+process. 10**9 samples take 47 GB of disk.
 """
 
 from __future__ import annotations
