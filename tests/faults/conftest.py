@@ -59,15 +59,14 @@ def remembering_merge(merge):
     """Tables of chunks put together, once for the same ones."""
     known = {}
 
-    def ask(chunks, tables, dictionaries, length, names, where, failures=()):
+    def ask(chunks, tables, dictionaries, length, names, where, failures=(), before=None):
         found = [tables(header) for header in chunks]
         key = tuple(chunks), *map(tuple, (map(id, found), dictionaries, names, failures)), length, where
         if key not in known:
             read = dict(zip((header.seq for header in chunks), found, strict=True))
-            merged = merge(
-                chunks, lambda header: read[header.seq], dictionaries, length, names, where, failures
-            )
-            known[key] = found, merged
+            how = dictionaries, length, names, where, failures, before
+            # With `before` or without: test_contents.py, test_a_reader_that_follows_has_what_*.
+            known[key] = found, merge(chunks, lambda header: read[header.seq], *how)
         return known[key][1]
 
     return ask
