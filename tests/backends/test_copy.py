@@ -621,10 +621,11 @@ def test_what_somebody_has_open_never_goes(tmp_path, ssd):
 
 def test_a_copy_that_is_larger_than_the_limit_is_refused(far, ssd):
     make(far, 100)
+    size = kb(far.stat().st_size)
     with pytest.raises(OptionError) as caught:
         copy_to_local(far, ssd, max_bytes="100kB")
     assert str(caught.value) == (
-        f"{ssd / far.name}: 327.0 kB, max_bytes= allows 100.0 kB for all copies in {ssd}; allow more"
+        f"{ssd / far.name}: {size}, max_bytes= allows 100.0 kB for all copies in {ssd}; allow more"
     )
     with pytest.raises(
         OptionError, match=r"far: 327,\d+ bytes of archives, max_bytes= allows 100,000; allow"
@@ -726,9 +727,9 @@ def run(*arguments: Any, code: int = 0) -> str:
 
 def test_a_copy_from_the_command_line(far, ssd, tmp_path):
     make(far, 100)
-    digest = edcache.digest(far)
-    assert run("copy", far, ssd, "--digest", digest) == f"{ssd / far.name}: 327.0 kB, 327.0 kB fetched\n"
-    assert run("copy", far, ssd) == f"{ssd / far.name}: 327.0 kB, here already\n"
+    digest, size = edcache.digest(far), kb(far.stat().st_size)
+    assert run("copy", far, ssd, "--digest", digest) == f"{ssd / far.name}: {size}, {size} fetched\n"
+    assert run("copy", far, ssd) == f"{ssd / far.name}: {size}, here already\n"
     more = len(make(far.with_name("b.zip"), 60))
     said = run("copy", far.parent, ssd, "--num-threads", 2)
     assert said == f"{ssd}: 2 archives, {kb(far.stat().st_size + more)}, {kb(more)} fetched\n"
@@ -749,7 +750,7 @@ def test_copies_among_what_is_listed_and_deleted(far, ssd):
     assert f"copy of {far}" in listed
     half = ssd / "half" / (far.name + PARTIAL)
     assert f"{half}: a copy of {far} that is not whole yet: " in listed
-    assert " of 327.0 kB are here; asked for, it goes on" in listed
+    assert f" of {kb(far.stat().st_size)} are here; asked for, it goes on" in listed
     ds = CachedDataset.from_cache(ssd / far.name)
     said = run("rm", ssd / far.name, "--yes", code=1)
     assert f"edcache: {ssd / far.name}: a process has this copy open; wait for it to end, or force" in said
