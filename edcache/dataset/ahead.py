@@ -9,12 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 
 from edcache.base import Ints
-from edcache.reader import Session, ahead_nbytes, prepare
+from edcache.reader import Session, ahead_nbytes, lacking, prepare
 
 logger = logging.getLogger("edcache")
 
@@ -22,13 +22,23 @@ Item = TypeVar("Item")
 Shares = list[tuple[Session, Ints]]
 """Which samples of which archives."""
 
-# Samples that are asked for at first, so that the first batch waits for little; and bytes to ask for at once.
-_FIRST, _AT_ONCE_NBYTES = 64, 1 << 23
-_MOST_SAMPLES: Final = 1 << 17
+# Bytes of a request, which holds what the order needs next, and how many are under way at once.
+_REQUEST_NBYTES: Final = 1 << 22
+_REQUESTS: Final = 8
+# At least so many samples of the order are looked at together, and at most so many before they are read.
+_STEP, _MOST_SAMPLES = 64, 1 << 17
 _SECONDS: Final = 0.01
-# Pieces on their way: one crosses the wire while the next is asked for. Archives that are asked at once.
-_PIECES: Final = 3
+# Archives that are asked at once.
 _THREADS: Final = 8
+
+
+class _Part(NamedTuple):
+    """Bytes [start, end) of an archive that are not here; items of the order before `end_item` need them."""
+
+    session: Session
+    start: int
+    end: int
+    end_item: int
 
 
 class Ahead:
@@ -71,44 +81,64 @@ class Ahead:
             pool.shutdown(wait=True, cancel_futures=self._ended.is_set())
 
     def _fetch_ahead(self, pool: ThreadPoolExecutor) -> None:
-        position = self._reached
-        # Pieces of the order that are asked for; where those end that came, and their bytes.
-        on_way: deque[tuple[int, int, list[Future[int]]]] = deque()
-        asked: deque[tuple[int, int]] = deque()
-        sessions = self._sessions
+        sessions, position = self._sessions, self._reached
         length = max(1, sum(len(indices) for _, indices in self._take(position, position + 1)))
         limit = min(map(ahead_nbytes, sessions))
         present = sum(session.present for session in sessions)
         each = max(1, length * sum(session.nbytes for session in sessions) // max(1, present))
         window = max(1, min(limit // each, _MOST_SAMPLES // length))
-        count = max(1, _FIRST // length)
-        while position < self._stop and not self._ended.is_set():
-            while on_way and all(future.done() for future in on_way[0][2]):
-                begin, end, futures = on_way.popleft()
-                nbytes = sum(future.result() for future in futures)
-                asked.append((end, nbytes))
-                # At most four times as many: the next may lie less together.
-                count = end - begin
-                count = max(1, min(window, 4 * count, count * _AT_ONCE_NBYTES // max(1, nbytes)))
-            while asked and asked[0][0] <= self._reached:
-                asked.popleft()
+        step = min(window, max(1, _STEP // length, _REQUEST_NBYTES // 8 // each))
+        # What is to be asked for, in the order of need; `known` are those and what is on its way.
+        queue: deque[_Part] = deque()
+        known: set[tuple[Session, tuple[int, int]]] = set()
+        on_way: list[_Request] = []
+        # Of what was asked for and is not read yet: the end of the items that need it first, and its bytes.
+        unread: deque[tuple[int, int]] = deque()
+        while (queue or position < self._stop) and not self._ended.is_set():
+            for request in [request for request in on_way if request.is_done()]:
+                on_way.remove(request)
+                known -= {(session, part) for session, parts in request.parts.items() for part in parts}
+            while unread and unread[0][0] <= self._reached:
+                unread.popleft()
             if not all(map(ahead_nbytes, sessions)):
                 return
-            expected = len(on_way) * max(count * each, _AT_ONCE_NBYTES // 2)
-            is_enough = bool(on_way or asked) and sum(nbytes for _, nbytes in asked) + expected >= limit
-            if is_enough or len(on_way) == _PIECES:
-                self._ended.wait(_SECONDS)
-                continue
             position = max(position, self._reached)
-            end = min(position + count, self._stop)
-            futures = [
-                pool.submit(prepare, session, indices, partial(self._around, session, position, window))
-                for session, indices in self._take(position, end)
-            ]
-            on_way.append((position, end, futures))
-            position = end
+            end = min(position + step, self._stop, self._reached + window)
+            if sum(part.end - part.start for part in queue) < _REQUEST_NBYTES and position < end:
+                for session, indices in self._take(position, end):
+                    new = [part for part in lacking(session, indices) if (session, part) not in known]
+                    queue += [_Part(session, *part, end) for part in new]
+                    known |= {(session, part) for part in new}
+                position = end
+            elif queue and len(on_way) < _REQUESTS and sum(nbytes for _, nbytes in unread) < limit:
+                request = _Request(queue)
+                for session, some in request.parts.items():
+                    around = partial(self._around, session, window)
+                    request.futures.append(pool.submit(prepare, session, some, around))
+                on_way.append(request)
+                unread.append((request.end_item, request.nbytes))
+            else:
+                self._ended.wait(_SECONDS)
 
-    def _around(self, session: Session, position: int, window: int) -> Ints:
-        shares = self._take(position, min(position + window, self._stop))
+    def _around(self, session: Session, window: int) -> Ints:
+        reached = self._reached
+        shares = self._take(reached, min(reached + window, self._stop))
         own = [indices for other, indices in shares if other is session]
         return np.concatenate(own) if own else np.empty(0, np.int64)
+
+
+class _Request:
+    """The first parts of a queue, which are asked for at once."""
+
+    def __init__(self, queue: deque[_Part]) -> None:
+        self.nbytes = 0
+        self.parts: dict[Session, list[tuple[int, int]]] = {}
+        while queue and self.nbytes < _REQUEST_NBYTES:
+            session, start, end, self.end_item = queue.popleft()
+            self.parts.setdefault(session, []).append((start, end))
+            self.nbytes += end - start
+        self.futures: list[Future[None]] = []
+
+    def is_done(self) -> bool:
+        """Whether all of it is here; raises what fetching it raised."""
+        return all(future.done() and future.result() is None for future in self.futures)

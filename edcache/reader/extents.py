@@ -127,19 +127,28 @@ def ahead_nbytes(session: Session) -> int:
     return 0 if file is None else file.ahead_nbytes
 
 
-def prepare(session: Any, indices: Ints, around: Callable[[], Ints]) -> int:
-    """Let the copy of a far archive fetch samples that are read soon. Returns their bytes.
+def lacking(session: Any, indices: Ints) -> list[tuple[int, int]]:
+    """What the copy of a far archive lacks of samples: parts (start, end) of the file, in the order of need.
 
     Args:
-        session: one whose `ahead_nbytes` is not 0. indices: in [-length, length). around: gives those,
-            and what is read soon after them.
+        session: one whose `ahead_nbytes` is not 0. indices: in [-length, length).
     """
+    parts: list[tuple[int, int]] = session.file.lacking(*_extents(session, indices))
+    return parts
 
-    def extents(indices: Ints) -> tuple[Ints, Ints]:
-        rows = session.index.rows_of(indices % session.length)
-        rows = rows[rows >= 0]
-        start = session.index.offsets(rows)
-        return start, start + session.index.sizes(rows)
 
-    nbytes: int = session.file.prepare(*extents(indices), lambda: extents(around()))
-    return nbytes
+def prepare(session: Any, parts: Sequence[tuple[int, int]], around: Callable[[], Ints]) -> None:
+    """Let the copy of a far archive fetch parts that are read soon.
+
+    Args:
+        session: one whose `ahead_nbytes` is not 0. parts: of `lacking`. around: which samples are read soon.
+    """
+    start, end = np.array(parts, np.int64).T
+    session.file.prepare(start, end, lambda: _extents(session, around()))
+
+
+def _extents(session: Any, indices: Ints) -> tuple[Ints, Ints]:
+    rows = session.index.rows_of(indices % session.length)
+    rows = rows[rows >= 0]
+    start = session.index.offsets(rows)
+    return start, start + session.index.sizes(rows)

@@ -227,7 +227,7 @@ class RecordIndex:
         pages = np.searchsorted(self.root.pages["base"][:, _INDEX], indices, "right") - 1
         for number in _distinct(pages[pages >= 0]):
             chosen = np.flatnonzero(pages == number)
-            held = self._column(number, _INDEX)
+            held = self._all_samples(number)
             slots = np.minimum(np.searchsorted(held, indices[chosen]), len(held) - 1)
             there = held[slots] == indices[chosen]
             rows[chosen[there]] = (number << self._bits) + slots[there]
@@ -241,9 +241,11 @@ class RecordIndex:
         """The samples that have a record: int64 [rows]; None if all have one."""
         if self.is_dense:
             return None
-        return np.concatenate(
-            [np.empty(0, np.int64), *(self._column(k, _INDEX) for k in range(len(self._pages)))]
-        )
+        return np.concatenate([np.empty(0, np.int64), *map(self._all_samples, range(len(self._pages)))])
+
+    def _all_samples(self, number: int) -> Ints:
+        """The samples of one page."""
+        return self._column(number, _INDEX, np.arange(self.root.page_rows(number)))
 
     # --- one row ---
 
@@ -315,7 +317,7 @@ class RecordIndex:
             pages, values = rows >> self._bits, np.empty(len(rows), np.int64)
             for number in _distinct(pages):
                 chosen = pages == number
-                values[chosen] = self._column(number, column)[rows[chosen] & self._mask]
+                values[chosen] = self._column(number, column, rows[chosen] & self._mask)
             return values
         lines = self._lines.get(column) or self.lines(column)
         pages = rows
@@ -413,15 +415,15 @@ class RecordIndex:
             for number, data in zip(missing, self._check(missing), strict=True):
                 self._load(number, data)
 
-    def _column(self, number: int, column: int) -> Ints:
-        """A column of one page: int64 [rows of the page]."""
+    def _column(self, number: int, column: int, rows: Ints) -> Ints:
+        """A column of some rows of one page, which are counted from its first."""
         page = self._pages[number] or self._load(number)
-        values = np.full(self.root.page_rows(number), page.base[column])
+        values = np.full(len(rows), page.base[column])
         if column in (_INDEX, _OFFSET):
-            values += np.arange(len(values)) * (1 if column == _INDEX else page.stride)
+            values += rows * (1 if column == _INDEX else page.stride)
         differences = page.differences[column]
         if differences is not None:
-            delta = np.frombuffer(differences, f"<u{differences.itemsize}").astype(np.int64)
+            delta = np.frombuffer(differences, f"<u{differences.itemsize}")[rows].astype(np.int64)
             values += delta << (_LATTICE_BITS if column == _OFFSET else 0)
         return values
 

@@ -101,13 +101,16 @@ class ByteSource(ABC):
     def announce(self, start: Ints, end: Ints) -> None:  # noqa: B027 - all of it is there
         """Fetch many extents before they are read: int64 [n], offsets in the file."""
 
-    def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> int:
-        """Fetch extents that will be read soon, if nobody does yet. Returns their bytes.
+    def lacking(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
+        """The parts (start, end) of the file that are not here and hold bytes of extents, in their order."""
+        return []
+
+    def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> None:  # noqa: B027
+        """Fetch parts that `lacking` gave, if nobody does yet.
 
         Args:
-            start, end: int64 [n], offsets. around: gives those, and what is read soon after them.
+            start, end: int64 [n], offsets. around: gives the extents that are read soon.
         """
-        return 0
 
     def mend(self, offset: int, nbytes: int) -> bool:
         """Fetch an extent again that fails its crc32. Returns whether reading it again makes sense."""

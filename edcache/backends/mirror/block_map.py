@@ -58,12 +58,16 @@ class BlockMap:
         side.pwrite(MAP_OFFSET + low, state)
         self.known[low:high] = state
 
-    def around(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
-        """The blocks around extents, rising, and how many bytes of each are in the extents."""
+    def of(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """The blocks of each extent in turn: the numbers of the extents, and of the blocks."""
         low = np.clip(start >> BLOCK_BITS, 0, self.last)
         counts = np.clip(end - 1 >> BLOCK_BITS, low, self.last) - low + 1
         which = np.repeat(np.arange(len(low)), counts)
-        block = low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return which, low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+    def around(self, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+        """The blocks around extents, rising, and how many bytes of each are in the extents."""
+        which, block = self.of(start, end)
         first = block << BLOCK_BITS
         nbytes = np.minimum(end[which], first + BLOCK_NBYTES) - np.maximum(start[which], first)
         order = np.argsort(block, kind="stable")

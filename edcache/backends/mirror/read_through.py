@@ -44,8 +44,8 @@ _AT_ONCE, _RUN = 256, 16
 # Up to this part of a copy, as a power of two, it is new. The seconds that looking ahead waits for a batch.
 _NEW_BITS: Final = 7
 _HEAD_START: Final = 0.2
-# How far is looked ahead, and what is asked for at once then.
-_AHEAD_NBYTES, _AHEAD_BLOCKS = 1 << 28, 128
+# How far is looked ahead.
+_AHEAD_NBYTES: Final = 1 << 28
 # How often a block may go while it is read, before it is read from far.
 _MOST_LOOKS: Final = 3
 # Where no more than this part of the records is missing when it is opened, all the rest is fetched too.
@@ -168,11 +168,8 @@ class ReadThrough(Wrapped):
             self._is_first = False
             return
         self._is_first = False
-        blocks, worth = self._with_opening(blocks), None
-        if self._holds_all:
-            blocks = blocks[np.frombuffer(self.blocks.known, np.uint8)[blocks] & 1 == 0]
-        else:
-            worth = self.blocks.worth(start, end)
+        blocks = self._unknown(self._with_opening(blocks))
+        worth = None if self._holds_all else self.blocks.worth(start, end)
         kept = [
             self._obtain(blocks[first : first + _AT_ONCE].tolist(), worth=worth)
             for first in range(0, len(blocks), _AT_ONCE)
@@ -189,27 +186,42 @@ class ReadThrough(Wrapped):
             return _AHEAD_NBYTES
         return min(_AHEAD_NBYTES, self._room.allowance()) // 4
 
-    def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> int:
-        """See `ByteSource`; where there is room for all, returns the bytes that were missing."""
-        blocks, nbytes = self.blocks.around(start, end)
+    def lacking(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
+        """See `ByteSource`: blocks."""
+        blocks = self.blocks.of(start, end)[1]
+        blocks = blocks[np.sort(np.unique(blocks, return_index=True)[1])]
+        missing = set(self.blocks.missing(np.sort(self._unknown(blocks)).tolist()))
+        return [
+            (block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, self._nbytes))
+            for block in blocks.tolist()
+            if block in missing
+        ]
+
+    def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> None:
+        """See `ByteSource`."""
+        blocks = self.blocks.around(start, end)[0]
         # The first batch has the wire for itself. No lock: a fork could leave it taken.
         until = time.monotonic() + _HEAD_START
         while self._is_first and time.monotonic() < until:
             time.sleep(_HEAD_START / 50)
         self._is_first = False
-        missing, worth = self.blocks.missing(self._with_opening(blocks).tolist()), None
+        worth = None
         if self._room is not None and not self._holds_all:
             worth = self.blocks.worth(*around())
             with closing(File.open(self.pinned.copy + SIDE, "r+")) as side:
                 self._room.want(side, sorted(worth))
-        for first in range(0, len(missing), _AHEAD_BLOCKS):
-            self._obtain(missing[first : first + _AHEAD_BLOCKS], worth=worth, waits=False)
-        return len(missing) << BLOCK_BITS if worth is None else int(nbytes.sum())
+        self._obtain(self._with_opening(blocks).tolist(), worth=worth, waits=False)
 
     def _with_opening(self, blocks: Ints) -> Ints:
         """Rising blocks, and for once those that it was opened by, which belong to the copy too."""
         opening, self._opening = self._opening, set()
         return np.union1d(blocks, sorted(opening)).astype(np.int64) if opening else blocks
+
+    def _unknown(self, blocks: Ints) -> Ints:
+        """Those of blocks that may be missing: where there is room for all, what was here stays."""
+        return (
+            blocks[np.frombuffer(self.blocks.known, np.uint8)[blocks] & 1 == 0] if self._holds_all else blocks
+        )
 
     @property
     def _holds_all(self) -> bool:

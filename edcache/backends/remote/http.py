@@ -252,15 +252,19 @@ def _client(options: Mapping[str, Any]) -> aiohttp.ClientSession:
     """The client of this process; one more for each set of options."""
 
     def connect() -> aiohttp.ClientSession:
+        from urllib.request import getproxies
+
         import aiohttp
 
+        # Told to trust the environment, aiohttp opens this file at each request, whether it exists or not.
+        netrc = os.environ.get("NETRC") or os.path.expanduser("~/.netrc")
         client = aiohttp.ClientSession(
             **{
                 "connector": aiohttp.TCPConnector(limit=_CONNECTIONS),
                 # The time of a whole request is limited in `Requests`.
                 "timeout": aiohttp.ClientTimeout(total=None, connect=None, sock_connect=_CONNECT_SECONDS),
                 "cookie_jar": aiohttp.DummyCookieJar(),
-                "trust_env": True,
+                "trust_env": bool(getproxies()) or os.path.exists(netrc),
                 **options,
                 "auto_decompress": False,
             }
