@@ -684,6 +684,26 @@ def test_credentials_are_sent_and_shown_nowhere(served, caplog):
     assert ds.path == served.url
 
 
+def test_a_netrc_file_and_a_proxy_are_heeded(served, tmp_path, monkeypatch):
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login user password word\n")
+    netrc.chmod(0o600)
+    for name in ("NETRC", "http_proxy", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    # A client is of a process and options, and sees the environment once.
+    first, second, third = ({"client_kwargs": {"read_bufsize": 1 << k}} for k in (16, 17, 18))
+    CachedDataset.from_cache(served.url, storage_options=first)
+    assert "Authorization" not in served.requests[-1][3]
+    monkeypatch.setenv("NETRC", str(netrc))
+    CachedDataset.from_cache(served.url, storage_options=second)
+    assert served.requests[-1][3]["Authorization"] == "Basic dXNlcjp3b3Jk"
+    monkeypatch.delenv("NETRC")
+    monkeypatch.setenv("http_proxy", served.url.rpartition("/")[0])
+    ds = CachedDataset.from_cache("http://far.invalid/a.zip", storage_options=third)
+    assert same(ds[3], sample(3))
+    assert served.requests[-1][3]["Host"] == "far.invalid"
+
+
 def test_a_copy_keeps_its_credentials(served):
     ds = copy.deepcopy(CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS))
     served.forget()

@@ -111,6 +111,26 @@ def test_an_order_that_is_known_streams_by_blocks(far, ssd, workers):
             assert on_disk(ssd) <= LIMIT
 
 
+def test_parts_that_lack_are_in_the_order_of_need(far, ssd):
+    ds, nbytes = opened(far, ssd, None), far.stat().st_size
+    rng, file = seeded("parts that lack"), file_of(ds)
+    for _ in range(100):
+        start = np.array([rng.randrange(nbytes) for _ in range(rng.randrange(8))], np.int64)
+        end = start + np.array([rng.randrange(1, 3 * BLOCK_NBYTES) for _ in start], np.int64)
+        end = np.minimum(end, nbytes)
+        wanted: list[tuple[int, int]] = []
+        for low, high in zip(start.tolist(), end.tolist(), strict=True):
+            for block in range(low // BLOCK_NBYTES, (high - 1) // BLOCK_NBYTES + 1):
+                part = block * BLOCK_NBYTES, min((block + 1) * BLOCK_NBYTES, nbytes)
+                if part not in wanted and not file.blocks.known[block] & 1:
+                    wanted.append(part)
+        assert file.lacking(start, end) == wanted
+        if rng.random() < 0.2:
+            at = rng.randrange(COUNT - 20)
+            read(ds, list(range(at, at + 20)))
+    assert 0 < sum(byte & 1 for byte in file.blocks.known) < len(file.blocks.known)
+
+
 def test_several_far_archives_in_one_order_are_looked_ahead_for(far, ssd):
     with serving(far.read_bytes()) as served:
         parts = [opened(f"{served.url}?{k}", ssd / str(k), None) for k in range(3)]
