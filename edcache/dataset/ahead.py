@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, TypeVar
 import numpy as np
 
 from edcache.base import Ints
-from edcache.reader import Session, ahead_nbytes, lacking, prepare
+from edcache.reader import Session, ahead_nbytes, expect, lacking, prepare
 
 logger = logging.getLogger("edcache")
 
@@ -94,6 +94,7 @@ class Ahead:
         on_way: list[_Request] = []
         # Of what was asked for and is not read yet: the end of the items that need it first, and its bytes.
         unread: deque[tuple[int, int]] = deque()
+        expected = position
         while (queue or position < self._stop) and not self._ended.is_set():
             for request in [request for request in on_way if request.is_done()]:
                 on_way.remove(request)
@@ -102,6 +103,10 @@ class Ahead:
                 unread.popleft()
             if not all(map(ahead_nbytes, sessions)):
                 return
+            if self._reached >= expected:
+                expected = self._reached + window // 8
+                for session in sessions:
+                    expect(session, partial(self._around, session, window))
             position = max(position, self._reached)
             end = min(position + step, self._stop, self._reached + window)
             if sum(part.end - part.start for part in queue) < _REQUEST_NBYTES and position < end:
@@ -112,9 +117,7 @@ class Ahead:
                 position = end
             elif queue and len(on_way) < _REQUESTS and sum(nbytes for _, nbytes in unread) < limit:
                 request = _Request(queue)
-                for session, some in request.parts.items():
-                    around = partial(self._around, session, window)
-                    request.futures.append(pool.submit(prepare, session, some, around))
+                request.futures = [pool.submit(prepare, *share) for share in request.parts.items()]
                 on_way.append(request)
                 unread.append((request.end_item, request.nbytes))
             else:
@@ -122,7 +125,7 @@ class Ahead:
 
     def _around(self, session: Session, window: int) -> Ints:
         reached = self._reached
-        shares = self._take(reached, min(reached + window, self._stop))
+        shares = self._take(reached, min(reached + 3 * window, self._stop))
         own = [indices for other, indices in shares if other is session]
         return np.concatenate(own) if own else np.empty(0, np.int64)
 

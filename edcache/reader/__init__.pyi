@@ -13,6 +13,7 @@ from .digests import file_digest as file_digest
 from .digests import no_digest as no_digest
 from .digests import parse_digest as parse_digest
 from .extents import ahead_nbytes as ahead_nbytes
+from .extents import expect as expect
 from .extents import lacking as lacking
 from .extents import prepare as prepare
 from .group import Group as Group

@@ -137,14 +137,14 @@ def lacking(session: Any, indices: Ints) -> list[tuple[int, int]]:
     return parts
 
 
-def prepare(session: Any, parts: Sequence[tuple[int, int]], around: Callable[[], Ints]) -> None:
-    """Let the copy of a far archive fetch parts that are read soon.
+def expect(session: Any, around: Callable[[], Ints]) -> None:
+    """Announce which samples are read soon to the copy of a far archive, which asks if it has to choose."""
+    session.file.expect(lambda: _extents(session, around()))
 
-    Args:
-        session: one whose `ahead_nbytes` is not 0. parts: of `lacking`. around: which samples are read soon.
-    """
-    start, end = np.array(parts, np.int64).T
-    session.file.prepare(start, end, lambda: _extents(session, around()))
+
+def prepare(session: Any, parts: Sequence[tuple[int, int]]) -> None:
+    """Let the copy of a far archive fetch parts that `lacking` gave."""
+    session.file.prepare(*np.array(parts, np.int64).T)
 
 
 def _extents(session: Any, indices: Ints) -> tuple[Ints, Ints]:

@@ -105,12 +105,11 @@ class ByteSource(ABC):
         """The parts (start, end) of the file that are not here and hold bytes of extents, in their order."""
         return []
 
-    def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> None:  # noqa: B027
-        """Fetch parts that `lacking` gave, if nobody does yet.
+    def expect(self, around: Callable[[], tuple[Ints, Ints]]) -> None:  # noqa: B027 - there is room for all
+        """Announce the extents that are read soon, which `around` gives: what they need stays here."""
 
-        Args:
-            start, end: int64 [n], offsets. around: gives the extents that are read soon.
-        """
+    def prepare(self, start: Ints, end: Ints) -> None:  # noqa: B027 - all of it is there
+        """Fetch parts that `lacking` gave, if nobody does yet."""
 
     def mend(self, offset: int, nbytes: int) -> bool:
         """Fetch an extent again that fails its crc32. Returns whether reading it again makes sense."""

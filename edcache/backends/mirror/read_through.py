@@ -89,6 +89,8 @@ class ReadThrough(Wrapped):
         # Blocks that opening reads, until it is accepted, and then until they are fetched.
         self._touched: set[int] | None = set()
         self._opening: set[int] = set()
+        # Blocks that are expected to be read, for which others go.
+        self._worth: set[int] = set()
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
@@ -134,16 +136,20 @@ class ReadThrough(Wrapped):
         if not self.is_partial:
             return self.data.read_many(extents)
         passed = self._passed()
-        rest = [extent for extent in extents if len(passed.get(extent[0], b"")) < extent[1]]
         is_opened = self._touched is None and not self._opening
-        together = self._read_together(rest) if len(rest) > 1 and is_opened else None
-        if together is None:
-            return [memoryview(self.pread(*extent)) for extent in extents]
-        read = dict(zip(rest, together, strict=True))
-        return [
-            read[extent] if extent in read else memoryview(passed[extent[0]])[: extent[1]]
-            for extent in extents
-        ]
+        for _ in range(_MOST_LOOKS if len(extents) > 1 and is_opened else 0):
+            rest = [extent for extent in extents if len(passed.get(extent[0], b"")) < extent[1]]
+            together = self._read_together(rest) if rest else []
+            if together is not None:
+                read = dict(zip(rest, together, strict=True))
+                return [
+                    read[extent] if extent in read else memoryview(passed[extent[0]])[: extent[1]]
+                    for extent in extents
+                ]
+            # Blocks have gone since they were announced. One by one, each takes a round trip.
+            start, nbytes = np.array(rest, np.int64).T
+            self._pass(start, start + nbytes)
+        return [memoryview(self.pread(*extent)) for extent in extents]
 
     def _read_together(self, extents: Sequence[tuple[int, int]]) -> list[memoryview] | None:
         """What extents hold; None where a block of them is not here, or goes meanwhile."""
@@ -197,20 +203,24 @@ class ReadThrough(Wrapped):
             if block in missing
         ]
 
-    def prepare(self, start: Ints, end: Ints, around: Callable[[], tuple[Ints, Ints]]) -> None:
+    def expect(self, around: Callable[[], tuple[Ints, Ints]]) -> None:
+        """See `ByteSource`; where there is no room for all, what is read soon goes last."""
+        if self._room is None or self._holds_all:
+            return
+        soon = around()
+        self._worth = self.blocks.worth(*soon)
+        with closing(File.open(self.pinned.copy + SIDE, "r+")) as side:
+            self._room.want(side, set(self.blocks.around(*soon)[0].tolist()))
+
+    def prepare(self, start: Ints, end: Ints) -> None:
         """See `ByteSource`."""
-        blocks = self.blocks.around(start, end)[0]
+        blocks = self._with_opening(self.blocks.around(start, end)[0]).tolist()
         # The first batch has the wire for itself. No lock: a fork could leave it taken.
         until = time.monotonic() + _HEAD_START
         while self._is_first and time.monotonic() < until:
             time.sleep(_HEAD_START / 50)
         self._is_first = False
-        worth = None
-        if self._room is not None and not self._holds_all:
-            worth = self.blocks.worth(*around())
-            with closing(File.open(self.pinned.copy + SIDE, "r+")) as side:
-                self._room.want(side, sorted(worth))
-        self._obtain(self._with_opening(blocks).tolist(), worth=worth, waits=False)
+        self._obtain(blocks, worth=None if self._holds_all else self._worth, waits=False)
 
     def _with_opening(self, blocks: Ints) -> Ints:
         """Rising blocks, and for once those that it was opened by, which belong to the copy too."""

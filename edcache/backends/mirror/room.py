@@ -43,6 +43,7 @@ class Room:
         self._hand = 0
         self._allowed, self._asked = 0, -_SECONDS
         self._can_free, self._has_looked = True, False
+        self._wanted: set[int] = set()
 
     def holds_all(self) -> bool:
         """Whether the whole archive fits."""
@@ -75,13 +76,15 @@ class Room:
                 out.reserve(low << BLOCK_BITS, min(high << BLOCK_BITS, self._nbytes) - (low << BLOCK_BITS))
             return blocks
 
-    def want(self, side: File, blocks: Iterable[int]) -> None:
-        """Let the clock pass over rising blocks once."""
-        offset = MAP_OFFSET + self._count
-        for low, high in runs(blocks):
-            before = side.pread(offset + low, high - low).ljust(high - low, b"\0")
-            if 0 in before:
-                side.pwrite(offset + low, bytes(byte or _WANTED for byte in before))
+    def want(self, side: File, blocks: set[int]) -> None:
+        """Let the clock pass over blocks once, and no more over those that this reader wanted before."""
+        for some, old, new in ((self._wanted - blocks, _WANTED, 0), (blocks, 0, _WANTED)):
+            for low, high in runs(sorted(some)):
+                offset = MAP_OFFSET + self._count + low
+                before = side.pread(offset, high - low).ljust(high - low, b"\0")
+                if old in before:
+                    side.pwrite(offset, before.replace(bytes([old]), bytes([new])))
+        self._wanted = blocks
 
     def _free(self) -> int:
         """How many more blocks may be here."""
