@@ -84,10 +84,11 @@ class Ahead:
         sessions, position = self._sessions, self._reached
         length = max(1, sum(len(indices) for _, indices in self._take(position, position + 1)))
         limit = min(map(ahead_nbytes, sessions))
+        size = min(_REQUEST_NBYTES, limit // _REQUESTS)
         present = sum(session.present for session in sessions)
         each = max(1, length * sum(session.nbytes for session in sessions) // max(1, present))
         window = max(1, min(limit // each, _MOST_SAMPLES // length))
-        step = min(window, max(1, _STEP // length, _REQUEST_NBYTES // 8 // each))
+        step = min(window, max(1, _STEP // length, size // 8 // each))
         # What is to be asked for, in the order of need; `known` are those and what is on its way.
         queue: deque[_Part] = deque()
         known: set[tuple[Session, tuple[int, int]]] = set()
@@ -109,14 +110,14 @@ class Ahead:
                     expect(session, partial(self._around, session, window))
             position = max(position, self._reached)
             end = min(position + step, self._stop, self._reached + window)
-            if sum(part.end - part.start for part in queue) < _REQUEST_NBYTES and position < end:
+            if sum(part.end - part.start for part in queue) < size and position < end:
                 for session, indices in self._take(position, end):
                     new = [part for part in lacking(session, indices) if (session, part) not in known]
                     queue += [_Part(session, *part, end) for part in new]
                     known |= {(session, part) for part in new}
                 position = end
             elif queue and len(on_way) < _REQUESTS and sum(nbytes for _, nbytes in unread) < limit:
-                request = _Request(queue)
+                request = _Request(queue, size)
                 request.futures = [pool.submit(prepare, *share) for share in request.parts.items()]
                 on_way.append(request)
                 unread.append((request.end_item, request.nbytes))
@@ -125,18 +126,18 @@ class Ahead:
 
     def _around(self, session: Session, window: int) -> Ints:
         reached = self._reached
-        shares = self._take(reached, min(reached + 3 * window, self._stop))
+        shares = self._take(reached, min(reached + 2 * window, self._stop))
         own = [indices for other, indices in shares if other is session]
         return np.concatenate(own) if own else np.empty(0, np.int64)
 
 
 class _Request:
-    """The first parts of a queue, which are asked for at once."""
+    """The first parts of a queue, of so many bytes, which are asked for at once."""
 
-    def __init__(self, queue: deque[_Part]) -> None:
+    def __init__(self, queue: deque[_Part], nbytes: int) -> None:
         self.nbytes = 0
         self.parts: dict[Session, list[tuple[int, int]]] = {}
-        while queue and self.nbytes < _REQUEST_NBYTES:
+        while queue and self.nbytes < nbytes:
             session, start, end, self.end_item = queue.popleft()
             self.parts.setdefault(session, []).append((start, end))
             self.nbytes += end - start

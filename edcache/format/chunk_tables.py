@@ -254,7 +254,9 @@ def merge(
     """
     merge = Merge(chunks, table_of, label_names, where, failures, None if before is None else before.merged)
     merged = merge.whole()
-    index, records, labels = merge.index(length, dictionaries), no_records(), merge.schema.empty_table()
+    index, records = merge.index(length, dictionaries), no_records()
+    # schema.empty_table() imports pandas (test_imports.py).
+    labels = pa.Table.from_batches([], merge.schema)
     if merged.rows is not None:
         columns = {name: column for name, column in merged.rows.columns.items() if name != "seq"}
         records, labels = Records(**columns), merged.rows.labels

@@ -227,7 +227,7 @@ class RecordIndex:
         pages = np.searchsorted(self.root.pages["base"][:, _INDEX], indices, "right") - 1
         for number in _distinct(pages[pages >= 0]):
             chosen = np.flatnonzero(pages == number)
-            held = self._all_samples(number)
+            held = self._column(number, _INDEX, np.arange(self.root.page_rows(number)))
             slots = np.minimum(np.searchsorted(held, indices[chosen]), len(held) - 1)
             there = held[slots] == indices[chosen]
             rows[chosen[there]] = (number << self._bits) + slots[there]
@@ -241,11 +241,9 @@ class RecordIndex:
         """The samples that have a record: int64 [rows]; None if all have one."""
         if self.is_dense:
             return None
-        return np.concatenate([np.empty(0, np.int64), *map(self._all_samples, range(len(self._pages)))])
-
-    def _all_samples(self, number: int) -> Ints:
-        """The samples of one page."""
-        return self._column(number, _INDEX, np.arange(self.root.page_rows(number)))
+        pages = range(len(self._pages))
+        each = [self._column(k, _INDEX, np.arange(self.root.page_rows(k))) for k in pages]
+        return np.concatenate([np.empty(0, np.int64), *each])
 
     # --- one row ---
 

@@ -52,6 +52,11 @@ class BlockMap:
         there = ((low, self.look(low, high)) for low, high in runs(blocks, _AT_ONCE))
         return [low + k for low, state in there for k, byte in enumerate(state) if not byte & 1]
 
+    def unknown(self, blocks: Ints) -> Ints:
+        """Those of blocks that were not here when they were last looked at."""
+        lacking: Ints = blocks[np.frombuffer(self.known, np.uint8)[blocks] & 1 == 0]
+        return lacking
+
     def mark(self, side: File, low: int, high: int) -> None:
         """Say that blocks [low, high) are here, of which the caller has the claims by `side`."""
         state = bytes(byte | 1 for byte in side.pread(MAP_OFFSET + low, high - low))

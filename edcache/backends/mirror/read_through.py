@@ -174,8 +174,11 @@ class ReadThrough(Wrapped):
             self._is_first = False
             return
         self._is_first = False
-        blocks = self._unknown(self._with_opening(blocks))
-        worth = None if self._holds_all else self.blocks.worth(start, end)
+        blocks, worth = self._with_opening(blocks), None
+        if self._holds_all:
+            blocks = self.blocks.unknown(blocks)
+        else:
+            worth = self.blocks.worth(start, end)
         kept = [
             self._obtain(blocks[first : first + _AT_ONCE].tolist(), worth=worth)
             for first in range(0, len(blocks), _AT_ONCE)
@@ -195,8 +198,10 @@ class ReadThrough(Wrapped):
     def lacking(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
         """See `ByteSource`: blocks."""
         blocks = self.blocks.of(start, end)[1]
+        if self._holds_all:
+            blocks = self.blocks.unknown(blocks)
         blocks = blocks[np.sort(np.unique(blocks, return_index=True)[1])]
-        missing = set(self.blocks.missing(np.sort(self._unknown(blocks)).tolist()))
+        missing = set(self.blocks.missing(np.sort(blocks).tolist()))
         return [
             (block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, self._nbytes))
             for block in blocks.tolist()
@@ -226,12 +231,6 @@ class ReadThrough(Wrapped):
         """Rising blocks, and for once those that it was opened by, which belong to the copy too."""
         opening, self._opening = self._opening, set()
         return np.union1d(blocks, sorted(opening)).astype(np.int64) if opening else blocks
-
-    def _unknown(self, blocks: Ints) -> Ints:
-        """Those of blocks that may be missing: where there is room for all, what was here stays."""
-        return (
-            blocks[np.frombuffer(self.blocks.known, np.uint8)[blocks] & 1 == 0] if self._holds_all else blocks
-        )
 
     @property
     def _holds_all(self) -> bool:
@@ -406,19 +405,16 @@ class ReadThrough(Wrapped):
                     f"{self.path}: got {len(data):,} of {nbytes:,} bytes at offset {offset:,}; read again"
                 )
         try:
-            self._keep(side, list(zip(ranges, fetched, strict=True)))
+            out = self._open_out()
+            for (low, high), data in zip(ranges, fetched, strict=True):
+                out.pwrite(low << BLOCK_BITS, data)
+                if self.is_partial:
+                    # Behind its bytes: who is killed in between has fetched for nothing, and that is all.
+                    self.blocks.mark(side, low, high)
         except StorageError as error:
             self._keep_no_more(error)
             return False
         return len(kept) == len(blocks)
-
-    def _keep(self, side: File, fetched: list[tuple[tuple[int, int], bytes | memoryview]]) -> None:
-        out = self._open_out()
-        for (low, high), data in fetched:
-            out.pwrite(low << BLOCK_BITS, data)
-            if self.is_partial:
-                # Behind its bytes: who is killed in between has fetched for nothing, and that is all.
-                self.blocks.mark(side, low, high)
 
     def _open_out(self) -> File:
         """The copy, to be written; closed in a child that was forked meanwhile."""
@@ -439,16 +435,17 @@ class ReadThrough(Wrapped):
 
     def _open_origin(self) -> ByteSource:
         """The origin, as this process has it open."""
-        return self._origin.get(self._opened_origin)
 
-    def _opened_origin(self) -> ByteSource:
-        origin = self._opener()
-        try:
-            self._check_identity(origin)
-        except BaseException:
-            origin.close()
-            raise
-        return origin
+        def opened() -> ByteSource:
+            origin = self._opener()
+            try:
+                self._check_identity(origin)
+            except BaseException:
+                origin.close()
+                raise
+            return origin
+
+        return self._origin.get(opened)
 
     def _check_identity(self, origin: ByteSource) -> None:
         if sidecar.identity_of(origin) != self.pinned.version.identity:
