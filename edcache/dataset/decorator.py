@@ -134,11 +134,13 @@ class CachedFactory(Generic[P, T_co]):
         return store.completed(lambda: writer.call_fingerprint(self.uncached, arguments))
 
     def _locate(self, arguments: Mapping[str, Any]) -> str:
+        described = writer.call_fingerprint(self.uncached, arguments)
+        slugs = {name: _slug(value, described["arguments"][name]) for name, value in arguments.items()}
         if self._path is None:
-            return _default_path(writer.call_fingerprint(self.uncached, arguments), arguments)
+            return _default_path(described, slugs)
         try:
             # That of a server has its credentials along.
-            return self._path.format(**{name: _slug(value) for name, value in arguments.items()})
+            return self._path.format(**slugs)
         except (KeyError, IndexError) as error:
             raise OptionError(
                 f'the path "{self._path}" contains {{{error.args[0]}}}, but the parameters of '
@@ -214,14 +216,17 @@ def default_directory() -> Path:
     return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
 
 
-def _default_path(described: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def _default_path(described: Mapping[str, Any], slugs: Mapping[str, str]) -> str:
     text = json.dumps([described["factory"], described["arguments"]])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
-    call = ",".join(f"{name}={_slug(value)}" for name, value in arguments.items())[:80]
+    call = ",".join(f"{name}={slug}" for name, slug in slugs.items())[:80]
     name = _slug(described["factory"].replace(":", "."))
     return str(default_directory() / f"{'-'.join(filter(None, (name, call, digest)))}.zip")
 
 
-def _slug(value: object) -> str:
+def _slug(value: object, described: Any = None) -> str:
     """The value as part of a file name: no separators, nothing that a shell or a disk dislikes."""
+    if callable(value) or isinstance(value, (dict, frozenset, list, set, tuple)):
+        # str() may have an address, or the order of this process.
+        value = described[0]
     return re.sub(r"[^\w.,=+@-]+", "_", str(value)).lstrip(".") or "_"

@@ -256,7 +256,7 @@ def merge(
     merged = merge.whole()
     index, records = merge.index(length, dictionaries), no_records()
     # schema.empty_table() imports pandas (test_imports.py).
-    labels = pa.Table.from_batches([], merge.schema)
+    labels = pa.table([pa.nulls(0, field.type) for field in merge.schema], schema=merge.schema)
     if merged.rows is not None:
         columns = {name: column for name, column in merged.rows.columns.items() if name != "seq"}
         records, labels = Records(**columns), merged.rows.labels

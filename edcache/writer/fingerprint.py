@@ -9,6 +9,7 @@ argument that cannot be described the same way in every process is an error, nev
 from __future__ import annotations
 
 import enum
+import functools
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -28,6 +29,7 @@ _MOST_NAMES: Final = 2_000
 _CODE_NBYTES: Final = 1_500
 """Of the code of a source, in the head of an archive that a call made."""
 _MOST_CODE: Final = 64
+_PLAIN: Final = (bool, bytes, complex, enum.Enum, float, frozenset, int, os.PathLike, str, tuple)
 _DIGITS: Final = 16
 
 
@@ -37,12 +39,25 @@ def call_fingerprint(
     """Describe a call of a dataset factory, given every parameter by name; or raise FingerprintError."""
     name = code.qualified_name(factory)
     is_kept = isinstance(factory, (FunctionType, type))  # what else is called may have no hash
+    given = {**_held(factory), **arguments}
     return {
         "factory": name,
-        "arguments": {key: _argument(name, key, value) for key, value in arguments.items()},
+        "arguments": {key: _argument(name, key, value) for key, value in given.items()},
         "version": None if version is None else _argument(name, "version", version),
         "source": code.known_digest(factory) if is_kept else code.source_digest(factory),
     }
+
+
+def _held(factory: Callable[..., Any]) -> dict[str, Any]:
+    """What a factory holds beside its parameters, by name; it is as good as an argument."""
+    if isinstance(factory, functools.partial):
+        return {"func": code.qualified_name(factory.func), "args": factory.args, **_held(factory.func)}
+    if isinstance(factory, FunctionType):
+        cells = zip(factory.__code__.co_freevars, factory.__closure__ or (), strict=True)
+        held = {name: getattr(cell, "cell_contents", None) for name, cell in cells}
+        # What is no plain value may be there to change, as a list of calls.
+        return {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
+    return {} if isinstance(factory, type) else {"self": getattr(factory, "__self__", factory)}
 
 
 def code_of(source: object) -> dict[str, Any]:

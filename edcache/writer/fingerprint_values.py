@@ -13,8 +13,10 @@ import inspect
 import itertools
 import math
 import os
+import re
 import sys
 import types
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
@@ -36,6 +38,8 @@ _NO_OBJECT: Final = (
     *(*code.REPR_IS_VALUE, type, types.ModuleType, enum.Enum, os.PathLike, np.ndarray, np.generic),
     *(list, dict, set, frozenset, types.MethodType),
 )
+# Classes of libraries that have one of them show a part of what they hold: tables, arrays, fitted models.
+_DATA: Final = ("get_params", "num_rows", "shape")
 _NAMESPACES: Final = (types.SimpleNamespace, argparse.Namespace, functools.partial)
 
 
@@ -79,6 +83,15 @@ def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool =
     if hasattr(cls, "__edcache_fingerprint__"):
         answer = cls.__edcache_fingerprint__(value)
         return Fields(dict(answer) if isinstance(answer, Mapping) and not exact else {OWN: answer})
+    if any(kin.__module__.startswith("datasets.") for kin in cls.__mro__) and hasattr(value, "_fingerprint"):
+        # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
+        return Fields({"_fingerprint": value._fingerprint})
+    if cls.__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc"):
+        rows = value.iloc[:: 1 if exact else max(1, len(value) // 256)].to_numpy()
+        more = {"dtypes": [str(one) for one in np.atleast_1d(value.dtypes)], "index": value.index.to_numpy()}
+        return Fields(
+            {"columns": list(getattr(value, "columns", ())), "rows": rows, **(more if exact else {})}
+        )
     if exact:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return Fields({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
@@ -88,9 +101,6 @@ def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool =
     if isinstance(value, tuple):
         names = getattr(cls, "_fields", None)
         return Fields(dict(zip(names, value, strict=False))) if names else None
-    if cls.__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc"):
-        rows = value.iloc[:: max(1, len(value) // 256)].to_numpy()
-        return Fields({"columns": list(getattr(value, "columns", ())), "rows": rows})
     if isinstance(value, functools.partial):
         return Fields({"func": value.func, "args": value.args, "keywords": value.keywords})
     if code.is_installed(cls) and not isinstance(value, _NAMESPACES):
@@ -100,9 +110,6 @@ def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool =
     fields = _variables(value)
     if fields is None:
         return None
-    if "_fingerprint" in fields and any(kin.__module__.startswith("datasets.") for kin in cls.__mro__):
-        # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
-        return Fields({"_fingerprint": fields["_fingerprint"]})
     access = code.access_by_reading(cls, access)
     return Fields({name: held for name, held in fields.items() if (name,) not in access.changed}, access)
 
@@ -181,7 +188,7 @@ class Texts:
             fields = fields_of(value, access, exact=self._exact)
             if fields is not None:
                 return self._object(type(value), fields, limit)
-            if isinstance(value, (dict, list, tuple, set, frozenset)):
+            if isinstance(value, (dict, list, tuple, set, frozenset, deque)):
                 return self._container(value, limit)
             return self._other(value)
         finally:
@@ -257,6 +264,16 @@ class Texts:
         return shown if len(picked) == count else f"{count} of which {shown}"
 
     def _array(self, value: Any, limit: int) -> str:
+        if isinstance(value, np.ma.MaskedArray):
+            return (
+                f"masked({self._array(value.data, limit)}, {self._array(np.ma.getmaskarray(value), limit)})"
+            )
+        if self._exact and not isinstance(value, np.ndarray):
+            value = value if value.is_meta else value.detach().cpu()
+            if not _is_in_memory(value):
+                raise NoDescription(
+                    f"{type(value).__name__}({value.dtype}, {value.layout}) on {value.device}"
+                )
         shape, size = tuple(value.shape), math.prod(value.shape)
         header = f"{type(value).__name__}({value.dtype}{list(shape)}"
         if not self._exact:
@@ -267,7 +284,8 @@ class Texts:
                 value = value[tuple(slice(None, None, min(count, math.ceil(ratio)) or 1) for count in shape)]
         if not isinstance(value, np.ndarray):
             # A tensor: its bytes. The stride of a single value may be any number, and must be 1 for a view.
-            flat = value.detach().cpu().contiguous().as_strided((value.numel(),), (1,))
+            flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+            flat = flat.as_strided((value.numel(),), (1,))
             value = flat.view(sys.modules["torch"].uint8).numpy()
         if value.dtype.hasobject:
             return f"{header}, {self._container(value.reshape(-1).tolist(), limit)})"
@@ -300,8 +318,14 @@ class Texts:
             return code.qualified_name(value)
         if isinstance(value, enum.Enum):
             return f"{type(value).__qualname__}.{value.name}"
+        if isinstance(value, re.Pattern):
+            return f"re.compile({value.pattern!r}, {value.flags})"
         if not self._exact and hasattr(type(value), "__next__"):
             return NO_VALUE
+        cls = type(value)
+        is_table = code.is_installed(cls) and any(hasattr(cls, name) for name in _DATA)
+        if self._exact and (is_table or hasattr(cls, "state_dict")) and not isinstance(value, np.dtype):
+            raise NoDescription(f"{code.qualified_name(cls)}, whose repr leaves data out,")
         text = repr(value)
         is_address = (text.startswith("<") and " object at " in text) or " at 0x" in text
         if self._exact and is_address:
@@ -319,7 +343,8 @@ def _is_in_memory(value: Any) -> bool:
     """Whether the values of an array or a tensor lie in this machine's memory, one after another."""
     if isinstance(value, np.ndarray):
         return True
-    return str(value.layout) == "torch.strided" and value.device.type == "cpu" and not value.is_quantized
+    is_plain = str(value.layout) == "torch.strided" and not value.is_quantized and not value.is_nested
+    return is_plain and value.device.type == "cpu"
 
 
 def _spread(values: Any, most: int) -> Any:

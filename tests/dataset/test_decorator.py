@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pickle
+import re
+import subprocess
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 
 from edcache import CachedDataset, cachable
 from edcache.errors import FingerprintError, OptionError, SourceError, StaleCacheError
@@ -57,6 +66,22 @@ class Named:
     def squares(self, size: int = 3) -> Squares:
         CALLS.append(self.name)
         return Squares(size)
+
+
+@dataclass
+class Made:
+    k: int
+
+    def make(self) -> Squares:
+        return Squares(self.k)
+
+    __call__ = make
+
+
+def hf_dataset(columns: Any) -> Any:
+    from datasets import Dataset
+
+    return Dataset.from_dict(columns)
 
 
 class Plain:
@@ -128,6 +153,28 @@ def test_without_a_path_it_lies_under_edcache_dir_with_a_readable_name(tmp_path:
 def test_without_a_path_other_arguments_have_other_archives() -> None:
     assert by_name.cache_path("a") != by_name.cache_path("b")
     assert by_name.cache_path("a", 4) == by_name.cache_path(split="a")
+
+
+NAMING = """
+import sys
+from edcache import cachable
+def double(x): return 2 * x
+def make(fn, tags): return [fn(1)]
+print(cachable(make).cache_path(double, {"one", "two"}))
+print(cachable("{fn}-{tags}.zip")(make).cache_path(double, {"one", "two"}))
+"""
+
+
+def test_a_path_has_no_address_and_no_order_of_a_process() -> None:
+    def named(seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, "-c", NAMING]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    first = named("1")
+    assert named("3") == first
+    assert "make-fn=__main___double,tags=set_one_,_two_-" in first
+    assert first.endswith("\n__main___double-set_one_,_two_.zip\n")
 
 
 def test_cache_path_touches_nothing(tmp_path: Path) -> None:
@@ -233,6 +280,14 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
         ({"k": 1}, {"k": 2}),
         (b"a", "b'a'"),
         (np.zeros(3), np.zeros(3, np.float32)),
+        (pd.DataFrame({"v": range(100)}), pd.DataFrame({"v": [*range(50), -1, *range(51, 100)]})),
+        (pd.Series([1, 2]), pd.Series([1, 2], index=[1, 0])),
+        (pd.Series([1, 2]), pd.Series([1, 2], dtype="int8")),
+        (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[1, 0])),
+        (deque([np.arange(2000)]), deque([np.arange(2000) * (np.arange(2000) != 999)])),
+        (re.compile("a" * 300 + "b"), re.compile("a" * 300 + "c")),
+        (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j])),
+        (hf_dataset({"v": [1]}), hf_dataset({"v": [3]})),
     ],
 )
 def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after: Any) -> None:
@@ -240,6 +295,56 @@ def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after
     numbers(a=before)
     with pytest.raises(StaleCacheError, match="argument a: "):
         numbers(a=after)
+
+
+@pytest.mark.parametrize("value", [torch.nn.Linear(2, 2), pa.table({"v": [1]}), torch.eye(2).to_sparse()])
+def test_an_argument_that_shows_a_part_of_itself_is_refused(tmp_path: Path, value: Any) -> None:
+    with pytest.raises(FingerprintError, match=r'argument "a" of .*numbers: .* has no description'):
+        factory_at(tmp_path / "n.zip")(a=value)
+
+
+def load(root: str, split: str = "train") -> Squares:
+    return Squares(len(root))
+
+
+def load_others(root: str, split: str = "train") -> Squares:
+    return Squares(len(root), plus=1)
+
+
+def made_of(scale: int, parts: list[int]) -> Callable[..., Any]:
+    def inner() -> Squares:
+        parts.append(scale)
+        return Squares(scale)
+
+    return inner
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "line"),
+    [
+        (partial(load, "A"), partial(load, "BC"), r"argument args: \('A',\) in the archive, \('BC',\) now"),
+        (
+            partial(load, "A"),
+            partial(load_others, "A"),
+            "argument func: .*:load. in the archive, .*others. now",
+        ),
+        (made_of(3, []), made_of(3, [1]), None),
+        (made_of(3, []), made_of(4, []), "argument scale: 3 in the archive, 4 now"),
+        (partial(made_of(3, [])), partial(made_of(4, [])), "argument scale: 3 in the archive, 4 now"),
+        (Made(1).make, Made(1).make, None),
+        (Made(1).make, Made(2).make, r"argument self: Made\(k=1\) in the archive, Made\(k=2\) now"),
+        (Made(1), Made(2), r"argument self: Made\(k=1\) in the archive, Made\(k=2\) now"),
+    ],
+)
+def test_what_a_factory_holds_is_as_good_as_an_argument(
+    tmp_path: Path, first: Any, second: Any, line: str | None
+) -> None:
+    cachable(tmp_path / "n.zip")(first)()
+    if line is None:
+        cachable(tmp_path / "n.zip")(second)()
+    else:
+        with pytest.raises(StaleCacheError, match=line):
+            cachable(tmp_path / "n.zip")(second)()
 
 
 @pytest.mark.parametrize("loop", ["lambdas of one line", "lambdas with other defaults"])
