@@ -77,7 +77,7 @@ class FileStore(Store):
             same = replace(there, uuid=head.uuid, claim_size=head.claim_size)
             return format.pack_head(same) != format.pack_head(head)
 
-        return Appender.open(self.path, head, create=False, sync=sync, begins_anew=differs)
+        return Appender.open(self.path, head, mode="a", sync=sync, begins_anew=differs)
 
     def free_nbytes(self) -> int | None:
         try:

@@ -105,7 +105,7 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
     revision = make()
 
     def append() -> None:
-        with closing(Appender.open(cache.path, cache.head, create=False, sync=sync)) as appender:
+        with closing(Appender.open(cache.path, cache.head, mode="r+", sync=sync)) as appender:
             if appender.head.uuid != cache.head.uuid:
                 raise StaleArchiveError(
                     f"{cache.path}: another archive is here now than the one that was opened; open it again"

@@ -100,14 +100,16 @@ class Location(ABC):
     A subclass takes (text, storage_options): the path or URL as it was given, and a mapping or None.
 
     path: as messages name it, without credentials. by_request: whether reading it is asking another machine,
-    which may answer wrongly once. is_volatile: whether it is gone with the last process that has it open.
-    naming: how the system finds the file of a name, where there is one. ending: of names of archives there.
+    which may answer wrongly once. has_query: whether `path` lacks what may tell it from another one.
+    is_volatile: whether it is gone with the last process that has it open. naming: how the system finds the
+    file of a name, where there is one. ending: of names of archives there.
 
     Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
 
     path: str
     by_request: ClassVar[bool] = False
+    has_query: bool = False
     is_volatile: ClassVar[bool] = False
     naming: ClassVar[Naming | None] = None
     ending: ClassVar[str] = ".zip"

@@ -74,7 +74,7 @@ def rewriting(target: str, head: Head, like: ByteSource, progress: RewriteProgre
     with writer.replacing(target) as session:
         if not like.by_request:
             storage.copy_permissions(like.path, session.path)
-        with closing(Appender.open(session.path, head, create=False)) as out:
+        with closing(Appender.open(session.path, head, mode="r+")) as out:
             yield Rewrite(target, session, out, progress)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, Literal
 
 from edcache import format, storage
 from edcache.base import CorruptArchiveError, StaleArchiveError, StorageError, Sync
@@ -89,14 +89,14 @@ class Appender(AnyAppender):
         path: str | os.PathLike[str],
         head: format.Head,
         *,
-        create: bool,
+        mode: Literal["r+", "a", "x"],
         sync: Sync = "seal",
         begins_anew: Callable[[format.Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
         """Open an archive, or make one with `head`; of two processes that do so at once, one's head stays.
 
-        create: the path must not exist. begins_anew: whether an archive with another head gives way to a new
+        mode: as of `File.open`. begins_anew: whether an archive with another head gives way to a new
             one, where its first fill failed before its first sample and no process writes it.
         joins: whether others see from the start that this process writes it.
         """
@@ -104,7 +104,7 @@ class Appender(AnyAppender):
         storage.make_parent(name)
         if begins_anew is not None:
             discard_abandoned(name, begins_anew)
-        file = File.open(name, "x" if create else "a")
+        file = File.open(name, mode)
         try:
             with file.locked(format.LOCK_APPEND):
                 if lacks_head(file, head):

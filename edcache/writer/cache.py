@@ -119,7 +119,7 @@ class CacheWriter:
             self._appender = Appender.open(
                 work,
                 head,
-                create=mode == "x",
+                mode="x" if mode == "x" else "a",
                 sync=options.sync,
                 joins=True,
                 begins_anew=lambda other: mode == "x" or _contradicts(other, head, codec, compression),

@@ -48,6 +48,9 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
             ArchiveLockedError.
         is_folder: the result is the file in it that is locked.
     """
+    if not is_folder:
+        with suppress(ArchiveNotFoundError):
+            File.open(target, "r").close()  # StorageError for a device or a pipe, which would be replaced
     work = name_for(target)
     locked = os.path.join(work, SUFFIX) if is_folder else work
     while True:

@@ -732,7 +732,7 @@ def grown(tmp_path):
     writer.flush()
     writer.write(11, sample(1))
     writer.abort()
-    appender = Appender.open(path, Head(bytes(16)), create=False)
+    appender = Appender.open(path, Head(bytes(16)), mode="a")
     appender.amend(failed=[[10, True, "ValueError", "broken", ""]])
     appender.close()
     with open(path, "ab") as file:

@@ -436,7 +436,7 @@ def boastful(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
     path = str(tmp_path_factory.mktemp("boastful") / "a.zip")
     with CacheWriter(path, in_memory_keys=["y"]) as writer:
         writer.extend({"y": i} for i in range(10))
-    appender = Appender.open(path, Head(bytes(16)), create=False)
+    appender = Appender.open(path, Head(bytes(16)), mode="a")
     appender.amend(length=LARGE)
     appender.close()
     ds = CachedDataset.from_cache(path, allow_partial=True)

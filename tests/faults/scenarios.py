@@ -219,7 +219,7 @@ def amend(notes: Notes) -> None:
     """A longer dataset, samples that failed, then records of some of them."""
     with closing(edcache.Reader(PATH, io="pread", allow_partial=True)) as reader:
         head = reader.head
-    with closing(Appender.open(PATH, head, create=False)) as appender:
+    with closing(Appender.open(PATH, head, mode="a")) as appender:
         appender.amend(length=12)
         failures = [Failure(k, k == 10, "ValueError", "no such file", "") for k in (9, 10)]
         appender.amend(failed=[failure.to_json() for failure in failures])

@@ -96,7 +96,7 @@ def opens(disk: MemoryDisk) -> set[int] | None:
     None where that refuses to touch what is no archive.
     """
     try:
-        appender = Appender.open(PATH, new_head(LabelSpec.parse(["y"]), uuid=bytes(range(16))), create=False)
+        appender = Appender.open(PATH, new_head(LabelSpec.parse(["y"]), uuid=bytes(range(16))), mode="a")
     except NotAnArchiveError:
         return None
     with appender._appending():

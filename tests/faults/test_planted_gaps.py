@@ -74,7 +74,7 @@ def test_an_entry_is_believed_only_with_the_place_number_link_and_uuid_that_belo
 @pytest.mark.parametrize("seal", [False, True])
 @pytest.mark.parametrize("absent", [[3], [0], [1, 2], [0, 1, 2, 3]])
 def test_missing_has_the_first_and_the_last_sample(path: Path, absent: list[int], seal: bool) -> None:
-    appender = Appender.open(path, new_head(LabelSpec.parse(None), length=4), create=True)
+    appender = Appender.open(path, new_head(LabelSpec.parse(None), length=4), mode="x")
     appender.close()
     w = CacheWriter(path, "a", publish_seconds=None)
     for index in {0, 1, 2, 3} - set(absent):

@@ -38,7 +38,7 @@ def every_kind() -> bytes:
             w.write(index, sample(index))
         w.abort()
         with Reading() as cache:
-            appender = Appender.open(PATH, cache.reader.head, create=False)
+            appender = Appender.open(PATH, cache.reader.head, mode="a")
         failure = Failure(COUNT - 1, True, "ValueError", "no such file", "")
         appender.amend(length=COUNT, failed=[failure.to_json()])
         appender.close()

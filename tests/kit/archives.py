@@ -82,7 +82,7 @@ def make(path: Path, rng: random.Random, sealed: bool | None = None) -> Model:
         writer.close() if (sealed if is_last else rng.random() < 0.7) else writer.abort()
     changes = _amended(written, rng)
     if changes:
-        appender = Appender.open(path, Head(bytes(16)), create=False, sync="never")
+        appender = Appender.open(path, Head(bytes(16)), mode="a", sync="never")
         appender.amend(**changes)
         if sealed:
             appender.seal()

@@ -33,7 +33,7 @@ def last_process(log):
 
 def stored_rows(path):
     """The index of every record that was ever stored, sorted."""
-    appender = Appender.open(path, Head(bytes(16)), create=False)
+    appender = Appender.open(path, Head(bytes(16)), mode="a")
     try:
         return sorted(appender.indices_of(appender.chain.chunks).tolist())
     finally:

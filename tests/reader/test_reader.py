@@ -29,7 +29,7 @@ def path(tmp_path):
     with CacheWriter(path, in_memory_keys=["y"], chunk_size=4) as w:
         for k in (0, 1, 2, 4, 6, 8, 9):
             w.write(k, sample(k))
-    appender = Appender.open(path, format.Head(bytes(16)), create=False)
+    appender = Appender.open(path, format.Head(bytes(16)), mode="a")
     failed = [[5, True, "ValueError", "no image", "Traceback of then"], [7, False, "OSError", "gone", "tb"]]
     appender.amend(failed=failed)
     appender.seal()

@@ -520,7 +520,7 @@ class Holding:
     """Every kind of lock on an archive, held by this process."""
 
     def __init__(self, path: Path) -> None:
-        self.appender = Appender.open(path, Head(bytes(16)), create=False, sync="never")
+        self.appender = Appender.open(path, Head(bytes(16)), mode="a", sync="never")
         assert self.appender.claims.claim(3)
         self.appender.claims.join_fillers()
         self.replacing = CacheWriter(path, "w", sync="never")

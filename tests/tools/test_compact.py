@@ -243,7 +243,7 @@ def test_what_others_append_meanwhile_is_taken_over(path):
             with CacheWriter(path, "a", publish_seconds=None) as w:
                 w.append(sample(20))
                 w.write(7, sample(700))
-            appender = edcache.writer.Appender.open(path, format.Head(bytes(16)), create=False)
+            appender = edcache.writer.Appender.open(path, format.Head(bytes(16)), mode="a")
             appender.amend(length=25, failed=[[20, True, *archives.FAILURE], [22, True, *archives.FAILURE]])
             appender.close()
 
@@ -274,7 +274,7 @@ def test_an_archive_that_was_replaced_meanwhile_is_not_overwritten(path):
 def test_who_had_it_open_never_appends_to_the_file_without_a_name(path):
     # A writer would have been seen; who adds labels, or fills lazily, has it open without a lock.
     write(path)
-    holder = Appender.open(path, Head(bytes(16)), create=False)
+    holder = Appender.open(path, Head(bytes(16)), mode="a")
     edcache.compact(path)
     with pytest.raises(StaleArchiveError, match="another file has taken its place"):
         holder.amend(length=100)

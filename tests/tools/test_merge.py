@@ -168,7 +168,7 @@ def test_missing_samples_stay_missing_with_their_failures_and_labels(tmp_path):
     ]
     with CacheWriter(b, in_memory_keys=["y"]) as w:
         w.write(3, sample(3))
-    appender = Appender.open(b, Head(bytes(16)), create=False)
+    appender = Appender.open(b, Head(bytes(16)), mode="a")
     appender.amend(length=7, failed=[failure.to_json() for failure in failed])
     appender.seal()
     appender.close()
@@ -248,7 +248,7 @@ def test_different_dictionaries_of_one_id_are_refused(tmp_path):
     paths = []
     for k, name in enumerate(("a.zip", "b.zip")):
         paths.append(tmp_path / name)
-        appender = Appender.open(paths[-1], Head(bytes([k]) * 16), create=True)
+        appender = Appender.open(paths[-1], Head(bytes([k]) * 16), mode="x")
         appender.append_dictionary(b"\x37\xa4\x30\xec" + (77).to_bytes(4, "little") + bytes([k]) * 300)
         appender.seal()
         appender.close()
@@ -262,7 +262,7 @@ def test_more_structures_than_an_archive_holds_are_refused(tmp_path):
     for k, path in enumerate(paths):
         one, zero = np.zeros(1, np.uint64), np.zeros(1, np.uint32)
         records = Records(one, one, zero, np.zeros(1, np.uint16), np.zeros(1, np.int64))
-        appender = Appender.open(path, Head(bytes([k]) * 16), create=True)
+        appender = Appender.open(path, Head(bytes([k]) * 16), mode="x")
         schemas = [f"{k} {i}" for i in range(33_000)]
         appender.append(Chunk(records, no_labels([]), schemas, memoryview(b""), b"", False))
         appender.seal()

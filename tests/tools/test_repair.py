@@ -240,7 +240,7 @@ def test_labels_that_nothing_tells_any_more_are_null_and_said(path):
 
 def test_the_length_and_the_failures_are_kept(path):
     write(path, count=3, seal=False)
-    appender = edcache.writer.Appender.open(path, format.Head(bytes(16)), create=False)
+    appender = edcache.writer.Appender.open(path, format.Head(bytes(16)), mode="a")
     appender.amend(length=30, failed=[[7, True, *archives.FAILURE], [9, False, *archives.FAILURE]])
     appender.close()
     report, cache = mended(path)

@@ -559,7 +559,7 @@ def test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Pat
     w = CacheWriter(path, chunk_size=3, **OPTIONS)
     w.extend(sample(i) for i in range(6))
     w.abort()
-    appender = Appender.open(path, edcache.Reader(path, allow_partial=True).head, create=False)
+    appender = Appender.open(path, edcache.Reader(path, allow_partial=True).head, mode="a")
     appender.amend(length=6)
     appender.close()
     _without_payload(path, "amendment")

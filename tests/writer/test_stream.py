@@ -223,7 +223,7 @@ def test_a_decorated_factory_grows(path):
 def test_a_chunk_that_a_power_cut_took_is_stored_again(path):
     with pytest.raises(SourceError):
         store(Stream(fails_at=30), path, chunk_size=10)
-    appender = Appender.open(path, Head(bytes(16)), create=False)
+    appender = Appender.open(path, Head(bytes(16)), mode="a")
     offset = appender.chain.chunks[1].records_offset
     appender.close()
     with open(path, "r+b") as file:

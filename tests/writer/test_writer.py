@@ -505,7 +505,7 @@ def test_an_error_that_takes_no_notes_is_raised_with_a_warning(path):
 def test_fillers_see_each_other_until_they_close(path):
     """In one process too, where all begin to look for a place at the same number."""
     head = format.Head(bytes(16))
-    one, two, other = (Appender.open(path, head, create=False) for _ in range(3))
+    one, two, other = (Appender.open(path, head, mode="a") for _ in range(3))
     assert not other.claims.has_fillers
     assert one.claims.join_fillers()
     assert not two.claims.join_fillers()
@@ -515,7 +515,7 @@ def test_fillers_see_each_other_until_they_close(path):
     assert not other.claims.join_fillers()
     other.close()
     two.close()
-    other = Appender.open(path, head, create=False)
+    other = Appender.open(path, head, mode="a")
     assert not other.claims.has_fillers
     assert other.claims.join_fillers()
     assert other.claims.join_fillers()
@@ -524,7 +524,7 @@ def test_fillers_see_each_other_until_they_close(path):
 
 def test_more_fillers_than_there_are_places_fill_all_the_same(path, monkeypatch):
     monkeypatch.setattr(format, "FILLERS", 2)
-    appenders = [Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(4)]
+    appenders = [Appender.open(path, format.Head(bytes(16)), mode="a") for _ in range(4)]
     assert [appender.claims.join_fillers() for appender in appenders] == [True, False, False, False]
     for appender in appenders:
         appender.close()
@@ -532,7 +532,7 @@ def test_more_fillers_than_there_are_places_fill_all_the_same(path, monkeypatch)
 
 def test_of_fillers_that_begin_at_once_one_is_the_first(path):
     head = format.Head(bytes(16))
-    appenders = [Appender.open(path, head, create=False) for _ in range(8)]
+    appenders = [Appender.open(path, head, mode="a") for _ in range(8)]
     start = threading.Barrier(len(appenders))
 
     def join(appender):
@@ -546,7 +546,7 @@ def test_of_fillers_that_begin_at_once_one_is_the_first(path):
 
 
 def test_a_claim_is_waited_for_until_its_holder_lets_go(path):
-    one, other = (Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(2))
+    one, other = (Appender.open(path, format.Head(bytes(16)), mode="a") for _ in range(2))
     assert one.claims.claim(3)
     assert not other.claims.claim(3)
     waiting = threading.Thread(target=other.claims.wait, args=(3,), daemon=True)
@@ -560,7 +560,7 @@ def test_a_claim_is_waited_for_until_its_holder_lets_go(path):
 
 
 def test_claims_are_taken_up_to_the_first_that_another_has(path):
-    one, other = (Appender.open(path, format.Head(bytes(16)), create=False) for _ in range(2))
+    one, other = (Appender.open(path, format.Head(bytes(16)), mode="a") for _ in range(2))
     assert one.claims.claim(5)
     assert not other.claims.claim(5, 8)
     count = other.claims.claim(0, 16)
@@ -581,7 +581,7 @@ def test_claims_are_given_back_where_samples_get_slow(path):
 
         def __getitem__(self, i):
             if i in (20, 40):  # the first of the second and of the third claim
-                with closing(Appender.open(path, format.Head(bytes(16)), create=False)) as other:
+                with closing(Appender.open(path, format.Head(bytes(16)), mode="a")) as other:
                     is_free.append(other.claims.claim(4))
             if i == 40:
                 raise ValueError
@@ -649,7 +649,7 @@ def test_what_a_full_disk_refused_is_published_with_the_next_sample(path):
 
 
 def test_a_closed_appender_says_so(path):
-    appender = Appender.open(path, format.Head(bytes(16)), create=True)
+    appender = Appender.open(path, format.Head(bytes(16)), mode="x")
     appender.close()
     for use in (appender.seal, appender.catch_up, lambda: appender.claims.claim(0)):
         with pytest.raises(ArchiveClosedError, match="a.zip: closed; open it again to append"):
@@ -667,7 +667,7 @@ def test_chunks_made_without_the_archive_are_published_as_its_own(path, compress
     assert (len(made), encoder.pending) == (2, 1)
     made.append(encoder.take())
     assert [chunk.indices for chunk in made] == [[0, 1, 2], [3, 4, 5], [6]]
-    appender = Appender.open(path, head, create=True)
+    appender = Appender.open(path, head, mode="x")
     for chunk in made:
         appender.append(chunk.without({1, 3}))
     appender.seal()
@@ -678,7 +678,7 @@ def test_chunks_made_without_the_archive_are_published_as_its_own(path, compress
 
 def test_what_others_published_meanwhile_is_not_published_again(path):
     head = format.Head(bytes(16))
-    appender = Appender.open(path, head, create=True)
+    appender = Appender.open(path, head, mode="x")
     writer = Publisher(appender, LabelSpec.parse(None), None)
     for but in ({0, 1}, {1}, set()):
         before = appender.chain.cursor.offset
@@ -692,7 +692,7 @@ def test_what_others_published_meanwhile_is_not_published_again(path):
 
 
 def test_a_small_chunk_waits_for_more_samples_a_second_and_a_larger_one_does_not(path):
-    with closing(Appender.open(path, format.Head(bytes(16)), create=True)) as appender:
+    with closing(Appender.open(path, format.Head(bytes(16)), mode="x")) as appender:
         writer = Publisher(appender, LabelSpec.parse(None), None)
         writer.add(0, "a")
         time.sleep(0.4)

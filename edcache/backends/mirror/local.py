@@ -44,6 +44,8 @@ def open_copy(
         origin = where.open() if where.by_request else None
         identity = sidecar.identity_at(where) if origin is None else sidecar.identity_of(origin)
     except (StorageError, ArchiveNotFoundError) as error:
+        if where.has_query:
+            raise
         return _without_origin(source, folder, opener, error)
     copied = os.path.join(folder, os.path.basename(source))
     try:

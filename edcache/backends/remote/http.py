@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from edcache.backends.remote.requests import (
     Changed,
@@ -77,7 +77,8 @@ def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
     if at:
         user, _, password = map(unquote, userinfo.partition(":"))
         headers.setdefault("Authorization", f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}")
-    bare = urlunsplit(parts._replace(netloc=host, fragment=""))
+    # What is quoted stays: it may be signed.
+    bare = quote(urlunsplit(parts._replace(netloc=host, fragment="")), safe="%/:?#[]@!$&'()*+,;=~")
 
     async def address(stamp: Stamp | None) -> tuple[str, Mapping[str, str]]:
         return bare, headers

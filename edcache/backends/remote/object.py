@@ -124,8 +124,9 @@ class RemoteObject(ByteSource):
         return self._stamp
 
     def tag(self) -> tuple[object, ...]:
-        text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}"
-        return (hashlib.sha256(text.encode()).hexdigest()[:32],)
+        text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}\0"
+        # With its head: a path has no query, and some servers send no tag.
+        return (hashlib.sha256(text.encode() + self._windows[0].data).hexdigest()[:32],)
 
     def reopened(self) -> RemoteObject:
         return RemoteObject(self._requests.url)
@@ -257,10 +258,12 @@ class RemoteStore(ObjectStore):
             raise OptionError(f"a {text.partition(':')[0]} URL that does not read: {error}") from None
         self.url = Url(text, storage_options)
         super().__init__(str(self.url))
+        self.has_query = "?" in self.url.url and "?" not in self.path
 
     @property
     def key(self) -> str:
-        return f"{self.path} {self.url.options.get('endpoint_url', '')}"
+        options = {**(self.url.options.get("client_kwargs") or {}), **self.url.options}
+        return f"{self.path} {options.get('endpoint_url', '')} {options.get('account_name', '')}"
 
     def open(self) -> RemoteObject:
         return RemoteObject(self.url)

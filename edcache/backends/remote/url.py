@@ -11,6 +11,8 @@ from edcache.backends import ShownUrl, scrubbed
 
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
 _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
+# What is before an "@" there is a container, unless it has a password.
+_CONTAINERS: Final = ("abfs", "abfss", "wasb", "wasbs")
 # A "?" there is part of the object's name, or names its version.
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "memory")
 # Options whose values are no secrets, and help in a message.
@@ -61,7 +63,7 @@ class Url(ShownUrl):
         if parts.scheme not in _BUCKETS:
             yield from (parts.query, *(value for _, value in parse_qsl(parts.query)))
             yield from (part.partition("=")[2] for part in parts.query.split("&"))
-            for userinfo in _USERINFO.findall(self.url):
+            for userinfo in filter(None, map(_userinfo, self.url.split("::"))):
                 yield from (userinfo[:-1], *userinfo[:-1].split(":", 1))
 
 
@@ -79,5 +81,12 @@ def _texts(options: Any, key: object = None) -> Iterator[str]:
 
 
 def _without_credentials(part: str) -> str:
-    bare = _USERINFO.sub("", part)
+    bare = part.replace(_userinfo(part), "", 1)
     return bare if bare.partition("://")[0].lower() in _BUCKETS else _QUERY.sub("", bare)
+
+
+def _userinfo(part: str) -> str:
+    """The credentials before the host, with their "@"; "" without, and where it is a container of Azure."""
+    found = _USERINFO.search(part)
+    is_container = part.partition("://")[0].lower() in _CONTAINERS and found and ":" not in found[0]
+    return "" if found is None or is_container else found[0]
