@@ -263,8 +263,9 @@ class FillOptions(Options):
 
     Args:
         num_workers: the number of processes that compute samples; each writes its own samples to the archive.
-            0 computes in this process. None and "auto" start one process for each processor that this
-            process may use. With `timeout` there is at least one.
+            0 computes in this process, and is the default of a new dataset. "auto" starts one for each
+            processor that this process may use. So does None, but for `warmup`, where it means: as the
+            dataset was made. With `timeout` there is at least one.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context. The default is the platform's.
         executor: computes the samples instead of worker processes. It is any object with the interface of
             `concurrent.futures.Executor`: Python's pools, loky, mpi4py, Dask (`client.get_executor()`), or

@@ -34,7 +34,7 @@ class ArrayDataset:
     """The samples of an archive as numpy arrays, without torch: for JAX, numpy, and tools.
 
     Args:
-        path: a path, or a URL, as `edcache.CachedDataset.from_cache` takes it.
+        path: one path or URL; no lists, globs or folders.
         fields: field paths such as "image" or "target.boxes". Each sample is then a dict of these alone.
         zero_copy: True gives read-only views of the mapped file for single samples.
         storage_options: for the library that reads a URL.

@@ -158,8 +158,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         Returns:
             A CachedDataset for one path. A list, a glob or a folder gives an `edcache.dataset.Several`, even
             if it has one archive only. That is an `edcache.concat` of the archives, with `archives`,
-            `refresh`, `info`, `missing`, `errors`, `available` and `close`. It keeps one file descriptor open
-            for each archive.
+            `refresh`, `info`, `missing`, `errors`, `available` and `close`.
         Raises:
             ArchiveNotFoundError: "train.zip: no such file"; no file matches a glob; a folder has no .zip.
             NotAnArchiveError, FormatVersionError, CorruptArchiveError: the message names the archive.

@@ -335,7 +335,7 @@ class Several(Samples):
 
     @property
     def complete(self) -> bool:
-        """Whether every archive is: sealed, and without a missing sample."""
+        """Whether every archive is: sealed, and without a sample that may still be computed."""
         return all(archive.complete for archive in self.archives)
 
     @property

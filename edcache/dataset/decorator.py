@@ -191,8 +191,8 @@ def cachable(
         FingerprintError: in a call, an argument has no stable description.
         SourceError: in a call, as `CachedDataset` raises it.
 
-    If the archive is complete, a call does not run the function. If it is not, a call computes only the
-    missing samples.
+    If the archive is complete, a call does not run the function, unless `grow=True`. If it is not, a call
+    computes only the missing samples.
     Cost: opening a complete archive takes milliseconds.
     Safety: any number of processes may make the same call at the same time. They share the work.
 

@@ -307,8 +307,9 @@ class Samples(Readable[T_co]):
         Raises:
             OptionError: a field is given twice; at the first read, the samples do not have the field.
 
-        Fields that are label columns are taken from the labels, without reading a record. A `transform` of
-        the cache gets the selected fields. After `with_transform`, the fields are those of its result, and
+        Fields that are label columns are taken from the labels, without reading a record. If `add_labels`
+        changed labels, they are read from the records: samples keep the stored value. A `transform` of the
+        cache gets the selected fields. After `with_transform`, the fields are those of its result, and
         complete samples are read.
 
         >>> ds.select("image", "label", as_tuple=True)[0]
