@@ -52,6 +52,8 @@ def card(path: str, output: str | None, form: str | None, no_digest: bool, progr
             click.echo(text, nl=False)
             continue
         file = os.path.join(output, _FILES[each]) if is_folder else output
+        if os.path.exists(file) and os.path.exists(path) and os.path.samefile(file, path):
+            raise click.UsageError(f"-o {file}: this is the archive itself; give another file")
         with open(file, "w", encoding="utf-8", newline="\n") as written:
             written.write(text)
         click.echo(printable(file))

@@ -203,11 +203,12 @@ def _list(path: str, where: str | None, count: str | None, columns: str | None, 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
     """Drop columns, then add those of files, and say which there are."""
     cache = dataset.CachedDataset(None, path, allow_partial=True)
+    named = [text.partition("=")[::2] if "=" in text else (None, text) for text in added]
+    # Before anything is dropped: a file may be missing.
+    read = [(name, file, label_tables.read_columns(file)) for name, file in named]
     if dropped:
         cache.drop_labels(*dropped)
-    for text in added:
-        name, _, file = text.partition("=") if "=" in text else (None, "", text)
-        values = label_tables.read_columns(file)
+    for name, file, values in read:
         if hasattr(values, "column_names"):
             cache.add_labels(
                 values if name is None else label_tables.chosen_column(name, values, on, file), on=on

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 from typing import Any, Final
 
 import click
@@ -43,6 +45,10 @@ class _Commands(click.Group):
                     formatter.write_dl([(name, command.get_short_help_str(66)) for name, command in listed])
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
+        # Bars and labels may have letters that the terminal has not.
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
         with errors_in_one_line(FAILED):
             return super().make_context(*arguments, **options)
 

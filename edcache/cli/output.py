@@ -85,7 +85,8 @@ def csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterat
         values = (json.dumps(v) if isinstance(v, (list, dict)) else v for v in map(plain, row))
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="").writerow(values)
-        yield buffer.getvalue()
+        text = buffer.getvalue()
+        yield printable(text) if sys.stdout.isatty() else text
 
 
 def print_lines(lines: Iterable[str]) -> None:

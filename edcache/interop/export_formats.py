@@ -373,7 +373,8 @@ class _HuggingFace(Format):
         with ArrowWriter(path=path, features=self.features) as writer:
             for piece, rows in self.rows(part):
                 batch = {name: [_example(c, v) for v in rows[name]] for name, c in columns.items()}
-                writer.write_batch(batch | self.label_table(piece).to_pydict())
+                labels = self.label_table(piece)
+                writer.write_batch(batch | dict(zip(labels.column_names, labels.columns, strict=True)))
             writer.finalize()
 
     def finish(self) -> None:
@@ -473,6 +474,8 @@ class _Npz(Format):
 
 
 def _put(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
+    if f"{name}.npy" in archive.NameToInfo:
+        raise ExportError(f'export(): two columns are named "{name}"; choose others: fields=, labels=')
     # A ZipInfo of its own has no time: the same samples make the same bytes.
     with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)

@@ -60,7 +60,8 @@ class Tensordict(OldCache):
             for key in leaf.keys[:-1]:
                 target = target.setdefault(key, {})
             offset, ends = leaf.offset + index * leaf.nbytes, f"it ends in the middle of row {index}"
-            data = bytearray(read_part(leaf.file, leaf.file, offset, leaf.nbytes, ends))
+            # An empty leaf has no file.
+            data = bytearray(leaf.nbytes and read_part(leaf.file, leaf.file, offset, leaf.nbytes, ends))
             flat = torch.frombuffer(data, dtype=leaf.dtype) if data else torch.empty(0, dtype=leaf.dtype)
             target[leaf.keys[-1]] = flat.reshape(leaf.shape)
         return sample
@@ -70,7 +71,7 @@ class Tensordict(OldCache):
     ) -> Iterator[_Leaf]:
         """The leaves of one level, and of those below it."""
         for key, entry in meta.items():
-            if not isinstance(entry, dict) or key.startswith("_"):
+            if not isinstance(entry, dict):
                 continue
             keys = (*inside, key)
             if os.path.basename(key) != key or key in ("", ".", ".."):

@@ -144,5 +144,10 @@ def _is_large(kind: pa.DataType) -> bool:
 
 def renamed(table: pa.Table, taken: Iterable[str]) -> pa.Table:
     """A label table whose columns have other names than those taken: "labels.y" for "y"."""
-    used = set(taken)
-    return table.rename_columns([f"labels.{name}" if name in used else name for name in table.column_names])
+    used, names = set(taken), []
+    for name in table.column_names:
+        while name in used:
+            name = f"labels.{name}"
+        used.add(name)
+        names.append(name)
+    return table.rename_columns(names)

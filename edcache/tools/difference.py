@@ -122,4 +122,5 @@ def _unlike(first: Labels, second: Labels, name: str) -> npt.NDArray[np.bool_]:
     if {left.dtype.kind, right.dtype.kind} in ({"i", "f"}, {"u", "f"}, {"i", "u"}):
         left = left.astype(object)  # numpy would round integers beyond 2**53, Python does not
     is_same = (left == right) | (left != left) & (right != right)  # nan is nan
-    return np.asarray(~is_same.astype(bool) | (nulls[0] != nulls[1]), bool)
+    is_same = is_same.astype(bool) | nulls[0] & nulls[1]  # what lies under a null depends on the column
+    return np.asarray(~is_same | (nulls[0] != nulls[1]), bool)
