@@ -704,6 +704,45 @@ def test_a_netrc_file_and_a_proxy_are_heeded(served, tmp_path, monkeypatch):
     assert served.requests[-1][3]["Host"] == "far.invalid"
 
 
+@pytest.mark.parametrize("way", ["preload", "local", "offline"])
+def test_urls_that_differ_in_their_query_are_two_archives(tmp_path, way):
+    def made(name):
+        with CacheWriter(tmp_path / name, uuid=name.encode() * 4) as writer:
+            writer.extend({"of": name, "x": bytes(9000)} for _ in range(9))
+        return (tmp_path / name).read_bytes()
+
+    with serving(made("aaaa")) as served, serving(made("bbbb")) as other:
+        served.etag = served.modified = None
+        other = other.data
+
+        def by_query(handler, start, end):
+            if handler.path.endswith("?id=b"):
+                headers = {"Content-Range": f"bytes {start}-{min(end, len(other)) - 1}/{len(other)}"}
+                handler.say(206, headers, other[start:end])
+            return handler.path.endswith("?id=b")
+
+        served.faults = [by_query]
+        options = {"preload": "shm"} if way == "preload" else {"local": tmp_path / "near"}
+        first = CachedDataset.from_cache(served.url + "?id=a", **options)
+        assert {sample["of"] for sample in first} == {"aaaa"}
+        first.refresh()
+        if way == "offline":
+            served.faults = [lambda handler, *_: (handler.say(403, {}, b""), True)[1]]
+            with pytest.raises(StorageError):
+                CachedDataset.from_cache(served.url + "?id=b", **options)
+        else:
+            assert CachedDataset.from_cache(served.url + "?id=b", **options)[5]["of"] == "bbbb"
+
+
+def test_a_url_of_any_letters_is_quoted_once(served):
+    folder = served.url.rpartition("/")[0]
+    for name, asked in [("my é.zip", "my%20%C3%A9.zip"), ("a%20b.zip?s=%2F+x", "a%20b.zip?s=%2F+x")]:
+        asking = []
+        served.faults = [lambda handler, *_, asking=asking: asking.append(handler.path)]
+        CachedDataset.from_cache(f"{folder}/{name}")
+        assert set(asking) == {f"/data/{asked}"}
+
+
 def test_a_copy_keeps_its_credentials(served):
     ds = copy.deepcopy(CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS))
     served.forget()

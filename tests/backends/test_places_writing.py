@@ -124,6 +124,34 @@ def test_what_an_error_interrupted_is_continued(memory, spool):
     assert len(CachedDataset.from_cache(url)) == 6
 
 
+@pytest.mark.parametrize("mode", ["a", "w"])
+def test_what_was_interrupted_does_not_overwrite_what_came_meanwhile(memory, tmp_path, mode):
+    url, folders = "memory://bucket/a.zip", [tmp_path / "one", tmp_path / "two"]
+    with CacheWriter(url, spool=folders[0]) as w:
+        w.append(1)
+    w = CacheWriter(url, "a", spool=folders[0])
+    w.append(2)
+    w.abort()
+    with CacheWriter(url, mode, spool=folders[1]) as w:
+        w.append(3)
+    published = memory.cat_file("/bucket/a.zip")
+    with pytest.raises(ArchiveExistsError, match="another archive was put there since .* was begun; delete"):
+        CacheWriter(url, "a", spool=folders[0])
+    assert memory.cat_file("/bucket/a.zip") == published
+
+
+def test_an_object_has_a_spool_of_its_own(memory):
+    azure = "abfss://{}@account.dfs.core.windows.net/a.zip".format
+    stores = [store_at(azure(name), {"account_name": name}) for name in ("alice", "bob")]
+    stores += [store_at(azure("bob"), {"account_name": "carol"})]
+    stores += [
+        store_at("s3://b/k.zip", {"client_kwargs": {"endpoint_url": url}}) for url in ("http://a", "http://b")
+    ]
+    assert len({store.key for store in stores}) == len(stores)
+    assert stores[0].path == azure("alice")
+    assert store_at(azure("alice:secret"), {}).path == "abfss://account.dfs.core.windows.net/a.zip"
+
+
 def test_a_fill_goes_to_its_url_once_and_is_resumed(memory, log, spool):
     url = "memory://bucket/train.zip"
     with pytest.raises(SourceError):

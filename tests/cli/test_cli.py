@@ -612,6 +612,42 @@ def test_labels_that_cannot_be_added_are_refused(archive, tmp_path):
     )
 
 
+def test_a_file_that_cannot_be_read_drops_no_column(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, in_memory_keys=["y"]) as w:
+        w.extend({"y": index} for index in range(4))
+    before = path.read_bytes()
+    error_of("labels", path, "--drop", "y", "--add", f"y={tmp_path / 'typo.npy'}")
+    assert path.read_bytes() == before
+
+
+def test_a_card_is_not_written_over_its_archive(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as w:
+        w.append(1)
+    before = path.read_bytes()
+    error = run("card", path, "--to", "md", "-o", tmp_path / "." / "a.zip", code=2).stderr
+    assert "this is the archive itself; give another file" in error
+    assert path.read_bytes() == before
+
+
+def test_a_terminal_gets_no_control_characters_and_no_letters_that_it_lacks(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, in_memory_keys=["s"]) as w:
+        w.extend({"s": text} for text in ("\x1b[31mred", "\u65e5"))
+    command = [sys.executable, "-m", "edcache", "labels", str(path), "--csv"]
+    plain = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
+    assert plain == "index,s\n0,\x1b[31mred\n1,\u65e5\n"
+    mine, theirs = pty.openpty()
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
+    subprocess.run(command, check=True, stdout=theirs, env=environment)
+    shown = os.read(mine, 1000)
+    os.close(mine)
+    os.close(theirs)
+    assert b"\x1b" not in shown
+    assert shown.splitlines()[1:] == [b"0,\\x1b[31mred", b"1,\\u65e5"]
+
+
 def test_an_archive_without_labels_lists_its_indices(tmp_path):
     path = tmp_path / "bare.zip"
     with CacheWriter(path) as writer:

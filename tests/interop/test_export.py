@@ -506,6 +506,32 @@ def test_scalars_of_numpy_that_are_subclasses_of_pythons_are_plain_values(tmp_pa
     assert loaded["b.values"].tobytes() == b"xyz"
 
 
+def test_two_columns_of_one_name_are_refused_or_renamed(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as writer:
+        writer.extend(np.arange(3.0) for _ in range(2))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip").add_labels("sample", [5, 6])
+    with pytest.raises(ExportError, match='two columns are named "sample"; choose others: fields=, labels='):
+        edcache.export(ds, tmp_path / "a.npz", "npz")
+    with CacheWriter(tmp_path / "b.zip") as writer:
+        writer.extend({"x": index} for index in range(2))
+    ds = CachedDataset.from_cache(tmp_path / "b.zip").add_labels("x", [5, 6]).add_labels("labels.x", [7, 8])
+    edcache.export(ds, tmp_path / "b", "parquet")
+    (file,) = (tmp_path / "b").glob("*.parquet")
+    assert pq.read_table(file).to_pydict() == {"x": [0, 1], "labels.x": [5, 6], "labels.labels.x": [7, 8]}
+
+
+def test_labels_of_nanoseconds_and_of_64_bits_are_exact_in_hf(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as writer:
+        writer.append({"x": 1})
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    times = np.array(["2024-01-01T00:00:00.123456789"], "M8[ns]")
+    ds.add_labels("t", times).add_labels("h", np.array([2**63], np.uint64))
+    edcache.export(ds, tmp_path / "hf", "hf")
+    loaded = datasets.load_from_disk(str(tmp_path / "hf")).data
+    assert loaded["t"].cast(pa.int64()).to_pylist() == times.astype(np.int64).tolist()
+    assert loaded["h"].to_pylist() == [2**63]
+
+
 def test_lists_of_texts_are_in_an_npz_and_lists_with_none_are_refused(tmp_path, out):
     path = archive_of(tmp_path, {"x": ["ab", "c"]}, {"x": []}, {"x": ["longer"]})
     edcache.export(path, tmp_path / "a.npz", "npz")

@@ -20,6 +20,7 @@ import pytest
 import torch
 from likeness import same
 from scale import scaled, seeded
+from tensordict import TensorDict
 
 from edcache import CachedDataset, ImageFile
 from edcache.errors import (
@@ -260,6 +261,13 @@ def test_a_tensordict_reads_back_row_by_row(path, name):
     assert [same(by_key(source[i]), tensordict_sample(i)) for i in range(4)] == [True] * 4
     ds = import_cache(source, path)
     assert [same(by_key(ds[i]), tensordict_sample(i)) for i in range(4)] == [True] * 4
+
+
+def test_a_tensordict_has_private_and_empty_leaves(path, tmp_path):
+    leaves = {"_weight": torch.arange(4), "empty": torch.zeros(4, 0)}
+    TensorDict(leaves, [4]).memmap(tmp_path / "td")
+    ds = import_cache(tmp_path / "td", path, progress=False)
+    assert same(ds[2], {"_weight": torch.tensor(2), "empty": torch.zeros(0)})
 
 
 def test_what_is_no_tensor_in_a_tensordict_is_refused_by_name():

@@ -25,7 +25,14 @@ from scale import scaled, seeded
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
 from edcache.cli.maintenance import repair_lines
-from edcache.errors import CorruptArchiveError, LabelError, LabelTypeError, OptionError, UnknownLabelError
+from edcache.errors import (
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    LabelError,
+    LabelTypeError,
+    OptionError,
+    UnknownLabelError,
+)
 from edcache.storage import calls
 
 
@@ -71,6 +78,18 @@ def check(path, expected):
 
 
 # ------------------------------------------------------------------------------------------ adding
+
+
+def test_labels_for_a_file_that_is_gone_make_no_other_one(tmp_path):
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as writer:
+        writer.extend({"x": index} for index in range(4))
+    ds = CachedDataset.from_cache(path)
+    path.rename(tmp_path / "b.zip")
+    with pytest.raises(ArchiveNotFoundError, match="a.zip: no such file"):
+        ds.add_labels("y", range(4))
+    assert os.listdir(tmp_path) == ["b.zip"]
+    assert ds[3] == {"x": 3}
 
 
 def test_a_column_added_is_there_at_once_and_in_every_reader_after_refresh(path):
