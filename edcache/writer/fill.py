@@ -61,10 +61,11 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
 
 
 def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
-    before = _head_of(job.path)
+    target = os.path.realpath(job.path)  # a link is followed, as by open()
+    before = _head_of(target)
     patience = None if job.options.if_filling == "fail" else _LOOK_SECONDS
-    with temporary.replacing(job.path, patience) as session:
-        now = _head_of(job.path)
+    with temporary.replacing(target, patience) as session:
+        now = _head_of(target)
         if now is not None and now != before and now.fingerprint == job.head.fingerprint:
             # The same call in another process built it while this one waited.
             storage.remove(session.path)
@@ -72,7 +73,7 @@ def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
         run(replace(job, path=session.path))
         if job.sync != "never":
             session.sync()  # a sealed one is synced already; one that lacks samples is not
-        storage.replace(session.path, job.path)
+        storage.replace(session.path, target)
 
 
 def _head_of(path: str) -> Head | None:

@@ -4,10 +4,11 @@ import datetime
 import json
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from click.testing import CliRunner
 
-from edcache import CacheWriter
+from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
 from edcache.reader.session import Session
 
@@ -75,6 +76,15 @@ def test_the_same_samples_are_no_difference_wherever_they_lie(ten, tmp_path, unr
     other = write(tmp_path / "other.zip", {i: sample(i) for i in reversed(range(10))})
     assert run("diff", ten, other).startswith("no difference between ")
     assert document("diff", ten, other)["same"] is True
+
+
+def test_null_is_null_whatever_the_type_of_its_column(tmp_path):
+    paths = [tmp_path / "int.zip", tmp_path / "float.zip"]
+    for path, kind in zip(paths, (pa.int64(), pa.float64()), strict=True):
+        write(path, {i: sample(i) for i in range(3)})
+        CachedDataset.from_cache(path).add_labels("y", pa.array([1, 2, None], kind))
+    shown = document("diff", *paths, code=1)
+    assert "y" not in shown["labels"]
 
 
 def test_a_difference_is_named_sample_by_sample(ten, tmp_path, unread):

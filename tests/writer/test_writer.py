@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import pickle
+import stat
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -107,6 +108,22 @@ def test_w_leaves_the_old_archive_and_a_resumable_one_beside_it_on_an_exception(
         raise ValueError("no")
     assert contents(path) == {0: "old"}
     assert contents(str(path) + ".edcache.new") == {0: "new"}
+
+
+def test_a_replacement_follows_a_link_and_replaces_no_pipe(tmp_path):
+    (tmp_path / "big").mkdir()
+    (tmp_path / "a.zip").symlink_to(tmp_path / "big" / "a.zip")
+    for value in (1, 2):
+        with CacheWriter(tmp_path / "a.zip", "w") as writer:
+            writer.append(value)
+        assert (tmp_path / "a.zip").is_symlink()
+        assert list(CachedDataset.from_cache(tmp_path / "big" / "a.zip")) == [value]
+    CachedDataset([3], tmp_path / "a.zip", keep_existing=False, progress=False)
+    assert list(CachedDataset.from_cache(tmp_path / "big" / "a.zip")) == [3]
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageError, match="pipe: not a regular file; an archive is an ordinary file"):
+        CacheWriter(tmp_path / "pipe", "w")
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 def test_two_replacements_of_one_path_exclude_each_other(path):
