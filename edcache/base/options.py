@@ -40,6 +40,8 @@ Digests: TypeAlias = str | Sequence[str | None] | Mapping[str, str | None] | Non
 # "pil", "numpy", "tensor", "stored", None or an edcache.Decoding.
 Decode: TypeAlias = Any
 
+_ELSEWHERE: Final = {"num_workers": "num_threads"}  # what other libraries call it
+
 F = TypeVar("F", bound=Callable[..., Any])
 OptionsT = TypeVar("OptionsT", bound="Options")
 
@@ -66,13 +68,13 @@ class Options:
         Args:
             door: what the user called, for the message.
         Raises:
-            OptionError: "from_cache() takes allow_partial, ..., not lazzy; did you mean lazy?".
+            OptionError: "from_cache() takes no lazzy; did you mean lazy? It takes allow_partial, ...".
         """
         unknown = sorted(keywords.keys() - cls.names())
         if unknown:
             names = sorted(cls.names())
-            near = suggestion(unknown[0], names)
-            raise OptionError(f"{door}() takes {', '.join(names)}, not {', '.join(unknown)}{near}")
+            near = suggestion(_ELSEWHERE.get(unknown[0], unknown[0]), names) or "."
+            raise OptionError(f"{door}() takes no {', '.join(unknown)}{near} It takes {', '.join(names)}")
         return replace(cls() if options is None else options, **keywords)
 
     @classmethod

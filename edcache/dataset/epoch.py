@@ -188,18 +188,21 @@ class EpochSampler(DistributedSampler[Any]):
             self._start, self._taken, self._iteration = 0, 0, object()
         self.epoch, self._is_set = int(epoch), True
 
-    def state_dict(self, steps: int | None = None, *, batch_size: int = 1) -> State:
+    def state_dict(self, steps: int | None = None, *, batch_size: int | None = None) -> State:
         """The position of the whole job, the same on every rank: plain numbers and strings.
 
         Args:
             steps: the number of batches that each rank has used of this iteration. A DataLoader with workers
                 draws ahead of them, so the training loop counts. None counts the draws, which is right
                 without workers, and with torchdata's StatefulDataLoader.
-            batch_size: the number of draws in a batch of one rank. With `global_batch_size` leave it out.
+            batch_size: the number of draws in a batch of one rank, which `steps` needs. Of samplers that give
+                lists leave it out.
         Returns:
             seed, epoch, consumed (draws of all ranks in this epoch), length (of an epoch), samples, archive
             (its uuid), view (which of its samples), version, order, and the options and data that determine
             the order.
+        Raises:
+            OptionError: "steps=3 without a batch_size; give that of the DataLoader, or 1 to count draws".
 
         At the end of an epoch all draws are consumed, also those that uneven="drop" left out. With
         uneven="allow" a rank that has one draw less knows of the end when its iteration has ended.
@@ -208,6 +211,10 @@ class EpochSampler(DistributedSampler[Any]):
         taken = self._taken
         if steps is not None:
             check_count("steps", steps, 0)
+            if batch_size is None and steps and not self._gives_lists:
+                text = "give that of the DataLoader, or 1 to count draws"
+                raise OptionError(f"steps={steps} without a batch_size; {text}")
+            batch_size = 1 if batch_size is None else batch_size
             check_count("batch_size", batch_size)
             taken = int(steps) * int(batch_size)
         return self._state(self.epoch, self._consumed(self._start, taken))
@@ -233,7 +240,7 @@ class EpochSampler(DistributedSampler[Any]):
         if on_change == "continue" and self._ds is not None and state["samples"] < self._samples:
             fitting = self._of_first(state["samples"])
         check_fit(state, fitting._state(0, 0))
-        vars(self).update(vars(fitting))
+        vars(self).update(vars(fitting) | {"_ds": self._ds})  # which it is for, grown or not
         self.set_epoch(state["epoch"])
         self.seed = state["seed"]
         self._start, self._taken = state["consumed"], 0

@@ -7,7 +7,7 @@ import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -224,6 +224,7 @@ class Readable(Dataset[T_co]):
         for position in range(len(self)):
             yield self[position]
 
+    @base.takes(LoaderOptions)
     def loader(
         self,
         batch_size: int | None,
@@ -238,6 +239,7 @@ class Readable(Dataset[T_co]):
         device: Any = None,
         reuse: bool = True,
         log: str | os.PathLike[str] | None = None,
+        **unknown: NoReturn,
     ) -> Loader:
         """Collated batches, made by threads of this process in memory that is used again.
 
@@ -262,17 +264,15 @@ class Readable(Dataset[T_co]):
                 bytes, at 1.2 ns a byte. `edcache replay` compares it. "{rank}" in the path is the rank.
         Raises:
             OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
-                sampler gives batches, or neither. Iterating raises as `batch`.
+                sampler gives batches, or neither; the sampler was made of a dataset of another length.
+                Iterating raises as `batch`.
             MissingDependencyError: the device needs torch_xla, which is not installed.
 
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For
         them a DataLoader with workers is faster.
         """
-        options = LoaderOptions(
-            *(batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch, pin_memory, device),
-            *(reuse, log),
-        )
-        return Loader(self, options)
+        given = batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch, pin_memory, device
+        return Loader(self, LoaderOptions.of(LoaderOptions(*given, reuse, log), unknown, "loader"))
 
     def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
         """What fetches ahead of an order; None where nothing is far.

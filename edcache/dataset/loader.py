@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import Ints, MissingDependencyError, OptionError, check_count
+from edcache.base import Ints, MissingDependencyError, OptionError, Options, check_count
 from edcache.dataset.batch_log import BatchLog
 from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
@@ -43,7 +43,7 @@ _WORTH_A_SLICE = 1 << 14
 
 
 @dataclass(frozen=True)
-class LoaderOptions:
+class LoaderOptions(Options):
     """See `Readable.loader`."""
 
     batch_size: int | None
@@ -61,7 +61,12 @@ class LoaderOptions:
     def order(self, dataset: Any) -> EpochSampler:
         """What knows the order, and how far an epoch has come."""
         if isinstance(self.sampler, EpochSampler):
-            return self.sampler
+            own, length = self.sampler, len(dataset)
+            # What is drawn from may have grown since, or this order be of its first samples.
+            if own._ds is not None and own._samples != length != len(own._ds):
+                made_of = f"the sampler was made of a dataset of {len(own._ds):,} samples"
+                raise OptionError(f"{made_of}, this one has {length:,}; make it of this one")
+            return own
         if self.sampler is not None:
             return Foreign(dataset, self.sampler, gives_lists=self.batch_size is None)
         if not self.shuffle:
@@ -69,7 +74,7 @@ class LoaderOptions:
         seed = int(torch.randint(1 << 62, ())) if self.seed is None else self.seed
         return Shuffle(dataset, seed, num_replicas=1, rank=0)
 
-    def __post_init__(self) -> None:
+    def _check(self) -> None:
         makes_batches = self.batch_size is None and self.sampler is not None
         counts: dict[str, Any] = {} if makes_batches else {"batch_size": self.batch_size}
         counts |= {"num_threads": self.num_threads, "prefetch": self.prefetch}

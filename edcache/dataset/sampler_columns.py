@@ -18,8 +18,27 @@ Column = str | npt.ArrayLike
 """A label's name, or one value for each sample."""
 
 
+def warn_of_absent(ds: Any, asked_by: str, columns: str, chosen: Any = slice(0)) -> None:
+    """Warn once of a lazy cache where samples are left out as their labels are not known yet.
+
+    columns: a text with the names of those that are asked.
+    """
+    root: Any = getattr(ds, "_root", None)
+    if not getattr(root, "is_lazy", False) or root.reader.has_all:
+        return
+    # Labels that were added later are known without a record.
+    if any(name in columns for name in {*dict(root.reader.head.labels)} - root.reader.unoriginal_labels):
+        absent = root.reader.session.index.rows_of(ds.indices) < 0
+        absent[chosen] = False
+        text = f"{np.count_nonzero(absent):,} of {len(ds):,} samples, which have no record yet"
+        if absent.any():
+            base.warn(f"{asked_by} leaves out {text}; warmup() first", once=(root.path, "absent"))
+
+
 def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
     """One value per sample: [len(ds)]."""
+    if isinstance(column, str):
+        warn_of_absent(ds, "a sampler by labels", column)
     if isinstance(column, str) and not hasattr(ds, "labels"):
         raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
     try:

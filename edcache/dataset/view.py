@@ -18,6 +18,7 @@ from edcache import base, labels
 from edcache.base import Draw, Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co
+from edcache.dataset.sampler_columns import warn_of_absent
 from edcache.dataset.transforms import Step, checked_step, extended, turns_of
 from edcache.labels import Classes, checked_indices, classes_of, integers, is_array, sorted_rows
 from edcache.reader import FieldPath, Projection, batch_for
@@ -85,6 +86,8 @@ class Samples(Readable[T_co]):
         A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
         in their place that either collates by one gather a field, see `edcache/reader/batch.py`.
         """
+        if type(indices) is list and indices and type(indices[0]) is list:
+            raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
         positions = integers(indices, len(self))
         turns = turns_of(self, indices, positions, is_loader=True)
         return batch_for(sys._getframe(1), self, self._root_indices(positions), turns)
@@ -109,7 +112,10 @@ class Samples(Readable[T_co]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        return self._picked(self._matching(where, conditions), _conditions("filter", where, conditions))
+        rows = self._matching(where, conditions)
+        columns = [where, *conditions] if isinstance(where, str) else conditions
+        warn_of_absent(self, "filter()", " ".join(columns), rows)
+        return self._picked(rows, _conditions("filter", where, conditions))
 
     def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
         """A view of the samples that `filter` does not choose, in their order.

@@ -23,7 +23,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
-from edcache.base import CodecError, CorruptRecordError, Ints, Turn
+from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, Turn
 from edcache.codec import memory_dtype
 from edcache.reader.collation import Memory, NotInBulk, Special, collation
 from edcache.reader.group import Group
@@ -63,7 +63,7 @@ class Batch:
         batch = self._in_bulk(special, memory or for_this_process())
         if batch is NotImplemented:
             samples = self.samples()
-            batch = default_collate(samples) if special is None else special.of_samples(samples)
+            batch = _plainly(samples) if special is None else special.of_samples(samples)
         if special is not None:
             batch = special.finished(batch)
         if finish is not None:
@@ -100,6 +100,17 @@ class Batch:
             return dataset._root._collated(self._indices, dataset._fields, special, memory)
         except (CodecError, CorruptRecordError):
             return NotImplemented  # reading one by one names the damaged sample
+
+
+def _plainly(samples: list[Any]) -> Any:
+    try:
+        return default_collate(samples)
+    except KeyError as error:
+        kinds = {frozenset(one): ", ".join(map(str, one)) for one in samples if isinstance(one, Mapping)}
+        if len(kinds) < 2:
+            raise
+        found = " / ".join([*kinds.values()][:3])
+        raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
 
 
 def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:

@@ -208,7 +208,15 @@ class FileSession(Session):
 
     def partial_text(self) -> str:
         """The text of the warning for an archive that is not sealed."""
-        return format.partial_text(self.path, self.present, self.chain.length, self.damaged)
+        failures, length = self.index.failures, self.chain.length
+        failed = sum(not one.final for one in failures)
+        if failed and not self.damaged and self.present + len(failures) == length:
+            return (
+                f"{self.path}: not sealed: {failed:,} of {length:,} samples failed when they were made (see "
+                '`errors`). Fill it again, which tries them again; on_error="skip_final" seals without them; '
+                "or take it as it is: allow_partial=True"
+            )
+        return format.partial_text(self.path, self.present, length, self.damaged)
 
     @property
     def private_nbytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -76,9 +76,9 @@ class Projection:
         nodes = [None if decoder.structure is None else decoder.structure.at(path) for path in self.paths]
         return None if None in nodes else (self.paths, self.as_tuple, nodes)
 
-    def of_sample(self, sample: Any) -> Any:
-        """The selected fields of a whole sample."""
-        return self.assembled([at(sample, steps(sample, path, "select")) for path in self.paths])
+    def of_sample(self, sample: Any, labels: Container[Any] = ()) -> Any:
+        """The selected fields of a whole sample. labels: for the error, columns that are perhaps no field."""
+        return self.assembled([at(sample, steps(sample, path, "select", labels)) for path in self.paths])
 
     def assembled(self, values: list[Any]) -> Any:
         """The tuple or dict of the values of the fields, which are in the order of `paths`."""
@@ -93,7 +93,7 @@ class Projection:
         decoder = reader.decoder(index)
         plan = self._planned(reader, decoder)
         if plan is None:
-            return self.of_sample(reader.read(index))
+            return self.of_sample(reader.read(index), labels)
         record, values = None, []
         for part in plan.parts:
             column = part.column_in(labels)
@@ -208,7 +208,7 @@ def _collates(projection: Projection, decoder: Decoder) -> list[Collate] | None:
 # --- field paths ------------------------------------------------------------------------------------
 
 
-def steps(sample: Any, path: FieldPath, asked_by: str) -> Steps:
+def steps(sample: Any, path: FieldPath, asked_by: str, labels: Container[Any] = ()) -> Steps:
     """The keys and indices that lead to a field of a sample.
 
     Raises:
@@ -222,8 +222,9 @@ def steps(sample: Any, path: FieldPath, asked_by: str) -> Steps:
         place = _walked(sample, reading)
         if place is not None:
             return place
+    label = f"; it is a label: ds.labels[{path!r}]; zip_fields() adds fields" * (path in labels)
     raise OptionError(
-        f"{asked_by}() names {path!r}, which the samples do not have; they are {_described(sample)}"
+        f"{asked_by}() names {path!r}, which the samples do not have; they are {_described(sample)}{label}"
     )
 
 

@@ -164,9 +164,11 @@ class Crew:
         self._barren_deaths = 1 if progress != self._progress else self._barren_deaths + 1
         self._progress = progress
         if self._barren_deaths > self._most_deaths * (self._size + 1):
+            method = self._context.get_start_method()
+            guard = f'; {method} needs `if __name__ == "__main__":` above the call' * (method != "fork")
             raise WorkerError(
                 f"{self._path}: {self._barren_deaths} worker processes ended one after the other "
-                f"({_ending(exitcode)}) and published nothing; use num_workers=0 to see why"
+                f"({_ending(exitcode)}) and published nothing; use num_workers=0 to see why{guard}"
             )
 
     def _note_delay(self, index: int) -> None:

@@ -278,6 +278,21 @@ def test_a_sampler_of_a_view_counts_in_the_view(ds):
     assert labels(ds[50:60].loader(2, sampler=[0, 9])) == [50, 59]
 
 
+def test_a_sampler_of_a_dataset_of_another_length_is_refused(ds):
+    view = ds.take(7)
+    for one, other in ((ds, view), (view, ds)):
+        text = f"made of a dataset of {len(one)} samples, this one has {len(other)}; make it of this one"
+        with pytest.raises(OptionError, match=text):
+            other.loader(4, sampler=edcache.samplers.Shuffle(one))
+    rank = edcache.samplers.Shuffle(ds, num_replicas=2, rank=0)
+    assert len(list(ds.select("label").loader(4, sampler=rank))) > 0
+
+
+def test_the_workers_of_other_loaders_are_threads_here(ds):
+    with pytest.raises(OptionError, match=r"^loader\(\) takes no num_workers; did you mean num_threads"):
+        ds.loader(4, num_workers=2)
+
+
 @pytest.mark.parametrize("sampler", [[1.5, 2.0], [True] * COUNT, [[1, 2], [3]], ["1"], [None]])
 def test_a_sampler_of_anything_but_integers_is_an_error(ds, sampler):
     with pytest.raises((OptionError, TypeError, ValueError)):

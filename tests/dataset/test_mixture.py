@@ -256,3 +256,12 @@ def test_a_state_of_another_mixture_is_an_error(parts):
         OptionError, match=r"a mixture of CachedDataset; give what edcache.concat\(\) returns"
     ):
         Mixture(parts[0], [1])
+
+
+def test_samples_of_different_fields_make_no_batch(tmp_path):
+    sources = [[{"x": 1, "i": 2}] * 4, [{"x": 3}] * 4]
+    parts = [CachedDataset(one, tmp_path / f"{k}.zip", progress=False) for k, one in enumerate(sources)]
+    mixture = edcache.mix(parts, [1, 1])
+    assert len(mixture.dataset.select("x").batch([0, 4])["x"]) == 2
+    with pytest.raises(OptionError, match=r"different fields \(x, i / x\); select\(\) the common ones"):
+        mixture.dataset.batch([0, 4])

@@ -54,9 +54,9 @@ def test_an_unknown_option_is_told_with_the_one_that_was_meant(tmp_path):
         (lambda: edcache.cachable(path, verfy="open"), "cachable"),
         (lambda: Reader(path, verfy="open"), "Reader"),
     ]:
-        with pytest.raises(OptionError, match=rf"{name}\(\) takes .*, not verfy; did you mean verify\?"):
+        with pytest.raises(OptionError, match=rf"^{name}\(\) takes no verfy; did you mean verify\? It"):
             call()
-    with pytest.raises(OptionError, match=r"CacheWriter\(\) takes .*, not chunksize; did you mean chunk_"):
+    with pytest.raises(OptionError, match=r"CacheWriter\(\) takes no chunksize; did you mean chunk_size"):
         CacheWriter(path, chunksize=3)
     assert not path.exists()
 

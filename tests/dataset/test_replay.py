@@ -300,6 +300,10 @@ def test_which_computes_no_epoch_of_a_billion_samples():
         (lambda s: s.which(0, batch_size=0), "batch_size=0; give 1 or more"),
         (lambda s: s.state_dict(-1), "steps=-1; give 0 or more"),
         (
+            lambda s: s.state_dict(3),
+            "steps=3 without a batch_size; give that of the DataLoader, or 1 to count draws",
+        ),
+        (
             lambda s: s.load_state_dict(s.state_dict(), on_change="no"),
             'on_change=\'no\'; give "error" or "continue"',
         ),
@@ -438,6 +442,7 @@ def test_another_archive_is_refused_and_one_that_grew_goes_on_on_request(tmp_pat
         sampler.load_state_dict(state, on_change="continue")
         assert list(sampler) == order[10:]
         assert set(sampler) <= set(range(30))
+        assert max(flat(read(grown.loader(5, sampler=sampler)))) < 30
     loader = grown.loader(5, shuffle=True)
     with pytest.raises(OptionError, match="samples=50"):
         loader.load_state_dict(shuffled.state_dict())
@@ -501,7 +506,7 @@ def test_a_state_of_several_archives_names_them(tmp_path, how):
 
 def test_where_several_have_grown_the_old_samples_are_not_known(tmp_path):
     parts = [cache_of(tmp_path / "a.zip", 0, 4), cache_of(tmp_path / "b.zip", 100, 6)]
-    state = Shuffle(edcache.concat(parts)).state_dict(2)
+    state = Shuffle(edcache.concat(parts)).state_dict(2, batch_size=1)
     parts[0] = cache_of(tmp_path / "a.zip", 0, 6)
     grown = Shuffle(edcache.concat(parts))
     with pytest.raises(OptionError, match="of several datasets this does not say which have grown"):
@@ -512,7 +517,7 @@ def test_where_several_have_grown_the_old_samples_are_not_known(tmp_path):
 
 def test_ranks_that_have_nothing_left_stay_in_the_epoch_of_a_state():
     whole = list(Shuffle(range(10), uneven="allow"))
-    state = Shuffle(range(10), num_replicas=1, rank=0, uneven="allow").state_dict(9)
+    state = Shuffle(range(10), num_replicas=1, rank=0, uneven="allow").state_dict(9, batch_size=1)
     ranks = [Shuffle(range(10), num_replicas=4, rank=rank, uneven="allow") for rank in range(4)]
     for rank in ranks:
         rank.load_state_dict(state)

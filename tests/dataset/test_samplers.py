@@ -131,7 +131,7 @@ def test_an_abandoned_epoch_begins_anew(make):
             break
     whole = list(make(some(COUNT)))
     assert list(sampler) == whole
-    sampler.load_state_dict(make(some(COUNT)).state_dict(3))
+    sampler.load_state_dict(make(some(COUNT)).state_dict(3, batch_size=1))
     assert list(itertools.islice(sampler, 2)) == whole[3:5]
     assert list(sampler) == whole
 
@@ -237,7 +237,7 @@ def test_an_iterator_that_is_never_used_takes_nothing(make):
     epochs = [list(sampler), list(sampler)]
     for taken in (0, 2, len(epochs[0])):
         sampler = make(some(40))
-        state = sampler.state_dict() | {"consumed": sampler.state_dict(taken)["consumed"]}
+        state = sampler.state_dict() | {"consumed": sampler.state_dict(taken, batch_size=1)["consumed"]}
         sampler = make(some(40))
         sampler.load_state_dict(state)
         unused, used = iter(sampler), iter(sampler)
@@ -261,6 +261,12 @@ def test_a_data_loader_goes_on_with_batches_of_the_sampler(ds, workers, taken):
     loader = DataLoader(ds, batch_sampler=sampler, num_workers=workers)
     assert [batch["x"].flatten().tolist() for batch in loader] == whole[taken:]
     assert next(iter(loader))["x"].flatten().tolist() == made().which(0, epoch=1).tolist()
+
+
+def test_batches_where_a_data_loader_takes_positions_are_refused(ds):
+    for sampler in (ByLength(ds, np.arange(len(ds)), 8), Shuffle(ds, global_batch_size=8)):
+        with pytest.raises(OptionError, match="this sampler gives batches; pass it as batch_sampler="):
+            next(iter(DataLoader(ds, 2, sampler=sampler)))
 
 
 @every_sampler

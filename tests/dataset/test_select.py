@@ -263,6 +263,9 @@ def test_wrong_selections_are_refused(ds, tmp_path):
             assert str(caught.value) == (
                 f"select() names {path!r}, which the samples do not have; they are dicts with the keys {keys}"
             )
+    ds.add_labels("fold", [0] * len(ds))
+    with pytest.raises(OptionError, match=r"; it is a label: ds\.labels\['fold'\]; zip_fields\(\) adds"):
+        ds.select("fold")[0]
     bare = write(tmp_path / "bare.zip", [torch.ones(3)] * 2).select("x")
     with pytest.raises(OptionError) as caught:
         bare[0]

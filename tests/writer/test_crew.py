@@ -337,6 +337,18 @@ def test_samples_that_are_absent_for_good_do_not_keep_the_archive_open(path, log
     check_whole(path, but=(7, 90))
 
 
+def test_an_archive_that_only_failed_samples_keep_open_says_so(path, log):
+    fill(Source(log, at={7: "raise"}), path, 0, on_error="skip")
+    with pytest.warns(edcache.PartialArchiveWarning) as caught:
+        CachedDataset.from_cache(path)
+    assert str(caught[0].message) == (
+        f"{path}: not sealed: 1 of 200 samples failed when they were made (see `errors`). Fill it again, "
+        'which tries them again; on_error="skip_final" seals without them; or take it as it is: '
+        "allow_partial=True"
+    )
+    assert fill(Source(log, at={7: "raise"}), path, 0, on_error="skip_final").complete
+
+
 def test_skipped_failures_survive_growth_and_compaction(path, log):
     fill(Source(log, at={7: "raise"}), path, 0, on_error="skip_final")
     with edcache.CacheWriter(path, "a", in_memory_keys=["y"]) as w:
@@ -469,6 +481,7 @@ def test_workers_that_cannot_start_end_the_fill(path, log, tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert "WorkerError" in done.stderr
     assert "ended one after the other (exit code 9) and published nothing" in done.stderr
+    assert 'to see why; spawn needs `if __name__ == "__main__":` above the call' in done.stderr
 
 
 @pytest.mark.full

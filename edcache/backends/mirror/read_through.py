@@ -41,9 +41,11 @@ Ints = npt.NDArray[np.int64]
 
 # What is asked of the origin at once, and in one piece.
 _AT_ONCE, _RUN = 256, 16
-# Up to this part of a copy, as a power of two, it is new. The seconds that looking ahead waits for a batch.
+# Up to this part of a copy, as a power of two, it is new.
 _NEW_BITS: Final = 7
-_HEAD_START: Final = 0.2
+# How long looking ahead waits for a first batch that is not begun, under way, and done, in seconds.
+_NOT_BEGUN, _UNDER_WAY, _DONE = range(3)
+_HEAD_STARTS: Final = (0.2, 2.0, 0.0)
 # How far is looked ahead.
 _AHEAD_NBYTES: Final = 1 << 28
 # How often a block may go while it is read, before it is read from far.
@@ -85,7 +87,7 @@ class ReadThrough(Wrapped):
         self._origin: PerProcess[ByteSource] = PerProcess()
         self._is_full = False
         # Bytes that batches may yet read without their blocks.
-        self._alone, self._is_first = self._nbytes >> _NEW_BITS, True
+        self._alone, self._first = self._nbytes >> _NEW_BITS, _NOT_BEGUN
         # Blocks that opening reads, until it is accepted, and then until they are fetched.
         self._touched: set[int] | None = set()
         self._opening: set[int] = set()
@@ -167,13 +169,13 @@ class ReadThrough(Wrapped):
         """See `ByteSource`: fetches what is missing of them, all at once."""
         if not self.is_partial:
             return
+        self._first = max(self._first, _UNDER_WAY)
         self._passed().clear()
         blocks, _ = self.blocks.around(start, end)
         if self._is_new(len(blocks) << BLOCK_BITS, int((end - start).sum())):
             self._pass(start, end)
-            self._is_first = False
+            self._first = _DONE
             return
-        self._is_first = False
         blocks, worth = self._with_opening(blocks), None
         if self._holds_all:
             blocks = self.blocks.unknown(blocks)
@@ -185,6 +187,7 @@ class ReadThrough(Wrapped):
         ]
         if not all(kept):
             self._pass(start, end)
+        self._first = _DONE
 
     @property
     def ahead_nbytes(self) -> int:  # type: ignore[override]
@@ -221,10 +224,10 @@ class ReadThrough(Wrapped):
         """See `ByteSource`."""
         blocks = self._with_opening(self.blocks.around(start, end)[0]).tolist()
         # The first batch has the wire for itself. No lock: a fork could leave it taken.
-        until = time.monotonic() + _HEAD_START
-        while self._is_first and time.monotonic() < until:
-            time.sleep(_HEAD_START / 50)
-        self._is_first = False
+        begun = time.monotonic()
+        while time.monotonic() - begun < _HEAD_STARTS[self._first]:
+            time.sleep(_HEAD_STARTS[_NOT_BEGUN] / 50)
+        self._first = _DONE
         self._obtain(blocks, worth=None if self._holds_all else self._worth, waits=False)
 
     def _with_opening(self, blocks: Ints) -> Ints:
