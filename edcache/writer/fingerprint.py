@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from types import FunctionType
+from types import FunctionType, GeneratorType
 from typing import Any, Final
 
 from edcache.base import FingerprintError, named
@@ -117,6 +117,8 @@ def source_fingerprint(source: object) -> dict[str, Any]:
     """
     cls = type(source)
     name = code.qualified_name(cls)
+    if isinstance(source, GeneratorType):
+        name = f"{name} {source.__qualname__}"
     if not hasattr(cls, "__edcache_fingerprint__"):
         return {"type": name, **_attributes_of(source)}
     answer = cls.__edcache_fingerprint__(source)

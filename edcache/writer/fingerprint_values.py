@@ -96,6 +96,8 @@ def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool =
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return Fields({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
         return Fields(value._asdict()) if isinstance(value, tuple) and hasattr(value, "_asdict") else None
+    if isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:
+        return Fields(dict(inspect.getgeneratorlocals(value)))  # its arguments
     if isinstance(value, _NO_OBJECT) or inspect.isroutine(value) or _inherits(value, "torch.Tensor"):
         return None
     if isinstance(value, tuple):

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from edcache import CachedDataset
-from edcache.errors import FingerprintError, OptionError
+from edcache.errors import FingerprintError, OptionError, StaleCacheError
 from edcache.writer.fingerprint import (
     call_fingerprint,
     changed_code,
@@ -322,3 +322,35 @@ def test_a_fingerprint_that_is_no_dict_is_refused(tmp_path, given):
     with pytest.raises(OptionError, match="fingerprint=.*; give a dict, or False for none"):
         CachedDataset([1, 2], tmp_path / "a.zip", fingerprint=given)
     assert not (tmp_path / "a.zip").exists()
+
+
+def counted(n, k=1):
+    yield from ({"x": i * k} for i in range(n))
+
+
+def counted_down(n, k=1):
+    yield from ({"x": (n - i) * k} for i in range(n))
+
+
+def begun(generator):
+    next(generator)
+    return generator
+
+
+@pytest.mark.parametrize(
+    ("other", "line"),
+    [
+        (lambda: counted(6), "attribute n: 5 in the archive, 6 now"),
+        (lambda: counted(5, k=2), "attribute k: 1 in the archive, 2 now"),
+        (lambda: counted_down(5), "type: 'builtins:generator counted' in the archive, .* counted_down' now"),
+        (lambda: begun(counted(5)), "attribute n: 5 in the archive, absent now"),
+        (lambda: counted(5), None),
+    ],
+)
+def test_a_generator_is_told_from_others_by_its_function_and_arguments(tmp_path, other, line):
+    CachedDataset(counted(5), tmp_path / "a.zip", progress=False)
+    if line is None:
+        assert len(CachedDataset(other(), tmp_path / "a.zip")) == 5
+    else:
+        with pytest.raises(StaleCacheError, match=line):
+            CachedDataset(other(), tmp_path / "a.zip")
