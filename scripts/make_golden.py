@@ -61,7 +61,7 @@ def _failed(path: Path) -> None:
         for i in (0, 2, 5):
             w.write(i, samples.fixed(i))
         w.flush()
-        appender = Appender.open(path, Reader(path).head, create=False, sync="never")
+        appender = Appender.open(path, Reader(path).head, mode="a", sync="never")
         appender.amend(length=7)
         appender.amend(failed=[[i, i == 4, *why] for i, why in samples.FAILED.items()])
         appender.close()

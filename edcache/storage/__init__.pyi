@@ -9,6 +9,7 @@ from .file import written_since_boot as written_since_boot
 from .paths import allocated as allocated
 from .paths import copy_permissions as copy_permissions
 from .paths import exists as exists
+from .paths import followed as followed
 from .paths import kept as kept
 from .paths import make_parent as make_parent
 from .paths import move as move

@@ -56,6 +56,11 @@ def copy_permissions(source: str, target: str) -> None:
         calls.system.copy_permissions(source, target)
 
 
+def followed(path: str) -> str:
+    """The path that a symbolic link leads to, as open() would follow it; other paths as they are."""
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
 def remove(path: str) -> None:
     """Delete a file's name. Processes that have it open or mapped keep it."""
     try:

@@ -113,7 +113,7 @@ class CacheWriter:
         if self._stage is not None:
             self._local = self._stage.path
         elif self._replaces:
-            self._local = os.path.realpath(self.path)  # a link is followed, as by open()
+            self._local = storage.followed(self.path)
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
         # No ExitStack: what it cannot take, where memory ends, would stay open (test_out_of_memory.py).

@@ -61,7 +61,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
 
 
 def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
-    target = os.path.realpath(job.path)  # a link is followed, as by open()
+    target = storage.followed(job.path)
     before = _head_of(target)
     patience = None if job.options.if_filling == "fail" else _LOOK_SECONDS
     with temporary.replacing(target, patience) as session:

@@ -1099,7 +1099,7 @@ _LOCAL = [
     Bug(
         "a block is marked before its bytes are there",
         "backends/mirror/read_through.py",
-        "            out.pwrite(low << BLOCK_BITS, data)\n",
+        "                out.pwrite(low << BLOCK_BITS, data)\n",
         "",
         (f"{THROUGH}::test_a_copy_that_is_full_is_an_ordinary_archive",),
     ),
