@@ -904,3 +904,22 @@ def test_samplers_are_an_attribute_of_the_package():
         "Shuffle",
         "Weighted",
     ]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_state_counts_draws_within_and_between_the_blocks_that_are_computed(ranks):
+    def sampler():
+        return Shuffle(range(40_000), 3, num_replicas=ranks, rank=ranks - 1)
+
+    drawn, iterated = sampler(), sampler()
+    order = list(drawn)
+    assert len(order) == -(-40_000 // ranks)
+    for taken, position in enumerate(iterated, 1):
+        assert position == order[taken - 1]
+        if taken % 8192 in (0, 1, 8191) or taken == len(order):
+            state = iterated.state_dict()
+            assert state["consumed"] == min(taken * ranks, state["length"])
+            resumed = sampler()
+            resumed.load_state_dict(state)
+            if taken < len(order):
+                assert next(iter(resumed)) == order[taken]
