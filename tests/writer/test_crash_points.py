@@ -438,7 +438,7 @@ def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path:
     create(path, lambda count: None)
     before = path.read_bytes()
     problems = []
-    for n in range(1, 60):
+    for n in range(1, 80):
         system = Failing(n, errno.EIO)
         raised = None
         try:
