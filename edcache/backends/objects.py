@@ -12,7 +12,7 @@ import os
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,16 +130,15 @@ class Spool:
             source = self._store.open()
         except ArchiveNotFoundError:
             return None
-        if storage.exists(self.path):
-            # What an earlier writer began grew from the object, unless another one is there by now.
-            nbytes = min(source.size(), format.PAGE)
-            end = source.size() - nbytes, nbytes
-            with closing(File.open(self.path, "r")) as begun:
-                if begun.pread(*end) != source.pread(*end):
-                    raise ArchiveExistsError(
-                        f"{self._store.path}: another archive was put there since {self.path} was begun; "
-                        "delete one of them"
-                    )
+        # What an earlier writer began grew from the object, unless another one is there by now.
+        nbytes = min(source.size(), format.PAGE)
+        end = source.size() - nbytes, nbytes
+        with suppress(ArchiveNotFoundError), closing(File.open(self.path, "r")) as begun:
+            if begun.pread(*end) != source.pread(*end):
+                raise ArchiveExistsError(
+                    f"{self._store.path}: another archive was put there since {self.path} was begun; "
+                    "delete one of them"
+                )
         if not storage.exists(self.path):
             with self._turn() as file:
                 # Whoever had the turn before may have it, and fill it already.

@@ -88,10 +88,11 @@ def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool =
         return Fields({"_fingerprint": value._fingerprint})
     if cls.__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc"):
         rows = value.iloc[:: 1 if exact else max(1, len(value) // 256)].to_numpy()
-        more = {"dtypes": [str(one) for one in np.atleast_1d(value.dtypes)], "index": value.index.to_numpy()}
-        return Fields(
-            {"columns": list(getattr(value, "columns", ())), "rows": rows, **(more if exact else {})}
-        )
+        parts = {"columns": list(getattr(value, "columns", ())), "rows": rows}
+        if exact:
+            parts["dtypes"] = [str(one) for one in np.atleast_1d(value.dtypes)]
+            parts["index"] = value.index.to_numpy()
+        return Fields(parts)
     if exact:
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return Fields({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
@@ -266,10 +267,9 @@ class Texts:
         return shown if len(picked) == count else f"{count} of which {shown}"
 
     def _array(self, value: Any, limit: int) -> str:
-        if isinstance(value, np.ma.MaskedArray):
-            return (
-                f"masked({self._array(value.data, limit)}, {self._array(np.ma.getmaskarray(value), limit)})"
-            )
+        if type(value).__module__.startswith("numpy.ma"):  # which is imported by its name
+            data, mask = value.data, np.ma.getmaskarray(value)
+            return f"masked({self._array(data, limit)}, {self._array(mask, limit)})"
         if self._exact and not isinstance(value, np.ndarray):
             value = value if value.is_meta else value.detach().cpu()
             if not _is_in_memory(value):

@@ -140,6 +140,20 @@ def test_what_was_interrupted_does_not_overwrite_what_came_meanwhile(memory, tmp
     assert memory.cat_file("/bucket/a.zip") == published
 
 
+def test_what_was_interrupted_goes_on_where_nothing_came_meanwhile(memory, tmp_path):
+    url = "memory://bucket/a.zip"
+    written(url)
+    for k in (1, 2):
+        w = CacheWriter(url, "a", spool=tmp_path)
+        w.append(sample(k))
+        w.flush()
+        w.abort()
+    with CacheWriter(url, "a", spool=tmp_path) as w:
+        w.append(sample(3))
+    labels = CachedDataset.from_cache(url).labels["label"].tolist()
+    assert labels == [*(k % 7 for k in range(COUNT)), 1, 2, 3]
+
+
 def test_an_object_has_a_spool_of_its_own(memory):
     azure = "abfss://{}@account.dfs.core.windows.net/a.zip".format
     stores = [store_at(azure(name), {"account_name": name}) for name in ("alice", "bob")]
