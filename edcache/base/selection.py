@@ -61,15 +61,11 @@ class Selection:
         """The positions of a range, all of them in [0, len(self)); holds no more memory than this one."""
         return Selection(self.numbers[_as_slice(part)])
 
-    def cuts(self, bounds: Ints) -> Ints | None:
-        """Where this begins, where it passes one of rising bounds, and its length; None if not a range."""
-        part = self.numbers
-        if type(self) is not Selection or not isinstance(part, range):
-            return None
-        rising = part if part.step > 0 else part[::-1]
-        cuts: Ints = np.clip(-((rising.start - bounds) // rising.step), 0, len(part))
-        cuts = cuts[np.append(True, cuts[1:] != cuts[:-1])]
-        return cuts if part.step > 0 else len(part) - cuts[::-1]
+    @property
+    def step(self) -> int | None:
+        """The distance between neighbours; None if they are not all equally far apart."""
+        numbers = self.numbers
+        return numbers.step if type(self) is Selection and isinstance(numbers, range) else None
 
     def array(self) -> Ints:
         """All of it, read only; a view where this is an array."""

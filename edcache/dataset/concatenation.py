@@ -176,16 +176,16 @@ class Concat(Combined):
             first += int(chunks.max(initial=-1)) + 1
         return numbers
 
-    def chunk_starts(self) -> Ints | None:
-        """Where runs of samples begin that lie together, as of one archive; None if a part has none."""
-        starts = [np.zeros(1, np.int64)]
-        for part, first, size in zip(self._parts, self.starts, np.diff(self._bounds).tolist(), strict=True):
-            own = _chunked(part).chunk_starts()
-            cuts = None if own is None else part._whole_selection().cut(range(size)).cuts(own)
-            if cuts is None:
+    def chunk_size(self) -> int | None:
+        """The number of samples in a chunk, on average; None if those of a part do not lie in their order."""
+        chunks = 0
+        for part, count in zip(self._parts, np.diff(self._bounds).tolist(), strict=True):
+            size, step = _chunked(part).chunk_size(), part._whole_selection().step
+            if size is not None and step is not None:
+                chunks += -(-count * abs(step) // size)
+            elif count:
                 return None
-            starts.append(cuts[1:] + first)
-        return np.concatenate(starts)
+        return -(-len(self) // chunks) if chunks else None
 
     def _far_sessions(self) -> list[Session]:
         return [session for part in self._parts for session in part._root._far_sessions()]

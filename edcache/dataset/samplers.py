@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LANES = 8
+# How many windows of a lane grow to the size of the others, and the part of it that the first one has.
+_GROWING, _SMALLEST = 4, 16
 
 
 class Sequential(EpochSampler):
@@ -75,8 +77,8 @@ class ChunkShuffle(EpochSampler):
 
     Args:
         ds: a cache or a view.
-        buffer: the number of chunks that are mixed at a time, by all ranks together: buffer / lanes, but at
-            least one, in each lane. A chunk has about 4 MiB, or the `chunk_size` of the writer.
+        buffer: the number of chunks that are mixed at a time, by all lanes and ranks together. A chunk has
+            about 4 MiB, or the `chunk_size` of the writer.
         lanes: the order has so many parts, of chunks of their own, that take turns. Where the number of ranks
             divides `lanes`, each chunk is read by one rank, else by n / gcd(n, lanes) of n ranks. None is
             what a loaded state has, or else 8, or the number of ranks if that is more. The order depends on
@@ -85,16 +87,17 @@ class ChunkShuffle(EpochSampler):
     Raises:
         OptionError: "12 of 100 samples have no record, and so no chunk; take ds.available()".
 
-    The chunks come in a new random order every epoch, a few of them at a time, and their samples are
-    permuted together; every chunk is read once. So samples end up as far from where they lie as in a full
-    permutation, but a lane's neighbours are often of one chunk: of 500 chunks in one lane, with buffers of 4,
-    16, 64: 25 %, 6.3 %, 1.6 % (permutation: 0.2 %, file order: 99 %). Where like samples lie together, as in
-    files sorted by class, a batch has those of `buffer` chunks: write them in a mixed order, or take a larger
-    buffer.
+    The chunks come in a new random order every epoch. A lane permutes a window of them together, then the
+    next one, and no two lanes change windows at the same time. The first windows of a lane are smaller, from
+    a sixteenth on, so that a first batch does not wait for whole chunks of a far archive. So samples end up
+    as far from where they lie as in a full permutation, but a lane's neighbours are often of one chunk: of
+    500 chunks in one lane, with buffers of 4, 16, 64: 25 %, 6.6 %, 2.4 % (permutation: 0.2 %, file order:
+    99 %). Where like samples lie together, as in files sorted by class, a batch has those of `buffer` chunks:
+    write them in a mixed order, or take a larger buffer.
 
-    Where samples lie in the file in the order of their indices, a chunk here is a run of consecutive samples.
-    Cost: 40 bytes and 0.2 us a chunk. Of samples in another order (`edcache.compact` sorts them), and of
-    views but slices, 8 bytes and 0.05 us a sample.
+    A chunk here is a run of consecutive samples, as many as a chunk has on average.
+    Cost: none, where samples lie in the file in the order of their indices. Of samples in another order
+    (`edcache.compact` sorts them), and of views but slices, 8 bytes and 0.05 us a sample.
     """
 
     def __init__(
@@ -114,20 +117,7 @@ class ChunkShuffle(EpochSampler):
         if not hasattr(reader, "chunk_of"):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
         self.buffer, self._lanes = buffer, lanes
-        starts = reader.chunk_starts()
-        cuts = None if starts is None else ds._whole_selection().cuts(starts)
-        if cuts is not None:
-            self._positions, self._starts = Selection(range(len(ds))), cuts
-        else:
-            indices = ds.indices
-            chunks = reader.chunk_of(indices) if starts is None else np.searchsorted(starts, indices, "right")
-            missing = int(np.count_nonzero(chunks < 0))
-            if missing:
-                raise OptionError(
-                    f"{missing:,} of {len(ds):,} samples have no record, and so no chunk; take ds.available()"
-                )
-            places, ends = base.grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
-            self._positions, self._starts = Selection(places), ends[np.append(True, ends[1:] != ends[:-1])]
+        self._positions, self._size = _runs(ds, reader)
         super().__init__(ds, len(ds), seed, **keywords)
 
     @property
@@ -152,16 +142,16 @@ class ChunkShuffle(EpochSampler):
         return fewer
 
     def _drawn(self, epoch: int) -> Selection:
-        order = _ChunkOrder(self._starts, self.buffer, self.lanes, (self.seed, epoch))
+        order = _ChunkOrder(self._count, self._size, self.buffer, self.lanes, self.seed, epoch)
         return Shuffled(range(self._count), self._positions, order)
 
     def _options(self) -> State:
-        return {"buffer": self.buffer, "lanes": self.lanes, "data": self._digest}
+        return {"buffer": self.buffer, "lanes": self.lanes, "run": self._size, "data": self._digest}
 
     @once
     def _digest(self) -> str:
         places = self._positions.numbers
-        return digest(self._starts, *(() if isinstance(places, range) else (places,)))
+        return "" if isinstance(places, range) else digest(places)
 
 
 class Foreign(EpochSampler):
@@ -223,32 +213,63 @@ class Foreign(EpochSampler):
         return [_positions(each) for each in drawn] if self._is_of_lists else Selection(_positions(drawn))
 
 
+def _runs(ds: Any, reader: Any) -> tuple[Selection, int]:
+    """The positions of a dataset by the chunk of the sample, and how many a chunk has on average."""
+    size, step = reader.chunk_size(), ds._whole_selection().step
+    if size is not None and step is not None:
+        return Selection(range(len(ds))), -(-size // abs(step))
+    chunks = reader.chunk_of(ds.indices) if size is None else ds.indices // size
+    missing = int(np.count_nonzero(chunks < 0))
+    if missing:
+        raise OptionError(
+            f"{missing:,} of {len(ds):,} samples have no record, and so no chunk; take ds.available()"
+        )
+    places, ends = base.grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
+    return Selection(places), -(-len(ds) // max(1, int(np.count_nonzero(np.diff(ends))))) or 1
+
+
 class _ChunkOrder(Computed):
-    """The order of `ChunkShuffle`: chunks at random, and each window of them; then lanes that take turns.
+    """The order of `ChunkShuffle`: lanes take turns, of which each permutes windows of a line of runs.
 
     Args:
-        starts: int64 [chunks + 1], where each chunk begins among the samples that are ordered.
+        count: of the samples, which lie in runs of `size`, the last one shorter.
+        key: of the order.
     """
 
-    def __init__(self, starts: Ints, buffer: int, lanes: int, key: tuple[int, ...]) -> None:
-        super().__init__(int(starts[-1]))
-        count, buffer = len(starts) - 1, max(1, buffer // lanes)
-        chunks = Permutation(count, *key).take(np.arange(count))
-        sizes = np.diff(starts)[chunks]
-        self._ends = np.cumsum(sizes)
-        self._shifts = starts[chunks] - self._ends + sizes
-        self._bounds = np.concatenate(([0], self._ends[buffer - 1 : -1 : buffer], self._ends[-1:]))
-        self._sizes, self._word, self._lanes = np.diff(self._bounds), word(*key), lanes
+    def __init__(self, count: int, size: int, buffer: int, lanes: int, *key: int) -> None:
+        super().__init__(count)
+        self._size, self._lanes, self._word = size, lanes, word(*key)
+        whole = count // size
+        self._runs = Permutation(whole, *key)
+        # The last run, of which the samples begin at `_last`, stands at a random place among the others.
+        self._last = whole * size
+        self._slot = int(words(self._word, np.array([lanes]))[0]) % (whole + 1) * size
+        self._window = max(1, min(count, -(-buffer * size // lanes)))
+        first = np.maximum(1, self._window * (lanes + np.arange(lanes)) // (_SMALLEST * lanes))
+        growing = np.minimum(first << np.arange(_GROWING)[:, None], self._window)
+        self._bounds = np.append(np.zeros((1, lanes), np.int64), np.cumsum(growing, axis=0), axis=0)
 
     def _computed(self, positions: Ints) -> Ints:
         rounds, lanes = np.divmod(positions, self._lanes)
-        each, more = divmod(int(self._ends[-1]), self._lanes)
-        places = rounds + lanes * each + np.minimum(lanes, more)
-        windows = np.searchsorted(self._bounds, places, side="right") - 1
-        begins: Ints = self._bounds[windows]
-        taken = permuted(places - begins, self._sizes[windows], words(self._word, windows)) + begins
-        taken += self._shifts[np.searchsorted(self._ends, taken, side="right")]
-        return taken
+        each, more = divmod(self._count, self._lanes)
+        bounds, window = self._bounds, self._window
+        windows = np.count_nonzero(rounds >= bounds[1:, lanes], axis=0)
+        begins, ends = bounds[windows, lanes], bounds[np.minimum(windows + 1, _GROWING), lanes]
+        equal = (rounds - begins) // window * (windows == _GROWING)
+        begins = begins + equal * window
+        ends = np.minimum(np.where(windows == _GROWING, begins + window, ends), each + (lanes < more))
+        places = permuted(rounds - begins, ends - begins, words(self._word, lanes, windows + equal))
+        return self._sample(places + begins + lanes * each + np.minimum(lanes, more))
+
+    def _sample(self, places: Ints) -> Ints:
+        """What stands at places of the line of runs."""
+        rest = self._count - self._last
+        is_last = (places >= self._slot) & (places < self._slot + rest)
+        run, offset = np.divmod(places - rest * (places >= self._slot + rest), self._size)
+        samples = np.where(is_last, self._last + places - self._slot, offset)
+        others = np.flatnonzero(~is_last)
+        samples[others] += self._runs.take(run[others]) * self._size
+        return samples
 
 
 def _positions(drawn: Any) -> Ints:

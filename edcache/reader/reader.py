@@ -180,8 +180,8 @@ class Archive(ABC):
         chunks[present] = np.searchsorted(index.blocks[:, _CHUNK_START], offsets, side="right") - 1
         return chunks
 
-    def chunk_starts(self) -> Ints | None:
-        """Where runs of samples begin, as many as chunks and equally long, and len(self): int64 [runs + 1].
+    def chunk_size(self) -> int | None:
+        """The number of samples in a chunk, on average.
 
         None where a few of them do not lie in the file in their order, or samples have no record.
         """
@@ -190,11 +190,10 @@ class Archive(ABC):
         if not chunks or index.rows < count:
             return None
         size = -(-count // chunks)
-        starts = np.append(np.arange(0, count, size), count)
-        runs = starts[:-1][:: -(-len(starts) // _PROBED_RUNS), None]
+        runs = np.arange(0, count, size * -(-chunks // _PROBED_RUNS))[:, None]
         probed = np.minimum(runs + np.arange(0, size, -(-size // _PROBED_SAMPLES)), count - 1)
         offsets = index.offsets(probed.reshape(-1)).reshape(probed.shape)
-        return starts if np.all(np.diff(offsets) >= 0) else None
+        return size if np.all(np.diff(offsets) >= 0) else None
 
     def missing(self) -> Ints:
         """The indices without a record, sorted: int64 [k], a copy. This asks a server what it still has.

@@ -5,6 +5,8 @@ from typing import Any
 from pages import PAGES, PIECE
 
 _NAMES: dict[str, Any] = {}
-_CODE = next(piece["code"] for piece in PIECE.finditer(PAGES["docs/reference/orders.md"]))
-exec(_CODE.partition("\nprint")[0], _NAMES)
+for piece in PIECE.finditer(PAGES["docs/reference/orders.md"]):
+    if piece["language"] == "python":
+        exec(piece["code"].partition("\nprint")[0], _NAMES)
 order, word, derived = _NAMES["order"], _NAMES["word"], _NAMES["derived"]
+chunk_shuffled = _NAMES["chunk_shuffled"]
