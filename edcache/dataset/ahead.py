@@ -33,11 +33,12 @@ _THREADS: Final = 8
 
 
 class _Part(NamedTuple):
-    """Bytes [start, end) of an archive that are not here; items of the order before `end_item` need them."""
+    """Bytes [start, end) of an archive that are not here; items [item, end_item) need them first."""
 
     session: Session
     start: int
     end: int
+    item: int
     end_item: int
 
 
@@ -53,7 +54,7 @@ class Ahead:
         self, sessions: Sequence[Session], take: Callable[[int, int], Shares], start: int, stop: int
     ) -> None:
         self._sessions, self._take = sessions, take
-        self._reached, self._stop = start, stop
+        self._start, self._reached, self._stop = start, start, stop
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edcache-ahead", daemon=True)
 
@@ -93,40 +94,49 @@ class Ahead:
         queue: deque[_Part] = deque()
         known: set[tuple[Session, tuple[int, int]]] = set()
         on_way: list[_Request] = []
-        # Of what was asked for and is not read yet: the end of the items that need it first, and its bytes.
+        # Of what is here and not read yet: the end of the items that need it first, and its bytes.
         unread: deque[tuple[int, int]] = deque()
         expected = position
-        while (queue or position < self._stop) and not self._ended.is_set():
+        while (queue or on_way or position < self._stop) and not self._ended.is_set():
             for request in [request for request in on_way if request.is_done()]:
                 on_way.remove(request)
-                known -= {(session, part) for session, parts in request.parts.items() for part in parts}
+                known -= request.known()
+                if request.is_kept():
+                    unread.append((request.end_item, request.nbytes))
+                else:
+                    # There is no room until more is read: it is looked for again.
+                    position = min(position, request.item)
+                    queue.clear()
+                    known = {part for other in on_way for part in other.known()}
+                    self._ended.wait(_SECONDS)
             while unread and unread[0][0] <= self._reached:
                 unread.popleft()
             if not all(map(ahead_nbytes, sessions)):
                 return
             if self._reached >= expected:
-                expected = self._reached + window // 8
                 for session in sessions:
-                    expect(session, partial(self._around, session, window))
+                    expect(session, partial(self._around, session, window), expected == self._start)
+                expected = self._reached + window // 4 + 1
             position = max(position, self._reached)
             end = min(position + step, self._stop, self._reached + window)
+            asked = sum(request.nbytes for request in on_way) + sum(nbytes for _, nbytes in unread)
             if sum(part.end - part.start for part in queue) < size and position < end:
                 for session, indices in self._take(position, end):
                     new = [part for part in lacking(session, indices) if (session, part) not in known]
-                    queue += [_Part(session, *part, end) for part in new]
+                    queue += [_Part(session, *part, position, end) for part in new]
                     known |= {(session, part) for part in new}
                 position = end
-            elif queue and len(on_way) < _REQUESTS and sum(nbytes for _, nbytes in unread) < limit:
+            elif queue and len(on_way) < _REQUESTS and asked < limit:
                 request = _Request(queue, size)
                 request.futures = [pool.submit(prepare, *share) for share in request.parts.items()]
                 on_way.append(request)
-                unread.append((request.end_item, request.nbytes))
             else:
                 self._ended.wait(_SECONDS)
 
     def _around(self, session: Session, window: int) -> Ints:
-        reached = self._reached
-        shares = self._take(reached, min(reached + 2 * window, self._stop))
+        # What was drawn last is not read yet: a loader draws ahead of its workers.
+        low, high = self._reached - window // 2, self._reached + 4 * window
+        shares = self._take(max(low, self._start), min(high, self._stop))
         own = [indices for other, indices in shares if other is session]
         return np.concatenate(own) if own else np.empty(0, np.int64)
 
@@ -135,14 +145,22 @@ class _Request:
     """The first parts of a queue, of so many bytes, which are asked for at once."""
 
     def __init__(self, queue: deque[_Part], nbytes: int) -> None:
-        self.nbytes = 0
+        self.nbytes, self.item = 0, queue[0].item
         self.parts: dict[Session, list[tuple[int, int]]] = {}
         while queue and self.nbytes < nbytes:
-            session, start, end, self.end_item = queue.popleft()
+            session, start, end, _, self.end_item = queue.popleft()
             self.parts.setdefault(session, []).append((start, end))
             self.nbytes += end - start
-        self.futures: list[Future[None]] = []
+        self.futures: list[Future[bool]] = []
+
+    def known(self) -> set[tuple[Session, tuple[int, int]]]:
+        """Its parts."""
+        return {(session, part) for session, parts in self.parts.items() for part in parts}
 
     def is_done(self) -> bool:
+        """Whether all of it was fetched, or found no room."""
+        return all(future.done() for future in self.futures)
+
+    def is_kept(self) -> bool:
         """Whether all of it is here; raises what fetching it raised."""
-        return all(future.done() and future.result() is None for future in self.futures)
+        return all(future.result() for future in self.futures)

@@ -137,14 +137,15 @@ def lacking(session: Any, indices: Ints) -> list[tuple[int, int]]:
     return parts
 
 
-def expect(session: Any, around: Callable[[], Ints]) -> None:
+def expect(session: Any, around: Callable[[], Ints], is_new: bool) -> None:
     """Announce which samples are read soon to the copy of a far archive, which asks if it has to choose."""
-    session.file.expect(lambda: _extents(session, around()))
+    session.file.expect(lambda: _extents(session, around()), is_new)
 
 
-def prepare(session: Any, parts: Sequence[tuple[int, int]]) -> None:
-    """Let the copy of a far archive fetch parts that `lacking` gave."""
-    session.file.prepare(*np.array(parts, np.int64).T)
+def prepare(session: Any, parts: Sequence[tuple[int, int]]) -> bool:
+    """Let the copy of a far archive fetch parts that `lacking` gave; whether it had room for all of them."""
+    has_room: bool = session.file.prepare(*np.array(parts, np.int64).T)
+    return has_room
 
 
 def _extents(session: Any, indices: Ints) -> tuple[Ints, Ints]:

@@ -105,11 +105,15 @@ class ByteSource(ABC):
         """The parts (start, end) of the file that are not here and hold bytes of extents, in their order."""
         return []
 
-    def expect(self, around: Callable[[], tuple[Ints, Ints]]) -> None:  # noqa: B027 - there is room for all
-        """Announce the extents that are read soon, which `around` gives: what they need stays here."""
+    def expect(self, around: Callable[[], tuple[Ints, Ints]], is_new: bool) -> None:  # noqa: B027 - it fits
+        """Announce the extents that are read soon, which `around` gives in order: what they need stays here.
 
-    def prepare(self, start: Ints, end: Ints) -> None:  # noqa: B027 - all of it is there
-        """Fetch parts that `lacking` gave, if nobody does yet."""
+        is_new: an order begins. What was read in the one before may be read again.
+        """
+
+    def prepare(self, start: Ints, end: Ints) -> bool:
+        """Fetch parts that `lacking` gave, if nobody does yet; whether there was room for all of them."""
+        return True
 
     def mend(self, offset: int, nbytes: int) -> bool:
         """Fetch an extent again that fails its crc32. Returns whether reading it again makes sense."""

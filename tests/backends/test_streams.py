@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from edcache import CachedDataset, concat, samplers, storage
 from edcache.backends.mirror.read_through import ReadThrough
 from edcache.backends.mirror.room import BLOCK_NBYTES
 from edcache.storage import calls
+from edcache.writer import SIDE
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
@@ -109,6 +111,37 @@ def test_an_order_that_is_known_streams_by_blocks(far, ssd, workers):
             assert sorted(seen) == list(range(COUNT))
             assert served.sent < 1.6 * far.stat().st_size
             assert on_disk(ssd) <= LIMIT
+
+
+def test_what_was_read_goes_first_and_what_is_needed_soon_last(far, ssd):
+    ds = opened(far, ssd)
+    read(ds, list(range(160)))
+    file = file_of(ds)
+    room, out, last = file._room, file._open_out(), file.blocks.last
+
+    def here() -> set[int]:
+        return {k for k, byte in enumerate(file.blocks.look(0, last + 1)) if byte & 1}
+
+    before = sorted(here())
+    was_read, soon, idle = set(before[:3]), set(before[3:6]), set(before[6:])
+    assert len(idle) > 2
+    with closing(storage.File.open(file.pinned.copy + SIDE, "r+")) as side:
+        assert room.expect(side, sorted(was_read), True) == was_read
+        assert room.expect(side, sorted(soon), False) == soon
+        room._make(side, out, 2, True)
+        assert len(here() & was_read) == 1
+        room._make(side, out, 2, True)
+        assert not here() & was_read
+        assert len(here() & idle) == len(idle) - 1
+        room._make(side, out, 99, True)
+        assert here() == soon
+        room._make(side, out, 1, False)
+        assert len(here()) == 2
+        # Another order begins: what it needs is what goes last, whatever was read before.
+        other = max(here())
+        assert room.expect(side, [other], True) == {other}
+        room._make(side, out, 9, True)
+        assert here() == {other}
 
 
 def test_parts_that_lack_are_in_the_order_of_need(far, ssd):

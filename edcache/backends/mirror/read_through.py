@@ -180,7 +180,7 @@ class ReadThrough(Wrapped):
         if self._holds_all:
             blocks = self.blocks.unknown(blocks)
         else:
-            worth = self.blocks.worth(start, end)
+            worth = self.blocks.worth(start, end) | self._worth
         kept = [
             self._obtain(blocks[first : first + _AT_ONCE].tolist(), worth=worth)
             for first in range(0, len(blocks), _AT_ONCE)
@@ -211,16 +211,16 @@ class ReadThrough(Wrapped):
             if block in missing
         ]
 
-    def expect(self, around: Callable[[], tuple[Ints, Ints]]) -> None:
+    def expect(self, around: Callable[[], tuple[Ints, Ints]], is_new: bool) -> None:
         """See `ByteSource`; where there is no room for all, what is read soon goes last."""
         if self._room is None or self._holds_all:
             return
         soon = around()
-        self._worth = self.blocks.worth(*soon)
         with closing(File.open(self.pinned.copy + SIDE, "r+")) as side:
-            self._room.want(side, set(self.blocks.around(*soon)[0].tolist()))
+            noted = self._room.expect(side, list(dict.fromkeys(self.blocks.of(*soon)[1].tolist())), is_new)
+        self._worth = self.blocks.worth(*soon) & noted
 
-    def prepare(self, start: Ints, end: Ints) -> None:
+    def prepare(self, start: Ints, end: Ints) -> bool:
         """See `ByteSource`."""
         blocks = self._with_opening(self.blocks.around(start, end)[0]).tolist()
         # The first batch has the wire for itself. No lock: a fork could leave it taken.
@@ -228,7 +228,7 @@ class ReadThrough(Wrapped):
         while time.monotonic() - begun < _HEAD_STARTS[self._first]:
             time.sleep(_HEAD_STARTS[_NOT_BEGUN] / 50)
         self._first = _DONE
-        self._obtain(blocks, worth=None if self._holds_all else self._worth, waits=False)
+        return self._obtain(blocks, worth=None if self._holds_all else self._worth, waits=False)
 
     def _with_opening(self, blocks: Ints) -> Ints:
         """Rising blocks, and for once those that it was opened by, which belong to the copy too."""
@@ -369,7 +369,7 @@ class ReadThrough(Wrapped):
                     side.lock(CLAIMS + missing[0])
                 # It may have been fetched between the look and the claim.
                 lacking = self.blocks.missing(mine)
-                if not self._fetch(side, mine if again else lacking, None if again else worth):
+                if not self._fetch(side, mine if again else lacking, None if again else worth, not waits):
                     return False
             if len(mine) == len(missing) or not waits:
                 break
@@ -382,7 +382,7 @@ class ReadThrough(Wrapped):
         self._is_full = True
         base.warn(f"{error}; what is not here yet is read from {self.path} every time")
 
-    def _fetch(self, side: File, blocks: list[int], worth: Collection[int] | None) -> bool:
+    def _fetch(self, side: File, blocks: list[int], worth: Collection[int] | None, is_ahead: bool) -> bool:
         """Fetch rising blocks, of which the caller has the claims and has just looked at the map.
 
         Gives whether all are here now.
@@ -390,7 +390,7 @@ class ReadThrough(Wrapped):
         kept = blocks
         if blocks and self._room is not None:
             try:
-                kept = self._room.take(side, self._open_out(), blocks, worth)
+                kept = self._room.take(side, self._open_out(), blocks, worth, is_ahead)
             except StorageError as error:
                 self._keep_no_more(error)
                 return False

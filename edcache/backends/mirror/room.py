@@ -1,7 +1,8 @@
 """The disk space of a copy that is read while it fills, where `max_bytes` allows less than the archive has.
 
-A third of what it may have stays from epoch to epoch. The rest passes through: whoever needs room frees
-blocks by punching holes, in the order of a clock, which passes over what was announced since it came by last.
+Whoever needs room frees blocks by punching holes: first those that were read in this order of samples and are
+not needed soon again, then idle ones in the order of a clock, of which a part stays from epoch to epoch, and
+last those that a reader needs soon, which only a batch may take and not who looks ahead.
 Who fetches or frees a block has its claim (`sidecar`), and who decides on room has the lock `ROOM`. The map
 says that a block is gone before it goes.
 """
@@ -26,9 +27,14 @@ from edcache.writer import PARTIAL, SIDE
 
 BLOCK_BITS: Final = 18
 BLOCK_NBYTES: Final = 1 << BLOCK_BITS
-# In the second map: it was announced since the clock came by; it is of the third that stays.
-_WANTED, _STAYS = 1, 2
+# In the second map: a reader needs it soon; who needed it has read it, and not begun another order since.
+_SOON, _READ = 1, 2
+# Which goes first: what was read, idle blocks but for a part of the room, these, what is needed soon.
+_READ_RANK, _IDLE_RANK, _STAYING_RANK, _SOON_RANK = range(4)
+_RANKS = np.array([_IDLE_RANK, _SOON_RANK, _READ_RANK])
 _STAYING: Final = 3
+# This part of the room is for what is needed soon.
+_SOON_PART: Final = 7 / 8
 # At least this part of the room is freed at once, but no more blocks than that: looking costs milliseconds.
 _PART, _MOST = 16, 256
 _SECONDS: Final = 5.0
@@ -43,7 +49,7 @@ class Room:
         self._hand = 0
         self._allowed, self._asked = 0, -_SECONDS
         self._can_free, self._has_looked = True, False
-        self._wanted: set[int] = set()
+        self._soon: set[int] = set()
 
     def holds_all(self) -> bool:
         """Whether the whole archive fits."""
@@ -57,11 +63,13 @@ class Room:
             self._allowed, self._asked = self._limit - others, time.monotonic()
         return self._allowed
 
-    def take(self, side: File, out: File, blocks: list[int], worth: Collection[int] | None) -> list[int]:
+    def take(
+        self, side: File, out: File, blocks: list[int], worth: Collection[int] | None, is_ahead: bool
+    ) -> list[int]:
         """Take the space of blocks that are to be fetched, under their claims; returns those that have some.
 
         Args:
-            worth: for which of them others may be freed; None for all.
+            worth: for which of them others may be freed; None for all. is_ahead: not for those needed soon.
         """
         with side.locked(ROOM):
             if not storage.exists(self._copy + PARTIAL):
@@ -70,21 +78,28 @@ class Room:
             if free < len(blocks):
                 blocks = blocks if worth is None else [block for block in blocks if block in worth]
                 if free < len(blocks):
-                    self._make(side, out, len(blocks) - free)
+                    self._make(side, out, len(blocks) - free, is_ahead)
                 blocks = blocks[: self._free()]
             for low, high in runs(blocks):
                 out.reserve(low << BLOCK_BITS, min(high << BLOCK_BITS, self._nbytes) - (low << BLOCK_BITS))
             return blocks
 
-    def want(self, side: File, blocks: set[int]) -> None:
-        """Let the clock pass over blocks once, and no more over those that this reader wanted before."""
-        for some, old, new in ((self._wanted - blocks, _WANTED, 0), (blocks, 0, _WANTED)):
+    def expect(self, side: File, blocks: list[int], is_new: bool) -> set[int]:
+        """Note which blocks this reader needs soon, in the order of need: those that there is room for.
+
+        Args:
+            is_new: its order begins, so what was read before may be read again.
+        Returns: those that were noted.
+        """
+        if is_new:
+            side.pwrite(MAP_OFFSET + self._count, bytes(self._count))
+            self._soon = set()
+        soon = set(blocks[: int(_SOON_PART * self.allowance()) // BLOCK_NBYTES])
+        for some, mark in ((self._soon - soon, _READ), (soon, _SOON)):
             for low, high in runs(sorted(some)):
-                offset = MAP_OFFSET + self._count + low
-                before = side.pread(offset, high - low).ljust(high - low, b"\0")
-                if old in before:
-                    side.pwrite(offset, before.replace(bytes([old]), bytes([new])))
-        self._wanted = blocks
+                side.pwrite(MAP_OFFSET + self._count + low, bytes([mark]) * (high - low))
+        self._soon = soon
+        return soon
 
     def _free(self) -> int:
         """How many more blocks may be here."""
@@ -92,31 +107,22 @@ class Room:
         allowed = self.allowance() - (self._limit >> 8)
         return max(0, (allowed - storage.allocated(self._copy + PARTIAL)) // BLOCK_NBYTES)
 
-    def _make(self, side: File, out: File, count: int) -> None:
+    def _make(self, side: File, out: File, count: int, is_ahead: bool) -> None:
         """Free so many blocks, or more; fewer where no more can go."""
         if not self._can_free:
             return
         n, allowed = self._count, self.allowance() // BLOCK_NBYTES
         is_here = np.frombuffer(side.pread(MAP_OFFSET, n), np.uint8) & 1 == 1
-        wanted = np.frombuffer(side.pread(MAP_OFFSET + n, n).ljust(n, b"\0"), np.uint8).copy()
+        marks = np.frombuffer(side.pread(MAP_OFFSET + n, n).ljust(n, b"\0"), np.uint8)
         here = np.flatnonzero(is_here)
-        here = np.roll(here, -int(np.searchsorted(here, self._hand)))
-        stays = wanted[here] == _STAYS
-        if np.count_nonzero(stays) > allowed // _STAYING:
-            wanted[here[stays]] = 0
-        if not np.any(wanted[here] == _STAYS):
-            wanted[here[: allowed // _STAYING]] = _STAYS
-        passing = here[wanted[here] != _STAYS]
-        idle = np.flatnonzero(wanted[passing] == 0)
-        count = max(count, min(allowed // _PART, _MOST))
-        if len(idle) < count:
-            passed, chosen = len(passing), np.concatenate((idle, np.flatnonzero(wanted[passing])))[:count]
-        else:
-            chosen = idle[:count]
-            passed = int(chosen[-1]) + 1
-        wanted[passing[:passed]] = 0
-        side.pwrite(MAP_OFFSET + n, wanted.tobytes())
-        victims = passing[chosen]
+        ranks = _RANKS[marks[here] % len(_RANKS)]
+        ranks[np.flatnonzero(ranks == _IDLE_RANK)[: allowed // _STAYING]] = _STAYING_RANK
+        # Of equals those behind the last one that went.
+        turn = np.roll(np.arange(len(here)), -int(np.searchsorted(here, self._hand)))
+        turn = turn[np.argsort(ranks[turn], kind="stable")]
+        idle, free = (int(np.count_nonzero(ranks <= rank)) for rank in (_IDLE_RANK, _STAYING_RANK))
+        count = max(count, min(allowed // _PART, _MOST, idle))
+        victims = here[turn[: min(count, free) if is_ahead else count]]
         self._hand = int(victims[-1]) + 1 if len(victims) else 0
         if not self._has_looked:
             # Who was killed has left space that no block has.
@@ -134,6 +140,7 @@ class Room:
             for low, high in runs(claimed(side, victims.tolist(), wait=False)):
                 state = side.pread(MAP_OFFSET + low, high - low)
                 side.pwrite(MAP_OFFSET + low, bytes((byte + byte % 2) % 256 for byte in state))
+                side.pwrite(MAP_OFFSET + self._count + low, bytes(high - low))
                 out.punch(low << BLOCK_BITS, (high - low) << BLOCK_BITS)
 
 
