@@ -31,6 +31,7 @@ from .chunk_tables import merge as merge
 from .index_pages import LINES as LINES
 from .index_pages import IndexRoot as IndexRoot
 from .index_pages import IndexWriter as IndexWriter
+from .index_pages import check_page as check_page
 from .index_pages import pack_index as pack_index
 from .index_pages import parse_blocks as parse_blocks
 from .index_pages import parse_index as parse_index

@@ -40,7 +40,7 @@ PAGE_DTYPE: Final = np.dtype(
 """A row of the table of pages: 72 bytes."""
 WIDTHS: Final = np.array([0, 1, 2, 4, 8])
 """The bytes of a difference, by its code of three bits in `widths`."""
-_OFFSET: Final = LINES.index("offset")
+_INDEX, _OFFSET, _NBYTES, _RAW, _SCHEMA = range(len(LINES))
 _LATTICE_BITS: Final = LATTICE.bit_length() - 1
 _BLOCK_ROW: Final = 24
 _PREFIX: Final = 8
@@ -85,6 +85,11 @@ class IndexRoot(NamedTuple):
         codes = np.minimum(self.pages["widths"] >> np.uint32(3 * column) & 7, len(WIDTHS) - 1)
         widths: Ints = WIDTHS[codes]
         return widths
+
+    def page_widths(self, number: int) -> list[int]:
+        """The bytes of a difference of each column of a page."""
+        codes = int(self.pages["widths"][number])
+        return [int(WIDTHS[codes >> 3 * k & 7]) for k in range(len(LINES))]
 
 
 def places(rows: int, widths: Sequence[int]) -> list[int]:
@@ -284,7 +289,7 @@ def _labels(value: Any) -> list[tuple[str, bool]]:
 
 
 def _check_pages(root: IndexRoot, size: int) -> None:
-    """Check what the table says of each page by itself; ValueError. `unpack_page` checks the rest."""
+    """Check what the table says of each page by itself; ValueError. `check_page` checks the rest."""
     pages, count = root.pages, len(root.pages)
     rows = np.full(count, 1 << root.bits)
     rows[-1:] = root.rows - (count - 1 << root.bits)
@@ -311,7 +316,7 @@ def _check_pages(root: IndexRoot, size: int) -> None:
         raise ValueError("row i is not sample i, though there are as many")
     if np.any(first < 0) or np.any(last >= ends):
         raise ValueError("its samples are not in order")
-    # Without differences this is all of a column; `unpack_page` looks at the others.
+    # Without differences this is all of a column; `check_page` looks at the others.
     reach = bases[_OFFSET] + (rows - 1.0) * stride + bases[2]
     plain = (widths[_OFFSET] == 0) & (widths[2] == 0)
     if np.any(bases[_OFFSET][plain] < 0) or np.any(bases[2] < 0) or np.any(reach[plain] > size):
@@ -324,42 +329,72 @@ def _check_pages(root: IndexRoot, size: int) -> None:
         raise ValueError("sizes before compression, of records that are not compressed")
 
 
-def unpack_page(root: IndexRoot, number: int, payload: bytes | memoryview, size: int) -> Records:
-    """The rows of a page, whose crc32 fits: copies, but crc32, which is a view of `payload`.
+def check_page(root: IndexRoot, number: int, payload: bytes | memoryview, size: int) -> int:
+    """Check the rows of a page, whose crc32 fits, mostly by the largest differences: no column is made.
 
+    Returns: what no raw_nbytes of the page is above.
     Raises: CorruptArchiveError, they are out of order, or do not lie in a file of `size` bytes.
     """
     page, rows = root.pages[number], root.page_rows(number)
-    steps, at = np.arange(rows), places(rows, [int(root.widths(k)[number]) for k in range(len(LINES))])
-    columns: dict[str, npt.NDArray[Any]] = {"crc32": np.frombuffer(payload, "<u4", rows)}
+    deltas = _deltas(root, number, payload)
+    most = [0 if delta is None else int(delta.max()) for delta in deltas]
+    # Python's integers, of which no sum wraps.
+    base, stride = page["base"].tolist(), int(page["stride"])
     with reported(f"page {number:,} of index.pages"):
-        for k, name in enumerate(LINES):
-            width, values = int(root.widths(k)[number]), np.full(rows, page["base"][k])
-            if k == _OFFSET:
-                if (rows - 1) * int(page["stride"]) > _FAR:
-                    raise ValueError(f"its records lie outside of a file of {size:,} bytes")
-                values += steps * page["stride"]
-            elif name == "index":
-                values += steps
-            if width:
-                delta = np.frombuffer(payload, f"<u{width}", rows, at[k + 1])
-                if int(delta.max()) > (_FAR >> _LATTICE_BITS if k == _OFFSET else _FAR):
-                    raise ValueError("a number that no writer makes")
-                values += delta.astype(np.int64) << (_LATTICE_BITS if k == _OFFSET else 0)
-            columns[name] = values
-        offset, nbytes, index = columns["offset"], columns["nbytes"], columns["index"]
-        after = int(root.pages["base"][number + 1, 0]) if number + 1 < len(root.pages) else root.length
-        if int(index[-1]) >= after or np.any(index[1:] <= index[:-1]):
-            raise ValueError("its samples are not in order")
-        if int(offset.min()) < 0 or int(nbytes.max()) > size or int((offset + nbytes).max()) > size:
+        if any(delta > (_FAR >> _LATTICE_BITS if k == _OFFSET else _FAR) for k, delta in enumerate(most)):
+            raise ValueError("a number that no writer makes")
+        if deltas[_INDEX] is not None:
+            after = int(root.pages["base"][number + 1, 0]) if number + 1 < len(root.pages) else root.length
+            last, falls = int(deltas[_INDEX][-1]), deltas[_INDEX][1:] < deltas[_INDEX][:-1]
+            if base[_INDEX] + rows - 1 + last >= after or np.any(falls):
+                raise ValueError("its samples are not in order")
+        longest, reach = base[_NBYTES] + most[_NBYTES], (rows - 1) * stride
+        is_outside = max(longest, base[_OFFSET]) > size or reach > _FAR
+        # Where the largest of all lie within, each does.
+        if not is_outside and not 0 <= base[_OFFSET] <= size - longest - reach - (
+            most[_OFFSET] << _LATTICE_BITS
+        ):
+            offset, nbytes = (_column(root, number, k, deltas[k]) for k in (_OFFSET, _NBYTES))
+            is_outside = bool(offset.min() < 0 or (offset + nbytes).max() > size)
+        if is_outside:
             raise ValueError(f"its records lie outside of a file of {size:,} bytes")
-        if int(nbytes.sum()) != int(page["total"]):
+        differing = 0 if deltas[_NBYTES] is None else int(deltas[_NBYTES].sum(dtype=np.int64))
+        if base[_NBYTES] * rows + differing != int(page["total"]):
             raise ValueError("its records take other bytes than the table says")
-        if int(columns["schema"].max()) >= MAX_SCHEMAS:
+        if base[_SCHEMA] + most[_SCHEMA] >= MAX_SCHEMAS:
             raise ValueError("a schema that is none")
+    return int(base[_RAW] + most[_RAW])
+
+
+def unpack_page(root: IndexRoot, number: int, payload: bytes | memoryview) -> Records:
+    """The rows of a page that was checked: copies, but crc32, which is a view of `payload`."""
+    deltas = _deltas(root, number, payload)
+    columns = {name: _column(root, number, k, deltas[k]) for k, name in enumerate(LINES)}
     if not root.is_compressed:
         del columns["raw_nbytes"]
-    return Records(**{name: column.astype(COLUMNS[name], copy=False) for name, column in columns.items()})
+    typed = {name: column.astype(COLUMNS[name], copy=False) for name, column in columns.items()}
+    return Records(crc32=np.frombuffer(payload, "<u4", root.page_rows(number)), **typed)
+
+
+def _deltas(root: IndexRoot, number: int, payload: bytes | memoryview) -> list[Any]:
+    """What differs from the lines of a page, as it is stored: unsigned [rows] for each column, or None."""
+    rows, widths = root.page_rows(number), root.page_widths(number)
+    starts = places(rows, widths)[1:]
+    return [
+        np.frombuffer(payload, f"<u{width}", rows, at) if width else None
+        for width, at in zip(widths, starts, strict=False)
+    ]
+
+
+def _column(root: IndexRoot, number: int, k: int, delta: npt.NDArray[Any] | None) -> Ints:
+    """A column of a page: int64 [rows]."""
+    page, rows = root.pages[number], root.page_rows(number)
+    values = np.full(rows, page["base"][k])
+    if k in (_INDEX, _OFFSET):
+        values += np.arange(rows) * (page["stride"] if k == _OFFSET else 1)
+    if delta is not None:
+        values += delta.astype(np.int64) << (_LATTICE_BITS if k == _OFFSET else 0)
+    return values
 
 
 def parse_blocks(data: bytes | memoryview) -> Ints:
@@ -396,7 +431,8 @@ def parse_index(payload: bytes | memoryview, rows: int, table_nbytes: int, size:
         data = payload[int(page["at"]) : int(page["at"]) + nbytes]
         if crc32(data) != page["crc32"]:
             raise CorruptArchiveError(f"page {number:,} of index.pages fails its crc32")
-        parts.append(unpack_page(root, number, data, size).columns())
+        check_page(root, number, data, size)
+        parts.append(unpack_page(root, number, data).columns())
     blocks = payload[root.blocks_at : len(payload) - table_nbytes]
     if crc32(blocks) != root.blocks_crc:
         raise CorruptArchiveError("the list of chunks of index.pages fails its crc32")

@@ -120,7 +120,7 @@ class _Page:
 
     def __init__(self, root: IndexRoot, number: int, data: memoryview) -> None:
         page, rows = root.pages[number], root.page_rows(number)
-        widths = [int(root.widths(k)[number]) for k in range(len(LINES))]
+        widths = root.page_widths(number)
         places = format.places(rows, widths)
         self.first = number << root.bits
         self.base, self.stride = page["base"].tolist(), int(page["stride"])
@@ -181,7 +181,7 @@ class RecordIndex:
         # The schema of all records, where they have one.
         schema = -1 if np.any(root.widths(_SCHEMA)) else _common(root.pages["base"][:, _SCHEMA])
         self.only_schema: int | None = schema if type(schema) is int and schema >= 0 else None
-        _check_content(root.pages["base"][:, _RAW], size)
+        _check_content(int(root.pages["base"][:, _RAW].max(initial=0)), size)
 
     @classmethod
     def of(cls, table: IndexTable) -> RecordIndex:
@@ -356,7 +356,7 @@ class RecordIndex:
     def table(self) -> IndexTable:
         """The index as arrays, in new memory."""
         pages = ((number, self._check([number])[0]) for number in range(len(self._pages)))
-        parts = (format.unpack_page(self.root, *page, self._size).columns() for page in pages)
+        parts = (format.unpack_page(self.root, *page).columns() for page in pages)
         return format.table_of(self.root, list(parts), self.blocks)
 
     @once
@@ -438,8 +438,7 @@ class RecordIndex:
         # No lock: a fork could freeze it. Two threads may check the same page.
         for number, data in zip(numbers, each, strict=True):
             try:
-                records = format.unpack_page(self.root, number, data, self._size)
-                _check_content(records.raw_nbytes, self._size)
+                _check_content(format.check_page(self.root, number, data, self._size), self._size)
             except CorruptArchiveError as error:
                 raise CorruptArchiveError(f"{self._where}: {error}{self._remedy}") from error
             self._is_checked[number] = True
@@ -452,7 +451,7 @@ def _distinct(numbers: Ints) -> list[int]:
     return sorted(set(numbers.tolist()))
 
 
-def _check_content(raw_nbytes: npt.NDArray[Any] | None, size: int) -> None:
+def _check_content(raw_nbytes: int, size: int) -> None:
     """Refuse records that claim more than a file can hold: this limits the memory of a batch."""
-    if raw_nbytes is not None and len(raw_nbytes) and int(raw_nbytes.max()) > codec.most_content(size):
+    if raw_nbytes > codec.most_content(size):
         raise CorruptArchiveError(f"index.pages lists more than a file of {size:,} bytes holds")

@@ -192,8 +192,8 @@ _CHAIN = [
     Bug(
         "a page may point out of the file",
         "format/index_pages.py",
-        "if int(offset.min()) < 0 or int(nbytes.max()) > size or int((offset + nbytes).max()) > size:",
-        "if False:",
+        "is_outside = bool(offset.min() < 0 or (offset + nbytes).max() > size)",
+        "is_outside = False",
         ("test_attacks.py",),
         keyword="offset_outside or end_outside",
     ),
@@ -235,8 +235,8 @@ _CHAIN = [
     Bug(
         "a stride may wrap",
         "format/index_pages.py",
-        'if (rows - 1) * int(page["stride"]) > _FAR:',
-        "if False:",
+        "> size or reach > _FAR",
+        "> size",
         ("test_attacks.py",),
         keyword="wrapping_stride",
     ),

@@ -14,7 +14,7 @@ from fuzz_archives import INDEX_DTYPES, INDEX_TYPES
 from fuzz_draw import Draw
 
 from edcache.errors import CorruptArchiveError
-from edcache.format.index_pages import pack_index, parse_root, unpack_page
+from edcache.format.index_pages import check_page, pack_index, parse_root, unpack_page
 from edcache.format.label_file import pack_labels, parse_label_table, parse_labels
 from edcache.format.tables import IndexTable, Records, parse_chunk_table, spread
 
@@ -193,7 +193,8 @@ def _parse(kind: str, data: bytes, rows: int) -> None:
         assert all(failure.index < root.length for failure in root.failures)
         for number, (page, nbytes) in enumerate(zip(root.pages, root.nbytes.tolist(), strict=True)):
             start = int(page["at"])
-            unpack_page(root, number, payload[start : start + nbytes], 1 << 20)
+            check_page(root, number, payload[start : start + nbytes], 1 << 20)
+            unpack_page(root, number, payload[start : start + nbytes])
         return
     if kind == "chunk":
         table = parse_chunk_table(data, rows)

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from scale import scaled
 
 from edcache import format
 from edcache.errors import CorruptArchiveError
@@ -103,6 +104,75 @@ def test_an_index_says_what_the_arrays_say(table, is_mapped, data):
     row_of = {int(k): row for row, k in enumerate(records.samples)}
     assert index.rows_of(asked).tolist() == [row_of.get(k, -1) for k in asked.tolist()]
     assert [index.find(k) for k in asked.tolist()] == [row_of.get(k) for k in asked.tolist()]
+
+
+def rows_of(root, number, payload):
+    """(index, offset, nbytes, raw_nbytes, schema) of each row of a page; whether a writer makes them."""
+    page, rows, at = root.pages[number], root.page_rows(number), -(-root.page_rows(number) * 4 // 8) * 8
+    stride, columns, is_made = int(page["stride"]), [], True
+    for k in range(5):
+        width = (0, 1, 2, 4, 8)[int(page["widths"]) >> 3 * k & 7]
+        stored = [
+            int.from_bytes(payload[at + width * r : at + width * (r + 1)], "little") for r in range(rows)
+        ]
+        at += -(-rows * width // 8) * 8
+        unit, step = 8 if k == 1 else 1, {0: 1, 1: stride}.get(k, 0)
+        is_made &= max(stored) * unit <= 1 << 61
+        columns.append([int(page["base"][k]) + step * r + unit * stored[r] for r in range(rows)])
+    return list(zip(*columns, strict=True)), is_made and (rows - 1) * stride <= 1 << 61
+
+
+@settings(max_examples=scaled(3000))
+@given(tables(), st.data())
+def test_a_page_is_accepted_where_each_of_its_rows_is_right(table, data):
+    packed, table_nbytes = format.pack_index(table)
+    assume(len(table.records.offset))
+    root = format.parse_root(
+        packed[len(packed) - table_nbytes :], len(table.records.offset), len(packed), SIZE
+    )
+    root = root._replace(pages=root.pages.copy())
+    number = data.draw(st.integers(0, len(root.pages) - 1))
+    start, nbytes = int(root.pages["at"][number]), int(root.nbytes[number])
+    page, payload = root.pages[number], bytearray(packed[start : start + nbytes])
+    rows, _ = rows_of(root, number, payload)
+    most = max(offset + nbytes for _, offset, nbytes, _, _ in rows)
+    for _ in range(data.draw(st.integers(0, 2))):
+        field = data.draw(st.sampled_from(["base", "stride", "total", "payload"]))
+        change = data.draw(st.sampled_from([-(1 << 61), -8, -1, 1, 8, 1 << 30, 1 << 61]))
+        if field == "payload":
+            at = data.draw(st.integers(0, nbytes - 1))
+            payload[at] = data.draw(st.integers(0, 255))
+        elif field == "base":
+            k = data.draw(st.integers(0, 4))
+            page["base"][k] = max(-(1 << 62) if k == 1 else 0, min(int(page["base"][k]) + change, 1 << 62))
+        else:
+            page[field] = max(0, min(int(page[field]) + change, 1 << 62))
+    size = data.draw(st.sampled_from([most - 1, most, most + 1, 2 * most, SIZE]))
+    rows, is_made = rows_of(root, number, payload)
+    after = int(root.pages["base"][number + 1, 0]) if number + 1 < len(root.pages) else root.length
+    is_right = (
+        is_made
+        # Without differences it is the table of pages that has them in order.
+        and (
+            not int(page["widths"]) & 7 or all(a < b for a, b in pairwise([*(row[0] for row in rows), after]))
+        )
+        and all(
+            offset >= 0 and nbytes <= size and offset + nbytes <= size for _, offset, nbytes, _, _ in rows
+        )
+        and sum(row[2] for row in rows) == int(page["total"])
+        and max(row[4] for row in rows) < 65_536
+    )
+    try:
+        most_raw = format.check_page(root, number, payload, size)
+    except CorruptArchiveError:
+        assert not is_right
+        return
+    assert is_right
+    assert most_raw >= max(row[3] for row in rows)
+    columns = format.unpack_page(root, number, payload).columns()
+    for k, name in enumerate(format.LINES):
+        if name in columns:
+            assert columns[name].tolist() == [row[k] for row in rows]
 
 
 @given(tables(), st.lists(st.integers(0, 40), max_size=5))
