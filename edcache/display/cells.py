@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import base64
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.base import EdcacheError, MissingSampleError, PickleRefusedError, SampleIndexError
-from edcache.display.media import Media, first_seen, gray, media_of, png, thumbnail
+from edcache.display.media import MOST_LEAVES, Media, first_seen, gray, media_of, png, thumbnail
 from edcache.display.tree import leaf, leaves_of
 
 _THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
 _SMALL: Final = 128
 _EXCERPT: Final = 300
-_MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 8
 _MOST_POINTS: Final = 1_000
 
@@ -30,8 +30,9 @@ def cell(sample: Any) -> dict[str, Any]:
         return {"why": "No record." if isinstance(sample, MissingSampleError) else reason(sample)[:_EXCERPT]}
     media = first_seen(sample)
     if media is None or media.kind == "note":
-        lines = (f"{'.'.join(map(str, path))}: {_in_short(value)}" for path, value in leaves_of(sample))
-        return {"text": "\n".join(text[:80] for _, text in zip(range(8), lines, strict=False))}
+        leaves = ((".".join(map(str, path)), leaf(value)) for path, value in islice(leaves_of(sample), 8))
+        lines = (f"{path}: {about.get('value', about['type'])}"[:80] for path, about in leaves)
+        return {"text": "\n".join(lines)}
     if media.kind == "text":
         return {"text": media.data[:_EXCERPT]}
     if media.kind == "signal":
@@ -55,21 +56,13 @@ def reason(error: Exception) -> str:
 def described_leaves(sample: Any) -> list[dict[str, Any]]:
     """The leaves of a sample by number, each with what its numbers are like and what can be seen of it."""
     leaves = []
-    for number, (path, value) in enumerate(leaves_of(sample)):
-        if number == _MOST_LEAVES:
-            break
+    for number, (path, value) in enumerate(islice(leaves_of(sample), MOST_LEAVES)):
         media = media_of(value)
         about = {"number": number, "path": ".".join(map(str, path)), **leaf(value)}
         if "value" in about:
             about["value"] = str(about["value"])  # a browser's numbers are floats
         leaves.append(about if media is None else about | {"media": _described(media)})
     return leaves
-
-
-def _in_short(value: Any) -> str:
-    """A leaf in a line; a list within a list may have no end of items."""
-    about = leaf(value)
-    return str(about["value"]) if "value" in about else about["type"]
 
 
 def _described(media: Media) -> dict[str, Any]:
@@ -93,8 +86,8 @@ def seen_leaf(sample: Any, number: int, kinds: tuple[str, ...]) -> Media:
     Raises:
         SampleIndexError: it is not, or there is none.
     """
-    leaves = () if isinstance(sample, Exception) or number >= _MOST_LEAVES else leaves_of(sample)
-    media = next((media_of(value) for k, (_, value) in enumerate(leaves) if k == number), None)
+    leaves = islice(() if isinstance(sample, Exception) else leaves_of(sample), MOST_LEAVES)
+    media = next((media_of(value) for _, value in islice(leaves, number, None)), None)
     if media is None or media.kind not in kinds:
         raise SampleIndexError(f"this sample has nothing of that kind at leaf {number}")
     return media
