@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import numpy as np
@@ -118,9 +118,9 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
 def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Format:
     """What samples show before anything is written: one of every kind there is."""
     positions = _of_interest(ds, needs_shapes=bool(kind.arrays))
-    parts = [positions[at : at + _LOOKED_AT].tolist() for at in range(0, len(positions), _LOOKED_AT)]
-    looks = [look for part in _worked(partial(_looked, ds, kind), parts, num_workers) for look in part]
-    names, sizes, columns = zip(*looks, strict=True)
+    parts = [(positions[at : at + _LOOKED_AT].tolist(),) for at in range(0, len(positions), _LOOKED_AT)]
+    looks = _worked(partial(_looked, ds, kind), parts, num_workers)
+    names, sizes, columns = zip(*chain.from_iterable(looks), strict=True)
     to_go = _labels_to_go(ds, labels, set().union(*names))
     writer = kind(ds, joined(columns), to_go, sum(sizes) / len(sizes))
     writer.check()
@@ -130,18 +130,17 @@ def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_
 def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     """Positions of samples of every kind there is: one of each schema where that tells enough."""
 
-    def varies(leaf: Any) -> bool:
-        return leaf.kind in ("tensor", "array") and leaf.shape is None
-
     every = np.arange(len(ds))
     numbers, trees = ds._root._structures(ds._root_indices(every))
     if ds._transform is not None:
         return every
     chosen = np.zeros(len(ds), bool)
     for number, tree in enumerate(trees):
-        of_it = np.flatnonzero(numbers == number)
-        is_told = tree is not None and not (needs_shapes and any(map(varies, tree.leaves())))
-        chosen[of_it[:1] if is_told else of_it] = True
+        positions = np.flatnonzero(numbers == number)
+        varies = tree is None or (
+            needs_shapes and any(leaf.memory is not None and leaf.shape is None for leaf in tree.leaves())
+        )
+        chosen[positions if varies else positions[:1]] = True
     chosen[:: max(1, len(ds) // _PROBES)] = True
     return np.flatnonzero(chosen)
 
@@ -174,25 +173,26 @@ def _write(
         writer.begin(where)
         with closing(writer):
             parts = list(enumerate(writer.parts(shard_nbytes)))
-            counts = _worked(writer, parts, num_workers if writer.is_folder else 0)
+            written = _worked(writer.write, parts, num_workers if writer.is_folder else 0)
+            counts = (len(part) for (_, part), _ in zip(parts, written, strict=True))
             for done in accumulate(counts, initial=0):
                 if on_progress is not None:
                     on_progress(done, len(writer))
             writer.finish()
 
 
-def _attempted(work: Callable[[Any], Any], part: Any) -> tuple[Any, EdcacheError | None]:
+def _attempted(work: Callable[..., Any], arguments: Any) -> tuple[Any, EdcacheError | None]:
     try:
-        return work(part), None
+        return work(*arguments), None
     except EdcacheError as error:
         # Raised here, a worker's traceback would become a part of its message.
         return None, error
 
 
-def _worked(work: Callable[[Any], Any], parts: Any, num_workers: int) -> Iterator[Any]:
-    """What a function makes of each part of a list, in their order, by so many processes; 0: this one."""
-    workers, attempt = min(num_workers, len(parts)), partial(_attempted, work)
-    loader: Any = DataLoader(parts, batch_size=None, num_workers=workers, collate_fn=attempt)
+def _worked(work: Callable[..., Any], calls: Any, num_workers: int) -> Iterator[Any]:
+    """What calls of a function return, by their arguments, in order, by so many processes; 0: this one."""
+    workers, attempt = min(num_workers, len(calls)), partial(_attempted, work)
+    loader: Any = DataLoader(calls, batch_size=None, num_workers=workers, collate_fn=attempt)
     try:
         loaded = iter(loader)
     except OSError as denied:
@@ -207,7 +207,6 @@ def _measured(path: str) -> tuple[int, int]:
     """How many files are there, and their bytes."""
     if not os.path.isdir(path):
         return 1, os.path.getsize(path)
-    sizes = [
-        os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names
-    ]
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    sizes = list(map(os.path.getsize, files))
     return len(sizes), sum(sizes)

@@ -115,9 +115,6 @@ class _RawFile(io.RawIOBase):
         self._position = (0, self._position, self._file.size())[whence] + offset
         return self._position
 
-    def tell(self) -> int:
-        return self._position
-
 
 def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
     """The samples at some positions: what messages begin with, "export(): sample 17", and leaves."""
@@ -194,12 +191,8 @@ class Format:
         labels = self.ds.labels.take(np.arange(part.start, part.stop))
         return renamed(labels.table.select(list(self.labels)), self.columns)
 
-    def __call__(self, numbered: tuple[int, range]) -> int:
-        """Write a part, given with its number; returns how many samples it has."""
-        self._write(*numbered)
-        return len(numbered[1])
-
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
+        """Write a part."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -215,6 +208,7 @@ class _Files(Format):
     arrays = ""
     integer: ClassVar[str]
     separator: ClassVar[str]
+    is_lower_case: ClassVar[bool] = False
 
     @classmethod
     def look(cls, leaves: Leaves, place: str) -> Columns:
@@ -246,16 +240,14 @@ class _Files(Format):
         # Times are texts.
         files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
         for name, value in leaves.items():
-            is_hidden = name.startswith((".", "__"))
-            if is_hidden or "/" in name or "\\" in name or "\0" in name or len(name.encode()) > 200:
+            if name.startswith((".", "__")) or set(name) & set("/\\\0") or len(name.encode()) > 200:
                 raise ExportError(
                     f'{place}: field "{name}" makes no name of a file; {cls.name} needs names without '
                     "slashes that begin with no dot and not with __; rename it with with_transform()"
                 )
             extension, data = cls._encoded(name, value, place)
             file = f"{name}.{extension}" if name else extension
-            # The reader of webdataset gives all names in lower case.
-            file = file.lower() if cls is _Tars else file
+            file = file.lower() if cls.is_lower_case else file
             if file in files:
                 raise ExportError(f'{place}: two files would be called "{file}"; rename a field')
             files[file] = data
@@ -292,8 +284,9 @@ class _Tars(_Files):
     """Tar shards, as the webdataset package reads them."""
 
     name, integer, separator = "webdataset", "cls", "."
+    is_lower_case = True  # as the reader of webdataset gives all names
 
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
         with shard(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
             for name, data in self._files(part):
                 # Without a time and an owner: the same samples make the same bytes.
@@ -312,7 +305,7 @@ class _Folders(_Files):
     def parts(self, nbytes: int) -> list[range]:
         return _cut(range(len(self)), _FOLDERS_A_PART)
 
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
         made = self.where
         for name, data in self._files(part):
             path = os.path.join(self.where, name)
@@ -328,14 +321,13 @@ class _Parquets(Format):
 
     name = "parquet"
 
-    def _write(self, number: int, part: range) -> None:
-        columns = self.columns
-        schema = schema_of(columns.values(), self.label_table(range(0)).schema)
+    def write(self, number: int, part: range) -> None:
+        schema = schema_of(self.columns.values(), self.label_table(range(0)).schema)
         path = os.path.join(self.where, f"part-{number:05}.parquet")
         with shard(path) as stream, parquet_writer(stream, schema) as file:
             for piece, rows in self.rows(part):
                 place = f"export(): samples {piece[0]} to {piece[-1]}"
-                arrays = [arrow_column(c, rows[name], place) for name, c in columns.items()]
+                arrays = [arrow_column(c, rows[name], place) for name, c in self.columns.items()]
                 arrays += self.label_table(piece).columns
                 file.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
@@ -365,14 +357,13 @@ class _HuggingFace(Format):
         own = {name: _feature(c) if c not in plain else features[name] for name, c in self.columns.items()}
         self.features = datasets.Features(own | features)
 
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
         from datasets.arrow_writer import ArrowWriter
 
-        columns = self.columns
         path = os.path.join(self.where, f"{number:05}.arrow")
         with ArrowWriter(path=path, features=self.features) as writer:
             for piece, rows in self.rows(part):
-                batch = {name: [_example(c, v) for v in rows[name]] for name, c in columns.items()}
+                batch = {name: [_example(c, v) for v in rows[name]] for name, c in self.columns.items()}
                 labels = self.label_table(piece)
                 writer.write_batch(batch | dict(zip(labels.column_names, labels.columns, strict=True)))
             writer.finalize()
@@ -449,7 +440,7 @@ class _Npz(Format):
     def parts(self, nbytes: int) -> list[range]:
         return super().parts(_BATCH_NBYTES)
 
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
         for _, columns in self.rows(part):
             for name, values in columns.items():
                 if name in self._single:
