@@ -17,7 +17,7 @@ from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, o
 from edcache.codec import classes
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.decoding import Decoding
-from edcache.codec.dtypes import Array
+from edcache.codec.dtypes import TENSOR_DTYPES, Array
 from edcache.codec.leaves import reviver
 from edcache.codec.pickled import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
@@ -271,12 +271,10 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
 
     from edcache.codec.tensors import torch_dtype
 
-    known = torch_dtype(leaf.dtype)
-    if shape and known.bits is None:
+    dtype = torch_dtype(leaf.dtype)
+    if shape and TENSOR_DTYPES[str(leaf.dtype)].bits is None:
         return lambda records: list(map(torch.from_numpy, arrays(records)))
-    return lambda records: [
-        torch.from_numpy(array).view(known.dtype).view(shape) for array in arrays(records)
-    ]
+    return lambda records: [torch.from_numpy(array).view(dtype).view(shape) for array in arrays(records)]
 
 
 def _value_reader(leaf: Node) -> _Read:
@@ -311,14 +309,14 @@ def _array_maker(leaf: Node) -> Callable[[memoryview, int, Any, Array | None], A
     dtype: Any = leaf.memory
     ndarray, copied, itemsize = np.ndarray, np.array, dtype.itemsize
     from_numpy: Any = None
-    view = None
+    view: Any = None
     if leaf.kind == "tensor":
         import torch  # arrays alone are read without it
 
         from edcache.codec.tensors import torch_dtype
 
         known, from_numpy = torch_dtype(leaf.dtype), torch.from_numpy
-        view = None if known.bits is None else known.dtype
+        view = None if TENSOR_DTYPES[str(leaf.dtype)].bits is None else known
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
         if not itemsize or 0 in shape:

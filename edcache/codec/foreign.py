@@ -27,7 +27,7 @@ import torch
 from edcache.base import CorruptRecordError, ForeignCacheError, PickleRefusedError
 from edcache.codec import dtypes
 from edcache.codec.pickled import LOAD_ERRORS
-from edcache.codec.tensors import TORCH_BY_DTYPE
+from edcache.codec.tensors import NAMES
 
 MOST_NBYTES: Final = 1 << 31
 """Bytes that the arrays, tensors and texts of one sample may have, unless more are allowed."""
@@ -452,7 +452,7 @@ def _names() -> dict[tuple[str, str], _StandIn]:
     for path in (pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath):
         for module in ("pathlib", "pathlib._local"):
             names[module, path.__name__] = _call(functools.partial(_path, path))
-    names |= {("torch", known.name): _Storage(known.dtype) for known in TORCH_BY_DTYPE.values()}
+    names |= {("torch", name): _Storage(dtype) for dtype, name in NAMES.items()}
     return names | {("torch", f"{name}Storage"): _Storage(dtype) for name, dtype in _STORAGES.items()}
 
 

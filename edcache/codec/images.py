@@ -13,7 +13,6 @@ import copy
 import dataclasses
 import functools
 import io
-import operator
 import os
 import re
 import threading
@@ -209,27 +208,21 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
     """A sample as it would be read: image files are decoded by `decoding`, or by their own if it is None."""
     if isinstance(sample, ImageFile):
         return revived(file_bytes(sample), decoding or sample.decoding)
-    kind, names = type(sample), tuple[str, ...]()
-    if kind in (dict, OrderedDict):
-        values = list(sample.values())
-    elif kind in (list, tuple) or is_namedtuple(sample):
-        values = list(sample)
-    elif dataclasses.is_dataclass(kind):
-        names = dataclass_fields(kind)
-        values = [getattr(sample, name) for name in names]
-    else:
+    kind = type(sample)
+    is_plain = kind in (dict, OrderedDict, list, tuple)
+    if not (is_plain or is_namedtuple(sample) or dataclasses.is_dataclass(kind)):
         return sample
-    read = [read_through(value, decoding) for value in values]
-    if all(map(operator.is_, read, values)):
+    children = children_of(sample) or []
+    read = [(key, read_through(value, decoding)) for key, value in children]
+    if all(new is value for (_, new), (_, value) in zip(read, children, strict=True)):
         return sample
-    if kind is list:
-        return read
     if isinstance(sample, dict):
-        return kind(zip(sample, read, strict=True))
-    if isinstance(sample, tuple):
-        return tuple.__new__(kind, read)
+        return kind(read)
+    if isinstance(sample, list | tuple):
+        values = [value for _, value in read]
+        return values if kind is list else tuple.__new__(kind, values)
     made = copy.copy(sample)
-    for name, value in zip(names, read, strict=True):
+    for name, value in read:
         object.__setattr__(made, name, value)
     return made
 
@@ -238,8 +231,8 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
     """(key, value) of each child of a dict, dataclass, list or tuple; None for another value."""
     if isinstance(value, Mapping):
         return list(value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if dataclasses.is_dataclass(type(value)):
+        return [(name, getattr(value, name)) for name in dataclass_fields(value)]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
     return list(enumerate(value)) if isinstance(value, list | tuple) else None

@@ -179,7 +179,7 @@ def test_a_tensor_without_memory_of_its_own_is_refused():
 
 
 def test_a_dtype_that_is_newer_than_the_table_is_refused(monkeypatch):
-    monkeypatch.delitem(tensors.TORCH_BY_DTYPE, torch.bfloat16)
+    monkeypatch.delitem(tensors.NAMES, torch.bfloat16)
     message = r"a tensor of torch.bfloat16; convert it to another dtype"
     with pytest.raises(UnsupportedTypeError, match=message):
         Encoder().encode(torch.ones(1, dtype=torch.bfloat16))
