@@ -93,12 +93,11 @@ class EdflowFolder(Files):
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        matches = ((EXAMPLE.fullmatch(entry.name), entry) for entry in regular_files(path))
-        examples = sorted((m[0], int(m[1]), entry) for m, entry in matches if m)  # of two the padded goes
-        self._set_files({index: (name, entry.stat(follow_symlinks=False)) for name, index, entry in examples})
+        files = regular_files(path)
+        # Of two for one index the padded goes, which comes first.
+        self._set_files({int(match[1]): match[0] for match in map(EXAMPLE.fullmatch, files) if match})
         labels = os.path.join(path, LABELS)
-        is_there = os.path.isfile(labels) and not os.path.islink(labels)
-        _add_labels(self, read_whole(labels, labels, _MOST_LABELS) if is_there else None)
+        _add_labels(self, read_whole(labels, labels, _MOST_LABELS) if LABELS in files else None)
 
 
 def _add_labels(cache: OldCache, data: bytes | None) -> None:

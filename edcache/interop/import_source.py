@@ -118,18 +118,18 @@ class Files(OldCache):
 
     _decode = OldCache._torch_loaded
 
-    def _set_files(self, files: Mapping[int, tuple[str, os.stat_result]], length: int | None = None) -> None:
-        """Take note of the files: their names inside the folder, with slashes, by index."""
-        indices = sorted(files)
-        self._names = {index: files[index][0] for index in indices}
-        self.identity = {"names, sizes and times": files_digest(files[index] for index in indices)}
-        self._set_indices(np.array(indices, np.int64), length)
+    def _set_files(self, names: Mapping[int, str], length: int | None = None) -> None:
+        """Take note of the names of the files inside the folder, with slashes, by index."""
+        self._names = dict(sorted(names.items()))
+        with reading(self.path):
+            stats = [(name, os.lstat(os.path.join(self.path, name))) for name in self._names.values()]
+        self.identity = {"names, sizes and times": files_digest(stats)}
+        self._set_indices(np.array(list(self._names), np.int64), length)
 
     def _read(self, index: int) -> Any:
         name = self._names[index]
         shown = f"{self.path}: {name}"
-        data = read_whole(os.path.join(self.path, *name.split("/")), shown, self.most_nbytes)
-        return self._decode(data, shown)
+        return self._decode(read_whole(os.path.join(self.path, name), shown, self.most_nbytes), shown)
 
 
 def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
@@ -168,7 +168,7 @@ def read_part(path: str, shown: str, offset: int, nbytes: int, ends: str | None 
     return data
 
 
-def regular_files(folder: str) -> list[os.DirEntry[str]]:
-    """The files of a folder, in no order; links, which may lead out of it, are not among them."""
+def regular_files(folder: str) -> list[str]:
+    """The names of the files of a folder, sorted, but for links, which may lead out of it."""
     with reading(folder), os.scandir(folder) as entries:
-        return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))
