@@ -22,16 +22,8 @@ _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _Path(click.types.StringParamType):
-    """The path of an archive, or a URL; what is shown of that has no password. Shells complete it."""
-
-    def __init__(self, kind: str = "file") -> None:
-        self._kind = kind
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type=self._kind)]
+class _Path(click.Path):
+    """The path of an archive, or a URL; what is shown of that has no password."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return hidden(str(value))
@@ -76,7 +68,7 @@ def _names_at(path: str, kind: str) -> Iterable[Any]:
 
 PATH: Final = _Path()
 PATHS: Final = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
-FOLDER: Final = _Path("dir")
+FOLDER: Final = _Path(file_okay=False)
 LABEL: Final = _NameAtPath()
 FIELD: Final = _NameAtPath("fields")
 POSITIVE: Final = click.IntRange(min=1)

@@ -36,8 +36,9 @@ def take(value: Any) -> Parts:
     if classes.is_namedtuple(value):
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-        header = ("namedtuple", *classes.namedtuple_name(cls), cls._fields)
-        return header, cls._fields, tuple(value)
+        # A stand-in is called what it stands for.
+        name = vars(cls).get("__stands_for__") or class_name(cls)
+        return ("namedtuple", *name, cls._fields), cls._fields, tuple(value)
     if dataclasses.is_dataclass(cls) and is_registered(cls):
         return _take_dataclass(value)
     # None is one before Pillow is imported, or where its import is blocked.

@@ -213,23 +213,20 @@ class Shown:
         """The rows without a record, and of those that failed, why."""
         dataset = self._dataset()
         whole = dataset if hasattr(dataset, "missing") else getattr(dataset, "cache", dataset)
-        absent, failures = np.asarray(getattr(whole, "missing", ()), np.int64), getattr(whole, "errors", ())
-        if whole is not dataset and len(absent):  # a view has its own numbers
-            positions = np.flatnonzero(np.isin(dataset.indices, absent))
-            row_of = {int(dataset.indices[k]): int(k) for k in reversed(positions)}
-            absent = positions
-        else:
-            row_of = {int(row): int(row) for row in absent}
-        failed = [
-            {"row": row_of[one.index], "error": one.error, "message": one.message, "final": one.final}
-            for one in failures
+        rows = indices = np.asarray(getattr(whole, "missing", ()), np.int64)
+        if whole is not dataset and len(indices):  # a view has its own numbers
+            rows = np.flatnonzero(np.isin(dataset.indices, indices))
+            indices = dataset.indices[rows]
+        row_of = dict(zip(indices[::-1].tolist(), rows[::-1].tolist(), strict=True))
+        failed = {
+            row_of[one.index]: {"error": one.error, "message": one.message[:_LONGEST], "final": one.final}
+            for one in getattr(whole, "errors", ())
             if one.index in row_of
-        ]
-        known = {one["row"] for one in failed}
-        others = [row for row in absent.tolist() if row not in known]
+        }
+        others = [row for row in rows.tolist() if row not in failed]
         return {
-            "count": len(absent),
-            "failed": [one | {"message": one["message"][:_LONGEST]} for one in failed[:_MOST_MISSING]],
+            "count": len(rows),
+            "failed": [{"row": row} | failure for row, failure in [*failed.items()][:_MOST_MISSING]],
             "more_failed": max(0, len(failed) - _MOST_MISSING),
             "others": others[:_MOST_MISSING],
             "more_others": max(0, len(others) - _MOST_MISSING),
