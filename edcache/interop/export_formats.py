@@ -399,8 +399,6 @@ def _feature(column: ArrowColumn) -> Any:
 
 
 def _example(column: ArrowColumn, value: Any) -> Any:
-    if column.kind == "image" and value is not None:
-        return {"bytes": value, "path": None}
     # Numbers, and arrays of several dimensions that vary, which are lists of lists there.
     is_plain = column.ndim == 0 or (column.ndim > 1 and not column.is_fixed)
     return value.tolist() if isinstance(value, np.ndarray) and is_plain else value

@@ -9,7 +9,7 @@ from typing import Final
 
 from edcache import base
 from edcache.base import ForeignCacheError, OptionError
-from edcache.interop.import_source import Files, read_whole, reading, regular_files
+from edcache.interop.import_source import SampleFiles, foreign_errors, read_file, regular_files
 
 METADATA: Final = "METADATA"
 SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
@@ -17,7 +17,7 @@ SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
 _DEEPEST: Final = 20
 
 
-class TorchXla(Files):
+class TorchXla(SampleFiles):
     """A tree of files named by their index, of releases 1.7 to 2.0, or of 1.6: no METADATA, no endings."""
 
     kind = "torch_xla"
@@ -52,7 +52,7 @@ def _metadata(path: str) -> tuple[int | None, int]:
     if not os.path.isfile(file):
         return None, 1000
     try:
-        stated = base.loads(read_whole(file, file, 1 << 16))
+        stated = base.loads(read_file(file, 1 << 16))
     except ValueError as error:
         raise ForeignCacheError(f"{file}: {error}") from None
     stated = stated if isinstance(stated, dict) else {}
@@ -79,7 +79,7 @@ def _digits(number: int, base: int) -> list[str]:
 def _samples(path: str, inside: str = "", depth: int = 0) -> Iterator[tuple[int, str]]:
     """(index, path with slashes) of every file named by a number, in folders named by numbers."""
     folder = os.path.join(path, inside) if inside else path
-    with reading(folder), os.scandir(folder) as entries:
+    with foreign_errors(folder), os.scandir(folder) as entries:
         for entry in entries:
             match = SAMPLE.fullmatch(entry.name)
             if match is not None and entry.is_file(follow_symlinks=False):
@@ -88,7 +88,7 @@ def _samples(path: str, inside: str = "", depth: int = 0) -> Iterator[tuple[int,
                 yield from _samples(path, f"{inside}{entry.name}/", depth + 1)
 
 
-class Monai(Files):
+class Monai(SampleFiles):
     """`<hash>.pt` of every data item, in the order given, else by name."""
 
     kind = "monai"

@@ -12,7 +12,7 @@ from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefuse
 from edcache.codec import ImageFile
 from edcache.interop.folders import image_folder
 from edcache.interop.import_mds import INDEX, INDEX_NBYTES
-from edcache.interop.import_source import OldCache, read_whole
+from edcache.interop.import_source import OldCache, read_file
 from edcache.writer import declared
 
 STATE: Final = "state.json"
@@ -40,7 +40,7 @@ class Packaged(OldCache):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         file = os.path.join(path, self.described_in)
-        text = read_whole(file, file, INDEX_NBYTES)
+        text = read_file(file, INDEX_NBYTES)
         self._check(text, file)
         self.identity = {self.described_in: hashlib.sha256(text).hexdigest()[:16]}
         self._dataset: Any = None

@@ -24,9 +24,9 @@ from edcache.interop.folders import EXTENSIONS
 from edcache.interop.import_edflow import EXAMPLE, EdflowFolder, EdflowZip
 from edcache.interop.import_folders import METADATA, SAMPLE, Monai, TorchXla
 from edcache.interop.import_mds import INDEX, INDEX_NBYTES, Mds
-from edcache.interop.import_members import listed
+from edcache.interop.import_members import zip_members
 from edcache.interop.import_packaged import BEGUN, ENDED, STATE, HuggingFace, Images, Litdata
-from edcache.interop.import_source import OldCache, read_whole
+from edcache.interop.import_source import OldCache, read_file
 from edcache.interop.import_tensordict import META, Tensordict
 from edcache.interop.import_webdataset import Webdataset
 from edcache.storage import local_path
@@ -89,7 +89,7 @@ def _kind_of_file(path: str) -> str | None:
     if first[30:].startswith(_OURS):
         raise ForeignCacheError(f"{path}: an archive of edcache already; it needs no import")
     if first.startswith(b"PK\x03\x04"):
-        return "tensordict" if any(member.name == META for member in listed(path)[0]) else "edflow"
+        return "tensordict" if any(member.name == META for member in zip_members(path)[0]) else "edflow"
     return "webdataset" if first[257:262] == b"ustar" else None
 
 
@@ -97,7 +97,7 @@ def _index(path: str) -> dict[str, Any]:
     """What the index.json of a folder says, which several systems write."""
     file = os.path.join(path, INDEX)
     try:
-        index = json.loads(read_whole(file, file, INDEX_NBYTES))
+        index = json.loads(read_file(file, INDEX_NBYTES))
     except (RecursionError, ValueError):
         return {}
     return index if isinstance(index, dict) else {}

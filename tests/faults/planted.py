@@ -1190,15 +1190,15 @@ _OLD_CACHES = [
     Bug(
         "of labels twice the first counts",
         "interop/import_edflow.py",
-        "contents(self.path, labels[-1], _MOST_LABELS)",
-        "contents(self.path, labels[0], _MOST_LABELS)",
+        "read_member(self.path, labels[-1], _MOST_LABELS)",
+        "read_member(self.path, labels[0], _MOST_LABELS)",
         (f"{IMPORTS}::test_of_labels_twice_the_last_counts",),
     ),
     Bug(
         "links in an old folder are followed",
         "interop/import_source.py",
-        "entry.is_file(follow_symlinks=False)]",
-        "entry.is_file()]",
+        "entry.is_file(follow_symlinks=False))",
+        "entry.is_file())",
         (f"{IMPORTS}::test_links_in_a_folder_are_not_followed",),
     ),
     Bug(
