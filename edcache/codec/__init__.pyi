@@ -22,9 +22,9 @@ from .foreign import MOST_NBYTES as MOST_NBYTES
 from .foreign import restored as restored
 from .foreign import torch_loaded as torch_loaded
 from .images import ImageFile as ImageFile
-from .images import at_most as at_most
 from .images import children_of as children_of
 from .images import decoded_together as decoded_together
+from .images import downscaled as downscaled
 from .images import format_of as format_of
 from .images import read_through as read_through
 from .pickled import PICKLE_SCHEMA as PICKLE_SCHEMA

@@ -110,14 +110,15 @@ class Decoder:
         if self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
             return None
         read = _compile_all(self.structure)
-        return read and _typed(read)
+        return read and _with_typed_errors(read)
 
     def part(self, node: Node) -> Callable[[memoryview], Any]:
         """How a node of `structure` is decoded from a whole record, into own memory; raises as `decode`."""
         layout, read = self.layout, _compile(node)
         assert layout is not None
         is_fixed = all(leaf.nbytes is not None for leaf in node.leaves())
-        return _typed(lambda record: read(record, _NO_SPANS if is_fixed else layout.locate(record), None))
+        locate = (lambda record: _NO_SPANS) if is_fixed else layout.locate
+        return _with_typed_errors(lambda record: read(record, locate(record), None))
 
     def extent(self, nodes: Sequence[Node]) -> tuple[int, int] | None:
         """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
@@ -168,7 +169,7 @@ class Decoder:
         return load(record)
 
 
-def _typed(read: Callable[..., Any]) -> Callable[..., Any]:
+def _with_typed_errors(read: Callable[..., Any]) -> Callable[..., Any]:
     """What raises an error of ours over bytes that no writer left."""
 
     def decode(*arguments: Any) -> Any:

@@ -42,31 +42,31 @@ _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|
 _DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error, zipfile.BadZipFile)
 
 
-def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
+def restored(data: bytes, place: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
     """What a pickle holds: containers, plain values, arrays, and tensors on the CPU without requires_grad.
 
     Args:
-        where: for messages: "train.zip: example_3.p".
+        place: what messages begin with: "train.zip: example_3.p".
         trust: read it with pickle itself, which runs whatever code its author put there.
         most_nbytes: bytes that its arrays and texts may have together.
     Raises:
         PickleRefusedError: "train.zip: example_3.p needs os.system; ...". Nothing was called.
         ForeignCacheError: it is damaged, or would become larger than allowed.
     """
-    with _refusing(where, trust=trust):
+    with _foreign_errors(place, trust=trust):
         if trust:
             return pickle.loads(data)  # noqa: S301 - the caller said so
         return _real(_Loading(io.BytesIO(data)).load(), _Budget(most_nbytes, len(data)))
 
 
-def torch_loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
+def torch_loaded(data: bytes, place: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
     """What torch.save wrote: a zip, or the stream of pickles from before torch 1.6.
 
     Args, raises, and what it returns: as `restored`; tensors that were views have their own memory.
     """
     if not data.startswith((LEGACY, _ZIP)):
-        raise ForeignCacheError(f"{where} begins with {data[:8]!r}, as no file of torch.save does")
-    with _refusing(where, trust=trust):
+        raise ForeignCacheError(f"{place} begins with {data[:8]!r}, as no file of torch.save does")
+    with _foreign_errors(place, trust=trust):
         if trust:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
         tree = _legacy(data) if data.startswith(LEGACY) else _zipped(data)
@@ -74,19 +74,19 @@ def torch_loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: i
 
 
 @contextlib.contextmanager
-def _refusing(where: str, *, trust: bool) -> Iterator[None]:
-    """Puts what a pickle does wrong into an error that says where; code that it names may raise anything."""
+def _foreign_errors(place: str, *, trust: bool) -> Iterator[None]:
+    """Puts what a pickle does wrong into an error of ours; code that it names may raise anything."""
     damaged = (Exception,) if trust else _DAMAGED
     try:
         yield
     except _Refused as error:
         raise PickleRefusedError(
-            f"{where} needs {error}; if you trust its author, trust_pickle=True reads it as "
+            f"{place} needs {error}; if you trust its author, trust_pickle=True reads it as "
             "pickle does, which runs whatever code is in it"
         ) from None
     except damaged as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
-        raise ForeignCacheError(f"{where} does not unpickle: {type(error).__name__}: {reason}") from error
+        raise ForeignCacheError(f"{place} does not unpickle: {type(error).__name__}: {reason}") from error
 
 
 class _Refused(Exception):

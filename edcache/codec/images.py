@@ -137,7 +137,7 @@ class ImageFile:
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels, from the header of the file. Raises: ImageError, as `decode`."""
         data = self.data
-        with _refusing(data, self.path), _opened(data) as image:
+        with _image_errors(data, self.path), _opened(data) as image:
             width, height = image.size
             return width, height
 
@@ -162,7 +162,7 @@ def file_bytes(image: ImageFile) -> bytes:
         raise ImageError(f"image file {image.path!r} ({reason}); mend it or leave it out") from error
 
 
-def at_most(image: ImageFile, max_side: int) -> ImageFile:
+def downscaled(image: ImageFile, max_side: int) -> ImageFile:
     """The image file, or where a side is longer one of a smaller picture; see `edcache.image_folder`.
 
     Raises: ImageError, which names the file.
@@ -171,7 +171,10 @@ def at_most(image: ImageFile, max_side: int) -> ImageFile:
     if format_of(data) is None:
         return image
     try:
-        with _refusing(data, instead="max_side=None stores the bytes as they are"), _opened(data) as opened:
+        with (
+            _image_errors(data, instead="max_side=None stores the bytes as they are"),
+            _opened(data) as opened,
+        ):
             smaller = None if max(opened.size) <= max_side else _saved(opened, max_side)
     except ImageError as error:
         raise ImageError(f"image file {image.path!r}: {error}") from error
@@ -248,7 +251,7 @@ def format_of(data: _Buffer) -> str | None:
 
 def _decoded(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
     """The picture of an image file; `decoding.form` is not None."""
-    with _refusing(data, path):
+    with _image_errors(data, path):
         if decoding.form == "pil" and decoding.size is None:
             return _picture(data, decoding)
         array = _pixels(data, decoding)
@@ -277,7 +280,7 @@ def decoded_together(
     view = _planes if decoding.form == "tensor" else np.asarray
     together, rows = None, np.empty(0, np.uint8)
     for row, data in enumerate(files):
-        with _refusing(data):
+        with _image_errors(data):
             array = view(_pixels(data, decoding))
         if together is None:
             try:
@@ -306,7 +309,7 @@ def _planes(array: _Array) -> _Array:
 
 
 @contextlib.contextmanager
-def _refusing(data: _Buffer, path: str | None = None, instead: str = _INSTEAD) -> Iterator[None]:
+def _image_errors(data: _Buffer, path: str | None = None, instead: str = _INSTEAD) -> Iterator[None]:
     """Turn every exception of a decoder in the block into an ImageError."""
     where = "" if path is None else f"image file {path!r}: "
     try:
@@ -398,16 +401,16 @@ def _in_bytes(image: Any, file_format: str) -> Any:
     )
 
 
-_own = threading.local()
+_thread = threading.local()
 
 
 def _scratch(nbytes: int) -> _Array:
     """Memory of this thread, for a picture that is resized at once; fresh memory costs half of a decode."""
     if nbytes > _MOST_KEPT:
         return np.empty(nbytes, np.uint8)
-    kept: _Array | None = getattr(_own, "memory", None)
+    kept: _Array | None = getattr(_thread, "memory", None)
     if kept is None or len(kept) < nbytes:
-        kept = _own.memory = np.empty(nbytes, np.uint8)
+        kept = _thread.memory = np.empty(nbytes, np.uint8)
     return kept
 
 

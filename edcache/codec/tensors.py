@@ -34,8 +34,8 @@ def memory_dtype(dtype: torch.dtype) -> Dtype:
     return TENSOR_DTYPES[NAMES[dtype]].array
 
 
-def make_tensor(value: torch.Tensor, values: list[Any]) -> Any:
-    """As in `leaves.MAKE`: appends the memory of a tensor, and returns its node. Raises Refusal."""
+def encode_tensor(value: torch.Tensor, values: list[Any]) -> Any:
+    """As in `leaves.ENCODERS`: appends the memory of a tensor, and returns its node. Raises Refusal."""
     name = _NUMPY_KNOWS.get(value.dtype)
     if name is not None and not value.requires_grad:
         try:
