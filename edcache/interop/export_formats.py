@@ -22,12 +22,12 @@ from edcache.dataset import Samples
 from edcache.format import pa
 from edcache.interop.export_columns import (
     Columns,
+    EncodedImage,
     Leaves,
-    Picture,
     check_fits,
     columns_of,
     leaves_of,
-    refused,
+    unsupported,
 )
 from edcache.labels import ArrowColumn, Labels, arrow_column, parquet_writer, renamed, schema_of
 from edcache.storage import File
@@ -49,7 +49,7 @@ _SINGLE: Final[dict[str, Any]] = {
 }
 
 
-def check_free(out: str) -> None:
+def check_absent(out: str) -> None:
     """Raise ArchiveExistsError where something is in the way."""
     if storage.exists(out):
         raise ArchiveExistsError(f"{out}: exists already; give a path where nothing is")
@@ -58,13 +58,13 @@ def check_free(out: str) -> None:
 @contextmanager
 def new_output(out: str, is_folder: bool) -> Iterator[Any]:
     """A folder, or the stream of a file; it gets its name when the block ends well, else it goes."""
-    check_free(out)
+    check_absent(out)
     with closing(writer.start(out, is_folder=is_folder)) as session:
         work = os.path.dirname(session.path) if is_folder else session.path
         try:
             with nullcontext(work) if is_folder else _stream(session, sync=True) as where:
                 yield where
-            check_free(out)
+            check_absent(out)
             # A folder with the file that is locked, so that nobody else begins meanwhile.
             storage.replace(work, out)
             if is_folder:
@@ -77,7 +77,7 @@ def new_output(out: str, is_folder: bool) -> Iterator[Any]:
 
 
 @contextmanager
-def shard(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
+def new_file(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
     with closing(File.open(path, "x")) as file, _stream(file, sync) as stream:
         yield stream
@@ -123,7 +123,7 @@ def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
         yield place, leaves_of(sample, place)
 
 
-def _cut(whole: range, count: int) -> list[range]:
+def _split(whole: range, count: int) -> list[range]:
     return [whole[start : start + max(1, count)] for start in range(0, len(whole), max(1, count))]
 
 
@@ -153,7 +153,7 @@ class Format:
         """Raise MissingDependencyError where the package is not installed that writes it."""
 
     @classmethod
-    def look(cls, leaves: Leaves, place: str) -> Columns:
+    def columns_for(cls, leaves: Leaves, place: str) -> Columns:
         """The columns that a sample needs; raises what writing it would raise."""
         return columns_of(leaves, place, cls.name, cls.arrays)
 
@@ -169,11 +169,11 @@ class Format:
 
     def parts(self, nbytes: int) -> list[range]:
         """Which samples are written at a time: consecutive positions that are about so many bytes each."""
-        return _cut(range(len(self)), int(nbytes // self.sample_nbytes))
+        return _split(range(len(self)), int(nbytes // self.sample_nbytes))
 
     def batches(self, part: range) -> list[range]:
         """Consecutive positions of a part that are in memory at a time, some 16 MiB."""
-        return _cut(part, min(int(_BATCH_NBYTES // self.sample_nbytes), _MOST_IN_A_BATCH))
+        return _split(part, min(int(_BATCH_NBYTES // self.sample_nbytes), _MOST_IN_A_BATCH))
 
     def rows(self, part: range) -> Iterator[tuple[range, dict[str, list[Any]]]]:
         """The leaves of each column, images as their bytes, of a batch together."""
@@ -183,7 +183,7 @@ class Format:
                 check_fits(self.columns, columns_of(leaves, place, "a table", "biufc"), place)
                 for name, values in columns.items():
                     value = leaves.get(name)
-                    values.append(value.data if isinstance(value, Picture) else value)
+                    values.append(value.data if isinstance(value, EncodedImage) else value)
             yield piece, columns
 
     def label_table(self, part: range) -> Any:
@@ -211,7 +211,7 @@ class _Files(Format):
     is_lower_case: ClassVar[bool] = False
 
     @classmethod
-    def look(cls, leaves: Leaves, place: str) -> Columns:
+    def columns_for(cls, leaves: Leaves, place: str) -> Columns:
         cls._files_of(leaves, place)
         return {}
 
@@ -256,11 +256,11 @@ class _Files(Format):
     @classmethod
     def _encoded(cls, name: str, value: Any, place: str) -> tuple[str, bytes]:
         """The extension and the bytes of the file of a leaf."""
-        if isinstance(value, Picture):
+        if isinstance(value, EncodedImage):
             return value.extension, value.data
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject:
-                raise refused(place, name, value, "a .npy of objects would be a pickle")
+                raise unsupported(place, name, value, "a .npy of objects would be a pickle")
             file = io.BytesIO()
             np.save(file, value, allow_pickle=False)
             return "npy", file.getvalue()
@@ -268,7 +268,7 @@ class _Files(Format):
             try:
                 return "txt", value.encode()
             except UnicodeEncodeError:
-                raise refused(place, name, value, "half of a surrogate pair is no UTF-8") from None
+                raise unsupported(place, name, value, "half of a surrogate pair is no UTF-8") from None
         if isinstance(value, bytes):
             return "bin", value
         if isinstance(value, datetime.date):
@@ -276,7 +276,7 @@ class _Files(Format):
         if type(value) is int:
             return cls.integer, str(value).encode()
         if isinstance(value, complex):
-            raise refused(place, name, value, "JSON has no complex numbers")
+            raise unsupported(place, name, value, "JSON has no complex numbers")
         return "json", json.dumps(value).encode()
 
 
@@ -287,7 +287,7 @@ class _Tars(_Files):
     is_lower_case = True  # as the reader of webdataset gives all names
 
     def write(self, number: int, part: range) -> None:
-        with shard(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
+        with new_file(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
             for name, data in self._files(part):
                 # Without a time and an owner: the same samples make the same bytes.
                 header = tarfile.TarInfo(name)
@@ -303,7 +303,7 @@ class _Folders(_Files):
     name, integer, separator = "files", "txt", os.sep
 
     def parts(self, nbytes: int) -> list[range]:
-        return _cut(range(len(self)), _FOLDERS_A_PART)
+        return _split(range(len(self)), _FOLDERS_A_PART)
 
     def write(self, number: int, part: range) -> None:
         made = self.where
@@ -312,7 +312,7 @@ class _Folders(_Files):
             if os.path.dirname(path) != made:
                 storage.make_parent(path)
                 made = os.path.dirname(path)
-            with shard(path, sync=False) as stream:
+            with new_file(path, sync=False) as stream:
                 stream.write(data)
 
 
@@ -324,7 +324,7 @@ class _Parquets(Format):
     def write(self, number: int, part: range) -> None:
         schema = schema_of(self.columns.values(), self.label_table(range(0)).schema)
         path = os.path.join(self.where, f"part-{number:05}.parquet")
-        with shard(path) as stream, parquet_writer(stream, schema) as file:
+        with new_file(path) as stream, parquet_writer(stream, schema) as file:
             for piece, rows in self.rows(part):
                 place = f"export(): samples {piece[0]} to {piece[-1]}"
                 arrays = [arrow_column(c, rows[name], place) for name, c in self.columns.items()]
@@ -448,21 +448,22 @@ class _Npz(Format):
 
     def finish(self) -> None:
         with zipfile.ZipFile(self.where, "w", zipfile.ZIP_STORED) as archive:
-            for name in self.columns:
+            for name, column in self.columns.items():
+                shown = name or "sample"
                 if name in self._single:
-                    _put(archive, name or "sample", _plain_array(self.columns[name], self._single[name]))
-                else:
-                    for suffix, array in self._stacks[name].arrays():
-                        _put(archive, f"{name or 'sample'}{suffix}", array)
+                    _add_array(archive, shown, _plain_array(column, self._single[name]))
+                    continue
+                for suffix, array in self._stacks[name].arrays():
+                    _add_array(archive, shown + suffix, array)
             for name, values in self._labels.items():
-                _put(archive, name, values)
+                _add_array(archive, name, values)
 
     def close(self) -> None:
         for stack in self._stacks.values():
             stack.file.close()
 
 
-def _put(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
+def _add_array(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
     if f"{name}.npy" in archive.NameToInfo:
         raise ExportError(f'export(): two columns are named "{name}"; choose others: fields=, labels=')
     # A ZipInfo of its own has no time: the same samples make the same bytes.
