@@ -54,10 +54,6 @@ _RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 class _RequestError(Exception):
     """A request that is refused: the status, and why."""
 
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
-
 
 class _Response(NamedTuple):
     """A body and its type; a player may ask for ranges of a body that takes them."""
@@ -112,7 +108,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._check_cookie()
             self._respond(self._routed(target.path, query))
         except _RequestError as refused:
-            self._refuse(refused.status, refused.reason)
+            self._refuse(*refused.args)
         except EdcacheError as error:
             self._refuse(404 if isinstance(error, SampleIndexError) else 422, str(error))
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
