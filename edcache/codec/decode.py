@@ -170,7 +170,7 @@ class Decoder:
 
 
 def _with_typed_errors(read: Callable[..., Any]) -> Callable[..., Any]:
-    """What raises an error of ours over bytes that no writer left."""
+    """The same function, whose errors over bytes that no writer left are CorruptRecordErrors."""
 
     def decode(*arguments: Any) -> Any:
         try:

@@ -111,8 +111,8 @@ class Node:
         shape: of an array or tensor, None if it varies; () of another leaf of fixed size.
         nbytes: of a leaf of fixed size, else None. code: for struct, if it is not an array.
         slots: int64 slots of a leaf of variable size.
-        offset: of a leaf of fixed size in the record. nth: of the other leaves it is, in tree order. The
-            Layout sets both.
+        offset: of a leaf of fixed size in the record. nth: the place of another leaf among those of variable
+            size, in tree order. The Layout sets both.
     """
 
     kind: str

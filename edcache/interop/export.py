@@ -116,20 +116,19 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
 
 
 def _prepared(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Format:
-    """What samples show before anything is written: one of every kind there is."""
+    """The format with what samples of every kind tell of it; nothing is written yet."""
     positions = _probe_positions(ds, needs_shapes=bool(kind.arrays))
     parts = np.split(positions, range(_INSPECTED, len(positions), _INSPECTED))
     looks = _mapped(partial(_inspected, ds, kind), [(part.tolist(),) for part in parts], num_workers)
     names, sizes, columns = zip(*chain.from_iterable(looks), strict=True)
-    to_go = _label_names(ds, labels, set().union(*names))
-    writer = kind(ds, joined(columns), to_go, sum(sizes) / len(sizes))
+    label_names = _label_names(ds, labels, set().union(*names))
+    writer = kind(ds, joined(columns), label_names, sum(sizes) / len(sizes))
     writer.check()
     return writer
 
 
 def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     """Positions of samples of every kind there is: one of each schema where that tells enough."""
-
     every = np.arange(len(ds))
     numbers, trees = ds._root._structures(ds._root_indices(every))
     if ds._transform is not None:
@@ -204,7 +203,7 @@ def _mapped(work: Callable[..., Any], calls: Any, num_workers: int) -> Iterator[
 
 
 def _measured(path: str) -> tuple[int, int]:
-    """How many files are there, and their bytes."""
+    """The number of files at a path, and of their bytes."""
     if not os.path.isdir(path):
         return 1, os.path.getsize(path)
     files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)

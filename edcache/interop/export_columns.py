@@ -116,7 +116,7 @@ def unsupported(place: str, name: str, value: object, why: str) -> ExportError:
 
 
 def nbytes_of(leaves: Leaves) -> int:
-    """About so many bytes takes a sample."""
+    """About how many bytes a sample takes."""
     nbytes = 64
     for value in leaves.values():
         data = value.data if isinstance(value, EncodedImage) else value
@@ -157,7 +157,7 @@ def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowCol
 
 
 def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
-    """The columns that hold what all samples show; what messages about each begin with comes with it."""
+    """The columns that hold all samples, by those that each needs; with these comes its place in messages."""
     known: dict[str, tuple[ArrowColumn, str, int]] = {}
     count = 0
     for shown, place in samples:
@@ -193,7 +193,7 @@ def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
 
 
 def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColumn], place: str) -> None:
-    """Refuse a sample that is otherwise than those that were looked at."""
+    """Raise ExportError for a sample of other columns than those that were inspected."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, ArrowColumn(name, "null"))
         if known is None or _common(known, now) != known:

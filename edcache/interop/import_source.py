@@ -88,7 +88,7 @@ class OldCache(Dataset[Any], abc.ABC):
         return torch_loaded(data, place, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
 
     def _set_indices(self, indices: Ints, length: int | None = None) -> None:
-        """Take note of the indices that have a sample, unique and sorted, and of the length, if one was said.
+        """Set the indices that have a sample, unique and sorted, and the length, if one is known.
 
         Raises:
             ForeignCacheError: there is none, or the length is absurd.
@@ -107,7 +107,7 @@ class OldCache(Dataset[Any], abc.ABC):
             self.notes.append(f"{len(self.missing):,} of {self._length:,} samples are not in it: {missing}")
 
     def _set_length(self, length: int) -> None:
-        """Take note that so many samples are there, each of which has bytes of its own."""
+        """Set the length of a cache in which each sample has bytes of its own."""
         if not length:
             raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
         self._length = length
@@ -119,7 +119,7 @@ class SampleFiles(OldCache):
     _decode = OldCache._torch_loaded
 
     def _set_files(self, names: Mapping[int, str], length: int | None = None) -> None:
-        """Take note of the names of the files inside the folder, with slashes, by index."""
+        """Set the names of the files inside the folder, with slashes, by index."""
         self._names = dict(sorted(names.items()))
         with foreign_errors(self.path):
             stats = [(name, os.lstat(os.path.join(self.path, name))) for name in self._names.values()]
@@ -133,7 +133,7 @@ class SampleFiles(OldCache):
 
 
 def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
-    """What names, or whatever else stands before their stat, sizes and times tell files from others by."""
+    """A digest of the names of files, or what stands in their place, and of their sizes and times."""
     digest = hashlib.sha256()
     for name, stat in files:
         digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
@@ -160,7 +160,7 @@ def read_file(path: str, max_nbytes: int, place: str | None = None) -> bytes:
 
 
 def read_part(path: str, place: str, offset: int, nbytes: int) -> bytes:
-    """So many bytes of a file; ForeignCacheError, which begins with `place`, where it ends before."""
+    """Bytes of a file from an offset on; ForeignCacheError, which begins with `place`, where it ends before."""
     with foreign_errors(place), open(path, "rb") as file:
         file.seek(offset)
         data = file.read(nbytes)

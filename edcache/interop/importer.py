@@ -202,9 +202,9 @@ def migrated(
 ) -> str:
     """The archive that stands for an old path, after the samples of an old cache were taken over.
 
-    Where an old cache lies at the path the archive is beside it, "toy.edcache.zip"; `old` is where else one
-    may lie. It is only read, and when its samples are all there it is not looked at again. It gets the label
-    columns of `dataset` where it has none; of the options of a CachedDataset those for importing count.
+    The old cache lies at the path, and then the archive is "toy.edcache.zip" beside it, or at `old`. It is
+    only read, and not at all once the archive is complete. Label columns are those of `dataset`, else of the
+    old cache. Of the options of a CachedDataset, those for importing count.
     """
     if "://" in path:
         return path
