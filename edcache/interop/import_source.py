@@ -160,7 +160,7 @@ def read_file(path: str, max_nbytes: int, place: str | None = None) -> bytes:
 
 
 def read_part(path: str, place: str, offset: int, nbytes: int) -> bytes:
-    """Bytes of a file from an offset on; ForeignCacheError, which begins with `place`, where it ends before."""
+    """Bytes of a file; ForeignCacheError, which begins with `place`, where it ends before them."""
     with foreign_errors(place), open(path, "rb") as file:
         file.seek(offset)
         data = file.read(nbytes)
