@@ -195,12 +195,6 @@ def flags(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options that were given: not None, nor a flag that was left out."""
-    stated = ("progress", "check_space", "keep_existing")
-    return {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}
-
-
 def row_flags(command: Command) -> Command:
     """The flags of a command that prints rows, which `output.print_rows` takes."""
     return flags("limit", "show_all", "form")(_FORMS(command))
@@ -225,7 +219,7 @@ _ALIASES: Final = """
 """
 
 
-def meant(word: str, names: list[str]) -> str:
+def did_you_mean(word: str, names: list[str]) -> str:
     """ "; did you mean show?", of these names by what other tools say or by a slip; else empty."""
     alias = dict(pair.split("=") for pair in _ALIASES.split()).get(word)
     return f"; did you mean {alias}?" if alias in names else suggestion(word, names)

@@ -12,7 +12,7 @@ import click
 
 from edcache import __version__
 from edcache.cli import analysis, cards, contents, convert, housekeeping, maintenance, replay, viewer
-from edcache.cli.flags import meant
+from edcache.cli.flags import did_you_mean
 from edcache.cli.output import FAILED, errors_in_one_line
 from edcache.storage import hidden, shown
 
@@ -29,11 +29,11 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
 }
 
 
-def _near(word: str, names: list[str]) -> str:
+def _hint(word: str, names: list[str]) -> str:
     """What may have been meant by a word where a command belongs."""
     if "://" in word or os.path.isfile(word):
         return f"; give a command first: edcache info {word}, or edcache view {word}"
-    return f"; edcache caches {word} lists this folder" if os.path.isdir(word) else meant(word, names)
+    return f"; edcache caches {word} lists this folder" if os.path.isdir(word) else did_you_mean(word, names)
 
 
 class _Commands(click.Group):
@@ -61,7 +61,7 @@ class _Commands(click.Group):
             click.echo(ctx.get_help())
             ctx.exit()
         if not (name in names or name.startswith("-") or ctx.resilient_parsing):
-            ctx.fail(f'no command "{name}"{_near(name, names)}')
+            ctx.fail(f'no command "{name}"{_hint(name, names)}')
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -81,7 +81,7 @@ def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None
     more = len(labels) - _COLUMNS
     samples: dict[int, Any] = {}
     unread = None
-    for index in _chosen(len(archive)):
+    for index in _spread_indices(len(archive)):
         try:
             if archive.has(index):
                 samples[index] = archive.read(index)
@@ -100,14 +100,14 @@ def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None
     )
 
 
-def _chosen(count: int) -> list[int]:
+def _spread_indices(count: int) -> list[int]:
     """Indices from all over; in equal steps they might all be of one class."""
     if count <= _SAMPLES:
         return list(range(count))
     return sorted({int(k * _GOLDEN % 1 * count) for k in range(_SAMPLES)})
 
 
-def opening(card: Card) -> list[str]:
+def opening_code(card: Card) -> list[str]:
     """The lines of Python that open the archive."""
     several = (spread.bars for spread in card.spreads if len(spread.bars) > 1)
     where = next((bars[0].where for bars in several if bars[0].where), None)
@@ -115,7 +115,7 @@ def opening(card: Card) -> list[str]:
     return ["import edcache", opened, "ds[0]" if where is None else f"part = ds.filter({where!r})"]
 
 
-def sentence(card: Card) -> str:
+def description(card: Card) -> str:
     """What the dataset is, for whoever sees nothing else."""
     samples, size = card.document["samples"], human_bytes(card.document["nbytes"])
     return (
@@ -136,7 +136,7 @@ def html(card: Card) -> str:
     """One file of HTML, with its pictures in it; it needs no script and no network."""
     drawn = [_summarized(spread).drawn() for spread in card.spreads]
     blocks = (
-        ("Open it", element("pre", "\n".join(opening(card)), class_="code")),
+        ("Open it", element("pre", "\n".join(opening_code(card)), class_="code")),
         ("Samples", card.samples.grid() if card.samples.positions else ""),
         ("", "" if card.unread is None else element("p", card.unread)),
         ("Labels", element("div", drawn, class_="columns") if drawn else ""),
@@ -154,14 +154,14 @@ def html(card: Card) -> str:
         element("title", card.name),
         element("style", Markup(_STYLE)),
     )
-    shown = fragment(element("h1", card.name), element("div", sentence(card)), *body)
+    shown = fragment(element("h1", card.name), element("div", description(card)), *body)
     return f"<!doctype html>\n{element('html', head, element('body', shown), lang='en')}\n"
 
 
 def markdown(card: Card) -> str:
     """Markdown as GitHub and the Hugging Face Hub show it."""
-    lines = [f"# {_text(card.name)}", "", sentence(card), ""]
-    lines += ["```python", *opening(card), "```", ""]
+    lines = [f"# {_text(card.name)}", "", description(card), ""]
+    lines += ["```python", *opening_code(card), "```", ""]
     lines += ["## Labels", ""] if card.spreads else []
     for spread in card.spreads:
         lines += [f"### {_text(spread.name)}", "", *_bars(_summarized(spread)), ""]

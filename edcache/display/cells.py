@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import EdcacheError, MissingSampleError, PickleRefusedError, SampleIndexError
-from edcache.display.media import MOST_LEAVES, Media, first_seen, gray, media_of, png, thumbnail
-from edcache.display.tree import leaf, leaves_of
+from edcache.display.media import MOST_LEAVES, Media, gray, main_media, media_of, png, thumbnail
+from edcache.display.tree import leaf, leaves_of, sample_tree
 
 _THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
@@ -27,12 +27,13 @@ def cell(sample: Any) -> dict[str, Any]:
     One of "png" in base64, "lines" of a signal, "text", and "why" there is nothing to see.
     """
     if isinstance(sample, Exception):
-        return {"why": "No record." if isinstance(sample, MissingSampleError) else reason(sample)[:_EXCERPT]}
-    media = first_seen(sample)
+        return {
+            "why": "No record." if isinstance(sample, MissingSampleError) else error_text(sample)[:_EXCERPT]
+        }
+    media = main_media(sample)
     if media is None or media.kind == "note":
-        leaves = ((".".join(map(str, path)), leaf(value)) for path, value in islice(leaves_of(sample), 8))
-        lines = (f"{path}: {about.get('value', about['type'])}"[:80] for path, about in leaves)
-        return {"text": "\n".join(lines)}
+        leaves = islice(sample_tree(sample), 8)
+        return {"text": "\n".join(f"{one['path']}: {one.get('value', one['type'])}"[:80] for one in leaves)}
     if media.kind == "text":
         return {"text": media.data[:_EXCERPT]}
     if media.kind == "signal":
@@ -43,7 +44,7 @@ def cell(sample: Any) -> dict[str, Any]:
     return {"png": base64.b64encode(picture).decode("ascii"), "small": _is_small(media)}
 
 
-def reason(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Why a sample cannot be read, for somebody who may not know this machine: no traceback, no paths."""
     if isinstance(error, PickleRefusedError):
         return "This sample is a pickle. A pickle runs code when it is opened; the viewer opens none."
@@ -80,7 +81,7 @@ def _is_small(media: Media) -> bool:
     return max(shape[:2] if media.kind == "image" else shape) < _SMALL
 
 
-def seen_leaf(sample: Any, number: int, kinds: tuple[str, ...]) -> Media:
+def leaf_media(sample: Any, number: int, kinds: tuple[str, ...]) -> Media:
     """What is seen of the leaf of a number, which must be of some kinds.
 
     Raises:

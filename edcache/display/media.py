@@ -163,7 +163,7 @@ def thumbnail(media: Media, size: int = 96) -> bytes | None:
     return None
 
 
-def first_seen(sample: Any) -> Media | None:
+def main_media(sample: Any) -> Media | None:
     """What stands for a sample: a picture, else sound or film, a long text or a signal, a short text."""
     best = None
     for _, value in islice(leaves_of(sample), MOST_LEAVES):

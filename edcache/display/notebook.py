@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edcache import base, reader
 from edcache.base import Markup, element, fragment, human_bytes, pairs, table
-from edcache.display.media import Media, first_seen, thumbnail
+from edcache.display.media import Media, main_media, thumbnail
 from edcache.display.summary import field_rows, fields_of
 from edcache.labels import Labels, bars
 
@@ -92,7 +92,7 @@ class SampleGrid:
 
 
 def _picture(sample: Any) -> Markup:
-    media = Media("note", str(sample)) if isinstance(sample, Exception) else first_seen(sample)
+    media = Media("note", str(sample)) if isinstance(sample, Exception) else main_media(sample)
     file = None if media is None else thumbnail(media)
     if file is not None:
         return element("img", src=f"data:image/png;base64,{base64.b64encode(file).decode()}", alt="")

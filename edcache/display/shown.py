@@ -187,16 +187,16 @@ class Shown:
             "labels": [[name, brief(taken.to_list(name)[0])[:_LONGEST]] for name in labels],
         }
         if isinstance(sample, Exception):
-            return document | {"leaves": [], "error": cells.reason(sample)}
+            return document | {"leaves": [], "error": cells.error_text(sample)}
         return document | {"leaves": cells.described_leaves(sample)}
 
     def picture(self, row: int, leaf: int, axis: int, at: int) -> bytes:
         """A leaf that is an image, or a slice of one that is a volume, as a PNG file."""
-        return cells.picture(cells.seen_leaf(self._sample(row), leaf, ("image", "volume")), axis, at)
+        return cells.picture(cells.leaf_media(self._sample(row), leaf, ("image", "volume")), axis, at)
 
     def media(self, row: int, leaf: int) -> tuple[bytes, str]:
         """A leaf that is a file of sound or film, and its type, from a fixed list."""
-        media = cells.seen_leaf(self._sample(row), leaf, ("audio", "video"))
+        media = cells.leaf_media(self._sample(row), leaf, ("audio", "video"))
         assert media.mime is not None
         return media.data, media.mime
 
@@ -237,4 +237,4 @@ def _cell(sample: Any) -> dict[str, Any]:
     try:
         return cells.cell(sample)
     except Exception as error:  # noqa: BLE001 - of this sample alone, whose classes may be anybody's
-        return {"why": cells.reason(error)}
+        return {"why": cells.error_text(error)}
