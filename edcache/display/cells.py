@@ -27,9 +27,8 @@ def cell(sample: Any) -> dict[str, Any]:
     One of "png" in base64, "lines" of a signal, "text", and "why" there is nothing to see.
     """
     if isinstance(sample, Exception):
-        return {
-            "why": "No record." if isinstance(sample, MissingSampleError) else error_text(sample)[:_EXCERPT]
-        }
+        is_missing = isinstance(sample, MissingSampleError)
+        return {"why": "No record." if is_missing else error_text(sample)[:_EXCERPT]}
     media = main_media(sample)
     if media is None or media.kind == "note":
         leaves = islice(sample_tree(sample), 8)

@@ -78,7 +78,10 @@ class Litdata(Packaged):
 
     def _check(self, text: bytes, file: str) -> None:
         try:
-            unsafe = _unsafe(json.loads(text)["config"])
+            config = json.loads(text)["config"]
+            formats = map(str, config["data_format"] or ())
+            unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
+            unsafe += _unsafe_containers(json.loads(config["data_spec"])[1])
         except (IndexError, KeyError, TypeError, RecursionError, ValueError) as error:
             raise ForeignCacheError(f"{file}: not as litdata writes it: {error!r:.200}") from error
         if unsafe and not self.trust_pickle:
@@ -93,17 +96,10 @@ class Litdata(Packaged):
         return StreamingDataset(self.path)
 
 
-def _unsafe(config: dict[str, Any]) -> list[str]:
-    """What in the description of the samples is no plain data."""
-    formats = map(str, config["data_format"] or ())
-    unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
-    return unsafe + _odd(json.loads(config["data_spec"])[1])
-
-
-def _odd(spec: dict[str, Any]) -> list[str]:
+def _unsafe_containers(spec: dict[str, Any]) -> list[str]:
     """The containers that litdata would make by importing what the file names."""
     own = [] if spec["type"] in _CONTAINERS else [str(spec["type"])]
-    return own + [name for child in spec["children_spec"] for name in _odd(child)]
+    return own + [name for child in spec["children_spec"] for name in _unsafe_containers(child)]
 
 
 class HuggingFace(Packaged):
