@@ -61,27 +61,24 @@ class Webdataset(OldCache):
         self.in_memory_keys = [KEY, *(name for name, n in pairs if n == len(self) and name in _INTS)]
 
     def _add_shard(self, number: int, shard: str) -> None:
-        begin, place = len(self._keys), os.path.basename(shard)
+        begin, key, seen = len(self._keys), None, set[str]()
         try:
-            self._add_files(number, shard)
+            for name, extension, offset, nbytes in _files(shard, self.notes):
+                if name != key:
+                    key, seen = name, set()
+                    self._keys.append(name)
+                    self._begins.append(len(self._files))
+                if extension in seen:
+                    raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
+                seen.add(extension)
+                code = self._extensions.setdefault(extension, len(self._extensions))
+                self._files.extend((number, offset, nbytes, code))
         except _TruncatedShard:
             # Whether the last sample before the end is whole cannot be known.
             if len(self._keys) > begin:
-                self.notes.append(f"{place} was cut: its last sample, {self._keys.pop()}, was left out")
+                last, shown = self._keys.pop(), os.path.basename(shard)
+                self.notes.append(f"{shown} was cut: its last sample, {last}, was left out")
                 del self._files[self._begins.pop() :]
-
-    def _add_files(self, number: int, shard: str) -> None:
-        key, seen = None, set[str]()
-        for name, extension, offset, nbytes in _files(shard, self.notes):
-            if name != key:
-                key, seen = name, set()
-                self._keys.append(name)
-                self._begins.append(len(self._files))
-            if extension in seen:
-                raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
-            seen.add(extension)
-            code = self._extensions.setdefault(extension, len(self._extensions))
-            self._files.extend((number, offset, nbytes, code))
 
     def _read(self, index: int) -> Any:
         sample: dict[str, Any] = {KEY: self._keys[index]}

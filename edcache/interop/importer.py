@@ -45,14 +45,7 @@ logger = logging.getLogger("edcache")
 
 KINDS: Final[dict[str, Callable[..., OldCache]]] = {
     "edflow": lambda path, trust: (EdflowFolder if os.path.isdir(path) else EdflowZip)(path, trust),
-    "torch_xla": TorchXla,
-    "monai": Monai,
-    "webdataset": Webdataset,
-    "tensordict": Tensordict,
-    "mds": Mds,
-    "litdata": Litdata,
-    "huggingface": HuggingFace,
-    "images": Images,
+    **{cls.kind: cls for cls in (TorchXla, Monai, Webdataset, Tensordict, Mds, Litdata, HuggingFace, Images)},
 }
 
 
