@@ -417,9 +417,8 @@ class _Npz(Format):
         self.where = where
         table = self.label_table(range(len(self)))
         self._labels = {n: _label(n, Labels(table)[n], table.column(n)) for n in table.column_names}
-        folder, columns = os.path.dirname(where.name), self.columns.items()
-        self._single: dict[str, list[Any]] = {name: [] for name, c in columns if c.kind in _SINGLE}
-        self._stacks = {name: _Stack(c, folder) for name, c in columns if c.kind not in _SINGLE}
+        folder = os.path.dirname(where.name)
+        self._stacks = {name: _Stack(column, folder) for name, column in self.columns.items()}
 
     def check(self) -> None:
         for name, column in self.columns.items():
@@ -441,26 +440,19 @@ class _Npz(Format):
     def write(self, number: int, part: range) -> None:
         for _, columns in self.rows(part):
             for name, values in columns.items():
-                if name in self._single:
-                    self._single[name] += values
-                else:
-                    self._stacks[name].add(values)
+                self._stacks[name].add(values)
 
     def finish(self) -> None:
         with zipfile.ZipFile(self.where, "w", zipfile.ZIP_STORED) as archive:
-            for name, column in self.columns.items():
-                shown = name or "sample"
-                if name in self._single:
-                    _add_array(archive, shown, _plain_array(column, self._single[name]))
-                    continue
-                for suffix, array in self._stacks[name].arrays():
-                    _add_array(archive, shown + suffix, array)
+            for name, stack in self._stacks.items():
+                for suffix, array in stack.arrays():
+                    _add_array(archive, f"{name or 'sample'}{suffix}", array)
             for name, values in self._labels.items():
                 _add_array(archive, name, values)
 
     def close(self) -> None:
         for stack in self._stacks.values():
-            stack.file.close()
+            stack.close()
 
 
 def _add_array(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
@@ -501,55 +493,64 @@ def _plain_array(column: ArrowColumn, values: list[Any]) -> np.ndarray[Any, Any]
 
 
 class _Stack:
-    """The arrays, bytes or lists of one column until all are there, in a file that goes with the process.
+    """The values of one column until all are there.
 
-    Texts are in memory: their dtype is that of the longest.
+    Arrays, bytes and lists are in a file that goes with the process. Single values are in memory, and so are
+    lists of texts, whose dtype is that of the longest.
     """
 
     def __init__(self, column: ArrowColumn, folder: str) -> None:
         self._column, self._folder = column, folder
-        self._dtype = np.dtype(column.dtype if column.kind == "array" else "u1")
-        if column.kind == "list":
+        self._is_single = column.kind in _SINGLE
+        if self._is_single or column.kind == "list":
             self._dtype = _plain_array(column, []).dtype
-        self._texts: list[np.ndarray[Any, Any]] = []
+        else:
+            self._dtype = np.dtype(column.dtype if column.kind == "array" else "u1")
+        self._in_memory: list[np.ndarray[Any, Any]] = []
         self._shapes: list[tuple[int, ...]] = []
-        try:
-            self.file: Any = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the format
-        except OSError as error:
-            storage.refused(folder, "making a temporary file in it", error)
+        self._file: Any = None
+        if not self._is_single and self._dtype.kind != "U":
+            try:
+                self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the format
+            except OSError as error:
+                storage.refused(folder, "making a temporary file in it", error)
 
-    def add(self, values: Sequence[Any]) -> None:
+    def add(self, values: list[Any]) -> None:
         """Keep the values of more samples."""
-        for value in values:
-            array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+        for value in [values] if self._is_single else values:
+            array: Any = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
             if isinstance(value, list):
                 array = _plain_array(self._column, value)
-            if self._dtype.kind == "U":
-                self._texts.append(array)
+            if self._file is None:
+                self._in_memory.append(array)
             else:
-                self.file.write(np.ascontiguousarray(array).data)
+                self._file.write(np.ascontiguousarray(array).data)
             self._shapes.append(array.shape)
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """What goes into the .npz: a suffix of the name, and the array."""
-        self.file.flush()
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         values: np.ndarray[Any, Any] = np.empty(0, self._dtype)
-        if self._texts:
-            values = np.concatenate(self._texts)
+        if self._in_memory:
+            values = np.concatenate(self._in_memory)
         elif sum(sizes):
+            self._file.flush()
             try:
-                values = np.memmap(self.file, self._dtype, "r", shape=(sum(sizes),))
+                values = np.memmap(self._file, self._dtype, "r", shape=(sum(sizes),))
             except OSError as error:
                 storage.refused(self._folder, "mapping a temporary file in it", error)
-        if self._column.is_fixed:
-            assert self._column.shape is not None
-            yield "", values.reshape(len(sizes), *self._column.shape)
+        if self._is_single or self._column.is_fixed:
+            yield "", values.reshape(-1, *(self._column.shape or ()))
             return
         yield ".values", values
         yield ".offsets", np.cumsum([0, *sizes], dtype=np.int64)
         if self._column.ndim > 1:
             yield ".shapes", np.array(self._shapes, np.int64).reshape(-1, self._column.ndim)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 FORMATS: Final[dict[str, type[Format]]] = {
