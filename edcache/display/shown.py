@@ -141,9 +141,9 @@ class Shown:
         known = {row: kept[row] for row in window if row in kept}
         for row, sample in self._read([row for row in window if row not in known]):
             known[row] = _cell(sample)
-        if len(kept) > _MOST_CELLS:
-            kept.clear()
         kept.update(known)
+        if len(kept) > _MOST_CELLS and kept is self._cells:
+            self._cells = known  # not cleared: another thread may be reading it
         captions = zip(window, self._captions(window), strict=True)
         return [{"row": row, "labels": caption} | known[row] for row, caption in captions]
 
