@@ -11,20 +11,20 @@ from typing import Any, Final
 import click
 
 from edcache import __version__
-from edcache.cli import analysis, cards, contents, convert, housekeeping, maintenance, replay, viewer
+from edcache.cli import analysis, cards, contents, conversion, housekeeping, maintenance, replay, viewer
 from edcache.cli.flags import did_you_mean
 from edcache.cli.output import FAILED, errors_in_one_line
 from edcache.storage import hidden, shown
 
 # By what they are for, in the order of the help.
 _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
-    "Make": (convert.build, convert.images, convert.import_),
+    "Make": (conversion.build, conversion.images, conversion.import_),
     "Look": (
         *(contents.info, contents.show, viewer.view, contents.ls, contents.labels, analysis.stats),
         *(analysis.sql, analysis.diff, housekeeping.why, housekeeping.caches),
     ),
     "Check": (maintenance.verify, maintenance.repair, replay.replay),
-    "Share": (convert.export, maintenance.copy, maintenance.merge, maintenance.split, cards.card),
+    "Share": (conversion.export, maintenance.copy, maintenance.merge, maintenance.split, cards.card),
     "Tidy": (maintenance.compact, housekeeping.rm, housekeeping.prune),
 }
 
@@ -116,7 +116,7 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
       edcache info train.zip
     """
     if ctx.invoked_subcommand is None:
-        convert.as_edflow(dataset, server, address)
+        conversion.as_edflow(dataset, server, address)
     elif dataset is not None or server or address is not None:
         raise click.UsageError(f"-d, -s and -a are edflow's flags, and go without {ctx.invoked_subcommand}")
 

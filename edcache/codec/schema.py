@@ -80,7 +80,7 @@ from edcache.codec import dtypes
 from edcache.codec.containers import CONTAINERS, OPAQUE
 from edcache.codec.decoding import Decoding
 from edcache.codec.leaves import LEAVES
-from edcache.codec.pickled import PICKLE_SCHEMA
+from edcache.codec.pickles import PICKLE_SCHEMA
 
 SELF_SCHEMA = '{"self":1}'
 

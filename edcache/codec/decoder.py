@@ -19,7 +19,7 @@ from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.decoding import Decoding
 from edcache.codec.dtypes import TENSOR_DTYPES, Array
 from edcache.codec.leaves import reviver
-from edcache.codec.pickled import PICKLE_SCHEMA, load
+from edcache.codec.pickles import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
 
 # Of all schemas whose decoders are kept together.

@@ -26,7 +26,7 @@ import torch
 
 from edcache.base import CorruptRecordError, ForeignCacheError, PickleRefusedError
 from edcache.codec import dtypes
-from edcache.codec.pickled import LOAD_ERRORS
+from edcache.codec.pickles import LOAD_ERRORS
 from edcache.codec.tensors import NAMES
 
 MOST_NBYTES: Final = 1 << 31

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
-from edcache.codec import dtypes, pickled
+from edcache.codec import dtypes, pickles
 from edcache.codec.columns import Columns
 from edcache.codec.containers import CONTAINERS, disassemble, dump_key
 from edcache.codec.leaves import ENCODERS, PACKED_LENGTH, Refusal, encode_enum, encode_packed
@@ -88,8 +88,8 @@ class Encoder:
                 last.is_hot = True
                 return Encoded(last.schema, len(record), [(0, record)])
         if self._pickles:
-            data = pickled.dump(sample)
-            return Encoded(self._id(pickled.PICKLE_SCHEMA), len(data), [(0, data)])
+            data = pickles.dump(sample)
+            return Encoded(self._id(pickles.PICKLE_SCHEMA), len(data), [(0, data)])
         skeleton, values = self._planned(sample)
         self._last = skeleton if skeleton.plan is not None else None
         return skeleton.encode(values)
