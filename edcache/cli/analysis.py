@@ -13,7 +13,7 @@ from edcache import display, tools
 from edcache import labels as label_tables
 from edcache.base import index_ranges, plain
 from edcache.cli import output as out
-from edcache.cli.contents import archive_at, schema_lines
+from edcache.cli.contents import open_archive, schema_lines
 from edcache.cli.flags import LABEL, PATH, PATHS, flags, row_flags
 
 _MOST_RANGES: Final = 5
@@ -33,7 +33,7 @@ def sql(path: str, query: str, **listing: Any) -> None:
     Example:
       edcache sql train.zip "select split, avg(score) from labels group by split"
     """
-    answer = archive_at(path)[1].sql(query)
+    answer = open_archive(path)[1].sql(query)
     # Two columns may have one name, so that they are asked for by number.
     columns = label_tables.Labels(answer.rename_columns(list(map(str, range(answer.num_columns)))))
     rows = zip(*map(columns.to_list, columns), strict=True)
@@ -63,7 +63,7 @@ def diff(first: str, second: str, deep: bool, as_json: bool) -> None:
       edcache diff old.zip new.zip
     """
     with out.errors_in_one_line(2):
-        report = tools.difference(archive_at(first)[0], archive_at(second)[0], deep=deep)
+        report = tools.difference(open_archive(first)[0], open_archive(second)[0], deep=deep)
     document = plain(dataclasses.asdict(report)) | {"first": first, "second": second}
     out.print_report(as_json, document | {"same": report.is_none}, _diff_lines(first, second, report))
     if not report.is_none:
@@ -107,7 +107,7 @@ def stats(paths: Sequence[str], columns: str | None, as_json: bool) -> None:
     """
 
     def report(path: str) -> out.Report:
-        archive, labels = archive_at(path)
+        archive, labels = open_archive(path)
         names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
         spread = [labels.histogram(name) for name in names]
         summary = display.summary(archive) | {"schemas": display.fields_of(archive, sized=True)}

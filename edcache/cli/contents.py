@@ -17,7 +17,7 @@ from edcache.cli.flags import LABEL, PATH, PATHS, flags, row_flags
 _SHOWN_SCHEMAS: Final = 8
 
 
-def archive_at(path: str) -> tuple[Any, label_tables.Labels]:
+def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
     """An archive, complete or not, and its labels; neither takes torch."""
     archive = writer.store_at(path).reader(ReadOptions(allow_partial=True))
     return archive, label_tables.Labels(archive.stored_labels, num_rows=len(archive))
@@ -40,7 +40,7 @@ def info(paths: Sequence[str], digest: bool, as_json: bool) -> None:
     """
 
     def report(path: str) -> out.Report:
-        document = display.summary(archive_at(path)[0])
+        document = display.summary(open_archive(path)[0])
         if digest:
             document["digest"] = tools.digest(path)
         return document, _info_lines(document), True
@@ -86,7 +86,7 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
         raise SampleIndexError(
             f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"
         )
-    leaves = display.sample_tree(cache[index])
+    leaves = list(display.sample_tree(cache[index]))
     document = {"path": cache.path, "index": index % len(cache), "leaves": leaves}
     header = ("field", "type", "dtype", "shape", "value")
     out.print_report(as_json, document, out.table(header, map(_leaf_row, leaves)))
@@ -124,7 +124,7 @@ def ls(path: str, offset: int, form: str | None, **listing: Any) -> None:
     Example:
       edcache ls train.zip --offset 1000 --limit 5
     """
-    archive, labels = archive_at(path)
+    archive, labels = open_archive(path)
     records, start = archive.records, min(offset, len(archive.records.offset))
     columns = {
         "index": records.samples[start:],
@@ -187,7 +187,7 @@ def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[st
 
 def _list(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
     """Print the labels, or how often each value of one column occurs."""
-    archive, labels = archive_at(path)
+    archive, labels = open_archive(path)
     indices = archive.records.samples
     if where is not None:
         indices = np.intersect1d(label_tables.matching_rows(labels, {}, where), indices)

@@ -22,16 +22,8 @@ _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class _Path(click.types.StringParamType):
-    """The path of an archive, or a URL; what is shown of that has no password. Shells complete it."""
-
-    def __init__(self, kind: str = "file") -> None:
-        self._kind = kind
-
-    def shell_complete(
-        self, ctx: click.Context, param: click.Parameter, incomplete: str
-    ) -> list[CompletionItem]:
-        return [CompletionItem(incomplete, type=self._kind)]
+class _Path(click.Path):
+    """The path of an archive, or a URL; what is shown of that has no password."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         return hidden(str(value))
@@ -76,7 +68,7 @@ def _names_at(path: str, kind: str) -> Iterable[Any]:
 
 PATH: Final = _Path()
 PATHS: Final = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
-FOLDER: Final = _Path("dir")
+FOLDER: Final = _Path(file_okay=False)
 LABEL: Final = _NameAtPath()
 FIELD: Final = _NameAtPath("fields")
 POSITIVE: Final = click.IntRange(min=1)
@@ -203,12 +195,6 @@ def flags(*names: str) -> Callable[[Command], Command]:
     return decorate
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those options that were given: not None, nor a flag that was left out."""
-    stated = ("progress", "check_space", "keep_existing")
-    return {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}
-
-
 def row_flags(command: Command) -> Command:
     """The flags of a command that prints rows, which `output.print_rows` takes."""
     return flags("limit", "show_all", "form")(_FORMS(command))
@@ -233,7 +219,7 @@ _ALIASES: Final = """
 """
 
 
-def meant(word: str, names: list[str]) -> str:
+def did_you_mean(word: str, names: list[str]) -> str:
     """ "; did you mean show?", of these names by what other tools say or by a slip; else empty."""
     alias = dict(pair.split("=") for pair in _ALIASES.split()).get(word)
     return f"; did you mean {alias}?" if alias in names else suggestion(word, names)

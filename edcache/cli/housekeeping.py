@@ -201,7 +201,7 @@ def _confirm(question: str, yes: bool) -> None:
         click.echo(err=True)
         raise KeyboardInterrupt("interrupted; nothing was deleted") from None
     if not agreed:
-        out.end("nothing was deleted", out.FAILED)
+        out.fail("nothing was deleted", out.FAILED)
 
 
 @click.command()

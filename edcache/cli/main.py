@@ -5,44 +5,45 @@ from __future__ import annotations
 import io
 import os
 import sys
+from itertools import chain
 from typing import Any, Final
 
 import click
 
 from edcache import __version__
-from edcache.cli import analysis, cards, contents, convert, housekeeping, maintenance, replay, viewer
-from edcache.cli.flags import meant
+from edcache.cli import analysis, cards, contents, conversion, housekeeping, maintenance, replay, viewer
+from edcache.cli.flags import did_you_mean
 from edcache.cli.output import FAILED, errors_in_one_line
 from edcache.storage import hidden, shown
 
-_GROUPS: Final = {
-    "Make": ("build", "images", "import"),
-    "Look": ("info", "show", "view", "ls", "labels", "stats", "sql", "diff", "why", "caches"),
-    "Check": ("verify", "repair", "replay"),
-    "Share": ("export", "copy", "merge", "split", "card"),
-    "Tidy": ("compact", "rm", "prune"),
+# By what they are for, in the order of the help.
+_COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
+    "Make": (conversion.build, conversion.images, conversion.import_),
+    "Look": (
+        *(contents.info, contents.show, viewer.view, contents.ls, contents.labels, analysis.stats),
+        *(analysis.sql, analysis.diff, housekeeping.why, housekeeping.caches),
+    ),
+    "Check": (maintenance.verify, maintenance.repair, replay.replay),
+    "Share": (conversion.export, maintenance.copy, maintenance.merge, maintenance.split, cards.card),
+    "Tidy": (maintenance.compact, housekeeping.rm, housekeeping.prune),
 }
 
 
-def _near(word: str, names: list[str]) -> str:
+def _hint(word: str, names: list[str]) -> str:
     """What may have been meant by a word where a command belongs."""
     if "://" in word or os.path.isfile(word):
         return f"; give a command first: edcache info {word}, or edcache view {word}"
-    return f"; edcache caches {word} lists this folder" if os.path.isdir(word) else meant(word, names)
+    return f"; edcache caches {word} lists this folder" if os.path.isdir(word) else did_you_mean(word, names)
 
 
 class _Commands(click.Group):
     """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands by what they are for; one that no group names is among the others."""
-        grouped = {name for names in _GROUPS.values() for name in names}
-        others = tuple(name for name in self.commands if name not in grouped)
-        for title, names in {**_GROUPS, "Others": others}.items():
-            listed = [(name, self.commands[name]) for name in names if name in self.commands]
-            if listed:
-                with formatter.section(title):
-                    formatter.write_dl([(name, command.get_short_help_str(66)) for name, command in listed])
+        """The commands by what they are for."""
+        for title, commands in _COMMANDS.items():
+            with formatter.section(title):
+                formatter.write_dl([(str(one.name), one.get_short_help_str(66)) for one in commands])
 
     def make_context(self, *arguments: Any, **options: Any) -> click.Context:
         # Bars and labels may have letters that the terminal has not.
@@ -60,7 +61,7 @@ class _Commands(click.Group):
             click.echo(ctx.get_help())
             ctx.exit()
         if not (name in names or name.startswith("-") or ctx.resilient_parsing):
-            ctx.fail(f'no command "{name}"{_near(name, names)}')
+            ctx.fail(f'no command "{name}"{_hint(name, names)}')
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -115,18 +116,10 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
       edcache info train.zip
     """
     if ctx.invoked_subcommand is None:
-        convert.as_edflow(dataset, server, address)
+        conversion.as_edflow(dataset, server, address)
     elif dataset is not None or server or address is not None:
         raise click.UsageError(f"-d, -s and -a are edflow's flags, and go without {ctx.invoked_subcommand}")
 
 
-_COMMANDS = (
-    *(contents.info, contents.show, contents.ls, contents.labels, viewer.view),
-    *(analysis.sql, analysis.stats, analysis.diff, cards.card),
-    *(convert.import_, convert.export, convert.build, convert.images),
-    *(housekeeping.caches, housekeeping.why, housekeeping.rm, housekeeping.prune),
-    *(maintenance.verify, maintenance.repair, maintenance.compact, replay.replay),
-    *(maintenance.copy, maintenance.merge, maintenance.split),
-)
-for _command in _COMMANDS:
+for _command in chain.from_iterable(_COMMANDS.values()):
     main.add_command(_command)

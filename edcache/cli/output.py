@@ -18,7 +18,7 @@ import click
 from edcache import dataset
 from edcache.base import EdcacheError, WhereError, brief, byte_progress, path_suggestion, plain, shortened
 from edcache.base import printable as printable  # what all commands print by
-from edcache.cli.flags import meant, with_flags
+from edcache.cli.flags import did_you_mean, with_flags
 from edcache.storage import shown
 
 BLOCK: Final = 10_000
@@ -158,7 +158,7 @@ def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str]
             if archives is None:
                 raise
             document, texts, is_good = {"path": shown(path), "error": error_line(error)}, (), False
-            _complain(error_line(error))
+            _print_error(error_line(error))
         documents.append(document)
         are_good.append(is_good)
         if not as_json and (lines := list(texts)):
@@ -177,13 +177,13 @@ def bar(
     return byte_progress(doing, os.path.basename(shown(path)), progress, unit)
 
 
-def end(message: str, code: int) -> NoReturn:
+def fail(message: str, code: int) -> NoReturn:
     """End the command with one line on stderr and an exit code."""
-    _complain(message)
+    _print_error(message)
     raise click.exceptions.Exit(code)
 
 
-def _complain(message: str) -> None:
+def _print_error(message: str) -> None:
     click.echo(f"{styled('edcache:', sys.stderr, fg='red', bold=True)} {message}", err=True, color=True)
 
 
@@ -198,17 +198,17 @@ def errors_in_one_line(code: int) -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has none, and prints the help
             raise
         command = error.ctx.command_path if error.ctx is not None else "edcache"
-        end(f"{one_line(_usage(error)).rstrip('.')} (see {command} --help)", _WRONG_USAGE)
+        fail(f"{one_line(_usage(error)).rstrip('.')} (see {command} --help)", _WRONG_USAGE)
     except KeyboardInterrupt as stop:
-        end(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
+        fail(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise
-        end("this command reads samples, which takes torch; install it with: pip install torch", code)
+        fail("this command reads samples, which takes torch; install it with: pip install torch", code)
     except (EdcacheError, OSError) as error:
         if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
             raise
-        end(error_line(error), code)
+        fail(error_line(error), code)
 
 
 def _usage(error: click.UsageError) -> str:
@@ -219,7 +219,7 @@ def _usage(error: click.UsageError) -> str:
         names = [opt for option in options for opt in option.opts]
         in_python = {f"--{option.name}".replace("_", "-"): option.opts[-1] for option in options}
         word = in_python.get(error.option_name, error.option_name)
-        near = f"; did you mean {word}?" if word in names else meant(word, names)
+        near = f"; did you mean {word}?" if word in names else did_you_mean(word, names)
         return f"no option {error.option_name}{near}"
     text = error.format_message().replace("a valid integer range", "a whole number")
     text = text.replace("a valid integer", "a whole number").replace("a valid float range", "a number")
@@ -227,7 +227,7 @@ def _usage(error: click.UsageError) -> str:
     return re.sub(r"is not in the range x>(\d+)", r"is too small; give more than \1", text)
 
 
-def as_typed(text: str) -> str:
+def with_relative_paths(text: str) -> str:
     """A text with the paths below the working folder as a person types them, from there on."""
     try:
         here = os.path.join(os.getcwd(), "")
@@ -241,7 +241,7 @@ def error_line(error: Exception) -> str:
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
-    text = as_typed(text)
+    text = with_relative_paths(text)
     if not isinstance(error, WhereError):  # which quotes what was typed
         text = re.sub(r"^(labels\.)?\w+\(\): ", "", with_flags(text))
     path, _, reason = text.partition(": ")

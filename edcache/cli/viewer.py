@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from edcache import dataset, display, tools
-from edcache.cli.contents import archive_at
+from edcache.cli.contents import open_archive
 from edcache.cli.flags import LABEL, PATHS
 from edcache.labels import Labels
 from edcache.storage import shown
@@ -52,7 +52,7 @@ def _archive(path: str, name: str) -> display.Shown:
     opened: list[Any] = []
 
     def labels() -> Labels:
-        archive, table = archive_at(path)
+        archive, table = open_archive(path)
         opened[:] = [archive]
         return table
 

@@ -249,9 +249,3 @@ def _stand_in(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]
 
 def _stand_in_of(name: ClassName, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
     return tuple.__new__(find_namedtuple(name, fields), values)
-
-
-def namedtuple_name(cls: type) -> ClassName:
-    """Return what a record calls a namedtuple class; a stand-in is called what it stands for."""
-    name: ClassName = vars(cls).get("__stands_for__") or class_name(cls)
-    return name

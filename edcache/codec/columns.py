@@ -10,7 +10,7 @@ import torch
 
 from edcache.base import LengthError, UnsupportedTypeError, described
 from edcache.codec import dtypes
-from edcache.codec.tensors import make_tensor
+from edcache.codec.tensors import encode_tensor
 
 _DICTS = (dict, collections.OrderedDict)
 _ARRAYS = (np.ndarray, np.memmap)
@@ -92,7 +92,7 @@ def _wire(column: Any, rows: slice) -> dtypes.Array:
     part: Any = column[rows]
     if type(column) is torch.Tensor:
         values: list[dtypes.Array] = []
-        make_tensor(part, values)
+        encode_tensor(part, values)
         return values[0]
     part = part.view(np.ndarray)
     if part.ndim == 1:

@@ -107,12 +107,12 @@ class Compression:
         return frame
 
 
-def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[bytes] | None = None) -> bytes:
+def decompress(frame: Buffer, raw_nbytes: int, dictionaries: Sequence[bytes] = ()) -> bytes:
     """Return the content of one whole zstd frame.
 
     Args:
         raw_nbytes: the length that the index states, and the content must have.
-        dictionaries: the archive's dictionary or dictionaries; the frame says by id which it needs.
+        dictionaries: those of the archive; the frame says by id which it needs.
     Raises:
         CorruptRecordError: as "zstd frame says 9 bytes, the index 10".
         LengthError: it holds what it says, more than there is memory for.
@@ -122,12 +122,11 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: bytes | Sequence[by
 
     dictionary_id, dictionary = _check_header(view, raw_nbytes), None
     if dictionary_id:
-        known = [dictionaries] if isinstance(dictionaries, bytes) else dictionaries or []
-        dictionary = next((data for data in known if _dictionary_id(data) == dictionary_id), None)
+        dictionary = next((data for data in dictionaries if _dictionary_id(data) == dictionary_id), None)
         if dictionary is None:
             raise CorruptRecordError(
                 f"zstd frame needs dictionary {dictionary_id}, the archive has "
-                f"{', '.join(map(str, map(_dictionary_id, known))) or 'none'}"
+                f"{', '.join(map(str, map(_dictionary_id, dictionaries))) or 'none'}"
             )
     try:
         # Before so many bytes are allocated, it is decompressed piece by piece to see that it has them.

@@ -27,23 +27,24 @@ Parts = tuple[tuple[Any, ...], Sequence[Any], Sequence[Any]]
 _MISSING = object()
 
 
-def take(value: Any) -> Parts:
-    """Take an object apart whose parts have names; Refusal where it is none, or cannot be stored."""
+def disassemble(value: Any) -> Parts:
+    """The parts of an object whose parts have names; Refusal where it is none, or cannot be stored."""
     cls = type(value)
     form = classes.form_of(cls)
     if form is not None:
-        return _take_object(value, form)
+        return _disassemble_object(value, form)
     if classes.is_namedtuple(value):
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-        header = ("namedtuple", *classes.namedtuple_name(cls), cls._fields)
-        return header, cls._fields, tuple(value)
+        # A stand-in is called what it stands for.
+        name = vars(cls).get("__stands_for__") or class_name(cls)
+        return ("namedtuple", *name, cls._fields), cls._fields, tuple(value)
     if dataclasses.is_dataclass(cls) and is_registered(cls):
-        return _take_dataclass(value)
+        return _disassemble_dataclass(value)
     # None is one before Pillow is imported, or where its import is blocked.
     image = getattr(sys.modules.get("PIL.Image"), "Image", None)
     if image is not None and isinstance(value, image):
-        return _take_image(value)
+        return _disassemble_image(value)
     raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
 
 
@@ -71,7 +72,7 @@ _ADVICE = {f"builtins.{name}": f"convert it to a {target}" for name, target in _
 }
 
 
-def _take_dataclass(value: Any) -> Parts:
+def _disassemble_dataclass(value: Any) -> Parts:
     cls = type(value)
     fields = dataclass_fields(cls)
     values = [getattr(value, name, _MISSING) for name in fields]
@@ -86,7 +87,7 @@ def _take_dataclass(value: Any) -> Parts:
     return ("dataclass", *class_name(cls), fields), fields, values
 
 
-def _take_object(value: Any, form: Form) -> Parts:
+def _disassemble_object(value: Any, form: Form) -> Parts:
     try:
         tree = form.encode(value)
     except Exception as error:  # whatever a user's function raises
@@ -103,7 +104,7 @@ _PIXEL_NBYTES: Final = {
 _MAX_EMPTY_SIDE: Final = 1 << 16
 
 
-def _take_image(image: Any) -> Parts:
+def _disassemble_image(image: Any) -> Parts:
     """The current frame alone is kept; the file format and the class are not."""
     palette_mode, palette = None, []
     try:

@@ -13,7 +13,6 @@ import copy
 import dataclasses
 import functools
 import io
-import operator
 import os
 import re
 import threading
@@ -138,7 +137,7 @@ class ImageFile:
     def size(self) -> tuple[int, int]:
         """(width, height) in pixels, from the header of the file. Raises: ImageError, as `decode`."""
         data = self.data
-        with _refusing(data, self.path), _opened(data) as image:
+        with _image_errors(data, self.path), _opened(data) as image:
             width, height = image.size
             return width, height
 
@@ -163,7 +162,7 @@ def file_bytes(image: ImageFile) -> bytes:
         raise ImageError(f"image file {image.path!r} ({reason}); mend it or leave it out") from error
 
 
-def at_most(image: ImageFile, max_side: int) -> ImageFile:
+def downscaled(image: ImageFile, max_side: int) -> ImageFile:
     """The image file, or where a side is longer one of a smaller picture; see `edcache.image_folder`.
 
     Raises: ImageError, which names the file.
@@ -172,7 +171,10 @@ def at_most(image: ImageFile, max_side: int) -> ImageFile:
     if format_of(data) is None:
         return image
     try:
-        with _refusing(data, instead="max_side=None stores the bytes as they are"), _opened(data) as opened:
+        with (
+            _image_errors(data, instead="max_side=None stores the bytes as they are"),
+            _opened(data) as opened,
+        ):
             smaller = None if max(opened.size) <= max_side else _saved(opened, max_side)
     except ImageError as error:
         raise ImageError(f"image file {image.path!r}: {error}") from error
@@ -209,27 +211,21 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
     """A sample as it would be read: image files are decoded by `decoding`, or by their own if it is None."""
     if isinstance(sample, ImageFile):
         return revived(file_bytes(sample), decoding or sample.decoding)
-    kind, names = type(sample), tuple[str, ...]()
-    if kind in (dict, OrderedDict):
-        values = list(sample.values())
-    elif kind in (list, tuple) or is_namedtuple(sample):
-        values = list(sample)
-    elif dataclasses.is_dataclass(kind):
-        names = dataclass_fields(kind)
-        values = [getattr(sample, name) for name in names]
-    else:
+    kind = type(sample)
+    is_plain = kind in (dict, OrderedDict, list, tuple)
+    if not (is_plain or is_namedtuple(sample) or dataclasses.is_dataclass(kind)):
         return sample
-    read = [read_through(value, decoding) for value in values]
-    if all(map(operator.is_, read, values)):
+    children = children_of(sample) or []
+    read = [(key, read_through(value, decoding)) for key, value in children]
+    if all(new is value for (_, new), (_, value) in zip(read, children, strict=True)):
         return sample
-    if kind is list:
-        return read
     if isinstance(sample, dict):
-        return kind(zip(sample, read, strict=True))
-    if isinstance(sample, tuple):
-        return tuple.__new__(kind, read)
+        return kind(read)
+    if isinstance(sample, list | tuple):
+        values = [value for _, value in read]
+        return values if kind is list else tuple.__new__(kind, values)
     made = copy.copy(sample)
-    for name, value in zip(names, read, strict=True):
+    for name, value in read:
         object.__setattr__(made, name, value)
     return made
 
@@ -238,8 +234,8 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
     """(key, value) of each child of a dict, dataclass, list or tuple; None for another value."""
     if isinstance(value, Mapping):
         return list(value.items())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)]
+    if dataclasses.is_dataclass(type(value)):
+        return [(name, getattr(value, name)) for name in dataclass_fields(value)]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
     return list(enumerate(value)) if isinstance(value, list | tuple) else None
@@ -255,7 +251,7 @@ def format_of(data: _Buffer) -> str | None:
 
 def _decoded(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
     """The picture of an image file; `decoding.form` is not None."""
-    with _refusing(data, path):
+    with _image_errors(data, path):
         if decoding.form == "pil" and decoding.size is None:
             return _picture(data, decoding)
         array = _pixels(data, decoding)
@@ -284,7 +280,7 @@ def decoded_together(
     view = _planes if decoding.form == "tensor" else np.asarray
     together, rows = None, np.empty(0, np.uint8)
     for row, data in enumerate(files):
-        with _refusing(data):
+        with _image_errors(data):
             array = view(_pixels(data, decoding))
         if together is None:
             try:
@@ -313,7 +309,7 @@ def _planes(array: _Array) -> _Array:
 
 
 @contextlib.contextmanager
-def _refusing(data: _Buffer, path: str | None = None, instead: str = _INSTEAD) -> Iterator[None]:
+def _image_errors(data: _Buffer, path: str | None = None, instead: str = _INSTEAD) -> Iterator[None]:
     """Turn every exception of a decoder in the block into an ImageError."""
     where = "" if path is None else f"image file {path!r}: "
     try:
@@ -405,16 +401,16 @@ def _in_bytes(image: Any, file_format: str) -> Any:
     )
 
 
-_own = threading.local()
+_thread = threading.local()
 
 
 def _scratch(nbytes: int) -> _Array:
     """Memory of this thread, for a picture that is resized at once; fresh memory costs half of a decode."""
     if nbytes > _MOST_KEPT:
         return np.empty(nbytes, np.uint8)
-    kept: _Array | None = getattr(_own, "memory", None)
+    kept: _Array | None = getattr(_thread, "memory", None)
     if kept is None or len(kept) < nbytes:
-        kept = _own.memory = np.empty(nbytes, np.uint8)
+        kept = _thread.memory = np.empty(nbytes, np.uint8)
     return kept
 
 

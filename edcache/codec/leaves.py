@@ -37,7 +37,7 @@ from edcache.codec.images import ImageFile, file_bytes, format_of, revived
 PACKED_LENGTH = 8
 
 Revive = Callable[[Any], Any]
-Make = Callable[[Any, list[Any]], Any]
+Encode = Callable[[Any, list[Any]], Any]
 
 _US = dt.timedelta(microseconds=1)
 _DAY_US = 86_400_000_000
@@ -111,8 +111,8 @@ def _time(value: dt.time, values: list[Any]) -> Any:
     return "time", zone
 
 
-def enum_node(value: enum.Enum, values: list[Any]) -> Any:
-    """As in `MAKE`, of a member of any enum."""
+def encode_enum(value: enum.Enum, values: list[Any]) -> Any:
+    """As in `ENCODERS`, of a member of any enum."""
     cls = type(value)
     if not is_registered(cls):
         raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
@@ -141,8 +141,8 @@ def _image_file(value: ImageFile, values: list[Any]) -> Any:
     return "imagefile", value.decoding.form, value.decoding.mode, value.decoding.exif_transpose
 
 
-def packed_node(value: list[Any] | tuple[Any, ...], values: list[Any]) -> Any:
-    """As in `MAKE`, of a list or tuple of one plain type; None if it is a container."""
+def encode_packed(value: list[Any] | tuple[Any, ...], values: list[Any]) -> Any:
+    """As in `ENCODERS`, of a list or tuple of one plain type; None if it is a container."""
     kinds = set(map(type, value))
     packed = _PACKED.get(kinds.pop()) if len(kinds) == 1 else None
     if packed is None:
@@ -358,7 +358,7 @@ LEAVES: dict[str, LeafKind] = {
 }
 
 
-def _plain(kind: str, wire: Callable[[Any], Any] | None) -> Make:
+def _plain(kind: str, wire: Callable[[Any], Any] | None) -> Encode:
     def make(value: Any, values: list[Any]) -> str:
         values.append(value if wire is None else wire(value))
         return kind
@@ -380,7 +380,7 @@ def _path(value: pathlib.PurePath, values: list[Any]) -> Any:
 
 
 # By class: what appends the wire value of a leaf, and returns its node. It raises Refusal.
-MAKE: dict[type, Make] = {
+ENCODERS: dict[type, Encode] = {
     **{cls: _scalar for cls in {*np.sctypeDict.values(), np.record} if issubclass(cls, np.generic)},
     **{leaf.cls: _plain(kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None},
     **dict.fromkeys(_PATHS.values(), _path),

@@ -72,10 +72,10 @@ def _imported(name: ClassName) -> Any:
         raise MissingDependencyError(f"a record holds a {'.'.join(name)}{remedy}") from error
 
 
-_Ways = tuple[Callable[[Any], Any], Callable[[Any], Any]]
+_Functions = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
-def _tensor(cls: Any) -> _Ways:
+def _tensor(cls: Any) -> _Functions:
     """A subclass of torch.Tensor: its values, and its attributes as they are."""
     import torch
 
@@ -91,7 +91,7 @@ def _tensor(cls: Any) -> _Ways:
     return encode, decode
 
 
-def _object(cls: Any) -> _Ways:
+def _object(cls: Any) -> _Functions:
     """A class whose state is its attributes."""
     return (
         lambda value: _attributes(vars(value), cls),
@@ -112,7 +112,7 @@ def _attributes(attributes: Mapping[str, Any], cls: type) -> dict[str, Any]:
     return dict(attributes)
 
 
-def _encoding(cls: Any) -> _Ways:
+def _encoding(cls: Any) -> _Functions:
     """tokenizers.Encoding, which makes JSON of itself and reads it with a parser in Rust."""
 
     def decode(data: bytes) -> Any:
@@ -123,7 +123,7 @@ def _encoding(cls: Any) -> _Ways:
     return lambda value: value.__getstate__(), decode
 
 
-def _tensordict(cls: Any) -> _Ways:
+def _tensordict(cls: Any) -> _Functions:
     def encode(value: Any) -> Any:
         names = list(value.names) if value._has_names() else None
         device = None if value.device is None else str(value.device)
@@ -138,14 +138,14 @@ def _tensordict(cls: Any) -> _Ways:
     return encode, decode
 
 
-def _non_tensor(cls: Any) -> _Ways:
+def _non_tensor(cls: Any) -> _Functions:
     return (
         lambda value: (value.data, list(value.batch_size)),
         lambda tree: cls(data=tree[0], batch_size=tree[1]),
     )
 
 
-_FORMS: Final[dict[ClassName, Callable[[Any], _Ways]]] = {
+_FORMS: Final[dict[ClassName, Callable[[Any], _Functions]]] = {
     ("torch", "Size"): lambda cls: (tuple, cls),
     ("monai.data", "MetaTensor"): _tensor,
     **{

@@ -65,6 +65,7 @@ A record ends where its last leaf ends. Padding is zero. Hosts are little-endian
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Container, Iterator
@@ -79,7 +80,7 @@ from edcache.codec import dtypes
 from edcache.codec.containers import CONTAINERS, OPAQUE
 from edcache.codec.decoding import Decoding
 from edcache.codec.leaves import LEAVES
-from edcache.codec.pickled import PICKLE_SCHEMA
+from edcache.codec.pickles import PICKLE_SCHEMA
 
 SELF_SCHEMA = '{"self":1}'
 
@@ -110,8 +111,8 @@ class Node:
         shape: of an array or tensor, None if it varies; () of another leaf of fixed size.
         nbytes: of a leaf of fixed size, else None. code: for struct, if it is not an array.
         slots: int64 slots of a leaf of variable size.
-        offset: of a leaf of fixed size in the record. nth: of the other leaves it is, in tree order. The
-            Layout sets both.
+        offset: of a leaf of fixed size in the record. nth: the place of another leaf among those of variable
+            size, in tree order. The Layout sets both.
     """
 
     kind: str
@@ -180,7 +181,7 @@ def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) 
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        return _Parser(decoding, as_arrays).node(base.loads(text), (), 0)
+        return _parsed(base.loads(text), (), itertools.count(1), decoding, as_arrays)
     except CorruptRecordError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
@@ -198,40 +199,32 @@ def stored_fields(text: str) -> tuple[list[Node], int]:
     return list(root.leaves(OPAQUE)), Layout(root).data_offset
 
 
-class _Parser:
-    """One walk over the JSON of a schema, with a budget of nodes."""
-
-    def __init__(self, decoding: Decoding | None, as_arrays: bool) -> None:
-        self._left = MAX_NODES
-        self._decoding = decoding
-        self._as_arrays = as_arrays
-
-    def node(self, tree: Any, path: Path, depth: int) -> Node:
-        self._left -= 1
-        if self._left < 0 or depth > MAX_DEPTH:
-            raise ValueError(f"more than {MAX_NODES} nodes, or deeper than {MAX_DEPTH}")
-        # A kind without parameters is a text, one with them a list.
-        if type(tree) is not str and (type(tree) is not list or len(tree) < 2 or type(tree[0]) is not str):
-            raise ValueError("a node is neither a text nor a list")
-        kind: str = tree if type(tree) is str else tree[0]
-        parameters = tree[1:] if type(tree) is list else []
-        if kind not in CONTAINERS:
-            leaf = _leaf(kind, path, parameters)
-            if kind == "imagefile" and self._decoding:
-                leaf = replace(leaf, const=self._decoding)
-            return _as_array(leaf) if self._as_arrays else leaf
-        *header, children = parameters
-        if type(children) is not list:
-            raise ValueError("children are not a list")
-        keys, const = CONTAINERS[kind].parse(header, len(children))
-        if len(keys) != len(children):
-            raise ValueError(f"{len(keys)} keys for {len(children)} children")
-        nodes = tuple(
-            self.node(child, (*path, key), depth + 1) for key, child in zip(keys, children, strict=True)
-        )
-        if kind == "image" and [node.kind for node in nodes] not in _IMAGE_KINDS:
-            raise ValueError(f"image made of {[node.kind for node in nodes]}")
-        return Node(kind, path, const=const, keys=keys, children=nodes)
+def _parsed(
+    tree: Any, path: Path, numbers: Iterator[int], decoding: Decoding | None, as_arrays: bool
+) -> Node:
+    """The node that a tree of JSON describes; the nodes of a schema are numbered."""
+    if next(numbers) > MAX_NODES or len(path) > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_NODES} nodes, or deeper than {MAX_DEPTH}")
+    # A kind without parameters is a text, one with them a list.
+    kind, *parameters = tree if type(tree) is list and len(tree) > 1 else [tree]
+    if type(kind) is not str:
+        raise ValueError("a node is neither a text nor a list")
+    if kind not in CONTAINERS:
+        leaf = _leaf(kind, path, parameters)
+        if kind == "imagefile" and decoding:
+            leaf = replace(leaf, const=decoding)
+        return _as_array(leaf) if as_arrays else leaf
+    *header, children = parameters
+    if type(children) is not list:
+        raise ValueError("children are not a list")
+    keys, const = CONTAINERS[kind].parse(header, len(children))
+    if len(keys) != len(children):
+        raise ValueError(f"{len(keys)} keys for {len(children)} children")
+    pairs = zip(keys, children, strict=True)
+    nodes = tuple(_parsed(child, (*path, key), numbers, decoding, as_arrays) for key, child in pairs)
+    if kind == "image" and [node.kind for node in nodes] not in _IMAGE_KINDS:
+        raise ValueError(f"image made of {[node.kind for node in nodes]}")
+    return Node(kind, path, const=const, keys=keys, children=nodes)
 
 
 _IMAGE_KINDS = (["int", "int", "bytes", "dict"], ["int", "int", "bytes", "bytes", "dict"])

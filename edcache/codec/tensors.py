@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -10,49 +10,32 @@ from edcache.base import CorruptRecordError
 from edcache.codec.dtypes import MAX_NDIM, TENSOR_DTYPES, Array, Dtype
 from edcache.codec.leaves import Refusal
 
-
-class TorchDtype(NamedTuple):
-    """A torch dtype; `bits`: another of its size, where numpy does not know it; `array`: of its memory."""
-
-    name: str
-    dtype: torch.dtype
-    bits: torch.dtype | None
-    array: Dtype
-
-
 # An older torch lacks the newer names.
-_TORCH_BY_NAME = {
-    name: TorchDtype(name, getattr(torch, name), getattr(torch, known.bits or "", None), known.array)
-    for name, known in TENSOR_DTYPES.items()
-    if hasattr(torch, name)
-}
-TORCH_BY_DTYPE = {known.dtype: known for known in _TORCH_BY_NAME.values()}
-
-
-def torch_dtype(name: Any) -> TorchDtype:
-    """The dtype of a name in a schema; CorruptRecordError where this torch lacks it."""
-    known = _TORCH_BY_NAME.get(name)
-    if known is None:
-        raise CorruptRecordError(f"schema: this torch has no dtype {name!r}")
-    return known
+NAMES: dict[torch.dtype, str] = {getattr(torch, name): name for name in TENSOR_DTYPES if hasattr(torch, name)}
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+_NUMPY_KNOWS = {dtype: name for dtype, name in NAMES.items() if TENSOR_DTYPES[name].bits is None}
 
 
 def tensor_dtype(name: str) -> torch.dtype | None:
     """Return the torch dtype of a name such as "bfloat16", or None if the codec does not store it."""
-    known = _TORCH_BY_NAME.get(name)
-    return None if known is None else known.dtype
+    return _DTYPES.get(name)
+
+
+def torch_dtype(name: Any) -> torch.dtype:
+    """The dtype of a name in a schema; CorruptRecordError where this torch lacks it."""
+    dtype = _DTYPES.get(name)
+    if dtype is None:
+        raise CorruptRecordError(f"schema: this torch has no dtype {name!r}")
+    return dtype
 
 
 def memory_dtype(dtype: torch.dtype) -> Dtype:
     """Return the numpy dtype of a torch dtype's memory: int16 for bfloat16, which numpy does not know."""
-    return TORCH_BY_DTYPE[dtype].array
+    return TENSOR_DTYPES[NAMES[dtype]].array
 
 
-_NUMPY_KNOWS = {known.dtype: known.name for known in _TORCH_BY_NAME.values() if known.bits is None}
-
-
-def make_tensor(value: torch.Tensor, values: list[Any]) -> Any:
-    """As in `leaves.MAKE`: appends the memory of a tensor, and returns its node. Raises Refusal."""
+def encode_tensor(value: torch.Tensor, values: list[Any]) -> Any:
+    """As in `leaves.ENCODERS`: appends the memory of a tensor, and returns its node. Raises Refusal."""
     name = _NUMPY_KNOWS.get(value.dtype)
     if name is not None and not value.requires_grad:
         try:
@@ -62,24 +45,24 @@ def make_tensor(value: torch.Tensor, values: list[Any]) -> Any:
             return "tensor", name, array.ndim or ()
         except (RuntimeError, TypeError, ValueError):
             pass
-    known = TORCH_BY_DTYPE.get(value.dtype)
+    name = NAMES.get(value.dtype)
     remedy = _tensor_remedy(value)
     if remedy:
         raise Refusal(remedy)
-    if known is None:
+    if name is None:
         raise Refusal(f"a tensor of {value.dtype}; convert it to another dtype")
     if value.dim() > MAX_NDIM:
         raise Refusal(f"a tensor of {value.dim()} dimensions, more than {MAX_NDIM}; reshape it")
     try:
-        values.append(_tensor_array(value, known))
+        values.append(_tensor_array(value, TENSOR_DTYPES[name].bits))
     except (RuntimeError, TypeError) as error:
         raise Refusal(f"this tensor; call .detach().clone() on it ({error})") from error
-    return "tensor", known.name, value.dim() or ()
+    return "tensor", name, value.dim() or ()
 
 
-def _tensor_array(value: torch.Tensor, known: TorchDtype) -> Array:
+def _tensor_array(value: torch.Tensor, bits: str | None) -> Array:
     """The memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
-    if known.bits is None:
+    if bits is None:
         return value.resolve_conj().resolve_neg().contiguous().numpy()
     if value.is_conj():
         # torch has no conj_physical for complex32; its real view is half precision, which has negation.
@@ -87,7 +70,7 @@ def _tensor_array(value: torch.Tensor, known: TorchDtype) -> Array:
         pairs[..., 1].neg_()
         value = torch.view_as_complex(pairs)
     # Viewed first: torch copies integers, but not every one of its dtypes.
-    return value.view(known.bits).contiguous().numpy()
+    return value.view(getattr(torch, bits)).contiguous().numpy()
 
 
 def _tensor_remedy(value: torch.Tensor) -> str:

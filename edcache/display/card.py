@@ -56,7 +56,8 @@ class Card:
         place: what opens it: the name of its file, or its URL.
         document: as `summary` has it, with the place as "path" and the digest, if it was taken.
         samples: some of them, evenly spread. unread: why some cannot be shown.
-        schema, spreads: the fields, and the labels as histograms; columns: how many labels there are.
+        schema, spreads: the fields, and labels as histograms. more_columns: says that there are more labels.
+        made: the call that made it, as pairs.
     """
 
     name: str
@@ -65,8 +66,9 @@ class Card:
     samples: SampleGrid
     unread: str | None
     schema: Schema
-    columns: int
     spreads: Sequence[Histogram]
+    more_columns: str
+    made: Sequence[tuple[str, str]]
 
 
 def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None) -> Card:
@@ -76,9 +78,10 @@ def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None
     """
     place = archive.path if scheme_of(archive.path) else os.path.basename(archive.path)
     name = os.path.basename(urlsplit(place).path if scheme_of(place) else place)
+    more = len(labels) - _COLUMNS
     samples: dict[int, Any] = {}
     unread = None
-    for index in _chosen(len(archive)):
+    for index in _spread_indices(len(archive)):
         try:
             if archive.has(index):
                 samples[index] = archive.read(index)
@@ -91,19 +94,20 @@ def card_of(archive: reader.AnyReader, labels: Labels, digest: str | None = None
         samples=SampleGrid(list(samples), list(samples.values()), labels),
         unread=unread and unread.replace(archive.path, place),
         schema=schema_of([archive]),
-        columns=len(labels),
         spreads=[labels.histogram(column, _BARS) for column in list(labels)[:_COLUMNS]],
+        more_columns=f"{more:,} more columns" if more > 0 else "",
+        made=[(name, shortened(text)) for name, text in provenance(archive.head.fingerprint)],
     )
 
 
-def _chosen(count: int) -> list[int]:
+def _spread_indices(count: int) -> list[int]:
     """Indices from all over; in equal steps they might all be of one class."""
     if count <= _SAMPLES:
         return list(range(count))
     return sorted({int(k * _GOLDEN % 1 * count) for k in range(_SAMPLES)})
 
 
-def opening(card: Card) -> list[str]:
+def opening_code(card: Card) -> list[str]:
     """The lines of Python that open the archive."""
     several = (spread.bars for spread in card.spreads if len(spread.bars) > 1)
     where = next((bars[0].where for bars in several if bars[0].where), None)
@@ -111,7 +115,7 @@ def opening(card: Card) -> list[str]:
     return ["import edcache", opened, "ds[0]" if where is None else f"part = ds.filter({where!r})"]
 
 
-def sentence(card: Card) -> str:
+def description(card: Card) -> str:
     """What the dataset is, for whoever sees nothing else."""
     samples, size = card.document["samples"], human_bytes(card.document["nbytes"])
     return (
@@ -120,35 +124,26 @@ def sentence(card: Card) -> str:
     )
 
 
-def is_unique(spread: Histogram) -> bool:
-    """Whether each sample seems to have a value of its own, of which bars would say nothing."""
-    return spread.rest > 0 and all(bar.count == 1 for bar in spread.bars)
-
-
-def examples(spread: Histogram) -> str:
-    """Some of very many values."""
-    some = ", ".join(shortened(bar.text) for bar in spread.bars[:3])
-    return f"{len(spread.bars) + spread.rest_values:,} different values, such as {some}"
-
-
-def _drawn(spread: Histogram) -> Markup:
-    few = Histogram(spread.name, f"{spread.type}: {examples(spread)}", ())
-    return (few if is_unique(spread) else spread).drawn()
+def _summarized(spread: Histogram) -> Histogram:
+    """A histogram; without bars, which say nothing, where each sample seems to have a value of its own."""
+    if not spread.rest or any(bar.count > 1 for bar in spread.bars):
+        return spread
+    count, some = len(spread.bars) + spread.rest_values, (shortened(bar.text) for bar in spread.bars[:3])
+    return Histogram(spread.name, f"{spread.type}: {count:,} different values, such as {', '.join(some)}", ())
 
 
 def html(card: Card) -> str:
     """One file of HTML, with its pictures in it; it needs no script and no network."""
-    made = [(name, shortened(text)) for name, text in provenance(card.document["fingerprint"])]
-    left_out = card.columns - len(card.spreads)
+    drawn = [_summarized(spread).drawn() for spread in card.spreads]
     blocks = (
-        ("Open it", element("pre", "\n".join(opening(card)), class_="code")),
+        ("Open it", element("pre", "\n".join(opening_code(card)), class_="code")),
         ("Samples", card.samples.grid() if card.samples.positions else ""),
         ("", "" if card.unread is None else element("p", card.unread)),
-        ("Labels", element("div", map(_drawn, card.spreads), class_="columns") if card.spreads else ""),
-        ("", f"{left_out:,} more columns" if left_out else ""),
+        ("Labels", element("div", drawn, class_="columns") if drawn else ""),
+        ("", card.more_columns),
         ("Fields", joined(*schema_tables(card.schema))),
         ("File", pairs(facts(card.document))),
-        ("Made by", pairs(made) if made else ""),
+        ("Made by", pairs(card.made) if card.made else ""),
     )
     body = (joined(element("h2", title) if title else "", block) for title, block in blocks if block)
     head = element(
@@ -159,37 +154,31 @@ def html(card: Card) -> str:
         element("title", card.name),
         element("style", Markup(_STYLE)),
     )
-    shown = fragment(element("h1", card.name), element("div", sentence(card)), *body)
+    shown = fragment(element("h1", card.name), element("div", description(card)), *body)
     return f"<!doctype html>\n{element('html', head, element('body', shown), lang='en')}\n"
 
 
 def markdown(card: Card) -> str:
     """Markdown as GitHub and the Hugging Face Hub show it."""
-    lines = [f"# {_text(card.name)}", "", sentence(card), ""]
-    lines += ["```python", *opening(card), "```", ""]
-    if card.spreads:
-        lines += ["## Labels", ""]
+    lines = [f"# {_text(card.name)}", "", description(card), ""]
+    lines += ["```python", *opening_code(card), "```", ""]
+    lines += ["## Labels", ""] if card.spreads else []
     for spread in card.spreads:
-        lines += [f"### {_text(spread.name)}", "", *_bars(spread), ""]
-    if card.columns > len(card.spreads):
-        lines += [f"{card.columns - len(card.spreads):,} more columns", ""]
+        lines += [f"### {_text(spread.name)}", "", *_bars(_summarized(spread)), ""]
+    lines += [card.more_columns, ""] if card.more_columns else []
     lines += ["## Fields", ""]
     for schema in card.schema[:4]:
         lines += [f"{schema['samples']:,} samples:", ""] if len(card.schema) > 1 else []
         lines += [*_table(("field", "kind", "dtype", "shape"), field_rows(schema)[:100]), ""]
     lines += ["## File", "", *_table(("", ""), facts(card.document)), ""]
-    made = [(name, shortened(text)) for name, text in provenance(card.document["fingerprint"])]
-    lines += ["## Made by", "", *_table(("", ""), made), ""] if made else []
+    lines += ["## Made by", "", *_table(("", ""), card.made), ""] if card.made else []
     return "\n".join(lines)
 
 
 def _bars(spread: Histogram) -> Iterator[str]:
     """A histogram as a table with bars of characters."""
-    greatest = max((bar.count for bar in spread.bars), default=0)
-    if is_unique(spread):
-        yield f"{_text(spread.type)}, {_text(examples(spread))}"
-        return
     yield _text(spread.type)
+    greatest = max((bar.count for bar in spread.bars), default=0)
     rows = [
         (shortened(bar.text), f"{bar.count:,}", "█" * round(_WIDEST * bar.count / greatest))
         for bar in spread.bars
@@ -197,16 +186,13 @@ def _bars(spread: Histogram) -> Iterator[str]:
     if spread.rest:
         rows.append((f"{spread.rest_values:,} more values", f"{spread.rest:,}", ""))
     if rows:
-        yield ""
-        yield from _table(("value", "samples", ""), rows, right=1)
+        yield from ("", *_table(("value", "samples", ""), rows))
 
 
-def _table(
-    header: Sequence[str], rows: Iterable[Sequence[str | None]], right: int | None = None
-) -> Iterator[str]:
+def _table(header: Sequence[str], rows: Iterable[Sequence[str | None]]) -> Iterator[str]:
     """A table of GitHub's Markdown; a row whose last cell is None is left out."""
     yield f"| {' | '.join(header)} |"
-    yield f"|{'|'.join('---:' if column == right else '---' for column in range(len(header)))}|"
+    yield f"|{'|'.join('---:' if name == 'samples' else '---' for name in header)}|"
     yield from (f"| {' | '.join(_text(cell or '') for cell in row)} |" for row in rows if row[-1] is not None)
 
 

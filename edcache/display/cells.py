@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import base64
+from itertools import islice
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.base import EdcacheError, MissingSampleError, PickleRefusedError, SampleIndexError
-from edcache.display.media import Media, first_seen, gray, media_of, png, thumbnail
-from edcache.display.tree import leaf, leaves_of
+from edcache.display.media import MOST_LEAVES, Media, gray, main_media, media_of, png, thumbnail
+from edcache.display.tree import leaf, leaves_of, sample_tree
 
 _THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
 _SMALL: Final = 128
 _EXCERPT: Final = 300
-_MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 8
 _MOST_POINTS: Final = 1_000
 
@@ -27,11 +27,12 @@ def cell(sample: Any) -> dict[str, Any]:
     One of "png" in base64, "lines" of a signal, "text", and "why" there is nothing to see.
     """
     if isinstance(sample, Exception):
-        return {"why": "No record." if isinstance(sample, MissingSampleError) else reason(sample)[:_EXCERPT]}
-    media = first_seen(sample)
+        is_missing = isinstance(sample, MissingSampleError)
+        return {"why": "No record." if is_missing else error_text(sample)[:_EXCERPT]}
+    media = main_media(sample)
     if media is None or media.kind == "note":
-        lines = (f"{'.'.join(map(str, path))}: {_in_short(value)}" for path, value in leaves_of(sample))
-        return {"text": "\n".join(text[:80] for _, text in zip(range(8), lines, strict=False))}
+        leaves = islice(sample_tree(sample), 8)
+        return {"text": "\n".join(f"{one['path']}: {one.get('value', one['type'])}"[:80] for one in leaves)}
     if media.kind == "text":
         return {"text": media.data[:_EXCERPT]}
     if media.kind == "signal":
@@ -42,7 +43,7 @@ def cell(sample: Any) -> dict[str, Any]:
     return {"png": base64.b64encode(picture).decode("ascii"), "small": _is_small(media)}
 
 
-def reason(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """Why a sample cannot be read, for somebody who may not know this machine: no traceback, no paths."""
     if isinstance(error, PickleRefusedError):
         return "This sample is a pickle. A pickle runs code when it is opened; the viewer opens none."
@@ -55,21 +56,13 @@ def reason(error: Exception) -> str:
 def described_leaves(sample: Any) -> list[dict[str, Any]]:
     """The leaves of a sample by number, each with what its numbers are like and what can be seen of it."""
     leaves = []
-    for number, (path, value) in enumerate(leaves_of(sample)):
-        if number == _MOST_LEAVES:
-            break
+    for number, (path, value) in enumerate(islice(leaves_of(sample), MOST_LEAVES)):
         media = media_of(value)
         about = {"number": number, "path": ".".join(map(str, path)), **leaf(value)}
         if "value" in about:
             about["value"] = str(about["value"])  # a browser's numbers are floats
         leaves.append(about if media is None else about | {"media": _described(media)})
     return leaves
-
-
-def _in_short(value: Any) -> str:
-    """A leaf in a line; a list within a list may have no end of items."""
-    about = leaf(value)
-    return str(about["value"]) if "value" in about else about["type"]
 
 
 def _described(media: Media) -> dict[str, Any]:
@@ -87,14 +80,14 @@ def _is_small(media: Media) -> bool:
     return max(shape[:2] if media.kind == "image" else shape) < _SMALL
 
 
-def seen_leaf(sample: Any, number: int, kinds: tuple[str, ...]) -> Media:
+def leaf_media(sample: Any, number: int, kinds: tuple[str, ...]) -> Media:
     """What is seen of the leaf of a number, which must be of some kinds.
 
     Raises:
         SampleIndexError: it is not, or there is none.
     """
-    leaves = () if isinstance(sample, Exception) or number >= _MOST_LEAVES else leaves_of(sample)
-    media = next((media_of(value) for k, (_, value) in enumerate(leaves) if k == number), None)
+    leaves = islice(() if isinstance(sample, Exception) else leaves_of(sample), MOST_LEAVES)
+    media = next((media_of(value) for _, value in islice(leaves, number, None)), None)
     if media is None or media.kind not in kinds:
         raise SampleIndexError(f"this sample has nothing of that kind at leaf {number}")
     return media

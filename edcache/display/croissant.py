@@ -6,7 +6,7 @@ import json
 from typing import Any, Final
 from urllib.parse import quote
 
-from edcache.display.card import Card, sentence
+from edcache.display.card import Card, description
 
 _CROISSANT: Final = "http://mlcommons.org/croissant/"
 _CONTEXT: Final = {
@@ -62,7 +62,7 @@ def croissant(card: Card) -> str:
         "@type": "sc:Dataset",
         "conformsTo": f"{_CROISSANT}1.0",
         "name": card.name,
-        "description": sentence(card),
+        "description": description(card),
         "distribution": [archive, table] if fields else [archive],
         **({"recordSet": [records]} if fields else {}),
     }

@@ -22,7 +22,7 @@ MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
 MOST_SIDE: Final = 2_048  # of a picture that is shown
 _LEAST_SIDE: Final = 8  # smaller arrays are numbers
 # One is looked for among so many: aliases may make a sample without an end.
-_MOST_LEAVES: Final = 1_000
+MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 16
 _LONG_TEXT: Final = 30
 _LONGEST_TEXT: Final = 100_000
@@ -163,10 +163,10 @@ def thumbnail(media: Media, size: int = 96) -> bytes | None:
     return None
 
 
-def first_seen(sample: Any) -> Media | None:
+def main_media(sample: Any) -> Media | None:
     """What stands for a sample: a picture, else sound or film, a long text or a signal, a short text."""
     best = None
-    for _, value in islice(leaves_of(sample), _MOST_LEAVES):
+    for _, value in islice(leaves_of(sample), MOST_LEAVES):
         media = media_of(value)
         if media is not None and (best is None or _rank(media) < _rank(best)):
             best = media

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Protocol
+from itertools import chain
+from typing import Any, Final
 
 from edcache import base, reader
 from edcache.base import Markup, element, fragment, human_bytes, pairs, table
-from edcache.display.media import Media, first_seen, thumbnail
+from edcache.display.media import Media, main_media, thumbnail
 from edcache.display.summary import field_rows, fields_of
 from edcache.labels import Labels, bars
 
@@ -16,16 +17,7 @@ _SAMPLES: Final = 8
 _SCHEMAS: Final = 4
 _FIELDS: Final = 24
 _CAPTION: Final = 3
-
-
-class Labelled(Protocol):
-    """What a dataset is asked for to be shown."""
-
-    @property
-    def labels(self) -> Labels:
-        """The label columns."""
-
-    def __len__(self) -> int: ...
+_HEADER: Final = ("field", "kind", "dtype", "shape")
 
 
 class Schema(list[dict[str, Any]]):
@@ -37,10 +29,7 @@ class Schema(list[dict[str, Any]]):
     def __repr__(self) -> str:
         blocks = []
         for schema in self:
-            rows = [
-                ("field", "kind", "dtype", "shape"),
-                *(tuple(map(base.printable, row)) for row in field_rows(schema)),
-            ]
+            rows = [_HEADER, *(tuple(map(base.printable, row)) for row in field_rows(schema))]
             widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
             lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
             blocks.append("\n".join([_samples(schema["samples"]), *lines]))
@@ -56,15 +45,11 @@ def _samples(count: int) -> str:
 
 def schema_of(archives: Sequence[reader.AnyReader]) -> Schema:
     """The schemas of several archives as one list."""
-    counts: dict[str, int] = {}
-    by_text: dict[str, dict[str, Any]] = {}
-    for archive in archives:
-        for schema in fields_of(archive):
-            key = str(schema["fields"])
-            by_text[key], counts[key] = schema, counts.get(key, 0) + schema["samples"]
-    return Schema(
-        by_text[key] | {"samples": counts[key]} for key in sorted(by_text, key=lambda k: -counts[k])
-    )
+    merged: dict[str, dict[str, Any]] = {}
+    for schema in chain.from_iterable(map(fields_of, archives)):
+        one = merged.setdefault(str(schema["fields"]), schema | {"samples": 0})
+        one["samples"] += schema["samples"]
+    return Schema(sorted(merged.values(), key=lambda one: -one["samples"]))
 
 
 class SampleGrid:
@@ -107,7 +92,7 @@ class SampleGrid:
 
 
 def _picture(sample: Any) -> Markup:
-    media = Media("note", str(sample)) if isinstance(sample, Exception) else first_seen(sample)
+    media = Media("note", str(sample)) if isinstance(sample, Exception) else main_media(sample)
     file = None if media is None else thumbnail(media)
     if file is not None:
         return element("img", src=f"data:image/png;base64,{base64.b64encode(file).decode()}", alt="")
@@ -142,9 +127,9 @@ def _line(sample: Any) -> str:
 
 
 def dataset_html(
-    dataset: Labelled, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
+    dataset: Any, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
 ) -> str:
-    """What a notebook shows of a dataset.
+    """What a notebook shows of a dataset, which has a length and labels.
 
     Cost: opens what is not open yet; reads the labels, and the samples that are given.
     """
@@ -156,7 +141,7 @@ def dataset_html(
     return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
 
 
-def _facts(dataset: Labelled, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
+def _facts(dataset: Any, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{len(dataset):,}"
     absent = sum(len(archive) - archive.present for archive in archives)
     yield "missing", f"{absent:,}" if absent else None
@@ -174,7 +159,7 @@ def schema_tables(schema: Schema) -> Iterator[Markup]:
         rows = field_rows(one)
         more = len(rows) - _FIELDS
         yield element(
-            *("div", table(("field", "kind", "dtype", "shape"), rows[:_FIELDS])),
+            *("div", table(_HEADER, rows[:_FIELDS])),
             element("div", f"{more:,} more fields", class_="dim") if more > 0 else "",
             element("div", _samples(one["samples"]), class_="dim") if len(schema) > 1 else "",
         )

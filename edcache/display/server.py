@@ -51,20 +51,16 @@ _PATHS: Final = re.compile(r"/api/(\d{1,6})(?:/([a-z]+)(?:/(\d{1,15}))?(?:/(\d{1
 _RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 
 
-class _RefusedRequest(Exception):
-    """A request that is not answered: its status, and why."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(reason)
-        self.status, self.reason = status, reason
+class _RequestError(Exception):
+    """A request that is refused: the status, and why."""
 
 
-class _Answer(NamedTuple):
-    """What is sent: the body and its type; ranges of it, where a player may ask for parts."""
+class _Response(NamedTuple):
+    """A body and its type; a player may ask for ranges of a body that takes them."""
 
     body: bytes | memoryview
-    kind: str
-    has_ranges: bool = False
+    content_type: str
+    takes_ranges: bool = False
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -103,16 +99,16 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer, or say in one line why not; never with a traceback."""
         try:
-            self._check_place()
+            self._check_host()
             target = urlsplit(self.path)
             query = {name: values[-1] for name, values in parse_qs(target.query, max_num_fields=8).items()}
             if target.path == "/" and "token" in query:
-                self._let_in(query["token"])
+                self._set_cookie(query["token"])
                 return
-            self._check_visitor()
-            self._answer(self._found(target.path, query))
-        except _RefusedRequest as refused:
-            self._refuse(refused.status, refused.reason)
+            self._check_cookie()
+            self._respond(self._routed(target.path, query))
+        except _RequestError as refused:
+            self._refuse(*refused.args)
         except EdcacheError as error:
             self._refuse(404 if isinstance(error, SampleIndexError) else 422, str(error))
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
@@ -120,36 +116,34 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 - what a user's transform raises too; it may name files
             self._refuse(500, f"{type(error).__name__} while this was read")
 
-    def _check_place(self) -> None:
+    def _check_host(self) -> None:
         """Refuse what is too long, and what was not meant for this server: a name that was rebound to it."""
         if self.request_version == "HTTP/0.9":
-            raise _RefusedRequest(400, "HTTP/0.9 has no headers to be checked")
+            raise _RequestError(400, "HTTP/0.9 has no headers to be checked")
         if len(self.path) > _MOST_TARGET:
-            raise _RefusedRequest(
+            raise _RequestError(
                 414, f"the request has more than {_MOST_TARGET:,} characters; shorten the filter"
             )
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0] not in self.server.hosts:
-            raise _RefusedRequest(
-                403, f"this server is {' or '.join(self.server.hosts)}, whatever leads to it"
-            )
+            raise _RequestError(403, f"this server is {' or '.join(self.server.hosts)}, whatever leads to it")
         origin = self.headers.get("Origin")
         if origin is not None and origin.removeprefix("http://") not in self.server.hosts:
-            raise _RefusedRequest(403, "a page of another origin asked")
+            raise _RequestError(403, "a page of another origin asked")
 
     def _is_of_another_site(self) -> bool:
         return self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
 
-    def _let_in(self, token: str) -> None:
+    def _set_cookie(self, token: str) -> None:
         """Turn the token of the URL into a cookie, and lead to the URL without it.
 
         A link of another site, such as a notebook's, must lead there by a page: a browser follows a redirect
         in the name of the site that began, and does not send the cookie along.
         """
         if self._is_of_another_site() and self.headers.get("Sec-Fetch-Mode") != "navigate":
-            raise _RefusedRequest(403, "a page of another origin asked")
+            raise _RequestError(403, "a page of another origin asked")
         if not self.server.admits(token):
-            raise _RefusedRequest(403, "the token in this URL is not the one that was printed; open that URL")
+            raise _RequestError(403, "the token in this URL is not the one that was printed; open that URL")
         name, secret = self.server.cookie
         cookie = f"{name}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
         if self._is_of_another_site():
@@ -157,54 +151,53 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._send(303, b"", "text/plain", {"Set-Cookie": cookie, "Location": "/"})
 
-    def _check_visitor(self) -> None:
+    def _check_cookie(self) -> None:
         if self._is_of_another_site():
-            raise _RefusedRequest(403, "a page of another origin asked")
-        name, secret = self.server.cookie
-        given = [part.strip().partition("=") for part in self.headers.get("Cookie", "").split(";")]
-        if not any(
-            key == name and compare_digest(value.encode(), secret.encode()) for key, _, value in given
-        ):
-            raise _RefusedRequest(
+            raise _RequestError(403, "a page of another origin asked")
+        expected = "=".join(self.server.cookie).encode()
+        given = self.headers.get("Cookie", "").split(";")
+        if not any(compare_digest(cookie.strip().encode(), expected) for cookie in given):
+            raise _RequestError(
                 403, "open the URL that was printed, with its token; this browser has no cookie"
             )
 
-    def _found(self, path: str, query: dict[str, str]) -> _Answer:
+    def _routed(self, path: str, query: dict[str, str]) -> _Response:
         """What lies at a path: a file of the page, or what a dataset says."""
         if path in _STATIC:
-            name, kind = _STATIC[path]
-            return _Answer(Path(__file__).with_name(name).read_bytes(), kind)
+            name, content_type = _STATIC[path]
+            return _Response(Path(__file__).with_name(name).read_bytes(), content_type)
         if path == "/api/sets":
             return _json({"sets": [{"name": one.name} for one in self.server.shown]})
         match = _PATHS.fullmatch(path)
         if match is None or int(match[1]) >= len(self.server.shown):
-            raise _RefusedRequest(404, "there is nothing at this path")
+            raise _RequestError(404, "there is nothing at this path")
         where = query.get("where", "").strip()
         if len(where) > _MOST_WHERE:
-            raise _RefusedRequest(414, f"the filter has {len(where):,} characters, more than {_MOST_WHERE:,}")
+            raise _RequestError(414, f"the filter has {len(where):,} characters, more than {_MOST_WHERE:,}")
         numbers = [int(number) for number in match.group(3, 4) if number is not None]
-        return _from(self.server.shown[int(match[1])], match[2], numbers, where, query)
+        return _api(self.server.shown[int(match[1])], match[2], numbers, where, query)
 
-    def _answer(self, answer: _Answer) -> None:
-        size = len(answer.body)
-        match = _RANGE.fullmatch(self.headers.get("Range", "")) if answer.has_ranges else None
-        headers = {"Accept-Ranges": "bytes"} if answer.has_ranges else {}
+    def _respond(self, response: _Response) -> None:
+        size = len(response.body)
+        match = _RANGE.fullmatch(self.headers.get("Range", "")) if response.takes_ranges else None
+        headers = {"Accept-Ranges": "bytes"} if response.takes_ranges else {}
         if match is None or not (match[1] or match[2]):
-            self._send(200, answer.body, answer.kind, headers)
+            self._send(200, response.body, response.content_type, headers)
             return
         start = int(match[1]) if match[1] else max(size - int(match[2]), 0)
         end = min(int(match[2]) + 1, size) if match[1] and match[2] else size
         if start >= end:
-            self._send(416, b"", answer.kind, headers | {"Content-Range": f"bytes */{size}"})
+            self._send(416, b"", response.content_type, headers | {"Content-Range": f"bytes */{size}"})
             return
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        self._send(206, memoryview(answer.body)[start:end], answer.kind, headers)
+        self._send(206, memoryview(response.body)[start:end], response.content_type, headers)
 
-    def _send(self, status: int, body: bytes | memoryview, kind: str, headers: dict[str, str]) -> None:
+    def _send(
+        self, status: int, body: bytes | memoryview, content_type: str, headers: dict[str, str]
+    ) -> None:
         self.send_response_only(status)
-        for name, value in (
-            _HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))} | headers
-        ).items():
+        own = {"Content-Type": content_type, "Content-Length": str(len(body))}
+        for name, value in (_HEADERS | own | headers).items():
             self.send_header(name, value)
         if self.close_connection:
             self.send_header("Connection", "close")
@@ -212,11 +205,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def _json(document: object) -> _Answer:
-    return _Answer(json.dumps(document, allow_nan=False).encode("ascii"), "application/json")
+def _json(document: object) -> _Response:
+    return _Response(json.dumps(document, allow_nan=False).encode("ascii"), "application/json")
 
 
-def _from(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Answer:
+def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Response:
     """What one dataset answers; the numbers are those in the path."""
     match what, numbers:
         case None, []:
@@ -235,22 +228,22 @@ def _from(shown: Shown, what: str | None, numbers: list[int], where: str, query:
         case "sample", [row]:
             return _json(shown.sample(row))
         case "picture", [row, leaf]:
-            return _Answer(
+            return _Response(
                 shown.picture(row, leaf, _number(query, "axis"), _number(query, "at")), "image/png"
             )
         case "media", [row, leaf]:
-            return _Answer(*shown.media(row, leaf), has_ranges=True)
+            return _Response(*shown.media(row, leaf), takes_ranges=True)
         case "summary", []:
             return _json(shown.summary())
         case "missing", []:
             return _json(shown.missing())
-    raise _RefusedRequest(404, "there is nothing at this path")
+    raise _RequestError(404, "there is nothing at this path")
 
 
 def _number(query: dict[str, str], name: str) -> int:
     text = query.get(name, "0")
     if not re.fullmatch(r"[0-9]{1,15}", text):
-        raise _RefusedRequest(400, f"{name} is no number of at most 15 digits")
+        raise _RequestError(400, f"{name} is no number of at most 15 digits")
     return int(text)
 
 

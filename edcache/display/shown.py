@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import partial
+from functools import lru_cache
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
 from edcache.base import Ints, SampleIndexError, brief, plain
+from edcache.display import cells
+from edcache.display.summary import summary
 from edcache.labels import Histogram, Labels, matching_rows
 
-_MOST_KEPT: Final = 4096
+_MOST_CELLS: Final = 4096
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
 _MOST_HISTOGRAMS: Final = 40
@@ -41,26 +42,6 @@ class _Once(Generic[Value]):
             if not self._made:
                 self._made.append(self._make())
             return self._made[0]
-
-
-class _Recent(OrderedDict[Hashable, Any]):
-    """The values that were asked for last, so many at most; for several threads."""
-
-    def __init__(self, most: int) -> None:
-        super().__init__()
-        self._most, self._lock = most, threading.Lock()
-
-    def of(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        with self._lock:
-            if key in self:
-                self.move_to_end(key)
-                return self[key]  # type: ignore[no-any-return]
-        value = make()
-        with self._lock:
-            self[key] = value
-            while len(self) > self._most:
-                self.popitem(last=False)
-        return value
 
 
 class Shown:
@@ -91,17 +72,17 @@ class Shown:
     def _forget(self) -> None:
         labels, dataset = self._sources
         self._labels, self._dataset = _Once(labels), _Once(dataset)
-        self._rows, self._cells = _Recent(_MOST_FILTERS), _Recent(_MOST_KEPT)
-        self._samples = _Recent(_MOST_SAMPLES)
-        self._histograms, self._taken = _Recent(_MOST_HISTOGRAMS), _Recent(1)
+        self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
+        self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
+        self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._counted)
+        self._sample = lru_cache(_MOST_SAMPLES)(self._tried)
+        self._cells: dict[int, dict[str, Any]] = {}
 
     def start(self) -> None:
         """Open the dataset in the background; what that raises is told to who asks for samples."""
 
         def prepare() -> None:
             with suppress(Exception):
-                from edcache.display import cells  # noqa: F401 - it takes long
-
                 self._dataset()
 
         threading.Thread(target=prepare, daemon=True).start()
@@ -127,25 +108,21 @@ class Shown:
         """How often each value of a column occurs, the column by its number."""
         return asdict(self._histogram(column))
 
-    def _histogram(self, column: int) -> Histogram:
+    def _counted(self, column: int) -> Histogram:
         labels = self._labels()
         names = list(labels)
         if column >= len(names):
             raise SampleIndexError(f"no label column {column}; there are {len(names)}")
-        return self._histograms.of(column, lambda: labels.histogram(names[column]))
+        return labels.histogram(names[column])
 
     def kept(self, where: str, column: int) -> list[int | None]:
         """How many samples of each bar of a histogram fulfil a where-string; None where nobody can tell."""
-        bars = self._histogram(column).bars
-        taken = self._taken.of(where, lambda: self._labels().take(np.asarray(self.rows(where))))
-        return [None if bar.where is None else len(matching_rows(taken, {}, bar.where)) for bar in bars]
+        bars, labels = self._histogram(column).bars, self._matching_labels(where)
+        return [None if bar.where is None else len(matching_rows(labels, {}, bar.where)) for bar in bars]
 
     def rows(self, where: str) -> Ints | range:
         """The rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
-        labels = self._labels()
-        if not where:
-            return range(labels.num_rows)
-        return self._rows.of(where, lambda: matching_rows(labels, {}, where))
+        return self._matching(where) if where else range(self._labels().num_rows)
 
     def position(self, where: str, row: int) -> dict[str, Any]:
         """Where a row stands among those of a filter, or the next that does."""
@@ -160,15 +137,15 @@ class Shown:
 
     def cells(self, where: str, start: int, count: int) -> list[dict[str, Any]]:
         """What the grid shows of a window of the rows that fulfil a where-string."""
-        window = [int(row) for row in self.rows(where)[start : start + count]]
-        known = {row: self._cells.get(row) for row in window}
-        for row, sample in self._read([row for row, cell in known.items() if cell is None]):
-            known[row] = self._cells.of(row, partial(_cell, sample))
-        captions = self._captions(window)
-        return [
-            {"row": row, "labels": caption} | (known[row] or {})
-            for row, caption in zip(window, captions, strict=True)
-        ]
+        window, kept = [int(row) for row in self.rows(where)[start : start + count]], self._cells
+        known = {row: kept[row] for row in window if row in kept}
+        for row, sample in self._read([row for row in window if row not in known]):
+            known[row] = _cell(sample)
+        kept.update(known)
+        if len(kept) > _MOST_CELLS and kept is self._cells:
+            self._cells = known  # not cleared: another thread may be reading it
+        captions = zip(window, self._captions(window), strict=True)
+        return [{"row": row, "labels": caption} | known[row] for row, caption in captions]
 
     def _captions(self, rows: list[int]) -> list[list[str]]:
         """The first labels of rows, as texts."""
@@ -191,22 +168,18 @@ class Shown:
             size = size * 2 if time.monotonic() - began < _GROUP_SECONDS else max(1, size // 2)
 
     def _tried(self, row: int) -> Any:
+        """A sample, or the error that reading it raised."""
+        count = self._labels().num_rows
+        if row >= count:
+            raise SampleIndexError(f"no sample {row:,}; there are {count:,}")
         dataset = self._dataset()
         try:
             return dataset[row]
         except Exception as error:  # noqa: BLE001 - of this sample alone; a user's transform may raise any
             return error
 
-    def _sample(self, row: int) -> Any:
-        count = self._labels().num_rows
-        if row >= count:
-            raise SampleIndexError(f"no sample {row:,}; there are {count:,}")
-        return self._samples.of(row, lambda: self._tried(row))
-
     def sample(self, row: int) -> dict[str, Any]:
         """One sample: its labels, and its leaves with what can be seen of each; or why it cannot be read."""
-        from edcache.display import cells
-
         sample, labels = self._sample(row), self._labels()
         taken = labels.take(np.array([row], np.int64))
         document: dict[str, Any] = {
@@ -214,20 +187,16 @@ class Shown:
             "labels": [[name, brief(taken.to_list(name)[0])[:_LONGEST]] for name in labels],
         }
         if isinstance(sample, Exception):
-            return document | {"leaves": [], "error": cells.reason(sample)}
+            return document | {"leaves": [], "error": cells.error_text(sample)}
         return document | {"leaves": cells.described_leaves(sample)}
 
     def picture(self, row: int, leaf: int, axis: int, at: int) -> bytes:
         """A leaf that is an image, or a slice of one that is a volume, as a PNG file."""
-        from edcache.display import cells
-
-        return cells.picture(cells.seen_leaf(self._sample(row), leaf, ("image", "volume")), axis, at)
+        return cells.picture(cells.leaf_media(self._sample(row), leaf, ("image", "volume")), axis, at)
 
     def media(self, row: int, leaf: int) -> tuple[bytes, str]:
         """A leaf that is a file of sound or film, and its type, from a fixed list."""
-        from edcache.display import cells
-
-        media = cells.seen_leaf(self._sample(row), leaf, ("audio", "video"))
+        media = cells.leaf_media(self._sample(row), leaf, ("audio", "video"))
         assert media.mime is not None
         return media.data, media.mime
 
@@ -235,8 +204,6 @@ class Shown:
 
     def summary(self) -> dict[str, Any]:
         """What the archives underneath say of themselves."""
-        from edcache.display.summary import summary
-
         dataset = self._dataset()
         archives = getattr(dataset, "archives", None) or [getattr(dataset, "cache", dataset)]
         readers = [one.reader for one in archives[:_MOST_ARCHIVES] if hasattr(one, "reader")]
@@ -246,23 +213,20 @@ class Shown:
         """The rows without a record, and of those that failed, why."""
         dataset = self._dataset()
         whole = dataset if hasattr(dataset, "missing") else getattr(dataset, "cache", dataset)
-        absent, failures = np.asarray(getattr(whole, "missing", ()), np.int64), getattr(whole, "errors", ())
-        if whole is not dataset and len(absent):  # a view has its own numbers
-            positions = np.flatnonzero(np.isin(dataset.indices, absent))
-            row_of = {int(dataset.indices[k]): int(k) for k in reversed(positions)}
-            absent = positions
-        else:
-            row_of = {int(row): int(row) for row in absent}
-        failed = [
-            {"row": row_of[one.index], "error": one.error, "message": one.message, "final": one.final}
-            for one in failures
+        rows = indices = np.asarray(getattr(whole, "missing", ()), np.int64)
+        if whole is not dataset and len(indices):  # a view has its own numbers
+            rows = np.flatnonzero(np.isin(dataset.indices, indices))
+            indices = dataset.indices[rows]
+        row_of = dict(zip(indices[::-1].tolist(), rows[::-1].tolist(), strict=True))
+        failed = {
+            row_of[one.index]: {"error": one.error, "message": one.message[:_LONGEST], "final": one.final}
+            for one in getattr(whole, "errors", ())
             if one.index in row_of
-        ]
-        known = {one["row"] for one in failed}
-        others = [row for row in absent.tolist() if row not in known]
+        }
+        others = [row for row in rows.tolist() if row not in failed]
         return {
-            "count": len(absent),
-            "failed": [one | {"message": one["message"][:_LONGEST]} for one in failed[:_MOST_MISSING]],
+            "count": len(rows),
+            "failed": [{"row": row} | failure for row, failure in [*failed.items()][:_MOST_MISSING]],
             "more_failed": max(0, len(failed) - _MOST_MISSING),
             "others": others[:_MOST_MISSING],
             "more_others": max(0, len(others) - _MOST_MISSING),
@@ -270,9 +234,7 @@ class Shown:
 
 
 def _cell(sample: Any) -> dict[str, Any]:
-    from edcache.display import cells
-
     try:
         return cells.cell(sample)
     except Exception as error:  # noqa: BLE001 - of this sample alone, whose classes may be anybody's
-        return {"why": cells.reason(error)}
+        return {"why": cells.error_text(error)}

@@ -27,13 +27,13 @@ def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple
         yield from leaves_of(child, (*path, key))
 
 
-def sample_tree(sample: Any) -> list[dict[str, Any]]:
-    """The leaves of a sample as JSON has them.
+def sample_tree(sample: Any) -> Iterator[dict[str, Any]]:
+    """The leaves of a sample as JSON has them; of one that contains itself there is no end.
 
     Each has "path" and "type"; arrays, tensors and images "dtype" and "shape"; a short leaf "value", a long
     array "min", "mean" and "max" of what is finite, and "nonfinite"; a list, text or bytes "items".
     """
-    return [{"path": ".".join(map(str, at)), **leaf(value)} for at, value in leaves_of(sample)]
+    return ({"path": ".".join(map(str, at)), **leaf(value)} for at, value in leaves_of(sample))
 
 
 def leaf(value: Any) -> dict[str, Any]:

@@ -41,8 +41,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
         given = os.fspath(path).rstrip("/")
         ending = backend_of(given).ending
         where = given if given.endswith(ending) else f"{given}{ending}"
-        if "://" not in given:
-            where = migrated(where, data_set, options, old=given, trust_pickle=trust_pickle)
+        where = migrated(where, data_set, options, old=given, trust_pickle=trust_pickle)
         if data_set is not None and "force_cache" not in options:
             options = {"lazy": True} | options
         super().__init__(data_set, where, **options)

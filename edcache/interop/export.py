@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Final
 
 import numpy as np
@@ -17,13 +17,13 @@ from torch.utils.data import DataLoader
 from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes, shown
 from edcache.dataset import CachedDataset, Path, Samples
 from edcache.interop.export_columns import joined, nbytes_of
-from edcache.interop.export_formats import FORMATS, Format, check_free, new_output, read
+from edcache.interop.export_formats import FORMATS, Format, check_absent, new_output, read
 from edcache.reader import OnProgress
 from edcache.storage import check_outlives, local_path, refused
 from edcache.writer import worker_count
 
 _PROBES: Final = 32
-_LOOKED_AT: Final = 256
+_INSPECTED: Final = 256
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def export(
     FORMATS[to].require()
     check_outlives(out)
     target = local_path(out)
-    check_free(target)
-    writer = _planned(_opened(ds, allow_partial), FORMATS[to], labels, count)
+    check_absent(target)
+    writer = _prepared(_opened(ds, allow_partial), FORMATS[to], labels, count)
     _write(writer, target, shard_nbytes, count, on_progress)
     return ExportReport(target, to, len(writer), *_measured(target))
 
@@ -115,46 +115,44 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
     return samples._with_files()
 
 
-def _planned(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Format:
-    """What samples show before anything is written: one of every kind there is."""
-    positions = _of_interest(ds, needs_shapes=bool(kind.arrays))
-    parts = [positions[at : at + _LOOKED_AT].tolist() for at in range(0, len(positions), _LOOKED_AT)]
-    looks = [look for part in _worked(partial(_looked, ds, kind), parts, num_workers) for look in part]
-    names, sizes, columns = zip(*looks, strict=True)
-    to_go = _labels_to_go(ds, labels, set().union(*names))
-    writer = kind(ds, joined(columns), to_go, sum(sizes) / len(sizes))
+def _prepared(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Format:
+    """The format with what samples of every kind tell of it; nothing is written yet."""
+    positions = _probe_positions(ds, needs_shapes=bool(kind.arrays))
+    parts = np.split(positions, range(_INSPECTED, len(positions), _INSPECTED))
+    looks = _mapped(partial(_inspected, ds, kind), [(part.tolist(),) for part in parts], num_workers)
+    names, sizes, columns = zip(*chain.from_iterable(looks), strict=True)
+    label_names = _label_names(ds, labels, set().union(*names))
+    writer = kind(ds, joined(columns), label_names, sum(sizes) / len(sizes))
     writer.check()
     return writer
 
 
-def _of_interest(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
+def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     """Positions of samples of every kind there is: one of each schema where that tells enough."""
-
-    def varies(leaf: Any) -> bool:
-        return leaf.kind in ("tensor", "array") and leaf.shape is None
-
     every = np.arange(len(ds))
     numbers, trees = ds._root._structures(ds._root_indices(every))
     if ds._transform is not None:
         return every
     chosen = np.zeros(len(ds), bool)
     for number, tree in enumerate(trees):
-        of_it = np.flatnonzero(numbers == number)
-        is_told = tree is not None and not (needs_shapes and any(map(varies, tree.leaves())))
-        chosen[of_it[:1] if is_told else of_it] = True
+        positions = np.flatnonzero(numbers == number)
+        varies = tree is None or (
+            needs_shapes and any(leaf.memory is not None and leaf.shape is None for leaf in tree.leaves())
+        )
+        chosen[positions if varies else positions[:1]] = True
     chosen[:: max(1, len(ds) // _PROBES)] = True
     return np.flatnonzero(chosen)
 
 
-def _looked(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[Any]:
+def _inspected(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[Any]:
     """Of each sample the names of its leaves, about its bytes, and the columns that it needs."""
     return [
-        (tuple(leaves), nbytes_of(leaves), (kind.look(leaves, place), place))
+        (tuple(leaves), nbytes_of(leaves), (kind.columns_for(leaves, place), place))
         for place, leaves in read(ds, positions)
     ]
 
 
-def _labels_to_go(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
+def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
     """The label columns that go along: those named, or all, but for those that are leaves of the samples."""
     if labels is False:
         return ()
@@ -174,25 +172,26 @@ def _write(
         writer.begin(where)
         with closing(writer):
             parts = list(enumerate(writer.parts(shard_nbytes)))
-            counts = _worked(writer, parts, num_workers if writer.is_folder else 0)
+            written = _mapped(writer.write, parts, num_workers if writer.is_folder else 0)
+            counts = (len(part) for (_, part), _ in zip(parts, written, strict=True))
             for done in accumulate(counts, initial=0):
                 if on_progress is not None:
                     on_progress(done, len(writer))
             writer.finish()
 
 
-def _attempted(work: Callable[[Any], Any], part: Any) -> tuple[Any, EdcacheError | None]:
+def _attempted(work: Callable[..., Any], arguments: Any) -> tuple[Any, EdcacheError | None]:
     try:
-        return work(part), None
+        return work(*arguments), None
     except EdcacheError as error:
         # Raised here, a worker's traceback would become a part of its message.
         return None, error
 
 
-def _worked(work: Callable[[Any], Any], parts: Any, num_workers: int) -> Iterator[Any]:
-    """What a function makes of each part of a list, in their order, by so many processes; 0: this one."""
-    workers, attempt = min(num_workers, len(parts)), partial(_attempted, work)
-    loader: Any = DataLoader(parts, batch_size=None, num_workers=workers, collate_fn=attempt)
+def _mapped(work: Callable[..., Any], calls: Any, num_workers: int) -> Iterator[Any]:
+    """What calls of a function return, by their arguments, in order, by so many processes; 0: this one."""
+    workers, attempt = min(num_workers, len(calls)), partial(_attempted, work)
+    loader: Any = DataLoader(calls, batch_size=None, num_workers=workers, collate_fn=attempt)
     try:
         loaded = iter(loader)
     except OSError as denied:
@@ -204,10 +203,9 @@ def _worked(work: Callable[[Any], Any], parts: Any, num_workers: int) -> Iterato
 
 
 def _measured(path: str) -> tuple[int, int]:
-    """How many files are there, and their bytes."""
+    """The number of files at a path, and of their bytes."""
     if not os.path.isdir(path):
         return 1, os.path.getsize(path)
-    sizes = [
-        os.path.getsize(os.path.join(folder, name)) for folder, _, names in os.walk(path) for name in names
-    ]
+    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
+    sizes = list(map(os.path.getsize, files))
     return len(sizes), sum(sizes)

@@ -7,7 +7,7 @@ import enum
 import io
 import pathlib
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -24,13 +24,13 @@ _ATOMS: Final = (bool, int, float, str, type(None))
 _KINDS: Final = {bool: "bool", int: "int", float: "float", complex: "complex", str: "text", bytes: "bytes"}
 
 Leaves = dict[str, Any]
-"""Leaves by name: None, bool, int, float, complex, str, bytes, a date, a datetime, a numpy array, a `Picture`
-or a list of the first five."""
+"""Leaves by name: None, bool, int, float, complex, str, bytes, a date, a datetime, a numpy array, an
+`EncodedImage` or a list of the first five."""
 
 Columns = dict[str, ArrowColumn]
 
 
-class Picture(NamedTuple):
+class EncodedImage(NamedTuple):
     """An image as the bytes of a file: extension without a dot, "jpg", "png", "bin" where nobody knows."""
 
     data: bytes
@@ -43,7 +43,7 @@ def leaves_of(sample: Any, place: str) -> Leaves:
     Lists of plain values are one leaf. `place` is what messages begin with: "export(): sample 17".
     """
     leaves: Leaves = {}
-    for path, value in _walked(sample, ()):
+    for path, value in _leaves_of(sample, ()):
         name = ".".join(map(str, path))
         if name in leaves:
             raise ExportError(f'{place}: two fields are called "{name}"; rename one with with_transform()')
@@ -53,60 +53,58 @@ def leaves_of(sample: Any, place: str) -> Leaves:
     return leaves
 
 
-def _walked(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+def _leaves_of(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
     children = children_of(value)
     if children is None or (isinstance(value, list) and all(type(item) in _ATOMS for item in value)):
         yield path, value
         return
     for key, child in children:
-        yield from _walked(child, (*path, key))
+        yield from _leaves_of(child, (*path, key))
 
 
 def _plain(value: Any, name: str, place: str) -> Any:
     if isinstance(value, enum.Enum):
         return value.name
-    for kind in _KINDS:
-        if isinstance(value, kind):
-            return kind(value)  # numpy's float64 and str_ are subclasses
-    if value is None or isinstance(value, datetime.date | list):
-        return value
+    for kinds, make in _PLAIN.items():
+        if isinstance(value, kinds):
+            return make(value)
     if isinstance(value, torch.Tensor):
         try:
             return value.detach().cpu().numpy()
         except (TypeError, RuntimeError):
-            raise refused(place, name, value, "numpy has no such type") from None
-    if isinstance(value, np.ndarray | np.generic):
-        return np.asarray(value)
-    if isinstance(value, ImageFile):
-        return Picture(value.data, _EXTENSIONS.get(value.format or "", "bin"))
-    if isinstance(value, bytearray):
-        return bytes(value)
-    if isinstance(value, pathlib.PurePath | uuid.UUID):
-        return str(value)
-    if isinstance(value, datetime.time):
-        return value.isoformat()
-    if isinstance(value, datetime.timedelta):
-        return value.total_seconds()
+            raise unsupported(place, name, value, "numpy has no such type") from None
     if hasattr(value, "mode") and hasattr(value, "getpixel"):
         return _png(value, name, place)
-    raise refused(place, name, value, "no format holds that")
+    raise unsupported(place, name, value, "no format holds that")
 
 
-def _png(image: Any, name: str, place: str) -> Picture:
+_PLAIN: Final[dict[Any, Callable[[Any], Any]]] = {
+    **{kind: kind for kind in _KINDS},  # numpy's float64 and str_ are subclasses
+    (type(None), datetime.date, list): lambda value: value,
+    (np.ndarray, np.generic): np.asarray,
+    ImageFile: lambda file: EncodedImage(file.data, _EXTENSIONS.get(file.format or "", "bin")),
+    bytearray: bytes,
+    (pathlib.PurePath, uuid.UUID): str,
+    datetime.time: datetime.time.isoformat,
+    datetime.timedelta: datetime.timedelta.total_seconds,
+}
+
+
+def _png(image: Any, name: str, place: str) -> EncodedImage:
     if image.mode not in _PNG_MODES:
-        raise refused(place, name, image, f"a PNG has no mode {image.mode!r}")
+        raise unsupported(place, name, image, f"a PNG has no mode {image.mode!r}")
     file = io.BytesIO()
     image.save(file, "PNG")
-    return Picture(file.getvalue(), "png")
+    return EncodedImage(file.getvalue(), "png")
 
 
-def refused(place: str, name: str, value: object, why: str) -> ExportError:
+def unsupported(place: str, name: str, value: object, why: str) -> ExportError:
     """The error for a leaf that a format cannot hold."""
     if isinstance(value, np.ndarray):
         kind = f"an array of {value.dtype} {value.shape}"
     elif isinstance(value, torch.Tensor):
         kind = f"a tensor of {value.dtype} {tuple(value.shape)}"
-    elif isinstance(value, Picture):
+    elif isinstance(value, EncodedImage):
         kind = f"an image (.{value.extension})"
     else:
         kind = f"of type {type(value).__name__}"
@@ -118,15 +116,14 @@ def refused(place: str, name: str, value: object, why: str) -> ExportError:
 
 
 def nbytes_of(leaves: Leaves) -> int:
-    """About so many bytes takes a sample."""
+    """About how many bytes a sample takes."""
     nbytes = 64
     for value in leaves.values():
-        if isinstance(value, np.ndarray):
-            nbytes += value.nbytes
-        elif isinstance(value, Picture):
-            nbytes += len(value.data)
+        data = value.data if isinstance(value, EncodedImage) else value
+        if isinstance(data, np.ndarray):
+            nbytes += data.nbytes
         else:
-            nbytes += len(value) if isinstance(value, str | bytes) else 8
+            nbytes += len(data) if isinstance(data, str | bytes) else 8
     return nbytes
 
 
@@ -139,15 +136,15 @@ def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowCol
     if value is None:
         return ArrowColumn(name, "null", is_nullable=True)
     if isinstance(value, complex) and "c" not in arrays:
-        raise refused(place, name, value, f"{to} holds no complex numbers")
+        raise unsupported(place, name, value, f"{to} holds no complex numbers")
     if type(value) in _KINDS:
         return ArrowColumn(name, _KINDS[type(value)])
-    if isinstance(value, Picture):
+    if isinstance(value, EncodedImage):
         return ArrowColumn(name, "image")
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in arrays or not value.dtype.isnative:
             held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
-            raise refused(place, name, value, f"{to} holds {held} in the byte order of this machine")
+            raise unsupported(place, name, value, f"{to} holds {held} in the byte order of this machine")
         return ArrowColumn(name, "array", value.dtype.name, value.shape, value.ndim)
     if isinstance(value, datetime.datetime):
         return ArrowColumn(name, "datetime" if value.tzinfo is None else "datetime with a zone")
@@ -155,12 +152,12 @@ def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowCol
         return ArrowColumn(name, "date")
     kinds = {_KINDS[type(item)] for item in value if item is not None}
     if len(kinds) > 1:
-        raise refused(place, name, value, f"its values are {' and '.join(sorted(kinds))}")
+        raise unsupported(place, name, value, f"its values are {' and '.join(sorted(kinds))}")
     return ArrowColumn(name, "list", kinds.pop() if kinds else "null")
 
 
 def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
-    """The columns that hold what all samples show; what messages about each begin with comes with it."""
+    """The columns that hold all samples, by those that each needs; with these comes its place in messages."""
     known: dict[str, tuple[ArrowColumn, str, int]] = {}
     count = 0
     for shown, place in samples:
@@ -196,7 +193,7 @@ def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
 
 
 def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColumn], place: str) -> None:
-    """Refuse a sample that is otherwise than those that were looked at."""
+    """Raise ExportError for a sample of other columns than those that were inspected."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, ArrowColumn(name, "null"))
         if known is None or _common(known, now) != known:

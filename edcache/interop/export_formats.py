@@ -22,12 +22,12 @@ from edcache.dataset import Samples
 from edcache.format import pa
 from edcache.interop.export_columns import (
     Columns,
+    EncodedImage,
     Leaves,
-    Picture,
     check_fits,
     columns_of,
     leaves_of,
-    refused,
+    unsupported,
 )
 from edcache.labels import ArrowColumn, Labels, arrow_column, parquet_writer, renamed, schema_of
 from edcache.storage import File
@@ -49,7 +49,7 @@ _SINGLE: Final[dict[str, Any]] = {
 }
 
 
-def check_free(out: str) -> None:
+def check_absent(out: str) -> None:
     """Raise ArchiveExistsError where something is in the way."""
     if storage.exists(out):
         raise ArchiveExistsError(f"{out}: exists already; give a path where nothing is")
@@ -58,13 +58,13 @@ def check_free(out: str) -> None:
 @contextmanager
 def new_output(out: str, is_folder: bool) -> Iterator[Any]:
     """A folder, or the stream of a file; it gets its name when the block ends well, else it goes."""
-    check_free(out)
+    check_absent(out)
     with closing(writer.start(out, is_folder=is_folder)) as session:
         work = os.path.dirname(session.path) if is_folder else session.path
         try:
             with nullcontext(work) if is_folder else _stream(session, sync=True) as where:
                 yield where
-            check_free(out)
+            check_absent(out)
             # A folder with the file that is locked, so that nobody else begins meanwhile.
             storage.replace(work, out)
             if is_folder:
@@ -77,7 +77,7 @@ def new_output(out: str, is_folder: bool) -> Iterator[Any]:
 
 
 @contextmanager
-def shard(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
+def new_file(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
     """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
     with closing(File.open(path, "x")) as file, _stream(file, sync) as stream:
         yield stream
@@ -115,9 +115,6 @@ class _RawFile(io.RawIOBase):
         self._position = (0, self._position, self._file.size())[whence] + offset
         return self._position
 
-    def tell(self) -> int:
-        return self._position
-
 
 def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
     """The samples at some positions: what messages begin with, "export(): sample 17", and leaves."""
@@ -126,7 +123,7 @@ def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
         yield place, leaves_of(sample, place)
 
 
-def _cut(whole: range, count: int) -> list[range]:
+def _split(whole: range, count: int) -> list[range]:
     return [whole[start : start + max(1, count)] for start in range(0, len(whole), max(1, count))]
 
 
@@ -156,7 +153,7 @@ class Format:
         """Raise MissingDependencyError where the package is not installed that writes it."""
 
     @classmethod
-    def look(cls, leaves: Leaves, place: str) -> Columns:
+    def columns_for(cls, leaves: Leaves, place: str) -> Columns:
         """The columns that a sample needs; raises what writing it would raise."""
         return columns_of(leaves, place, cls.name, cls.arrays)
 
@@ -172,11 +169,11 @@ class Format:
 
     def parts(self, nbytes: int) -> list[range]:
         """Which samples are written at a time: consecutive positions that are about so many bytes each."""
-        return _cut(range(len(self)), int(nbytes // self.sample_nbytes))
+        return _split(range(len(self)), int(nbytes // self.sample_nbytes))
 
     def batches(self, part: range) -> list[range]:
         """Consecutive positions of a part that are in memory at a time, some 16 MiB."""
-        return _cut(part, min(int(_BATCH_NBYTES // self.sample_nbytes), _MOST_IN_A_BATCH))
+        return _split(part, min(int(_BATCH_NBYTES // self.sample_nbytes), _MOST_IN_A_BATCH))
 
     def rows(self, part: range) -> Iterator[tuple[range, dict[str, list[Any]]]]:
         """The leaves of each column, images as their bytes, of a batch together."""
@@ -186,7 +183,7 @@ class Format:
                 check_fits(self.columns, columns_of(leaves, place, "a table", "biufc"), place)
                 for name, values in columns.items():
                     value = leaves.get(name)
-                    values.append(value.data if isinstance(value, Picture) else value)
+                    values.append(value.data if isinstance(value, EncodedImage) else value)
             yield piece, columns
 
     def label_table(self, part: range) -> Any:
@@ -194,12 +191,8 @@ class Format:
         labels = self.ds.labels.take(np.arange(part.start, part.stop))
         return renamed(labels.table.select(list(self.labels)), self.columns)
 
-    def __call__(self, numbered: tuple[int, range]) -> int:
-        """Write a part, given with its number; returns how many samples it has."""
-        self._write(*numbered)
-        return len(numbered[1])
-
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
+        """Write a part."""
         raise NotImplementedError
 
     def finish(self) -> None:
@@ -215,9 +208,10 @@ class _Files(Format):
     arrays = ""
     integer: ClassVar[str]
     separator: ClassVar[str]
+    is_lower_case: ClassVar[bool] = False
 
     @classmethod
-    def look(cls, leaves: Leaves, place: str) -> Columns:
+    def columns_for(cls, leaves: Leaves, place: str) -> Columns:
         cls._files_of(leaves, place)
         return {}
 
@@ -246,16 +240,14 @@ class _Files(Format):
         # Times are texts.
         files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
         for name, value in leaves.items():
-            is_hidden = name.startswith((".", "__"))
-            if is_hidden or "/" in name or "\\" in name or "\0" in name or len(name.encode()) > 200:
+            if name.startswith((".", "__")) or set(name) & set("/\\\0") or len(name.encode()) > 200:
                 raise ExportError(
                     f'{place}: field "{name}" makes no name of a file; {cls.name} needs names without '
                     "slashes that begin with no dot and not with __; rename it with with_transform()"
                 )
             extension, data = cls._encoded(name, value, place)
             file = f"{name}.{extension}" if name else extension
-            # The reader of webdataset gives all names in lower case.
-            file = file.lower() if cls is _Tars else file
+            file = file.lower() if cls.is_lower_case else file
             if file in files:
                 raise ExportError(f'{place}: two files would be called "{file}"; rename a field')
             files[file] = data
@@ -264,11 +256,11 @@ class _Files(Format):
     @classmethod
     def _encoded(cls, name: str, value: Any, place: str) -> tuple[str, bytes]:
         """The extension and the bytes of the file of a leaf."""
-        if isinstance(value, Picture):
+        if isinstance(value, EncodedImage):
             return value.extension, value.data
         if isinstance(value, np.ndarray):
             if value.dtype.hasobject:
-                raise refused(place, name, value, "a .npy of objects would be a pickle")
+                raise unsupported(place, name, value, "a .npy of objects would be a pickle")
             file = io.BytesIO()
             np.save(file, value, allow_pickle=False)
             return "npy", file.getvalue()
@@ -276,7 +268,7 @@ class _Files(Format):
             try:
                 return "txt", value.encode()
             except UnicodeEncodeError:
-                raise refused(place, name, value, "half of a surrogate pair is no UTF-8") from None
+                raise unsupported(place, name, value, "half of a surrogate pair is no UTF-8") from None
         if isinstance(value, bytes):
             return "bin", value
         if isinstance(value, datetime.date):
@@ -284,7 +276,7 @@ class _Files(Format):
         if type(value) is int:
             return cls.integer, str(value).encode()
         if isinstance(value, complex):
-            raise refused(place, name, value, "JSON has no complex numbers")
+            raise unsupported(place, name, value, "JSON has no complex numbers")
         return "json", json.dumps(value).encode()
 
 
@@ -292,9 +284,10 @@ class _Tars(_Files):
     """Tar shards, as the webdataset package reads them."""
 
     name, integer, separator = "webdataset", "cls", "."
+    is_lower_case = True  # as the reader of webdataset gives all names
 
-    def _write(self, number: int, part: range) -> None:
-        with shard(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
+    def write(self, number: int, part: range) -> None:
+        with new_file(os.path.join(self.where, f"shard-{number:06}.tar")) as stream:
             for name, data in self._files(part):
                 # Without a time and an owner: the same samples make the same bytes.
                 header = tarfile.TarInfo(name)
@@ -310,16 +303,16 @@ class _Folders(_Files):
     name, integer, separator = "files", "txt", os.sep
 
     def parts(self, nbytes: int) -> list[range]:
-        return _cut(range(len(self)), _FOLDERS_A_PART)
+        return _split(range(len(self)), _FOLDERS_A_PART)
 
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
         made = self.where
         for name, data in self._files(part):
             path = os.path.join(self.where, name)
             if os.path.dirname(path) != made:
                 storage.make_parent(path)
                 made = os.path.dirname(path)
-            with shard(path, sync=False) as stream:
+            with new_file(path, sync=False) as stream:
                 stream.write(data)
 
 
@@ -328,14 +321,13 @@ class _Parquets(Format):
 
     name = "parquet"
 
-    def _write(self, number: int, part: range) -> None:
-        columns = self.columns
-        schema = schema_of(columns.values(), self.label_table(range(0)).schema)
+    def write(self, number: int, part: range) -> None:
+        schema = schema_of(self.columns.values(), self.label_table(range(0)).schema)
         path = os.path.join(self.where, f"part-{number:05}.parquet")
-        with shard(path) as stream, parquet_writer(stream, schema) as file:
+        with new_file(path) as stream, parquet_writer(stream, schema) as file:
             for piece, rows in self.rows(part):
                 place = f"export(): samples {piece[0]} to {piece[-1]}"
-                arrays = [arrow_column(c, rows[name], place) for name, c in columns.items()]
+                arrays = [arrow_column(c, rows[name], place) for name, c in self.columns.items()]
                 arrays += self.label_table(piece).columns
                 file.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
@@ -365,14 +357,13 @@ class _HuggingFace(Format):
         own = {name: _feature(c) if c not in plain else features[name] for name, c in self.columns.items()}
         self.features = datasets.Features(own | features)
 
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
         from datasets.arrow_writer import ArrowWriter
 
-        columns = self.columns
         path = os.path.join(self.where, f"{number:05}.arrow")
         with ArrowWriter(path=path, features=self.features) as writer:
             for piece, rows in self.rows(part):
-                batch = {name: [_example(c, v) for v in rows[name]] for name, c in columns.items()}
+                batch = {name: [_example(c, v) for v in rows[name]] for name, c in self.columns.items()}
                 labels = self.label_table(piece)
                 writer.write_batch(batch | dict(zip(labels.column_names, labels.columns, strict=True)))
             writer.finalize()
@@ -408,8 +399,6 @@ def _feature(column: ArrowColumn) -> Any:
 
 
 def _example(column: ArrowColumn, value: Any) -> Any:
-    if column.kind == "image" and value is not None:
-        return {"bytes": value, "path": None}
     # Numbers, and arrays of several dimensions that vary, which are lists of lists there.
     is_plain = column.ndim == 0 or (column.ndim > 1 and not column.is_fixed)
     return value.tolist() if isinstance(value, np.ndarray) and is_plain else value
@@ -428,9 +417,8 @@ class _Npz(Format):
         self.where = where
         table = self.label_table(range(len(self)))
         self._labels = {n: _label(n, Labels(table)[n], table.column(n)) for n in table.column_names}
-        folder, columns = os.path.dirname(where.name), self.columns.items()
-        self._single: dict[str, list[Any]] = {name: [] for name, c in columns if c.kind in _SINGLE}
-        self._stacks = {name: _Stack(c, folder) for name, c in columns if c.kind not in _SINGLE}
+        folder = os.path.dirname(where.name)
+        self._stacks = {name: _Stack(column, folder) for name, column in self.columns.items()}
 
     def check(self) -> None:
         for name, column in self.columns.items():
@@ -449,31 +437,25 @@ class _Npz(Format):
     def parts(self, nbytes: int) -> list[range]:
         return super().parts(_BATCH_NBYTES)
 
-    def _write(self, number: int, part: range) -> None:
+    def write(self, number: int, part: range) -> None:
         for _, columns in self.rows(part):
             for name, values in columns.items():
-                if name in self._single:
-                    self._single[name] += values
-                else:
-                    self._stacks[name].add(values)
+                self._stacks[name].add(values)
 
     def finish(self) -> None:
         with zipfile.ZipFile(self.where, "w", zipfile.ZIP_STORED) as archive:
-            for name in self.columns:
-                if name in self._single:
-                    _put(archive, name or "sample", _plain_array(self.columns[name], self._single[name]))
-                else:
-                    for suffix, array in self._stacks[name].arrays():
-                        _put(archive, f"{name or 'sample'}{suffix}", array)
+            for name, stack in self._stacks.items():
+                for suffix, array in stack.arrays():
+                    _add_array(archive, f"{name or 'sample'}{suffix}", array)
             for name, values in self._labels.items():
-                _put(archive, name, values)
+                _add_array(archive, name, values)
 
     def close(self) -> None:
         for stack in self._stacks.values():
-            stack.file.close()
+            stack.close()
 
 
-def _put(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
+def _add_array(archive: zipfile.ZipFile, name: str, array: np.ndarray[Any, Any]) -> None:
     if f"{name}.npy" in archive.NameToInfo:
         raise ExportError(f'export(): two columns are named "{name}"; choose others: fields=, labels=')
     # A ZipInfo of its own has no time: the same samples make the same bytes.
@@ -511,55 +493,64 @@ def _plain_array(column: ArrowColumn, values: list[Any]) -> np.ndarray[Any, Any]
 
 
 class _Stack:
-    """The arrays, bytes or lists of one column until all are there, in a file that goes with the process.
+    """The values of one column until all are there.
 
-    Texts are in memory: their dtype is that of the longest.
+    Arrays, bytes and lists are in a file that goes with the process. Single values are in memory, and so are
+    lists of texts, whose dtype is that of the longest.
     """
 
     def __init__(self, column: ArrowColumn, folder: str) -> None:
         self._column, self._folder = column, folder
-        self._dtype = np.dtype(column.dtype if column.kind == "array" else "u1")
-        if column.kind == "list":
+        self._is_single = column.kind in _SINGLE
+        if self._is_single or column.kind == "list":
             self._dtype = _plain_array(column, []).dtype
-        self._texts: list[np.ndarray[Any, Any]] = []
+        else:
+            self._dtype = np.dtype(column.dtype if column.kind == "array" else "u1")
+        self._in_memory: list[np.ndarray[Any, Any]] = []
         self._shapes: list[tuple[int, ...]] = []
-        try:
-            self.file: Any = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the format
-        except OSError as error:
-            storage.refused(folder, "making a temporary file in it", error)
+        self._file: Any = None
+        if not self._is_single and self._dtype.kind != "U":
+            try:
+                self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the format
+            except OSError as error:
+                storage.refused(folder, "making a temporary file in it", error)
 
-    def add(self, values: Sequence[Any]) -> None:
+    def add(self, values: list[Any]) -> None:
         """Keep the values of more samples."""
-        for value in values:
-            array = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
+        for value in [values] if self._is_single else values:
+            array: Any = np.frombuffer(value, np.uint8) if isinstance(value, bytes) else value
             if isinstance(value, list):
                 array = _plain_array(self._column, value)
-            if self._dtype.kind == "U":
-                self._texts.append(array)
+            if self._file is None:
+                self._in_memory.append(array)
             else:
-                self.file.write(np.ascontiguousarray(array).data)
+                self._file.write(np.ascontiguousarray(array).data)
             self._shapes.append(array.shape)
 
     def arrays(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """What goes into the .npz: a suffix of the name, and the array."""
-        self.file.flush()
         sizes = [int(np.prod(shape, dtype=np.int64)) for shape in self._shapes]
         values: np.ndarray[Any, Any] = np.empty(0, self._dtype)
-        if self._texts:
-            values = np.concatenate(self._texts)
+        if self._in_memory:
+            values = np.concatenate(self._in_memory)
         elif sum(sizes):
+            self._file.flush()
             try:
-                values = np.memmap(self.file, self._dtype, "r", shape=(sum(sizes),))
+                values = np.memmap(self._file, self._dtype, "r", shape=(sum(sizes),))
             except OSError as error:
                 storage.refused(self._folder, "mapping a temporary file in it", error)
-        if self._column.is_fixed:
-            assert self._column.shape is not None
-            yield "", values.reshape(len(sizes), *self._column.shape)
+        if self._is_single or self._column.is_fixed:
+            yield "", values.reshape(-1, *(self._column.shape or ()))
             return
         yield ".values", values
         yield ".offsets", np.cumsum([0, *sizes], dtype=np.int64)
         if self._column.ndim > 1:
             yield ".shapes", np.array(self._shapes, np.int64).reshape(-1, self._column.ndim)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
 
 
 FORMATS: Final[dict[str, type[Format]]] = {

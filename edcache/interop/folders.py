@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import Dataset
 
 from edcache.base import OptionError, SampleIndexError
-from edcache.codec import Decode, ImageFile, at_most
+from edcache.codec import Decode, ImageFile, downscaled
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
@@ -92,7 +92,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
         path = self.paths[place]
         image = ImageFile(os.path.join(self.folder, *path.split("/")), self.decoding)
         if self.max_side is not None:
-            image = at_most(image, self.max_side)
+            image = downscaled(image, self.max_side)
         return {"image": image, "label": self._labels[place], "path": path}
 
     def __repr__(self) -> str:

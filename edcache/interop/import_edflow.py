@@ -12,8 +12,8 @@ import numpy as np
 
 from edcache.base import ForeignCacheError, Ints, LabelTypeError, PickleRefusedError
 from edcache.codec import restored
-from edcache.interop.import_members import Member, contents, listed
-from edcache.interop.import_source import Files, OldCache, read_whole, regular_files
+from edcache.interop.import_members import Member, read_member, zip_members
+from edcache.interop.import_source import OldCache, SampleFiles, read_file, regular_files
 from edcache.labels import collected
 
 LABELS: Final = "labels.p"
@@ -38,7 +38,7 @@ class EdflowZip(OldCache):
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        members, has_directory = listed(path)
+        members, has_directory = zip_members(path)
         if not has_directory:
             self.notes.append(
                 "it has no directory, as when edflow was killed: its members were found by their headers"
@@ -60,32 +60,34 @@ class EdflowZip(OldCache):
         labels = [member for member in members if member.name == LABELS]
         if len(labels) > 1:
             self.notes.append(f"labels.p is in it {len(labels)} times; the last one counts")
-        _add_labels(self, contents(self.path, labels[-1], _MOST_LABELS) if labels else None)
+        _add_labels(self, read_member(self.path, labels[-1], _MOST_LABELS) if labels else None)
 
     def _read(self, index: int) -> Any:
         _, *fields, digits = self._examples[np.searchsorted(self._indices, index)].item()
         member = Member(f"example_{index:0{digits}}.p", *fields)
-        return self._unpickled(contents(self.path, member, self.most_nbytes), f"{self.path}: {member.name}")
+        return self._unpickled(
+            read_member(self.path, member, self.most_nbytes), f"{self.path}: {member.name}"
+        )
 
     def _stated_length(self) -> int | None:
         """What the files of `@cachable(path)` beside the zip say: path + ".p", path + "parameters.p"."""
         parameters, length = f"{self.path}parameters.p", f"{self.path}.p"
         if os.path.isfile(parameters):
             try:
-                args, kwargs = restored(read_whole(parameters, parameters, _SIDE_NBYTES), parameters)
+                args, kwargs = restored(read_file(parameters, _SIDE_NBYTES), parameters)
                 note = f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"
             except (PickleRefusedError, TypeError, ValueError) as error:
                 note = f"the arguments of its call were not read: {error}"
             self.notes.append(note)
         if not os.path.isfile(length):
             return None
-        count = restored(read_whole(length, length, _SIDE_NBYTES), length)
+        count = restored(read_file(length, _SIDE_NBYTES), length)
         if type(count) is not int or count < 0:
             raise ForeignCacheError(f"{length}: no number, as edflow writes it")
         return count
 
 
-class EdflowFolder(Files):
+class EdflowFolder(SampleFiles):
     """The files of edflow's zip in a folder: example_0.p, ..., labels.p."""
 
     kind = "edflow"
@@ -93,12 +95,11 @@ class EdflowFolder(Files):
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        matches = ((EXAMPLE.fullmatch(entry.name), entry) for entry in regular_files(path))
-        examples = sorted((m[0], int(m[1]), entry) for m, entry in matches if m)  # of two the padded goes
-        self._set_files({index: (name, entry.stat(follow_symlinks=False)) for name, index, entry in examples})
+        files = regular_files(path)
+        # Of two for one index the padded goes, which comes first.
+        self._set_files({int(match[1]): match[0] for match in map(EXAMPLE.fullmatch, files) if match})
         labels = os.path.join(path, LABELS)
-        is_there = os.path.isfile(labels) and not os.path.islink(labels)
-        _add_labels(self, read_whole(labels, labels, _MOST_LABELS) if is_there else None)
+        _add_labels(self, read_file(labels, _MOST_LABELS) if LABELS in files else None)
 
 
 def _add_labels(cache: OldCache, data: bytes | None) -> None:
@@ -108,10 +109,10 @@ def _add_labels(cache: OldCache, data: bytes | None) -> None:
             "it has no labels.p, as an interrupted run leaves none; label columns were not made"
         )
         return
-    shown = f"{cache.path}: {LABELS}"
-    labels = restored(data, shown, trust=cache.trust_pickle, most_nbytes=_MOST_LABELS)
+    place = f"{cache.path}: {LABELS}"
+    labels = restored(data, place, trust=cache.trust_pickle, most_nbytes=_MOST_LABELS)
     if not isinstance(labels, dict) or not all(type(values) is list for values in labels.values()):
-        raise ForeignCacheError(f"{shown} is no dict of lists, as edflow writes it")
+        raise ForeignCacheError(f"{place} is no dict of lists, as edflow writes it")
     sample = cache[cache.first()]
     keys: dict[str, tuple[str, ...]] = {}
     for name, values in labels.items():

@@ -9,7 +9,7 @@ from typing import Final
 
 from edcache import base
 from edcache.base import ForeignCacheError, OptionError
-from edcache.interop.import_source import Files, read_whole, reading, regular_files
+from edcache.interop.import_source import SampleFiles, foreign_errors, read_file, regular_files
 
 METADATA: Final = "METADATA"
 SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
@@ -17,7 +17,7 @@ SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
 _DEEPEST: Final = 20
 
 
-class TorchXla(Files):
+class TorchXla(SampleFiles):
     """A tree of files named by their index, of releases 1.7 to 2.0, or of 1.6: no METADATA, no endings."""
 
     kind = "torch_xla"
@@ -25,16 +25,16 @@ class TorchXla(Files):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         count, per_folder = _metadata(path)
-        files: dict[int, tuple[str, os.stat_result]] = {}
+        files: dict[int, str] = {}
         twice, beyond = 0, 0
-        for index, name, stat in sorted(_samples(path), key=lambda file: file[:2]):
+        for index, name in sorted(_samples(path)):
             if count is not None and index >= count:
                 beyond += 1
                 continue
             is_second = index in files
             twice += is_second
             if not is_second or name == sample_path(index, count or 0, per_folder):
-                files[index] = name, stat
+                files[index] = name
         if twice:
             self.notes.append(
                 f"{twice:,} samples have two files, as when a cache grew; that where torch_xla looks counts"
@@ -52,7 +52,7 @@ def _metadata(path: str) -> tuple[int | None, int]:
     if not os.path.isfile(file):
         return None, 1000
     try:
-        stated = base.loads(read_whole(file, file, 1 << 16))
+        stated = base.loads(read_file(file, 1 << 16))
     except ValueError as error:
         raise ForeignCacheError(f"{file}: {error}") from None
     stated = stated if isinstance(stated, dict) else {}
@@ -76,37 +76,36 @@ def _digits(number: int, base: int) -> list[str]:
     return digits
 
 
-def _samples(path: str, inside: str = "", depth: int = 0) -> Iterator[tuple[int, str, os.stat_result]]:
-    """(index, path with slashes, stat) of every file named by a number, in folders named by numbers."""
+def _samples(path: str, inside: str = "", depth: int = 0) -> Iterator[tuple[int, str]]:
+    """(index, path with slashes) of every file named by a number, in folders named by numbers."""
     folder = os.path.join(path, inside) if inside else path
-    with reading(folder), os.scandir(folder) as entries:
+    with foreign_errors(folder), os.scandir(folder) as entries:
         for entry in entries:
             match = SAMPLE.fullmatch(entry.name)
             if match is not None and entry.is_file(follow_symlinks=False):
-                yield int(match[1]), inside + entry.name, entry.stat(follow_symlinks=False)
+                yield int(match[1]), inside + entry.name
             elif match is not None and entry.is_dir(follow_symlinks=False) and depth < _DEEPEST:
                 yield from _samples(path, f"{inside}{entry.name}/", depth + 1)
 
 
-class Monai(Files):
+class Monai(SampleFiles):
     """`<hash>.pt` of every data item, in the order given, else by name."""
 
     kind = "monai"
 
     def __init__(self, path: str, trust_pickle: bool = False, order: Sequence[str] | None = None) -> None:
         super().__init__(path, trust_pickle)
-        entries = {entry.name: entry for entry in regular_files(path) if entry.name.endswith(".pt")}
+        files = [name for name in regular_files(path) if name.endswith(".pt")]
         if order is None:
-            names = sorted(entries)
+            names = files
             self.notes.append(
                 "its samples are in the order of their file names, which are hashes; see order="
             )
         else:
             names = [name if name.endswith(".pt") else f"{name}.pt" for name in order]
-            if left_out := len(entries.keys() - set(names)):
+            if left_out := len(set(files) - set(names)):
                 self.notes.append(f"{left_out:,} files that the order does not name were left out")
         if len(set(names)) != len(names):
             raise OptionError(f"{path}: order= names a file twice")
-        present = [(index, name) for index, name in enumerate(names) if name in entries]
-        files = {index: (name, entries[name].stat(follow_symlinks=False)) for index, name in present}
-        self._set_files(files, len(names))
+        present = set(files)
+        self._set_files({k: name for k, name in enumerate(names) if name in present}, len(names))

@@ -13,7 +13,7 @@ import numpy as np
 
 from edcache.base import ForeignCacheError
 from edcache.codec import ImageFile
-from edcache.interop.import_source import OldCache, read_part, read_whole
+from edcache.interop.import_source import OldCache, read_file, read_part
 
 INDEX: Final = "index.json"
 INDEX_NBYTES: Final = 1 << 28
@@ -52,7 +52,7 @@ class Mds(OldCache):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         file = os.path.join(path, INDEX)
-        text = read_whole(file, file, INDEX_NBYTES)
+        text = read_file(file, INDEX_NBYTES)
         try:
             shards = json.loads(text)["shards"]
             counts = [_count(shard["samples"]) for shard in shards]
@@ -69,15 +69,15 @@ class Mds(OldCache):
 
     def _check(self, shard: _Shard, count: int) -> None:
         """The file is there with its size, which justifies the number of its samples."""
-        place = os.path.join(self.path, shard.name)
-        nbytes = os.path.getsize(place) if os.path.isfile(place) and not os.path.islink(place) else -1
-        if nbytes < 0 and os.path.exists(f"{place}.zstd"):
+        file = os.path.join(self.path, shard.name)
+        nbytes = os.path.getsize(file) if os.path.isfile(file) and not os.path.islink(file) else -1
+        if nbytes < 0 and os.path.exists(f"{file}.zstd"):
             raise ForeignCacheError(
                 f'{self.path}: its shards are compressed; unpack them first: "zstd -d *.zstd"'
             )
         if nbytes != shard.nbytes or nbytes < 4 * (count + 2):
             raise ForeignCacheError(
-                f"{place}: {f'has {nbytes:,} bytes' if nbytes >= 0 else 'is no file'}, index.json says "
+                f"{file}: {f'has {nbytes:,} bytes' if nbytes >= 0 else 'is no file'}, index.json says "
                 f"{shard.nbytes:,} and {count:,} samples"
             )
 
@@ -85,11 +85,11 @@ class Mds(OldCache):
         number = int(np.searchsorted(self._ends, index, side="right"))
         shard = self._shards[number]
         inside = index - (int(self._ends[number - 1]) if number else 0)
-        path, shown = os.path.join(self.path, shard.name), f"{self.path}: {shard.name}: sample {inside}"
-        begin, end = np.frombuffer(read_part(path, shown, 4 * (1 + inside), 8), "<u4").tolist()
+        path, place = os.path.join(self.path, shard.name), f"{self.path}: {shard.name}: sample {inside}"
+        begin, end = np.frombuffer(read_part(path, place, 4 * (1 + inside), 8), "<u4").tolist()
         if not begin <= end <= shard.nbytes:
-            raise ForeignCacheError(f"{shown}: from offset {begin:,} to {end:,} of {shard.nbytes:,}")
-        data = read_part(path, shown, begin, end - begin)
+            raise ForeignCacheError(f"{place}: from offset {begin:,} to {end:,} of {shard.nbytes:,}")
+        data = read_part(path, place, begin, end - begin)
         sizes, at, sample = [], 0, {}
         for _, _, size in shard.columns:
             if size is None:
@@ -97,16 +97,16 @@ class Mds(OldCache):
                 at += 4
             sizes.append(size)
         if at + sum(sizes) != len(data):
-            raise ForeignCacheError(f"{shown}: {len(data):,} bytes, its columns claim {at + sum(sizes):,}")
+            raise ForeignCacheError(f"{place}: {len(data):,} bytes, its columns claim {at + sum(sizes):,}")
         for (name, encoding, _), size in zip(shard.columns, sizes, strict=True):
-            sample[name] = self._value(encoding, data[at : at + size], f"{shown}: {name}")
+            sample[name] = self._value(encoding, data[at : at + size], f"{place}: {name}")
             at += size
         return sample
 
-    def _value(self, encoding: str, data: bytes, shown: str) -> Any:
+    def _value(self, encoding: str, data: bytes, place: str) -> Any:
         kind, _, more = encoding.partition(":")
         if kind == "pkl":
-            return self._unpickled(data, shown)
+            return self._unpickled(data, place)
         try:
             if kind == "ndarray":
                 return _array(more, data)
@@ -114,7 +114,7 @@ class Mds(OldCache):
                 return np.frombuffer(data, np.dtype(kind).newbyteorder("<"), 1).astype(kind)[0]
             return _PLAIN[kind](data)
         except (KeyError, IndexError, OverflowError, RecursionError, TypeError, ValueError) as error:
-            raise ForeignCacheError(f"{shown}: does not decode as {encoding}: {str(error)[:200]}") from error
+            raise ForeignCacheError(f"{place}: does not decode as {encoding}: {str(error)[:200]}") from error
 
 
 def _shard(file: str, entry: dict[str, Any]) -> _Shard:

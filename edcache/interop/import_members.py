@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, Final, NamedTuple
 
 from edcache.base import ForeignCacheError
-from edcache.interop.import_source import read_part, reading
+from edcache.interop.import_source import foreign_errors, read_part
 
 _HEADER: Final = struct.Struct("<4s2xHHxxxxIIIHH")
 _SIGNATURE: Final = b"PK\x03\x04"
@@ -32,23 +32,23 @@ class Member(NamedTuple):
     crc: int
     method: int
 
-    def shown(self, path: str) -> str:
+    def place(self, path: str) -> str:
         """What messages about it begin with."""
         return f"{path}: {self.name} at offset {self.offset:,}"
 
     def check_crc(self, path: str, crc: int) -> None:
         """Raise ForeignCacheError where its bytes have another checksum."""
         if crc != self.crc:
-            where = self.shown(path)
-            raise ForeignCacheError(f"{where}: crc32 {crc:#010x}, its header says {self.crc:#010x}")
+            place = self.place(path)
+            raise ForeignCacheError(f"{place}: crc32 {crc:#010x}, its header says {self.crc:#010x}")
 
 
-def listed(path: str) -> tuple[list[Member], bool]:
+def zip_members(path: str) -> tuple[list[Member], bool]:
     """The members of a zip in the order of its directory, and whether it has one; else as their headers lie.
 
     Without one, what a killed writer left unfinished at the end is not among them.
     """
-    with reading(path), open(path, "rb") as file:
+    with foreign_errors(path), open(path, "rb") as file:
         try:
             members, has_directory = _directory(file), True
         except _NO_DIRECTORY:
@@ -61,23 +61,25 @@ def listed(path: str) -> tuple[list[Member], bool]:
     return members, has_directory
 
 
-def contents(path: str, member: Member, most: int) -> bytes:
-    """The unpacked bytes of a member, their length and crc32 checked; at most `most` of them."""
-    where = member.shown(path)
+def read_member(path: str, member: Member, max_nbytes: int) -> bytes:
+    """The unpacked bytes of a member, their length and crc32 checked; at most `max_nbytes`."""
+    place = member.place(path)
     if member.method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ForeignCacheError(f"{where}: packed by method {member.method}; pack it anew with zip")
-    if max(member.size, member.nbytes) > most:
-        raise ForeignCacheError(f"{where}: claims {member.size:,} bytes, more than the {most:,} allowed")
+        raise ForeignCacheError(f"{place}: packed by method {member.method}; pack it anew with zip")
+    if max(member.size, member.nbytes) > max_nbytes:
+        raise ForeignCacheError(
+            f"{place}: claims {member.size:,} bytes, more than the {max_nbytes:,} allowed"
+        )
     offset = data_offset(path, member)
-    data = read_part(path, where, offset, member.nbytes, "the file ends in the middle of it")
+    data = read_part(path, place, offset, member.nbytes)
     if member.method == zipfile.ZIP_DEFLATED:
         try:
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, member.size + 1)
         except zlib.error as error:
-            raise ForeignCacheError(f"{where}: does not unpack: {error}") from None
+            raise ForeignCacheError(f"{place}: does not unpack: {error}") from None
         if len(data) != member.size:
             raise ForeignCacheError(
-                f"{where}: unpacks to other than the {member.size:,} bytes that it claims"
+                f"{place}: unpacks to other than the {member.size:,} bytes that it claims"
             )
     member.check_crc(path, zlib.crc32(data))
     return data
@@ -85,14 +87,15 @@ def contents(path: str, member: Member, most: int) -> bytes:
 
 def data_offset(path: str, member: Member) -> int:
     """Where the stored bytes of a member begin; ForeignCacheError where no member begins."""
-    header = read_part(path, member.shown(path), member.offset, _HEADER.size)
-    if len(header) < _HEADER.size or header[:4] != _SIGNATURE:
-        raise ForeignCacheError(f"{member.shown(path)}: no member begins there")
-    *_, name, extra = _HEADER.unpack(header)
-    return member.offset + _HEADER.size + int(name) + int(extra)
+    signature, *_, name_nbytes, extra_nbytes = _HEADER.unpack(
+        read_part(path, member.place(path), member.offset, _HEADER.size)
+    )
+    if signature != _SIGNATURE:
+        raise ForeignCacheError(f"{member.place(path)}: no member begins there")
+    return member.offset + _HEADER.size + int(name_nbytes) + int(extra_nbytes)
 
 
-def prove(path: str, member: Member) -> None:
+def check_member(path: str, member: Member) -> None:
     """Read the bytes of a stored member, and raise ForeignCacheError where they do not fit its checksum."""
     crc, left = 0, member.nbytes
     with open(path, "rb") as file:
@@ -100,7 +103,7 @@ def prove(path: str, member: Member) -> None:
         while left and (data := file.read(min(left, 1 << 20))):
             crc, left = zlib.crc32(data, crc), left - len(data)
     if left:
-        raise ForeignCacheError(f"{member.shown(path)}: the file ends in the middle of it")
+        raise ForeignCacheError(f"{member.place(path)}: the file ends in the middle of it")
     member.check_crc(path, crc)
 
 

@@ -12,7 +12,7 @@ from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefuse
 from edcache.codec import ImageFile
 from edcache.interop.folders import image_folder
 from edcache.interop.import_mds import INDEX, INDEX_NBYTES
-from edcache.interop.import_source import OldCache, read_whole
+from edcache.interop.import_source import OldCache, read_file
 from edcache.writer import declared
 
 STATE: Final = "state.json"
@@ -40,7 +40,7 @@ class Packaged(OldCache):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         file = os.path.join(path, self.described_in)
-        text = read_whole(file, file, INDEX_NBYTES)
+        text = read_file(file, INDEX_NBYTES)
         self._check(text, file)
         self.identity = {self.described_in: hashlib.sha256(text).hexdigest()[:16]}
         self._dataset: Any = None
@@ -78,7 +78,10 @@ class Litdata(Packaged):
 
     def _check(self, text: bytes, file: str) -> None:
         try:
-            unsafe = _unsafe(json.loads(text)["config"])
+            config = json.loads(text)["config"]
+            formats = map(str, config["data_format"] or ())
+            unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
+            unsafe += _unsafe_containers(json.loads(config["data_spec"])[1])
         except (IndexError, KeyError, TypeError, RecursionError, ValueError) as error:
             raise ForeignCacheError(f"{file}: not as litdata writes it: {error!r:.200}") from error
         if unsafe and not self.trust_pickle:
@@ -93,17 +96,10 @@ class Litdata(Packaged):
         return StreamingDataset(self.path)
 
 
-def _unsafe(config: dict[str, Any]) -> list[str]:
-    """What in the description of the samples is no plain data."""
-    formats = map(str, config["data_format"] or ())
-    unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
-    return unsafe + _odd(json.loads(config["data_spec"])[1])
-
-
-def _odd(spec: dict[str, Any]) -> list[str]:
+def _unsafe_containers(spec: dict[str, Any]) -> list[str]:
     """The containers that litdata would make by importing what the file names."""
     own = [] if spec["type"] in _CONTAINERS else [str(spec["type"])]
-    return own + [name for child in spec["children_spec"] for name in _odd(child)]
+    return own + [name for child in spec["children_spec"] for name in _unsafe_containers(child)]
 
 
 class HuggingFace(Packaged):

@@ -55,8 +55,8 @@ class OldCache(Dataset[Any], abc.ABC):
         position = index + len(self) if index < 0 else index
         if not 0 <= position < len(self):
             raise SampleIndexError(f"{self.path}: index {index} not in [-{len(self)}, {len(self)})")
-        place = int(np.searchsorted(self.missing, position))
-        if position in self.missing[place : place + 1]:
+        row = int(np.searchsorted(self.missing, position))
+        if position in self.missing[row : row + 1]:
             raise MissingSampleError(f"{self.path}: no sample {position}; this {self.kind} cache has none")
         return self._read(position)
 
@@ -81,14 +81,14 @@ class OldCache(Dataset[Any], abc.ABC):
     def _read(self, index: int) -> Any:
         """The sample at an index in [0, len) that is not missing."""
 
-    def _unpickled(self, data: bytes, shown: str) -> Any:
-        return restored(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+    def _unpickled(self, data: bytes, place: str) -> Any:
+        return restored(data, place, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
 
-    def _torch_loaded(self, data: bytes, shown: str) -> Any:
-        return torch_loaded(data, shown, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
+    def _torch_loaded(self, data: bytes, place: str) -> Any:
+        return torch_loaded(data, place, trust=self.trust_pickle, most_nbytes=self.most_nbytes)
 
     def _set_indices(self, indices: Ints, length: int | None = None) -> None:
-        """Take note of the indices that have a sample, unique and sorted, and of the length, if one was said.
+        """Set the indices that have a sample, unique and sorted, and the length, if one is known.
 
         Raises:
             ForeignCacheError: there is none, or the length is absurd.
@@ -103,37 +103,37 @@ class OldCache(Dataset[Any], abc.ABC):
         present[indices] = True
         self.missing = np.flatnonzero(~present)
         if len(self.missing):
-            shown = index_ranges(self.missing, 20, "")
-            self.notes.append(f"{len(self.missing):,} of {self._length:,} samples are not in it: {shown}")
+            missing = index_ranges(self.missing, 20, "")
+            self.notes.append(f"{len(self.missing):,} of {self._length:,} samples are not in it: {missing}")
 
     def _set_length(self, length: int) -> None:
-        """Take note that so many samples are there, each of which has bytes of its own."""
+        """Set the length of a cache in which each sample has bytes of its own."""
         if not length:
             raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
         self._length = length
 
 
-class Files(OldCache):
+class SampleFiles(OldCache):
     """A folder with a file for each sample, of torch.save unless a kind decodes them otherwise."""
 
     _decode = OldCache._torch_loaded
 
-    def _set_files(self, files: Mapping[int, tuple[str, os.stat_result]], length: int | None = None) -> None:
-        """Take note of the files: their names inside the folder, with slashes, by index."""
-        indices = sorted(files)
-        self._names = {index: files[index][0] for index in indices}
-        self.identity = {"names, sizes and times": files_digest(files[index] for index in indices)}
-        self._set_indices(np.array(indices, np.int64), length)
+    def _set_files(self, names: Mapping[int, str], length: int | None = None) -> None:
+        """Set the names of the files inside the folder, with slashes, by index."""
+        self._names = dict(sorted(names.items()))
+        with foreign_errors(self.path):
+            stats = [(name, os.lstat(os.path.join(self.path, name))) for name in self._names.values()]
+        self.identity = {"names, sizes and times": files_digest(stats)}
+        self._set_indices(np.array(list(self._names), np.int64), length)
 
     def _read(self, index: int) -> Any:
         name = self._names[index]
-        shown = f"{self.path}: {name}"
-        data = read_whole(os.path.join(self.path, *name.split("/")), shown, self.most_nbytes)
-        return self._decode(data, shown)
+        place = f"{self.path}: {name}"
+        return self._decode(read_file(os.path.join(self.path, name), self.most_nbytes, place), place)
 
 
 def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
-    """What names, or whatever else stands before their stat, sizes and times tell files from others by."""
+    """A digest of the names of files, or what stands in their place, and of their sizes and times."""
     digest = hashlib.sha256()
     for name, stat in files:
         digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
@@ -141,34 +141,35 @@ def files_digest(files: Iterable[tuple[object, os.stat_result]]) -> str:
 
 
 @contextmanager
-def reading(shown: str) -> Iterator[None]:
+def foreign_errors(place: str) -> Iterator[None]:
     """Errors of the system become ForeignCacheErrors."""
     try:
         yield
     except OSError as error:
-        raise ForeignCacheError(f"{shown}: {error.strerror}") from error
+        raise ForeignCacheError(f"{place}: {error.strerror}") from error
 
 
-def read_whole(path: str, shown: str, most: int) -> bytes:
-    """The bytes of a file; ForeignCacheError where it has more than `most`."""
-    with reading(shown), open(path, "rb") as file:
+def read_file(path: str, max_nbytes: int, place: str | None = None) -> bytes:
+    """The bytes of a file; ForeignCacheError, which begins with `place`, where it has more than allowed."""
+    place = place or path
+    with foreign_errors(place), open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise ForeignCacheError(f"{shown} has {size:,} bytes, more than the {most:,} allowed")
-        return file.read(most + 1)
+        if size > max_nbytes:
+            raise ForeignCacheError(f"{place} has {size:,} bytes, more than the {max_nbytes:,} allowed")
+        return file.read(max_nbytes + 1)
 
 
-def read_part(path: str, shown: str, offset: int, nbytes: int, ends: str | None = None) -> bytes:
-    """So many bytes of a file, or fewer where it ends before; `ends` says so as an error."""
-    with reading(shown), open(path, "rb") as file:
+def read_part(path: str, place: str, offset: int, nbytes: int) -> bytes:
+    """Bytes of a file; ForeignCacheError, which begins with `place`, where it ends before them."""
+    with foreign_errors(place), open(path, "rb") as file:
         file.seek(offset)
         data = file.read(nbytes)
-    if ends is not None and len(data) < nbytes:
-        raise ForeignCacheError(f"{shown}: {ends}")
+    if len(data) < nbytes:
+        raise ForeignCacheError(f"{place}: the file ends in the middle of it")
     return data
 
 
-def regular_files(folder: str) -> list[os.DirEntry[str]]:
-    """The files of a folder, in no order; links, which may lead out of it, are not among them."""
-    with reading(folder), os.scandir(folder) as entries:
-        return [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+def regular_files(folder: str) -> list[str]:
+    """The names of the files of a folder, sorted, but for links, which may lead out of it."""
+    with foreign_errors(folder), os.scandir(folder) as entries:
+        return sorted(entry.name for entry in entries if entry.is_file(follow_symlinks=False))

@@ -14,8 +14,8 @@ import torch
 from edcache import base
 from edcache.base import ForeignCacheError
 from edcache.codec import tensor_dtype
-from edcache.interop.import_members import Member, contents, data_offset, listed, prove
-from edcache.interop.import_source import OldCache, files_digest, read_part, read_whole
+from edcache.interop.import_members import Member, check_member, data_offset, read_member, zip_members
+from edcache.interop.import_source import OldCache, files_digest, read_file, read_part
 
 META: Final = "meta.json"
 _META_NBYTES = 1 << 24
@@ -59,9 +59,9 @@ class Tensordict(OldCache):
             target = sample
             for key in leaf.keys[:-1]:
                 target = target.setdefault(key, {})
-            offset, ends = leaf.offset + index * leaf.nbytes, f"it ends in the middle of row {index}"
+            offset, place = leaf.offset + index * leaf.nbytes, f"{leaf.file}: row {index}"
             # An empty leaf has no file.
-            data = bytearray(leaf.nbytes and read_part(leaf.file, leaf.file, offset, leaf.nbytes, ends))
+            data = bytearray(leaf.nbytes and read_part(leaf.file, place, offset, leaf.nbytes))
             flat = torch.frombuffer(data, dtype=leaf.dtype) if data else torch.empty(0, dtype=leaf.dtype)
             target[leaf.keys[-1]] = flat.reshape(leaf.shape)
         return sample
@@ -82,38 +82,38 @@ class Tensordict(OldCache):
                 yield self._leaf(files, keys, entry)
 
     def _leaf(self, files: _Folder | _Zip, keys: tuple[str, ...], entry: dict[str, Any]) -> _Leaf:
-        shown = f"{self.path}: {'/'.join(keys)}"
+        place = f"{self.path}: {'/'.join(keys)}"
         match = _DTYPE.fullmatch(str(entry.get("dtype")))
         dtype = tensor_dtype(match[1]) if match else None
         shape = entry.get("shape")
         if "type" in entry or entry.get("is_nested") or dtype is None or not _is_shape(shape):
             kind = entry.get("type") or entry.get("dtype") or "no tensor"
-            raise ForeignCacheError(f"{shown}: {kind}; only plain tensors are read, save the others apart")
+            raise ForeignCacheError(f"{place}: {kind}; only plain tensors are read, save the others apart")
         assert shape is not None
         if shape[:1] != [len(self)]:
-            raise ForeignCacheError(f"{shown}: shape {shape}, in a batch of {len(self):,}")
+            raise ForeignCacheError(f"{place}: shape {shape}, in a batch of {len(self):,}")
         row = math.prod(shape[1:]) * dtype.itemsize
-        file, offset = files.place("/".join(keys) + ".memmap", len(self) * row)
+        file, offset = files.locate("/".join(keys) + ".memmap", len(self) * row)
         return _Leaf(keys, file, offset, dtype, tuple(shape[1:]), row)
 
 
 def _meta(files: _Folder | _Zip, inside: tuple[str, ...], length: int | None = None) -> dict[str, Any]:
     """What the description of one level says, with a shape; `length` is that of the levels above."""
     name = "/".join((*inside, META))
-    shown = f"{files.path}: {name}"
+    place = f"{files.path}: {name}"
     try:
         meta = base.loads(files.text(name))
     except ValueError as error:
-        raise ForeignCacheError(f"{shown}: {error}") from None
+        raise ForeignCacheError(f"{place}: {error}") from None
     shape = meta.get("shape") if isinstance(meta, dict) else None
     if not isinstance(meta, dict) or not _is_shape(shape):
-        raise ForeignCacheError(f"{shown}: no shape in it, which tensordict writes")
+        raise ForeignCacheError(f"{place}: no shape in it, which tensordict writes")
     if "TensorDict" not in str(meta.get("_type")) or "Lazy" in str(meta.get("_type")):
-        raise ForeignCacheError(f"{shown}: of {meta.get('_type')}; save a plain TensorDict of it")
+        raise ForeignCacheError(f"{place}: of {meta.get('_type')}; save a plain TensorDict of it")
     if not shape or (length is not None and shape[0] != length):
-        raise ForeignCacheError(f"{shown}: batch size {shape}; samples are along a first dimension of all")
+        raise ForeignCacheError(f"{place}: batch size {shape}; samples are along a first dimension of all")
     if len(inside) > _DEEPEST:
-        raise ForeignCacheError(f"{shown}: nested too deep")
+        raise ForeignCacheError(f"{place}: nested too deep")
     return meta
 
 
@@ -128,9 +128,9 @@ class _Folder:
         self.path = path
 
     def text(self, name: str) -> bytes:
-        return read_whole(self._inside(name), f"{self.path}: {name}", _META_NBYTES)
+        return read_file(self._inside(name), _META_NBYTES, f"{self.path}: {name}")
 
-    def place(self, name: str, nbytes: int) -> tuple[str, int]:
+    def locate(self, name: str, nbytes: int) -> tuple[str, int]:
         """The file, and the offset in it, of what is called so and must have so many bytes."""
         file = self._inside(name)
         size = os.path.getsize(file) if os.path.isfile(file) else -1
@@ -151,13 +151,13 @@ class _Zip:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._members = {member.name: member for member in listed(path)[0]}
+        self._members = {member.name: member for member in zip_members(path)[0]}
 
     def text(self, name: str) -> bytes:
-        return contents(self.path, self._member(name), _META_NBYTES)
+        return read_member(self.path, self._member(name), _META_NBYTES)
 
-    def place(self, name: str, nbytes: int) -> tuple[str, int]:
-        """As `_Folder.place`; the bytes are compared with their checksum."""
+    def locate(self, name: str, nbytes: int) -> tuple[str, int]:
+        """As `_Folder.locate`; the bytes are compared with their checksum."""
         member = self._member(name)
         if member.method != zipfile.ZIP_STORED:
             raise ForeignCacheError(f"{self.path}: {name} is compressed; unzip it, and import the folder")
@@ -165,7 +165,7 @@ class _Zip:
             raise ForeignCacheError(
                 f"{self.path}: {name} has {member.size:,} bytes; its shape and dtype take {nbytes:,}"
             )
-        prove(self.path, member)
+        check_member(self.path, member)
         return self.path, data_offset(self.path, member)
 
     def _member(self, name: str) -> Member:

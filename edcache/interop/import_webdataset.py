@@ -61,52 +61,49 @@ class Webdataset(OldCache):
         self.in_memory_keys = [KEY, *(name for name, n in pairs if n == len(self) and name in _INTS)]
 
     def _add_shard(self, number: int, shard: str) -> None:
-        begin, shown = len(self._keys), os.path.basename(shard)
+        begin, key, seen = len(self._keys), None, set[str]()
         try:
-            self._add_files(number, shard)
-        except _Cut:
+            for name, extension, offset, nbytes in _files(shard, self.notes):
+                if name != key:
+                    key, seen = name, set()
+                    self._keys.append(name)
+                    self._begins.append(len(self._files))
+                if extension in seen:
+                    raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
+                seen.add(extension)
+                code = self._extensions.setdefault(extension, len(self._extensions))
+                self._files.extend((number, offset, nbytes, code))
+        except _TruncatedShard:
             # Whether the last sample before the end is whole cannot be known.
             if len(self._keys) > begin:
-                self.notes.append(f"{shown} was cut: its last sample, {self._keys.pop()}, was left out")
+                last, shown = self._keys.pop(), os.path.basename(shard)
+                self.notes.append(f"{shown} was cut: its last sample, {last}, was left out")
                 del self._files[self._begins.pop() :]
-
-    def _add_files(self, number: int, shard: str) -> None:
-        key, seen = None, set[str]()
-        for name, extension, offset, nbytes in _files(shard, self.notes):
-            if name != key:
-                key, seen = name, set()
-                self._keys.append(name)
-                self._begins.append(len(self._files))
-            if extension in seen:
-                raise ForeignCacheError(f"{shard}: {name}.{extension} comes twice in one sample")
-            seen.add(extension)
-            place = self._extensions.setdefault(extension, len(self._extensions))
-            self._files.extend((number, offset, nbytes, place))
 
     def _read(self, index: int) -> Any:
         sample: dict[str, Any] = {KEY: self._keys[index]}
         for row in range(self._begins[index], self._begins[index + 1], 4):
             shard, offset, nbytes, extension = self._files[row : row + 4]
             name = self._names[extension]
-            shown = f"{self._shards[shard]}: {self._keys[index]}.{name}"
+            place = f"{self._shards[shard]}: {self._keys[index]}.{name}"
             if nbytes > self.most_nbytes:
                 raise ForeignCacheError(
-                    f"{shown} has {nbytes:,} bytes, more than the {self.most_nbytes:,} allowed"
+                    f"{place} has {nbytes:,} bytes, more than the {self.most_nbytes:,} allowed"
                 )
-            data = read_part(self._shards[shard], shown, offset, nbytes, "the file ends in the middle of it")
-            sample[name] = self._value(name, data, shown)
+            data = read_part(self._shards[shard], place, offset, nbytes)
+            sample[name] = self._value(name, data, place)
         return sample
 
-    def _value(self, extension: str, data: bytes, shown: str) -> Any:
+    def _value(self, extension: str, data: bytes, place: str) -> Any:
         last = extension.rpartition(".")[2].lower()
         if last in _PICKLES:
-            return self._unpickled(data, shown)
+            return self._unpickled(data, place)
         if last == "pth":
-            return self._torch_loaded(data, shown)
+            return self._torch_loaded(data, place)
         try:
             return _DECODERS.get(last, bytes)(data)
         except _UNDECODED as error:
-            raise ForeignCacheError(f"{shown}: does not decode: {str(error)[:200]}") from error
+            raise ForeignCacheError(f"{place}: does not decode: {str(error)[:200]}") from error
 
 
 def npy_array(data: bytes) -> Any:
@@ -145,7 +142,7 @@ _DECODERS: Final[dict[str, Callable[[bytes], Any]]] = {
 }
 
 
-class _Cut(Exception):
+class _TruncatedShard(Exception):
     """A shard ends before its end."""
 
 
@@ -158,7 +155,7 @@ def _files(shard: str, notes: list[str]) -> Iterator[tuple[str, str, int, int]]:
                 tar.members = []  # type: ignore[attr-defined]  # it keeps every entry else
                 offset = entry.offset_data
                 if offset + entry.size > size:
-                    raise _Cut
+                    raise _TruncatedShard
                 match = _NAME.fullmatch(entry.name)
                 if entry.isdir() or _NOT_DATA.match(entry.name):
                     continue
@@ -167,11 +164,11 @@ def _files(shard: str, notes: list[str]) -> Iterator[tuple[str, str, int, int]]:
                     continue
                 yield match[1], match[2], entry.offset_data, entry.size
             # Over a header that is cut or damaged, tarfile ends as over the zeros at the end.
-            if read_part(shard, shard, tar.offset, 512) != bytes(512):
-                raise _Cut
+            if tar.offset + 512 > size or any(read_part(shard, shard, tar.offset, 512)):
+                raise _TruncatedShard
     except (tarfile.TarError, OSError, ValueError, OverflowError) as error:
         if offset:
-            raise _Cut from error
+            raise _TruncatedShard from error
         raise ForeignCacheError(f"{shard}: no tar that reads: {error}; unpack .tar.gz first") from error
     if left_out:
         notes.append(

@@ -24,9 +24,9 @@ from edcache.interop.folders import EXTENSIONS
 from edcache.interop.import_edflow import EXAMPLE, EdflowFolder, EdflowZip
 from edcache.interop.import_folders import METADATA, SAMPLE, Monai, TorchXla
 from edcache.interop.import_mds import INDEX, INDEX_NBYTES, Mds
-from edcache.interop.import_members import listed
+from edcache.interop.import_members import zip_members
 from edcache.interop.import_packaged import BEGUN, ENDED, STATE, HuggingFace, Images, Litdata
-from edcache.interop.import_source import OldCache, read_whole
+from edcache.interop.import_source import OldCache, read_file
 from edcache.interop.import_tensordict import META, Tensordict
 from edcache.interop.import_webdataset import Webdataset
 from edcache.storage import local_path
@@ -45,14 +45,7 @@ logger = logging.getLogger("edcache")
 
 KINDS: Final[dict[str, Callable[..., OldCache]]] = {
     "edflow": lambda path, trust: (EdflowFolder if os.path.isdir(path) else EdflowZip)(path, trust),
-    "torch_xla": TorchXla,
-    "monai": Monai,
-    "webdataset": Webdataset,
-    "tensordict": Tensordict,
-    "mds": Mds,
-    "litdata": Litdata,
-    "huggingface": HuggingFace,
-    "images": Images,
+    **{cls.kind: cls for cls in (TorchXla, Monai, Webdataset, Tensordict, Mds, Litdata, HuggingFace, Images)},
 }
 
 
@@ -89,7 +82,7 @@ def _kind_of_file(path: str) -> str | None:
     if first[30:].startswith(_OURS):
         raise ForeignCacheError(f"{path}: an archive of edcache already; it needs no import")
     if first.startswith(b"PK\x03\x04"):
-        return "tensordict" if any(member.name == META for member in listed(path)[0]) else "edflow"
+        return "tensordict" if any(member.name == META for member in zip_members(path)[0]) else "edflow"
     return "webdataset" if first[257:262] == b"ustar" else None
 
 
@@ -97,7 +90,7 @@ def _index(path: str) -> dict[str, Any]:
     """What the index.json of a folder says, which several systems write."""
     file = os.path.join(path, INDEX)
     try:
-        index = json.loads(read_whole(file, file, INDEX_NBYTES))
+        index = json.loads(read_file(file, INDEX_NBYTES))
     except (RecursionError, ValueError):
         return {}
     return index if isinstance(index, dict) else {}
@@ -202,9 +195,9 @@ def migrated(
 ) -> str:
     """The archive that stands for an old path, after the samples of an old cache were taken over.
 
-    Where an old cache lies at the path the archive is beside it, "toy.edcache.zip"; `old` is where else one
-    may lie. It is only read, and when its samples are all there it is not looked at again. It gets the label
-    columns of `dataset` where it has none; of the options of a CachedDataset those for importing count.
+    The old cache lies at the path, and then the archive is "toy.edcache.zip" beside it, or at `old`. It is
+    only read, and not at all once the archive is complete. Label columns are those of `dataset`, else of the
+    old cache. Of the options of a CachedDataset, those for importing count.
     """
     if "://" in path:
         return path

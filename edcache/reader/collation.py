@@ -145,7 +145,7 @@ def _pictures(node: Node, column: type) -> Collate:
 def bulk_dtype(field: Node) -> torch.dtype | None:
     """The dtype of the stacked field in a batch; None if default_collate does not stack it."""
     if field.kind == "tensor":
-        dtype = torch_dtype(field.dtype).dtype
+        dtype = torch_dtype(field.dtype)
         return dtype if dtype in _BULK_DTYPES else None
     if field.kind in ("array", "scalar"):
         return _NUMPY_TO_TORCH.get(field.dtype)  # type: ignore[arg-type]

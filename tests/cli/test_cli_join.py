@@ -14,7 +14,7 @@ from test_split import expect_as_original
 
 from edcache import CachedDataset, CacheWriter
 from edcache.base.wording import human_bytes
-from edcache.cli import convert, main
+from edcache.cli import conversion, main
 from edcache.interop.export import FORMATS
 
 
@@ -121,7 +121,7 @@ def test_an_export_that_cannot_be_is_one_line(parts, tmp_path):
 
 
 def test_the_formats_of_the_command_are_those_of_the_function():
-    assert tuple(FORMATS) == convert.FORMATS
+    assert tuple(FORMATS) == conversion.FORMATS
 
 
 def test_commands_for_one_archive_take_no_folder(parts):

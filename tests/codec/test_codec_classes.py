@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, default_collate
 from edcache import CachedDataset, collate
 from edcache.codec import packages
 from edcache.codec.classes import register
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoder
 from edcache.errors import (
     CorruptRecordError,
     MissingDependencyError,

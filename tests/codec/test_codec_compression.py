@@ -69,16 +69,16 @@ def test_dictionaries():
     record = records()[7]
     frame = compression.compress(record, dictionary)
     assert len(frame) < len(compression.compress(record))
-    assert decompress(frame, len(record), dictionary) == record
+    assert decompress(frame, len(record), [dictionary]) == record
     assert decompress(frame, len(record), [other, dictionary]) == record
-    assert decompress(compression.compress(record), len(record), dictionary) == record
+    assert decompress(compression.compress(record), len(record), [dictionary]) == record
     with pytest.raises(CorruptRecordError, match=r"zstd frame needs dictionary \d+, the archive has none"):
         decompress(frame, len(record))
     with pytest.raises(CorruptRecordError, match=r"zstd frame needs dictionary \d+, the archive has \d+"):
-        decompress(frame, len(record), other)
+        decompress(frame, len(record), [other])
     broken = dictionary[:20] + bytes(len(dictionary) - 20)
     with pytest.raises(CorruptRecordError, match="does not decompress"):
-        decompress(frame, len(record), broken)
+        decompress(frame, len(record), [broken])
 
 
 @pytest.mark.parametrize("few", [[], [b""] * 100, [b"x"] * 9, [b"ab"] * 3, [DATA], [bytes(5)] * 50])

@@ -18,7 +18,7 @@ import torch
 from likeness import same
 from scale import scaled, seeded
 
-from edcache.codec.foreign import LEGACY, restored, torch_loaded
+from edcache.codec.foreign_pickles import LEGACY, restored, torch_loaded
 from edcache.errors import ForeignCacheError, PickleRefusedError
 
 TRUST = (

@@ -16,8 +16,8 @@ from codec_samples import NUMPY_DTYPES, Access, Box, Color, Point, encode, rando
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoder
 from edcache.codec.schema import MAX_NODES, MAX_TEXT, Layout, parse
 from edcache.errors import CorruptRecordError, EdcacheError
 

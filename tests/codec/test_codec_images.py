@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from codec_samples import encode, round_trip, run_script
 
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoder
 from edcache.errors import CorruptRecordError, UnsupportedTypeError
 
 Image = pytest.importorskip("PIL.Image")

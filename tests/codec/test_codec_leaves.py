@@ -34,8 +34,8 @@ from codec_samples import (
 )
 
 from edcache.codec.classes import register
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoder
 from edcache.errors import (
     CorruptRecordError,
     MissingDependencyError,

@@ -16,8 +16,8 @@ from codec_samples import Frozen, Point, encode, same
 from edcache import CachedDataset, CacheWriter
 from edcache.codec import tensors
 from edcache.codec.classes import register
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoder
 from edcache.errors import OptionError, PickleRefusedError, UnsupportedTypeError
 
 
@@ -179,7 +179,7 @@ def test_a_tensor_without_memory_of_its_own_is_refused():
 
 
 def test_a_dtype_that_is_newer_than_the_table_is_refused(monkeypatch):
-    monkeypatch.delitem(tensors.TORCH_BY_DTYPE, torch.bfloat16)
+    monkeypatch.delitem(tensors.NAMES, torch.bfloat16)
     message = r"a tensor of torch.bfloat16; convert it to another dtype"
     with pytest.raises(UnsupportedTypeError, match=message):
         Encoder().encode(torch.ones(1, dtype=torch.bfloat16))
@@ -254,7 +254,7 @@ def test_dataclasses_with_state_elsewhere_do_not_register():
 
 
 def test_too_many_values_are_refused(monkeypatch):
-    monkeypatch.setattr("edcache.codec.encode.MAX_NODES", 50)
+    monkeypatch.setattr("edcache.codec.encoder.MAX_NODES", 50)
     with pytest.raises(UnsupportedTypeError, match="a sample of more than 50 values; put them into arrays"):
         encode([[1, "a"]] * 20)
 

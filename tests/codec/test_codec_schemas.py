@@ -12,8 +12,8 @@ import pytest
 import torch
 from codec_samples import Box, Point, encode, encoded_bytes, run_script, same
 
-from edcache.codec.decode import Decoder, _shared
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder, _shared
+from edcache.codec.encoder import Encoder
 from edcache.codec.schema import Layout, parse
 
 

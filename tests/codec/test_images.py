@@ -26,8 +26,8 @@ from torch.utils.data import DataLoader, default_collate
 import edcache
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
 from edcache.codec import images
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoder
 from edcache.errors import ImageError, MissingDependencyError, OptionError
 
 FORMS = ("pil", "numpy", "tensor", None)

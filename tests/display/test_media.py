@@ -11,7 +11,7 @@ from hypothesis.extra.numpy import arrays
 from PIL import Image
 
 from edcache import ImageFile
-from edcache.display.media import first_seen, gray, media_of, png, thumbnail
+from edcache.display.media import gray, main_media, media_of, png, thumbnail
 
 
 def pillow_bytes(mode, size, kind="PNG"):
@@ -91,14 +91,14 @@ def test_a_thumbnail_is_of_the_first_leaf_that_is_more_than_text():
         "image": torch.full((3, 500, 300), 0.5),
         "other": np.zeros((16, 16)),
     }
-    picture = Image.open(io.BytesIO(thumbnail(first_seen(sample))))
+    picture = Image.open(io.BytesIO(thumbnail(main_media(sample))))
     assert picture.size == (50, 83)
     assert picture.getpixel((0, 0)) == (127, 127, 127)
-    assert first_seen({"name": "cat", "label": 3}).data == "cat"
-    assert first_seen({"label": 3}) is None
-    assert first_seen({"text": "once " * 9, "tokens": np.arange(50), "wave": np.zeros(50)}).kind == "text"
-    assert first_seen({"name": "cat", "tokens": np.arange(50), "wave": np.zeros(50)}).data.dtype.kind == "f"
-    assert thumbnail(first_seen("cat")) is None
+    assert main_media({"name": "cat", "label": 3}).data == "cat"
+    assert main_media({"label": 3}) is None
+    assert main_media({"text": "once " * 9, "tokens": np.arange(50), "wave": np.zeros(50)}).kind == "text"
+    assert main_media({"name": "cat", "tokens": np.arange(50), "wave": np.zeros(50)}).data.dtype.kind == "f"
+    assert thumbnail(main_media("cat")) is None
     assert Image.open(
         io.BytesIO(thumbnail(media_of(np.zeros((2000, 8), np.uint8))) or png(np.zeros((1, 1), np.uint8)))
     )

@@ -13,8 +13,8 @@ import torch
 from codec_samples import encoded_bytes, same
 from fuzz_draw import Draw
 
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoder
 from edcache.errors import EdcacheError
 
 _LEAVES = [

@@ -42,7 +42,7 @@ def run(data: bytes) -> None:
         frame = frame + draw.rest()
     dictionaries = [_dictionary()] if not draw.below(3) else [draw.changed(_dictionary())]
     try:
-        raw = decompress(frame, length, dictionaries if has_dictionary or draw.flag() else None)
+        raw = decompress(frame, length, dictionaries if has_dictionary or draw.flag() else ())
     except CorruptRecordError:
         return
     assert len(raw) == length

@@ -442,7 +442,7 @@ def test_a_member_of_more_than_4_gib_is_found_by_its_header(tmp_path):
         file.write(header + b"example_0.p" + pad + extra)
         file.seek(size, os.SEEK_CUR)
         file.write(header[:26] + struct.pack("<HH", 11, 0) + b"example_1.p")
-    found, has_directory = import_members.listed(str(big))
+    found, has_directory = import_members.zip_members(str(big))
     assert not has_directory
     assert [(m.name, m.nbytes, m.size) for m in found] == [("example_0.p", size, size)]
 

@@ -21,8 +21,8 @@ import torch
 from hypothesis import strategies as st
 
 from edcache.codec.classes import register
-from edcache.codec.decode import Decoder
-from edcache.codec.encode import Encoded, Encoder
+from edcache.codec.decoder import Decoder
+from edcache.codec.encoder import Encoded, Encoder
 
 
 @register

@@ -18,7 +18,7 @@ from systems import Full, Rebooted
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
-from edcache.codec.encode import Encoder
+from edcache.codec.encoder import Encoder
 from edcache.errors import (
     ArchiveClosedError,
     ArchiveExistsError,

@@ -17,9 +17,9 @@ from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, o
 from edcache.codec import classes
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.decoding import Decoding
-from edcache.codec.dtypes import Array
+from edcache.codec.dtypes import TENSOR_DTYPES, Array
 from edcache.codec.leaves import reviver
-from edcache.codec.pickled import PICKLE_SCHEMA, load
+from edcache.codec.pickles import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
 
 # Of all schemas whose decoders are kept together.
@@ -110,14 +110,15 @@ class Decoder:
         if self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
             return None
         read = _compile_all(self.structure)
-        return read and _typed(read)
+        return read and _with_typed_errors(read)
 
     def part(self, node: Node) -> Callable[[memoryview], Any]:
         """How a node of `structure` is decoded from a whole record, into own memory; raises as `decode`."""
         layout, read = self.layout, _compile(node)
         assert layout is not None
         is_fixed = all(leaf.nbytes is not None for leaf in node.leaves())
-        return _typed(lambda record: read(record, _NO_SPANS if is_fixed else layout.locate(record), None))
+        locate = (lambda record: _NO_SPANS) if is_fixed else layout.locate
+        return _with_typed_errors(lambda record: read(record, locate(record), None))
 
     def extent(self, nodes: Sequence[Node]) -> tuple[int, int] | None:
         """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
@@ -168,8 +169,8 @@ class Decoder:
         return load(record)
 
 
-def _typed(read: Callable[..., Any]) -> Callable[..., Any]:
-    """What raises an error of ours over bytes that no writer left."""
+def _with_typed_errors(read: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, whose errors over bytes that no writer left are CorruptRecordErrors."""
 
     def decode(*arguments: Any) -> Any:
         try:
@@ -271,12 +272,10 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
 
     from edcache.codec.tensors import torch_dtype
 
-    known = torch_dtype(leaf.dtype)
-    if shape and known.bits is None:
+    dtype = torch_dtype(leaf.dtype)
+    if shape and TENSOR_DTYPES[str(leaf.dtype)].bits is None:
         return lambda records: list(map(torch.from_numpy, arrays(records)))
-    return lambda records: [
-        torch.from_numpy(array).view(known.dtype).view(shape) for array in arrays(records)
-    ]
+    return lambda records: [torch.from_numpy(array).view(dtype).view(shape) for array in arrays(records)]
 
 
 def _value_reader(leaf: Node) -> _Read:
@@ -311,14 +310,14 @@ def _array_maker(leaf: Node) -> Callable[[memoryview, int, Any, Array | None], A
     dtype: Any = leaf.memory
     ndarray, copied, itemsize = np.ndarray, np.array, dtype.itemsize
     from_numpy: Any = None
-    view = None
+    view: Any = None
     if leaf.kind == "tensor":
         import torch  # arrays alone are read without it
 
         from edcache.codec.tensors import torch_dtype
 
         known, from_numpy = torch_dtype(leaf.dtype), torch.from_numpy
-        view = None if known.bits is None else known.dtype
+        view = None if TENSOR_DTYPES[str(leaf.dtype)].bits is None else known
 
     def make(record: memoryview, offset: int, shape: Any, alias: Array | None) -> Any:
         if not itemsize or 0 in shape:

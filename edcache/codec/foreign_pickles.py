@@ -26,8 +26,8 @@ import torch
 
 from edcache.base import CorruptRecordError, ForeignCacheError, PickleRefusedError
 from edcache.codec import dtypes
-from edcache.codec.pickled import LOAD_ERRORS
-from edcache.codec.tensors import TORCH_BY_DTYPE
+from edcache.codec.pickles import LOAD_ERRORS
+from edcache.codec.tensors import NAMES
 
 MOST_NBYTES: Final = 1 << 31
 """Bytes that the arrays, tensors and texts of one sample may have, unless more are allowed."""
@@ -42,31 +42,31 @@ _TEXT = re.compile(r"[biufcSUV]\d{1,10}|[mM]8(?:\[\d{1,9}(?:Y|M|W|D|h|m|s|ms|us|
 _DAMAGED = (*LOAD_ERRORS, CorruptRecordError, SyntaxError, struct.error, zipfile.BadZipFile)
 
 
-def restored(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
+def restored(data: bytes, place: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
     """What a pickle holds: containers, plain values, arrays, and tensors on the CPU without requires_grad.
 
     Args:
-        where: for messages: "train.zip: example_3.p".
+        place: what messages begin with: "train.zip: example_3.p".
         trust: read it with pickle itself, which runs whatever code its author put there.
         most_nbytes: bytes that its arrays and texts may have together.
     Raises:
         PickleRefusedError: "train.zip: example_3.p needs os.system; ...". Nothing was called.
         ForeignCacheError: it is damaged, or would become larger than allowed.
     """
-    with _refusing(where, trust=trust):
+    with _foreign_errors(place, trust=trust):
         if trust:
             return pickle.loads(data)  # noqa: S301 - the caller said so
         return _real(_Loading(io.BytesIO(data)).load(), _Budget(most_nbytes, len(data)))
 
 
-def torch_loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
+def torch_loaded(data: bytes, place: str, *, trust: bool = False, most_nbytes: int = MOST_NBYTES) -> Any:
     """What torch.save wrote: a zip, or the stream of pickles from before torch 1.6.
 
     Args, raises, and what it returns: as `restored`; tensors that were views have their own memory.
     """
     if not data.startswith((LEGACY, _ZIP)):
-        raise ForeignCacheError(f"{where} begins with {data[:8]!r}, as no file of torch.save does")
-    with _refusing(where, trust=trust):
+        raise ForeignCacheError(f"{place} begins with {data[:8]!r}, as no file of torch.save does")
+    with _foreign_errors(place, trust=trust):
         if trust:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
         tree = _legacy(data) if data.startswith(LEGACY) else _zipped(data)
@@ -74,19 +74,19 @@ def torch_loaded(data: bytes, where: str, *, trust: bool = False, most_nbytes: i
 
 
 @contextlib.contextmanager
-def _refusing(where: str, *, trust: bool) -> Iterator[None]:
-    """Puts what a pickle does wrong into an error that says where; code that it names may raise anything."""
+def _foreign_errors(place: str, *, trust: bool) -> Iterator[None]:
+    """Puts what a pickle does wrong into an error of ours; code that it names may raise anything."""
     damaged = (Exception,) if trust else _DAMAGED
     try:
         yield
     except _Refused as error:
         raise PickleRefusedError(
-            f"{where} needs {error}; if you trust its author, trust_pickle=True reads it as "
+            f"{place} needs {error}; if you trust its author, trust_pickle=True reads it as "
             "pickle does, which runs whatever code is in it"
         ) from None
     except damaged as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
-        raise ForeignCacheError(f"{where} does not unpickle: {type(error).__name__}: {reason}") from error
+        raise ForeignCacheError(f"{place} does not unpickle: {type(error).__name__}: {reason}") from error
 
 
 class _Refused(Exception):
@@ -452,7 +452,7 @@ def _names() -> dict[tuple[str, str], _StandIn]:
     for path in (pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath):
         for module in ("pathlib", "pathlib._local"):
             names[module, path.__name__] = _call(functools.partial(_path, path))
-    names |= {("torch", known.name): _Storage(known.dtype) for known in TORCH_BY_DTYPE.values()}
+    names |= {("torch", name): _Storage(dtype) for dtype, name in NAMES.items()}
     return names | {("torch", f"{name}Storage"): _Storage(dtype) for name, dtype in _STORAGES.items()}
 
 

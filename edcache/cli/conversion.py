@@ -14,8 +14,8 @@ import click
 from edcache import dataset, interop, writer
 from edcache.base import ArchiveNotFoundError, ForeignCacheError, ReadOptions, human_bytes, index_ranges
 from edcache.cli.call import Call
-from edcache.cli.flags import FOLDER, KINDS, PATH, flags, given, output
-from edcache.cli.output import FAILED, as_typed, bar, one_line, plural, print_report, printable
+from edcache.cli.flags import FOLDER, KINDS, PATH, flags, output
+from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable, with_relative_paths
 from edcache.storage import check_outlives, shown
 
 # As in edcache.interop, which imports torch.
@@ -53,7 +53,7 @@ def build(
         chosen["fingerprint"] = fingerprint | writer.code_of(source)
         return dataset.CachedDataset(source, path, call.options, **chosen)
 
-    _fill(output, as_json, call.make, given(options), cached)
+    _fill(output, as_json, call.make, options, cached)
 
 
 @click.command()
@@ -87,7 +87,7 @@ def images(
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
     chosen = extensions or interop.EXTENSIONS
-    _fill(output, as_json, lambda: interop.image_folder(folder, decode, chosen, max_side), given(options))
+    _fill(output, as_json, lambda: interop.image_folder(folder, decode, chosen, max_side), options)
 
 
 def _check_codec(options: dict[str, Any]) -> None:
@@ -105,6 +105,9 @@ def _fill(
 ) -> dataset.CachedDataset:
     """Make a source, cache it at a path by CachedDataset or what else is given, and say what was done."""
     check_outlives(path)
+    # Neither what is None, nor a flag that was left out; of these three False is given.
+    stated = ("progress", "check_space", "keep_existing")
+    options = {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}
     began = time.monotonic()
     is_anew = options.get("keep_existing") is False
     kept = 0 if is_anew else _records_at(path)
@@ -122,7 +125,7 @@ def _fill(
     size = f"{human_bytes(nbytes)}, {seconds:.1f} s"
     document = {"path": cache.path, "samples": len(cache), "computed": computed, "kept": kept}
     document |= {"failed": failed, "missing": cache.missing.tolist(), "nbytes": nbytes, "seconds": seconds}
-    line = as_typed(f"{cache.path}: {plural(len(cache), 'sample')} ({counts}), {size}")
+    line = with_relative_paths(f"{cache.path}: {plural(len(cache), 'sample')} ({counts}), {size}")
     print_report(as_json, document, [printable(line)])
     return cache
 
@@ -176,7 +179,7 @@ def import_(
     source = interop.old_cache(old, kind, trust_pickle=trust_pickle, order=names)
     for note in source.notes:
         click.echo(one_line(f"{old}: {note}"), err=True)
-    cache = _fill(output, as_json, lambda: source, given(options), interop.import_cache)
+    cache = _fill(output, as_json, lambda: source, options, interop.import_cache)
     if not cache.complete:
         if not as_json:
             click.echo(f"missing: {index_ranges(cache.missing)}")

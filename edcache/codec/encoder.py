@@ -21,13 +21,13 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
-from edcache.codec import dtypes, pickled
+from edcache.codec import dtypes, pickles
 from edcache.codec.columns import Columns
-from edcache.codec.containers import CONTAINERS, dump_key, take
-from edcache.codec.leaves import MAKE, PACKED_LENGTH, Refusal, enum_node, packed_node
+from edcache.codec.containers import CONTAINERS, disassemble, dump_key
+from edcache.codec.leaves import ENCODERS, PACKED_LENGTH, Refusal, encode_enum, encode_packed
 from edcache.codec.plan import FlatPlan
 from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, align, dump, parse
-from edcache.codec.tensors import make_tensor
+from edcache.codec.tensors import encode_tensor
 
 MAX_SCHEMAS = 64
 _MAX_SKELETONS = 256
@@ -88,8 +88,8 @@ class Encoder:
                 last.is_hot = True
                 return Encoded(last.schema, len(record), [(0, record)])
         if self._pickles:
-            data = pickled.dump(sample)
-            return Encoded(self._id(pickled.PICKLE_SCHEMA), len(data), [(0, data)])
+            data = pickles.dump(sample)
+            return Encoded(self._id(pickles.PICKLE_SCHEMA), len(data), [(0, data)])
         skeleton, values = self._planned(sample)
         self._last = skeleton if skeleton.plan is not None else None
         return skeleton.encode(values)
@@ -114,7 +114,7 @@ class Encoder:
         values.nodes, values.depth = 1, 0
         try:
             # In tuples, with the ndim of arrays in the place of their shape.
-            node = _MAKE.get(type(sample), _other)(sample, values)
+            node = _ENCODERS.get(type(sample), _other)(sample, values)
         except Refusal as refusal:
             raise refusal.error(f"{_where(refusal.path)}: cannot store {refusal}") from refusal.__cause__
         skeleton = self._skeletons.get(node) or self._new_skeleton(node, values)
@@ -176,7 +176,7 @@ def _children(items: Collection[Any], keys: Sequence[Any], is_attribute: bool, v
     nodes: list[Any] = []
     try:
         for item in items:
-            nodes.append(_MAKE.get(type(item), _other)(item, values))  # noqa: PERF401 - as many as are stored
+            nodes.append(_ENCODERS.get(type(item), _other)(item, values))  # noqa: PERF401 - as many as are stored
     except Refusal as refusal:
         refusal.path.append((keys[len(nodes)], is_attribute))
         raise
@@ -193,7 +193,7 @@ def _dict(value: dict[Any, Any], values: _Values) -> Any:
 
 def _sequence(value: Any, values: _Values) -> Any:
     if len(value) >= PACKED_LENGTH:
-        node = packed_node(value, values)
+        node = encode_packed(value, values)
         if node is not None:
             return node
     return type(value).__name__, _children(value, range(len(value)), False, values)
@@ -201,14 +201,14 @@ def _sequence(value: Any, values: _Values) -> Any:
 
 def _other(value: Any, values: _Values) -> Any:
     if isinstance(value, enum.Enum):
-        return enum_node(value, values)
-    header, keys, items = take(value)
+        return encode_enum(value, values)
+    header, keys, items = disassemble(value)
     return *header, _children(items, keys, True, values)
 
 
 _TEXTS = {str}
-_MAKE: dict[type, Any] = MAKE | {
-    torch.Tensor: make_tensor,
+_ENCODERS: dict[type, Any] = ENCODERS | {
+    torch.Tensor: encode_tensor,
     list: _sequence,
     tuple: _sequence,
     dict: _dict,
