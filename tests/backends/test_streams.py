@@ -75,8 +75,8 @@ def file_of(ds: CachedDataset) -> ReadThrough:
 def free_all(ds: CachedDataset) -> None:
     """Free every block of a copy."""
     file = file_of(ds)
-    assert file._room is not None
-    file._room._punch(file._open_out(), np.arange(file.blocks.last + 1))
+    assert file.fetcher.room is not None
+    file.fetcher.room._punch(file.fetcher.open_out(), np.arange(file.blocks.last + 1))
 
 
 @pytest.mark.parametrize("way", ["batches", "one by one"])
@@ -117,7 +117,7 @@ def test_what_was_read_goes_first_and_what_is_needed_soon_last(far, ssd):
     ds = opened(far, ssd)
     read(ds, list(range(160)))
     file = file_of(ds)
-    room, out, last = file._room, file._open_out(), file.blocks.last
+    room, out, last = file.fetcher.room, file.fetcher.open_out(), file.blocks.last
 
     def here() -> set[int]:
         return {k for k, byte in enumerate(file.blocks.look(0, last + 1)) if byte & 1}

@@ -1091,14 +1091,14 @@ _LOCAL = [
     ),
     Bug(
         "a changed archive is read on",
-        "backends/mirror/read_through.py",
-        "        self._check_identity(origin)\n        for (offset",
-        "        for (offset",
+        "backends/mirror/block_fetcher.py",
+        "        data = read_many(origin, extents)\n        self.check_identity(origin)\n",
+        "        data = read_many(origin, extents)\n",
         (f"{THROUGH}::test_it_is_read_from_whatever_gives_bytes_at_offsets",),
     ),
     Bug(
         "a block is marked before its bytes are there",
-        "backends/mirror/read_through.py",
+        "backends/mirror/block_fetcher.py",
         "                out.pwrite(low << BLOCK_BITS, data)\n",
         "",
         (f"{THROUGH}::test_a_copy_that_is_full_is_an_ordinary_archive",),

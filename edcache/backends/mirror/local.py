@@ -10,10 +10,11 @@ from contextlib import closing, nullcontext
 
 from edcache import storage
 from edcache.backends.mirror import sidecar
+from edcache.backends.mirror.block_fetcher import Opener, Pinned
 from edcache.backends.mirror.copy import current
 from edcache.backends.mirror.evict import left_by_others, limit_of
 from edcache.backends.mirror.fetch import sealed
-from edcache.backends.mirror.read_through import Opener, Pinned, ReadThrough, attached, reopened
+from edcache.backends.mirror.read_through import ReadThrough, attached, reopened
 from edcache.backends.mirror.room import BLOCK_NBYTES
 from edcache.backends.mirror.sidecar import MAP_OFFSET, Identity, Note, Version, stamp_of
 from edcache.base import ArchiveNotFoundError, StaleArchiveError, StorageError
@@ -57,7 +58,7 @@ def open_copy(
             origin.close()
         raise
     if origin is not None:
-        file.keep_origin(origin)
+        file.fetcher.keep_origin(origin)
     return file
 
 
