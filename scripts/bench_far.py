@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from far_peers import BATCH, PEERS, installed, sample
+from far_peers import BATCH, PEERS, installed, s3, sample
 
 SPAWN = multiprocessing.get_context("spawn")
 Row = tuple[float, ...]
@@ -139,6 +139,7 @@ class Way(NamedTuple):
     max_bytes: int | None = None
     readers: int = 1
     epochs: int = 1
+    is_s3: bool = False
 
 
 def ours(url: str, local: str, way: Way) -> Any:
@@ -147,8 +148,11 @@ def ours(url: str, local: str, way: Way) -> Any:
     from edcache import CachedDataset
     from edcache.samplers import ChunkShuffle
 
-    copy = {"local": local, "max_bytes": way.max_bytes} if way.has_copy else {}
-    ds = CachedDataset.from_cache(url, **copy)
+    options = {"local": local, "max_bytes": way.max_bytes} if way.has_copy else {}
+    if way.is_s3:
+        endpoint, url = s3(url)
+        options["storage_options"] = {"endpoint_url": endpoint}
+    ds = CachedDataset.from_cache(url, **options)
     sampler = ChunkShuffle(ds) if way.is_shuffled else None
     if way.reader == "loader":
         return ds.loader(BATCH, sampler=sampler)
@@ -244,6 +248,8 @@ def ways(mb: float, peers: list[str]) -> dict[str, Way]:
         for n in (0, 2):
             way = Way("DataLoader", is_shuffled, n, has_copy)
             named[f"DataLoader, {n} workers, {order}{behind}"] = way
+    for order, is_shuffled in orders:
+        named[f"loader, {order}, local=, S3"] = Way("loader", is_shuffled, 0, True, is_s3=True)
     for peer, is_shuffled, n in product(peers, (False, True), (0, 2)):
         order = "shuffled" if is_shuffled else "in order"
         named[f"{peer}, {n} workers, {order}"] = Way(peer, is_shuffled, n)

@@ -1,8 +1,9 @@
 """The peers of scripts/bench_far: each writes the samples its own way, and reads them through the same wire.
 
 webdataset reads plain http, by curl. litdata and MDS read object stores alone, no plain http(s): they take
-nginx for an S3, of whose protocol they need no more than HEAD and GET. It looks at no key and no signature.
-What is not set here is as each has it by default; the number of shards is the same for all.
+nginx for an S3, as some ways of edcache do. They need no more of the protocol than HEAD and GET, and nginx
+looks at no key and no signature. What is not set here is as each has it by default; the number of shards is
+the same for all.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def installed(names: list[str]) -> list[str]:
     return [name for name in names if name not in missing]
 
 
-def _s3(url: str) -> tuple[str, str]:
+def s3(url: str) -> tuple[str, str]:
     """The endpoint, and the URL behind it: the first folder is the bucket."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}", f"s3:/{parts.path}"
@@ -65,7 +66,7 @@ class LitData:
 
         # There is no option for an S3 without TLS.
         downloader._OBSTORE_CLIENT_OPTIONS["allow_http"] = "true"
-        endpoint, remote = _s3(url)
+        endpoint, remote = s3(url)
         options = {"endpoint_url": endpoint}
         ds = StreamingDataset(
             remote, cache_dir=local, shuffle=is_shuffled, drop_last=False, storage_options=options
@@ -94,7 +95,7 @@ class Mds:
         from torch.utils.data import DataLoader
 
         clean_stale_shared_memory()
-        os.environ["S3_ENDPOINT_URL"], remote = _s3(url)
+        os.environ["S3_ENDPOINT_URL"], remote = s3(url)
         ds = StreamingDataset(remote=remote, local=local, shuffle=is_shuffled, batch_size=BATCH)
         for stream in ds.streams:
             # Forked workers would share its connection; without TLS they read parts of each other's answers.
