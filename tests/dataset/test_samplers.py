@@ -676,8 +676,8 @@ def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
 def test_chunk_shuffle_begins_with_parts_of_chunks_and_its_lanes_change_windows_one_by_one():
     drawn = ChunkShuffle(Labelled(80_000, chunk=500), 16, seed=1).order(0)[:]
     for lane in range(8):
-        first = np.sort(drawn[lane::8][:62])
-        assert np.count_nonzero(np.diff(first) > 125) <= 1, "more than a part of two chunks"
+        first = np.sort(drawn[lane::8][:15])
+        assert np.count_nonzero(np.diff(first) > 30) <= 1, "more than a part of two chunks"
     _, begun = np.unique(drawn // 500, return_index=True)
     begun = np.sort(begun[begun > 16_000])
     most = max(np.searchsorted(begun, k + 1_000) - np.searchsorted(begun, k) for k in begun.tolist())
@@ -785,10 +785,10 @@ def test_chunk_shuffle_is_between_none_and_a_permutation_as_it_says():
     assert found["none"][2] == pytest.approx(0.99, abs=0.001)
     assert found["permutation"] == pytest.approx((1, 0, 1 / 500), abs=0.02)
     # A window of one chunk has parts of two.
-    assert found[1] == pytest.approx((1, 0.8, 0.8), abs=0.05)
+    assert found[1] == pytest.approx((1, 0.6, 0.6), abs=0.15)
     assert found[4] == pytest.approx((1, 0.23, 0.23), abs=0.05)
     assert found[16] == pytest.approx((1, 0.07, 0.07), abs=0.02)
-    assert found[64] == pytest.approx((1, 0.022, 0.022), abs=0.015)
+    assert found[64] == pytest.approx((1, 0.026, 0.026), abs=0.015)
 
 
 def test_chunk_shuffle_wants_records(tmp_path):
