@@ -38,29 +38,22 @@ def loads(data: bytes | memoryview | str) -> Any:
         ValueError: it is none, or "812,345 values in 1,624,690 bytes of JSON, more than ...".
     Cost: some 25 MB and 6 bytes for each of its bytes at most, whatever it holds.
     """
-    try:
-        # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
-        text = data if isinstance(data, str) else str(data, "ascii")
-    except UnicodeDecodeError:
-        raise ValueError("JSON that is not ASCII") from None
+    # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
+    text = data if isinstance(data, str) else str(data, "latin-1")
     if not text.isascii():
         raise ValueError("JSON that is not ASCII")
     allowed = _FREE_VALUES + len(text) // _NBYTES_A_VALUE
     if _separators([text]) > allowed:
-        values = _values(text, allowed)
+        # What separates them is counted, but for within strings.
+        bare = text.replace("\\\\", "").replace('\\"', "")
+        strings = bare.count('"') // 2
+        values = strings if strings > allowed else 1 + _separators(bare.split('"')[::2])
         if values > allowed:
             raise ValueError(f"{values:,} values in {len(text):,} bytes of JSON, more than {allowed:,}")
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError("JSON that is nested too deep") from None
-
-
-def _values(text: str, allowed: int) -> int:
-    """At most so many objects come of a JSON text: what separates them is counted, but for within strings."""
-    plain = text.replace("\\\\", "").replace('\\"', "")
-    strings = plain.count('"') // 2
-    return strings if strings > allowed else 1 + _separators(plain.split('"')[::2])
 
 
 def _separators(parts: list[str]) -> int:

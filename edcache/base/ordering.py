@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base.errors import OptionError
+from edcache.base.permutation import Ints
 from edcache.base.wording import shown
-
-Ints = npt.NDArray[np.int64]
 
 # Numbers of as many things lie in the processor's second cache, where a shuffle takes a sixth of the time.
 _BLOCK = 1 << 16

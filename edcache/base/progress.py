@@ -45,10 +45,9 @@ class Progress:
 
     def __init__(self, what: str, kept: int, total: int | None, show: Show, is_first: bool = True) -> None:
         self._present, self._total = kept, total
-        is_silent = callable(show) or show is False or os.environ.get("EDCACHE_PROGRESS") == "0"
         if kept and is_first:
             line = _line(what, f": {_samples(kept, total)} already cached")
-            if is_silent:
+            if _asked(show) is False:
                 logger.info("%s", line)
             else:
                 print(line, file=sys.stderr, flush=True)
@@ -85,9 +84,8 @@ def byte_progress(
 
     def tell(done: int, total: int) -> None:
         nonlocal display
-        if (
-            display is None
-        ):  # now, because what is resumed begins where it was, and a notebook asks for the length
+        # Not before: what is resumed begins where it was, and a notebook asks for the length.
+        if display is None:
             display = _Display(doing, name, show, total, done, unit)
         display.advance(done - display.done)
 
@@ -141,8 +139,13 @@ class _Display:
         self._is_fill = doing == "caching"
         self._name, self._past = (name, " cached") if self._is_fill else (f"{doing} {name}", "")
         self._began = self._last_line = time.monotonic()
-        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if _shows_bar(show) else None
-        self._has_lines = has_lines and self._bar is None and _prints_lines(show, self._is_fill)
+        asked = _asked(show)
+        is_watched = asked is None and _is_watched()
+        has_bar = asked or (is_watched and _is_rank_0())
+        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if has_bar else None
+        # Of a fill its first process prints lines, whatever its rank.
+        is_told = has_lines and (self._is_fill or _is_rank_0())
+        self._has_lines = is_told and asked is None and not is_watched
 
     def advance(self, more: int, nbytes: int = 0) -> None:
         self.done += more
@@ -259,21 +262,12 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def _shows_bar(show: Show) -> bool:
+def _asked(show: Show) -> bool | None:
+    """True for a bar, False for nothing, None for what fits the place that stderr leads to."""
     if callable(show):
         return False
-    if show is not None:
-        return show
     setting = os.environ.get("EDCACHE_PROGRESS")
-    if setting is not None:
-        return setting != "0"
-    return _is_rank_0() and _is_watched()
-
-
-def _prints_lines(show: Show, is_fill: bool) -> bool:
-    """Whether lines stand for a bar; of a fill its first process prints them, whatever its rank."""
-    is_silent = callable(show) or show is False or os.environ.get("EDCACHE_PROGRESS") == "0"
-    return not is_silent and not _is_watched() and (is_fill or _is_rank_0())
+    return show if show is not None or setting is None else setting != "0"
 
 
 def _is_rank_0() -> bool:

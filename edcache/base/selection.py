@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base.permutation import Permutation
-
-Ints = npt.NDArray[np.int64]
+from edcache.base.permutation import Ints, Permutation
 
 _BLOCK = 1 << 13
 

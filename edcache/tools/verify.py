@@ -478,10 +478,9 @@ def _foreign(window: memoryview, start: Ints, end: Ints) -> Ints:
 
 
 def _report_rows(header: Header, table: ChunkTable, rows: Ints, what: str, on_problem: OnProblem) -> None:
-    assert table.records.index is not None
     for row in rows[:_SHOWN].tolist():
         offset = header.records_offset + int(table.records.offset[row])
-        on_problem(offset, f"record {int(table.records.index[row])} {what}")
+        on_problem(offset, f"record {int(table.records.samples[row])} {what}")
     if len(rows) > _SHOWN:
         more = f"{len(rows) - _SHOWN:,} more records of {header.name}"
         on_problem(header.records_offset, f"the same of {more}")

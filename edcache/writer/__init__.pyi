@@ -4,6 +4,7 @@ from .cache import CacheWriter as CacheWriter
 from .cache import adopt_labels as adopt_labels
 from .cache import check_options as check_options
 from .cache import new_head as new_head
+from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .chunk import aligned as aligned
 from .cluster import ray_executor as ray_executor

@@ -21,7 +21,7 @@ from edcache.backends.redis.log import RedisLog, read_head, stale
 from edcache.backends.redis.records import FRAME_NBYTES, held, packed, pieces_of, schema_number
 from edcache.backends.redis.url import Server
 from edcache.base import LabelError, OptionError, StorageError
-from edcache.format import PAGE, ChunkTable, Head, Header, pack_chunk_table
+from edcache.format import PAGE, Head, Header
 from edcache.writer import AnyAppender
 
 if TYPE_CHECKING:
@@ -123,14 +123,10 @@ class RedisAppender(AnyAppender):
             if not new.count:
                 self._push(b"")
                 return
-            types = self._joined_types(new.labels)
-            table = ChunkTable(new.records, new.labels, new.schemas, types, len(new.data))
-            entry_table = b"".join([pack_chunk_table(table), new.block_crcs])
-            index = new.records.index
-            assert index is not None
-            records_nbytes = format.align(len(entry_table), 64) - len(entry_table) + len(new.data)
-            fields = {"samples": new.count, "end_index": int(index.max()) + 1}
-            if self._push(self._entry(format.KIND_CHUNK, entry_table, records_nbytes, **fields)):
+            table = new.table(self._joined_types(new.labels))
+            records_nbytes = format.align(len(table), 64) - len(table) + len(new.data)
+            fields = {"samples": new.count, "end_index": max(new.indices) + 1}
+            if self._push(self._entry(format.KIND_CHUNK, table, records_nbytes, **fields)):
                 return
 
     def _publish_amendment(self, text: bytes) -> None:
@@ -184,9 +180,8 @@ class RedisAppender(AnyAppender):
     def _values(self, chunk: Chunk, piece: slice) -> dict[str, bytes]:
         """The values of some records by their keys."""
         records, numbers = chunk.records, [schema_number(text) for text in chunk.schemas]
-        assert records.index is not None
         raw_nbytes = records.nbytes if records.raw_nbytes is None else records.raw_nbytes
-        columns = (records.index, records.offset, records.nbytes, raw_nbytes, records.schema)
+        columns = (records.samples, records.offset, records.nbytes, raw_nbytes, records.schema)
         values: dict[str, bytes] = {}
         for index, offset, nbytes, raw, schema in zip(*(c[piece].tolist() for c in columns), strict=True):
             if nbytes + 2 * FRAME_NBYTES > _MOST_NBYTES:
