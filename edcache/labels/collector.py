@@ -97,19 +97,6 @@ class LabelCollector:
 class _Column:
     """The values of one label in the chunk at hand."""
 
-    __slots__ = (
-        "_chunk",
-        "_class",
-        "_low",
-        "_name",
-        "_parts",
-        "_rows",
-        "_seen",
-        "_source",
-        "_undo",
-        "_values",
-    )
-
     def __init__(self, name: str, source: LabelSource, seen: ColumnType) -> None:
         self._name = name
         self._source = source
@@ -278,12 +265,10 @@ def _numpy_types() -> dict[type, pa.DataType]:
 
 def _whole(values: Any) -> Any:
     """A copy of a column of numbers or bools [n] as a native array; None for any other column."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(values, torch.Tensor):
-        try:
-            values = detached(values)
-        except (TypeError, RuntimeError):
-            return None
+    try:
+        values = _from_tensor(values)
+    except _NotALabel:
+        return None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.type not in _numpy_types():
         return None
     return np.array(values, dtype=values.dtype.newbyteorder("="))
@@ -293,8 +278,6 @@ def _from_tensor(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value
-    if value.ndim > 1:
-        raise _NotALabel
     try:
         return detached(value)
     except (TypeError, RuntimeError):

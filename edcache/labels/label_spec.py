@@ -58,12 +58,6 @@ class LabelSpec:
         chosen = set(names)
         return LabelSpec({name: source for name, source in self.sources.items() if name in chosen})
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __repr__(self) -> str:
-        return f"LabelSpec({self.to_json()})"
-
 
 def _named_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:
     sources: dict[str, LabelSource] = {}

@@ -366,8 +366,7 @@ class Survey:
             start, directory = seal.directory_offset, self.chain.directory(self._pread, seal)
             end = start + len(directory)
             if self._pread(start, len(directory)) != directory:
-                what = "the zip directory does not list what the chain holds"
-                self._problem(start, what)
+                self._problem(start, "the zip directory does not list what the chain holds")
         self.dead.torn = max(0, self.size - end)
         if self.size <= at:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from edcache.base import OptionError, Progress
 from edcache.writer.crew import worker_count
 from edcache.writer.job import Job, check_blame, check_origin, errors_with, outcome, refusal
-from edcache.writer.publisher import Publisher
 
 
 def is_stream(source: Any) -> bool:
@@ -60,28 +59,22 @@ def fill_stream(job: Job) -> None:
                 present = len(set(appender.indices_of(appender.chain.chunks).tolist()))
                 return outcome(job.path, present, None, publisher.pending)
 
-            with errors_with(ending), _published(publisher):
-                for index, sample in enumerate(_samples(job)):
-                    count = index + 1
-                    if index in kept:
-                        continue
-                    before = publisher.pending_nbytes
-                    publisher.add(index, sample)
-                    progress.advance(1, publisher.pending_nbytes - before)
-                    if publisher.is_due:
-                        publisher.publish()
+            with errors_with(ending):
+                try:
+                    for index, sample in enumerate(_samples(job)):
+                        count = index + 1
+                        if index in kept:
+                            continue
+                        before = publisher.pending_nbytes
+                        publisher.add(index, sample)
+                        progress.advance(1, publisher.pending_nbytes - before)
+                        if publisher.is_due:
+                            publisher.publish()
+                finally:
+                    publisher.publish()
             if count != appender.chain.end_index:
                 appender.amend(length=count)
             appender.seal()
-
-
-@contextmanager
-def _published(publisher: Publisher) -> Iterator[None]:
-    """Publish what is pending, however the block ends."""
-    try:
-        yield
-    finally:
-        publisher.publish()
 
 
 def _samples(job: Job) -> Iterator[Any]:

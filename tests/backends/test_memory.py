@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from descriptors import open_files
 from filled import computed, note
 from scale import scaled, seeded
+from systems import replace_system
 from torch.utils.data import DataLoader
 
 import edcache
@@ -600,7 +601,7 @@ def test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed(archive):
     def copier(say):
         global tell
         tell = say
-        with calls.replace_system(Slow()):
+        with replace_system(Slow()):
             CachedDataset.from_cache(archive, preload="shm")
 
     with children(copier) as [started]:
