@@ -199,26 +199,13 @@ def _sealed_absent(file: File, index: Header) -> int:
     return sum(failure.final for failure in failures)
 
 
-def in_use(path: str | os.PathLike[str]) -> bool:
-    """Whether anybody fills an archive or appends to it at this moment, this process included.
-
-    Who has an archive open and holds no lock on it just now, such as a CacheWriter between two
-    publications, is not seen. On macOS and Windows, where one lock stands for all, anybody is seen only
-    while publishing.
-
-    Raises:
-        StorageError: "train.zip: opening it: Permission denied"; to look takes the right to write.
-    Safety: takes every lock of the archive and lets go at once.
-    """
-    name = os.fspath(path)
-    if not os.path.exists(name):
-        return False  # to open it for a lock would make it
-    with closing(File.open(name, "a")) as file:
-        return not file.try_lock(*_EVERY_LOCK)
-
-
 def why_not_now(path: str) -> str | None:
-    """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
+    """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it.
+
+    Who has it open and holds no lock on it just now, such as a CacheWriter between two publications, is not
+    seen. On macOS and Windows, where one lock stands for all, anybody is seen only while publishing.
+    Safety: takes every lock of the file and lets go at once, for which it needs the right to write.
+    """
     if writer.is_temporary(path):
         return f"{path}: another process is writing it" if writer.is_held(path) else None
     if not os.path.exists(path):
@@ -227,10 +214,13 @@ def why_not_now(path: str) -> str | None:
     if reason is not None:
         return f"{path}: {reason}"
     try:
-        busy = in_use(path)
+        with closing(File.open(path, "r+")) as file:
+            is_free = file.try_lock(*_EVERY_LOCK)
+    except base.ArchiveNotFoundError:
+        return None
     except base.StorageError as error:
         return f"{error}, so nobody can tell whether it is being filled"
-    return f"{path}: another process is filling it or appending to it" if busy else None
+    return None if is_free else f"{path}: another process is filling it or appending to it"
 
 
 def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> None:

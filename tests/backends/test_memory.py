@@ -746,7 +746,7 @@ def test_a_fill_ends_before_memory_does(name, monkeypatch):
     ):
         CachedDataset(Large(30_000_000), name, chunk_size=2)
     monkeypatch.setattr(bounded, "_SPARE_NBYTES", 1 << 60)
-    monkeypatch.setattr(memory._Unlooked, "nbytes", 1 << 20)
+    monkeypatch.setattr(memory.MemoryStore.naming, "_unlooked_nbytes", 1 << 20)
     with pytest.raises(
         StorageError, match="Cannot allocate memory, 0 bytes are free; end what else"
     ) as caught:

@@ -35,9 +35,9 @@ from edcache.tools.housekeeping import (
     archives_in,
     check_deletable,
     delete,
-    in_use,
     look_at,
     plan_pruning,
+    why_not_now,
 )
 from edcache.writer.store import AnyAppender
 
@@ -404,18 +404,18 @@ def test_without_archives_or_without_the_folder(cache: Path, tmp_path: Path) -> 
 )
 def test_a_file_is_in_use_while_one_of_its_locks_is_held(tmp_path: Path, start: int) -> None:
     path = archive(tmp_path / "a.zip")
-    assert not in_use(path)
+    assert why_not_now(str(path)) is None
     holder = File.open(path, "a")
     holder.lock(start)
-    assert in_use(path)
+    assert why_not_now(str(path)) == f"{path}: another process is filling it or appending to it"
     holder.unlock(start)
-    assert not in_use(path)
+    assert why_not_now(str(path)) is None
     holder.lock(format.LOCK_APPEND, 1 << 61)  # nothing was kept
     holder.close()
 
 
 def test_to_ask_makes_no_file(tmp_path: Path) -> None:
-    assert not in_use(tmp_path / "none.zip")
+    assert why_not_now(str(tmp_path / "none.zip")) is None
     assert list(tmp_path.iterdir()) == []
 
 
