@@ -32,10 +32,8 @@ _SPARE_NBYTES: Final = 64 << 20
 
 
 def loads(data: bytes | memoryview | str) -> Any:
-    """Read JSON as this package writes it: ASCII, no key twice in one object.
+    """Read JSON as this package writes it: ASCII, no key twice in one object; else ValueError.
 
-    Raises:
-        ValueError: it is none, or "812,345 values in 1,624,690 bytes of JSON, more than ...".
     Cost: some 25 MB and 6 bytes for each of its bytes at most, whatever it holds.
     """
     # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
@@ -68,11 +66,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def justify(nbytes: int, file_nbytes: int, where: str, claim: str) -> None:
-    """Refuse to allocate `nbytes` that neither the file's size nor the free ones justify.
-
-    Raises:
-        LengthError: "train.zip: 1,000,000,000,000 samples would take 9,000,000,000,000 bytes here, ...".
-    """
+    """Raise LengthError for bytes to allocate that neither the file's size nor the free ones justify."""
     if nbytes > file_nbytes + FREE_NBYTES:
         raise LengthError(
             f"{where}: {claim} would take {nbytes:,} bytes here, the file has {file_nbytes:,}; where the "
@@ -97,12 +91,7 @@ def available() -> int:
 
 
 def check_books(samples: int, nbytes_each: int, where: str) -> None:
-    """Refuse to keep books of more samples than the memory that is left can hold.
-
-    Raises:
-        LengthError: "train.zip: 281,474,976,710,656 samples; their books take 4 bytes of memory each, so that
-            at most 5,368,709,120 fit here; ...".
-    """
+    """Raise LengthError for more samples than the memory that is left can keep books of."""
     if samples * nbytes_each <= FREE_NBYTES:
         return
     most = available() // nbytes_each

@@ -63,12 +63,9 @@ class Options:
 
     @classmethod
     def of(cls: type[OptionsT], options: OptionsT | None, keywords: Mapping[str, Any], door: str) -> OptionsT:
-        """These options, the defaults where None, with keywords in place of some.
+        """These options, the defaults where None, with keywords in place of some; OptionError for others.
 
-        Args:
-            door: what the user called, for the message.
-        Raises:
-            OptionError: "from_cache() takes no lazzy; did you mean lazy? It takes allow_partial, ...".
+        door: what the user called, for the message.
         """
         unknown = sorted(keywords.keys() - cls.names())
         if unknown:
@@ -365,11 +362,7 @@ FIXED: Final = CacheOptions.names() - {"batch_transform", "transform", "zero_cop
 
 
 def checked_function(name: str, function: Any) -> Transform:
-    """The function that an option or an attribute is set to.
-
-    Raises:
-        OptionError: it is none, nor None.
-    """
+    """The function that an option or an attribute is set to; OptionError for what is none, nor None."""
     if function is not None and not callable(function):
         raise OptionError(f"{name}={shown(function)}; give a function, or None")
     return function  # type: ignore[no-any-return]

@@ -134,11 +134,7 @@ def shuffled(selection: Selection, *key: int) -> Selection:
 
 
 def repeated(selection: Selection, times: int) -> Selection:
-    """A selection so many times over, one after the other; holds nothing.
-
-    Raises:
-        OverflowError: more than fits an int64.
-    """
+    """A selection so many times over; holds nothing. OverflowError for more than an int64 counts."""
     if times == 0 or not len(selection):
         return Selection(range(0))
     if times == 1:

@@ -126,11 +126,7 @@ class Location(ABC):
         """
 
     def local_path(self) -> str:
-        """The path of it on this machine.
-
-        Raises:
-            OptionError: "s3://bucket/train.zip: this takes a path; copy the archive from its URL".
-        """
+        """The path of it on this machine; OptionError where it has none."""
         raise OptionError(
             f"{self.path}: this takes a path; copy the archive from its URL to a disk with edcache copy, or "
             "write a new archive to a disk first"
@@ -180,11 +176,7 @@ def _load(home: str) -> Any:
 
 
 def naming_of(path: str) -> Naming:
-    """How the file of a name is found.
-
-    Raises:
-        OptionError: it is a URL, which is no file's.
-    """
+    """How the file of a name is found; OptionError for a URL, which is no file's."""
     if not scheme_of(path):
         return PATHS
     naming = backend_of(path).naming

@@ -62,10 +62,8 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
     """The archives in a folder and in those below it, least recently used first.
 
     Files that are no archives are left out; what is damaged or cannot be read is listed with its
-    problem, a folder too. Symbolic links are not followed.
+    problem, a folder too. Symbolic links are not followed. OptionError where there is no such folder.
 
-    Raises:
-        OptionError: "cache: no such folder; name one that holds archives".
     Cost: opens every file there. A sealed archive is read at its head and its end, whatever its size; of
         one that lacks samples, the index, and of an unsealed one the table of every chunk.
     Safety: takes no lock; whoever fills, appends or deletes meanwhile is not disturbed.
@@ -123,11 +121,7 @@ def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[st
 
 
 def look_at(path: str | os.PathLike[str]) -> Listed:
-    """One archive, as `archives_in` lists it.
-
-    Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
-    """
+    """One archive, as `archives_in` lists it; raises as `format.read_head`."""
     name = os.fspath(path)
     with closing(_open_unnoticed(name)) as file:
         nbytes, used, was_read = _on_disk(name)
@@ -141,7 +135,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
-    """What an archive says about itself; raises as `look_at`."""
+    """What an archive says about itself; raises as `format.read_head`."""
     where = located(path)
     with closing(where.open() if where.by_request else _open_unnoticed(where.path)) as file:
         return format.read_head(file.pread, file.path)[0]
@@ -224,16 +218,9 @@ def why_not_now(path: str) -> str | None:
 
 
 def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise where a path is not one to delete: no archive, or one in use.
+    """Raise OptionError for a link and for what is in memory, ArchiveLockedError for what is in use.
 
-    Args:
-        force: also what is in use; who fills it loses what it computes.
-    Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
-        OptionError: "link.zip: a symbolic link; name the archive itself, /data/train.zip"; or it is in
-            memory, where it is freed when the last that has it open closes it or ends.
-        ArchiveLockedError: "train.zip: another process is filling it or appending to it; wait for it
-            to end, or force the deletion (--force)".
+    What is no archive raises as `head_of`. force: also what is in use; who fills it loses what it computes.
     """
     name = os.fspath(path)
     store = store_at(path)
@@ -253,9 +240,6 @@ def delete(path: str | os.PathLike[str]) -> int:
     """Delete a file and return how many bytes it had; 0 where it is gone already.
 
     Whoever has the archive open keeps reading it. With a local copy goes what lies beside it.
-
-    Raises:
-        StorageError: "train.zip: deleting it: Permission denied".
     """
     name = os.fspath(path)
     nbytes, is_gone = _on_disk(name)[0], True

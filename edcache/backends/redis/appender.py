@@ -72,11 +72,7 @@ class RedisAppender(AnyAppender):
 
     @classmethod
     def open(cls, path: str, head: Head) -> RedisAppender:
-        """Open a cache, or make one with `head` where there is none; two that make one share a head.
-
-        Raises:
-            OptionError: the URL names no prefix; compression="zstd+dict". StorageError, CorruptArchiveError.
-        """
+        """Open a cache, or make one with `head` where there is none; two that make one share a head."""
         if head.compression is not None and "+dict" in head.compression:
             raise OptionError(
                 f'{path}: compression={head.compression!r}; records in Redis take "zstd" or "zstd:LEVEL", a '
