@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
-from edcache.base import OptionError
+from edcache.base import Folder, OptionError, Show
 from edcache.storage.source import ByteSource
 
 GROUP: Final = "edcache.backends"
@@ -90,8 +90,14 @@ class Stage(Protocol):
 
     path: str
 
-    def finish(self) -> None:
-        """Bring what was written, and sealed, to where it belongs."""
+    def begin(self, mode: str) -> None:
+        """Have the file be as a writer with this mode finds it: "x", "a" or "w", as of `CacheWriter`."""
+
+    def finish(self, show: Show = None, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Bring what was written, and sealed, to where it belongs.
+
+        is_done: whether what is there now, put there by another, is what was to be made.
+        """
 
 
 class Location(ABC):
@@ -132,13 +138,10 @@ class Location(ABC):
             "write a new archive to a disk first"
         )
 
-    def stage(self, mode: str, folder: str | os.PathLike[str] | None) -> Stage | None:
-        """What stands for it while a writer writes it, in such a folder; None where that is itself.
+    def stage(self, folder: Folder) -> Stage | None:
+        """What is written in its place, in such a folder; None where nothing is.
 
-        Args:
-            mode: "x", "a" or "w", as of `CacheWriter`.
-        Raises:
-            OptionError: nothing can be written there.
+        OptionError where nothing can be written there.
         """
         return None
 
