@@ -65,7 +65,7 @@ class Building:
             self.fill(self.job.options, rebuild=not keep_existing)
             return None, None
         filler = writer.LazyFiller(self.job, *self._limits)
-        writer.until_it_stays(filler.create, self._is_done)
+        writer.retry_if_replaced(filler.create, self._is_done)
         return filler, None
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
@@ -86,7 +86,7 @@ class Building:
         if rebuild:
             run()
         else:
-            writer.until_it_stays(run, self._is_done)
+            writer.retry_if_replaced(run, self._is_done)
 
     def _done(self) -> AnyReader | None:
         """The sealed archive with every sample, where it is there; nothing need be writable for that."""

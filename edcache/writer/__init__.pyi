@@ -1,5 +1,5 @@
 from .appender import Appender as Appender
-from .appender import until_it_stays as until_it_stays
+from .appender import retry_if_replaced as retry_if_replaced
 from .cache import CacheWriter as CacheWriter
 from .cache import adopt_labels as adopt_labels
 from .cache import check_options as check_options
@@ -29,7 +29,7 @@ from .lazy import LazyFiller as LazyFiller
 from .lazy import bytes_limit as bytes_limit
 from .recovery import never_created as never_created
 from .recovery import recover as recover
-from .store import AS_IT_IS as AS_IT_IS
+from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import AnyAppender as AnyAppender
 from .store import Store as Store
 from .store import store_at as store_at

@@ -22,8 +22,8 @@ _MOST_REPLACED: Final = 20
 _MOST_BEHIND_SEAL: Final = 0.125
 
 
-def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
-    """Run something again where another process replaced the archive, unless that `is_done` then."""
+def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
+    """Run something, and again while another process replaces the archive, unless it `is_done` then."""
     for _ in range(_MOST_REPLACED):
         with suppress(StaleArchiveError):
             run()

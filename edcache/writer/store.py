@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from edcache.writer.chunk import Chunk
 
 # How an archive is opened to be looked at: incomplete ones too, without a warning.
-AS_IT_IS = base.ReadOptions(allow_partial=True)
+ALLOW_PARTIAL = base.ReadOptions(allow_partial=True)
 
 
 class Store(Location):
@@ -48,7 +48,7 @@ class Store(Location):
 
         return Reader(self, options)
 
-    def found(self, options: base.ReadOptions = AS_IT_IS) -> AnyReader | None:
+    def found(self, options: base.ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
         """The archive that is there, open, if one is and its creator lived to write its head."""
         try:
             return self._opened(options)

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from edcache.base import OptionError, Progress
 from edcache.writer.crew import worker_count
-from edcache.writer.job import Job, check_blame, check_origin, errors_with, outcome, refusal
+from edcache.writer.job import Job, check_origin, errors_with, outcome, refusal, reraise_interrupt
 
 
 def is_stream(source: Any) -> bool:
@@ -81,7 +81,7 @@ def _samples(job: Job) -> Iterator[Any]:
     source: Iterable[Any] = job.source
     num_workers = worker_count(job.options.num_workers)
     if num_workers:
-        source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is)
+        source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_identity)
     remaining = iter(source)
     for index in itertools.count():
         try:
@@ -89,10 +89,10 @@ def _samples(job: Job) -> Iterator[Any]:
         except StopIteration:
             return
         except BaseException as error:
-            check_blame(error, index)
+            reraise_interrupt(error, index)
             raise refusal(error, index, job.path) from error
         yield sample
 
 
-def _as_it_is(sample: Any) -> Any:
+def _identity(sample: Any) -> Any:
     return sample

@@ -18,7 +18,7 @@ from edcache.backends.redis.url import ID_LENGTH, Keys, Server, prefix_for
 from edcache.base import ArchiveLockedError, OptionError, ReadOptions, Sync
 from edcache.format import Head
 from edcache.reader import AnyReader
-from edcache.writer import AS_IT_IS, AnyAppender, Store, differences
+from edcache.writer import ALLOW_PARTIAL, AnyAppender, Store, differences
 
 _SCANNED: Final = 1000
 _OURS: Final = re.compile(
@@ -81,7 +81,7 @@ class RedisStore(Store):
                 raise OptionError(f"{self.path}: {name}= is for an archive that is a file")
         return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
 
-    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
+    def found(self, options: ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
         reader = super().found(options)
         if reader is not None:
             reader.missing()
