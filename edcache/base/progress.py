@@ -33,9 +33,8 @@ class Progress:
     Args:
         what: is filled, such as the archive's name; it is shortened in the middle where it is long.
         kept, total: samples present at the start, samples of the dataset, None where nobody knows.
-        show: True shows a bar, False nothing. None shows a bar on a terminal and in a notebook, but not on
-            ranks other than 0, and prints lines elsewhere; EDCACHE_PROGRESS=0 or 1 decides where it is None.
-            A function is called with (samples present, samples of the dataset) instead.
+        show: as `FillOptions` has it. Where it is None, EDCACHE_PROGRESS=0 or 1 decides, and ranks other than
+            0 show no bar.
         is_first: whether nobody else filled when this fill began. Of several that fill together, the first
             alone prints lines: what it kept is what was there before any of them.
 

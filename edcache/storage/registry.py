@@ -194,10 +194,7 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     Args:
         path: of a file, or a URL: http, https, s3, gs, hf, redis, whatever fsspec knows or a backend is
             installed for; "file://" is a path. A Location is returned as it is.
-        storage_options: for the engine that reads a URL.
-    Raises:
-        OptionError: 'train.zip: storage_options are for URLs, and this is a path', or no dict.
-        StorageError: a relative path, and the folder that the process works in is gone.
+        storage_options: for the engine that reads a URL; OptionError where they are no dict or for a path.
     """
     if isinstance(path, Location):
         return path

@@ -29,10 +29,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Doubtful:
-    """Something of the archive of which nothing intact tells what it held.
+    """An entry, or several, of which nothing intact tells what they held.
 
-    What it held is missing. Where it held newer records of samples that older chunks have too, those samples
-    are the older ones now.
+    Those samples are missing, or are older records where older chunks have them too.
 
     Attributes:
         seq: its sequence number. offset: where it begins. samples: how many it had, None where nobody
@@ -103,7 +102,9 @@ class Salvage:
         rows = self._newest_rows()
         if self.head_lost:
             self.head = self._guessed_head(rows)
-        self.length = self._length()
+        sealed = 0 if self._sealed.index is None else self._sealed.index.length
+        ends = (header.end_index for header in self._chain.chunks if header.end_index < ANYWHERE)
+        self.length = max(self._chain.length or 0, sealed, *ends, 0)
         self.contents = self._contents(rows)
         self.lost_revisions: list[str] = []
         self.revision = self._folded()
@@ -358,11 +359,6 @@ class Salvage:
         return Revision(added, ended, None if is_per_sample else index.records.index)
 
     # --- what else the archive said ---
-
-    def _length(self) -> int:
-        sealed = 0 if self._sealed.index is None else self._sealed.index.length
-        ends = (header.end_index for header in self._chain.chunks if header.end_index < ANYWHERE)
-        return max(self._chain.length or 0, sealed, *ends, 0)
 
     @property
     def dictionaries(self) -> list[format.Dictionary]:
