@@ -93,7 +93,6 @@ class Spool:
         self._replaces = False
 
     def begin(self, mode: str) -> None:
-        """See `Stage`."""
         # Asked whatever the mode: who may not look will hardly be let write when all is computed.
         self._before, self._replaces = self.prepare() if mode == "a" else self._store.state(), mode == "w"
         if mode == "x" and self._before is not None:

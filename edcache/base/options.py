@@ -139,8 +139,7 @@ class ReadOptions(Options):
     def _check(self) -> None:
         check_choice("verify", self.verify, get_args(Verify))
         check_choice("io", self.io, get_args(Io))
-        if self.preload not in (None, *get_args(Preload)):
-            raise OptionError(f"preload={shown(self.preload)}; choose None or 'shm'")
+        check_choice("preload", self.preload, (None, *get_args(Preload)))
         if self.local is not None and self.expected_digest is not None:
             raise OptionError(
                 "expected_digest= needs the complete file, but local= reads parts of it; copy the archive "

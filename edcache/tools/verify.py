@@ -12,17 +12,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError, Tabular
-from edcache.format import (
-    Chain,
-    ChunkTable,
-    Contents,
-    Header,
-    IndexTable,
-    PRead,
-    Seal,
-    checked_labels,
-    parse_index,
-)
+from edcache.format import ChunkTable, Contents, Header, IndexTable, PRead, Seal
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located, written_since_boot
 
@@ -196,7 +186,7 @@ class Survey:
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         self._reads_records, self._on_position = reads_records, on_position
         self.head, cursor = format.read_head(self._pread, self.path)
-        self.chain = Chain(self.head, cursor, self.path)
+        self.chain = format.Chain(self.head, cursor, self.path)
         headers: list[Header] = []
         self._damaged_seals: list[Seal] = []
         for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
@@ -342,9 +332,9 @@ class Survey:
         labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
         columns = revised.columns
         try:
-            sealed = parse_index(index, index_header.samples, index_header.table_nbytes, self.size)
+            sealed = format.parse_index(index, index_header.samples, index_header.table_nbytes, self.size)
             names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
-            stored = checked_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
+            stored = format.checked_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
             others = [revision for revision in map(self._revision, behind) if revision is not None]
             newest = stored.revised(others).table if others else stored.table
         except CorruptArchiveError as error:

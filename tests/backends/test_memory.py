@@ -666,7 +666,7 @@ def test_preload_takes_what_was_filled_just_now_and_what_a_digest_names(path):
 
 def test_options_that_contradict_preload_are_refused(name, path):
     for options, message in (
-        ({"preload": "ram"}, "preload='ram'; choose None or 'shm'"),
+        ({"preload": "ram"}, "preload='ram'; choose one of None, 'shm'"),
         ({"preload": "shm", "lazy": True}, "preload= takes a complete archive, lazy=True has none yet"),
         ({"preload": "shm", "force_cache": False}, "preload= takes a complete archive"),
     ):

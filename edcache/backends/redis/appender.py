@@ -98,7 +98,6 @@ class RedisAppender(AnyAppender):
         return np.concatenate([before[held(self._client, self._keys, before.tolist())], since])
 
     def present(self, indices: Sequence[int]) -> set[int]:
-        """Which of some samples that were published the server still has."""
         return set(itertools.compress(indices, held(self._client, self._keys, indices).tolist()))
 
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
@@ -198,7 +197,6 @@ class RedisAppender(AnyAppender):
                 self._client.ask("unlink", *keys[start : start + PIECE_KEYS])
 
     def append_dictionary(self, dictionary: bytes) -> None:
-        """Not here: see `open`."""
         raise AssertionError("a cache in Redis has no compression dictionary")
 
     def dictionaries(self) -> list[bytes]:
@@ -211,7 +209,6 @@ class RedisAppender(AnyAppender):
         return self._closed
 
     def close(self) -> None:
-        """Let go of claims and connections; idempotent, and nothing in a process that inherited it."""
         if self._pid == os.getpid() and not self._closed:
             self._closed = True
             self._claims.close()

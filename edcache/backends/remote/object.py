@@ -152,7 +152,6 @@ class RemoteObject(ByteSource):
         return bytes(self._fetched_ahead(start, end) if data is None else data)
 
     def has_read(self, offset: int, nbytes: int) -> bool:
-        """See `ByteSource`."""
         return self._known(*self._clipped(offset, nbytes)) is not None
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:

@@ -288,7 +288,6 @@ class MemoryNaming(Naming):
 
     @contextmanager
     def turn(self, system: System, path: str, *, creates: bool = False) -> Iterator[None]:
-        """Let nobody else make, join or take away a name in memory for the block."""
         where = entry(path)
         with _closing() as descriptors, _opening, _turn_at(system, where, creates, descriptors):
             yield
@@ -392,7 +391,6 @@ class MemoryCopy(Wrapped):
         self._where = where
 
     def reopened(self) -> MemoryCopy:
-        """The copy of what is there now."""
         return open_copy(self._where)
 
 
