@@ -13,7 +13,7 @@ import numpy as np
 from edcache import format
 from edcache.base import LabelTypeError, described, shown
 from edcache.format import EXACT, ColumnType, deciding_numbers, detached, no_type, pa
-from edcache.labels.label_spec import LabelSource, LabelSpec
+from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
@@ -65,12 +65,12 @@ class LabelCollector:
         """
         try:
             for column in self._columns:
-                spec = self.spec.only([column._name])
+                label = column._name, column._source
                 is_function = callable(column._source)
-                values = None if is_function else spec.extract(index, columns)[0]
+                values = None if is_function else value_of(*label, index, columns)
                 # A tree of columns is no column of trees.
                 if is_function or isinstance(values, (dict, tuple)):
-                    values = [spec.extract(index + k, sample(k))[0] for k in range(count)]
+                    values = [value_of(*label, index + k, sample(k)) for k in range(count)]
                 column.add_all(index, values, count)
         except BaseException:  # as in `add_values`
             self.truncate(self._rows)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from edcache import format, storage, writer
 from edcache.base import ArchiveExistsError, CorruptRecordError, Ints
 from edcache.codec import Compression
-from edcache.format import Contents, Head, IndexTable, Records, Revision
+from edcache.format import Contents, Head, Records, Revision
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk
@@ -115,7 +115,7 @@ class Rewrite:
                 if compression is not None:
                     part, data = _compressed(part, data, compression)
                 labels = format.take_rows(contents.labels, rows)
-                self.out.append(_chunk(table, part, index[rows], labels, data))
+                self.out.append(Chunk.of(replace(part, index=index[rows]), labels, table.schemas, data))
 
     def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[format.Dictionary]) -> set[int]:
         """Append those that are intact and not there yet; gives the ids of those that records may need."""
@@ -199,16 +199,3 @@ def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
         last = min(int(np.searchsorted(ends, before + CHUNK_NBYTES)) + 1, len(ends))
         yield np.arange(first, last)
         first = last
-
-
-def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, pieces: list[memoryview]) -> Chunk:
-    data, offsets, _ = writer.aligned(pieces)
-    used, numbers = np.unique(records.schema, return_inverse=True)
-    moved = replace(
-        records,
-        offset=np.array(offsets, np.uint64),
-        schema=numbers.reshape(-1).astype(np.uint16),
-        index=index,
-    )
-    schemas = [table.schemas[number] for number in used.tolist()]
-    return Chunk(moved, labels, schemas, data, False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError, Tabular
-from edcache.format import ChunkTable, Contents, Header, IndexTable, PRead, Seal
+from edcache.format import ChunkTable, Contents, Header, IndexTable, PRead, Seal, checked_labels, parse_index
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located, written_since_boot
 
@@ -332,9 +332,9 @@ class Survey:
         labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
         columns = revised.columns
         try:
-            sealed = format.parse_index(index, index_header.samples, index_header.table_nbytes, self.size)
+            sealed = parse_index(index, index_header.samples, index_header.table_nbytes, self.size)
             names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
-            stored = format.checked_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
+            stored = checked_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
             others = [revision for revision in map(self._revision, behind) if revision is not None]
             newest = stored.revised(others).table if others else stored.table
         except CorruptArchiveError as error:

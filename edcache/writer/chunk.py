@@ -40,6 +40,15 @@ class Chunk:
     data: memoryview | bytes
     appended: bool
 
+    @classmethod
+    def of(cls, records: Records, labels: Any, schemas: Sequence[str], pieces: Iterable[Any]) -> Chunk:
+        """A chunk of records as they are stored, `pieces`, with those of the schemas that they use."""
+        data, offsets, _ = aligned(pieces)
+        used, numbers = np.unique(records.schema, return_inverse=True)
+        schema = numbers.reshape(-1).astype(np.uint16)
+        placed = replace(records, offset=np.array(offsets, np.uint64), schema=schema)
+        return cls(placed, labels, [schemas[number] for number in used.tolist()], data, False)
+
     @property
     def count(self) -> int:
         """Number of records."""
@@ -74,13 +83,9 @@ class Chunk:
             return self
         records = self.records.take(rows)
         extents = zip(records.offset.tolist(), records.nbytes.tolist(), strict=True)
-        data, offsets, _ = aligned(self.data[offset : offset + nbytes] for offset, nbytes in extents)
-        return replace(
-            self,
-            records=replace(records, offset=np.array(offsets, np.uint64)),
-            labels=take_rows(self.labels, rows),
-            data=data,
-        )
+        pieces = (self.data[offset : offset + nbytes] for offset, nbytes in extents)
+        chunk = Chunk.of(records, take_rows(self.labels, rows), self.schemas, pieces)
+        return replace(chunk, appended=self.appended)
 
 
 class ChunkBuilder:
