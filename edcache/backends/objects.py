@@ -16,9 +16,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edcache import format, storage, writer
+from edcache import base, format, storage, writer
 from edcache.backends.file_store import copy_bytes
-from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync, uploading
+from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync
 from edcache.storage import File
 from edcache.writer import Store
 
@@ -165,8 +165,16 @@ class Spool:
                     f"{self._store.path}: another archive was put there while this one was filled, which "
                     f"stays in {self.path}; delete one of them"
                 )
-            with uploading(self._store.path.rpartition("/")[2], os.path.getsize(self.path), show) as tell:
-                self._store.put(self.path, state, tell)
+            done, nbytes, name = 0, os.path.getsize(self.path), self._store.path.rpartition("/")[2]
+            # A function counts samples, and hears nothing of bytes.
+            with base.byte_progress("uploading", name, False if callable(show) else show) as tell:
+
+                def advance(more: int) -> None:
+                    nonlocal done
+                    done += more
+                    tell(done, nbytes)
+
+                self._store.put(self.path, state, advance)
             self.discard()
 
     def discard(self) -> None:

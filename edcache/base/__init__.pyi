@@ -97,7 +97,6 @@ from .process import module_name as module_name
 from .process import once as once
 from .progress import Progress as Progress
 from .progress import byte_progress as byte_progress
-from .progress import uploading as uploading
 from .randomness import Draw as Draw
 from .randomness import Turn as Turn
 from .randomness import crop_key as crop_key

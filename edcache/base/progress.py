@@ -97,24 +97,6 @@ def byte_progress(
             display.close(is_done)
 
 
-@contextmanager
-def uploading(name: str, nbytes: int, show: Show) -> Iterator[Callable[[int], object]]:
-    """The same for the bytes of an upload: `tell(nbytes)` says that so many more are there.
-
-    Args:
-        show: as in `Progress`; a function counts samples, and hears nothing of bytes.
-    """
-    done = 0
-    with byte_progress("uploading", name, False if callable(show) else show) as tell:
-
-        def advance(more: int) -> None:
-            nonlocal done
-            done += more
-            tell(done, nbytes)
-
-        yield advance
-
-
 class _Display:
     """What a person sees of one operation: a bar, or lines, or nothing.
 
