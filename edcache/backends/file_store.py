@@ -41,7 +41,8 @@ class FileStore(Store):
         file = File.open(self.path, "r")
         try:
             if storage.exists(file.absolute + writer.SIDE):  # a copy of an archive far away
-                writer.use_copy(file)
+                file.share(writer.LOCK_USE)
+                writer.note_use(file.path)
         except BaseException:
             file.close()
             raise

@@ -72,7 +72,7 @@ def given(
         index, column = labels.given_rows(name, values, len(cache), stored)
         return Revision(pa.table({name: column}), index=index)
     column = labels.given_column(name, values)
-    labels.check_count(name, column, len(cache))
+    labels.check_one_per_sample(name, column, len(cache))
     return Revision(pa.table({name: column}))
 
 

@@ -45,4 +45,3 @@ from .temporary import name_for as name_for
 from .temporary import note_use as note_use
 from .temporary import replacing as replacing
 from .temporary import start as start
-from .temporary import use_copy as use_copy
