@@ -13,7 +13,7 @@ from edcache import format, storage, writer
 from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import PATHS, ByteSource, File, absolute
-from edcache.writer import AS_IT_IS, Store
+from edcache.writer import ALLOW_PARTIAL, Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
@@ -41,13 +41,14 @@ class FileStore(Store):
         file = File.open(self.path, "r")
         try:
             if storage.exists(file.absolute + writer.SIDE):  # a copy of an archive far away
-                writer.use_copy(file)
+                file.share(writer.LOCK_USE)
+                writer.note_use(file.path)
         except BaseException:
             file.close()
             raise
         return file
 
-    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
+    def found(self, options: ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
         """See the base class; what a power cut left of a seal that was never synced is cut off first."""
         from edcache.writer import never_created, recover
 

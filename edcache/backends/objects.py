@@ -16,9 +16,9 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edcache import format, storage, writer
-from edcache.backends.file_store import FileStore, copy_bytes
-from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync, uploading
+from edcache import base, format, storage, writer
+from edcache.backends.file_store import copy_bytes
+from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync
 from edcache.storage import File
 from edcache.writer import Store
 
@@ -38,7 +38,6 @@ class ObjectStore(Store):
 
     def __init__(self, text: str, storage_options: Any = None) -> None:
         self.path = text
-        self._spool: Spool | None = None
 
     @abstractmethod
     def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
@@ -64,35 +63,16 @@ class ObjectStore(Store):
         except ArchiveNotFoundError:
             return None
 
-    def stage(self, mode: str, folder: str | os.PathLike[str] | None) -> Spool:
+    def stage(self, folder: Folder) -> Spool:
         self.check_writable()
-        spool = Spool(self, folder)
-        spool.begin(mode)
-        return spool
+        return Spool(self, folder)
 
-    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
-        self.check_writable()
+    def check_fill(self, *, is_stream: bool, is_lazy: bool, sync: Sync) -> None:
         if is_lazy:
             raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
-        self._spool = Spool(self, spool)
-        return FileStore(self._spool.path)
-
-    @contextmanager
-    def published(self, show: Show, is_done: Callable[[], bool], *, replaces: bool) -> Iterator[None]:
-        spool = self._spool
-        assert spool is not None
-        spool.begin("w" if replaces else "a")
-        yield
-        try:
-            spool.finish(show)
-        except ArchiveExistsError:
-            # Another machine may have made the same call.
-            if not is_done():
-                raise
-            spool.discard()
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
-        """Raise OptionError: nothing is appended to an object; see `filled_in`."""
+        """Raise OptionError: nothing is appended to an object; see `stage`."""
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
 
 
@@ -102,7 +82,7 @@ class Spool:
     It lies in `folder`; without, in `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
     """
 
-    def __init__(self, store: ObjectStore, folder: str | os.PathLike[str] | None = None) -> None:
+    def __init__(self, store: ObjectStore, folder: Folder = None) -> None:
         self._store = store
         folder = folder or os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
         storage.check_outlives(folder)
@@ -113,7 +93,6 @@ class Spool:
         self._replaces = False
 
     def begin(self, mode: str) -> None:
-        """Have the file begin as a writer with this mode finds it, until `finish`."""
         # Asked whatever the mode: who may not look will hardly be let write when all is computed.
         self._before, self._replaces = self.prepare() if mode == "a" else self._store.state(), mode == "w"
         if mode == "x" and self._before is not None:
@@ -166,23 +145,36 @@ class Spool:
                         storage.remove(name)
                     return
 
-    def finish(self, show: Show = None) -> None:
+    def finish(self, show: Show = None, is_done: Callable[[], bool] = lambda: False) -> None:
         """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.
 
         Raises:
-            ArchiveExistsError: another one came there since `begin`, and the mode is not "w"; the file stays.
+            ArchiveExistsError: another one came there since `begin`, and not `is_done`, and the mode is not
+                "w"; the file stays.
             StorageError: the server refuses; the file stays, and so do the parts of it that a server keeps.
         """
         with self._turn() as state:
             if not storage.exists(self.path):
                 return  # another process has published it meanwhile
             if not self._replaces and self._store.state() != self._before:
+                # Another machine may have made the same call.
+                if is_done():
+                    self.discard()
+                    return
                 raise ArchiveExistsError(
                     f"{self._store.path}: another archive was put there while this one was filled, which "
                     f"stays in {self.path}; delete one of them"
                 )
-            with uploading(self._store.path.rpartition("/")[2], os.path.getsize(self.path), show) as tell:
-                self._store.put(self.path, state, tell)
+            done, nbytes, name = 0, os.path.getsize(self.path), self._store.path.rpartition("/")[2]
+            # A function counts samples, and hears nothing of bytes.
+            with base.byte_progress("uploading", name, False if callable(show) else show) as tell:
+
+                def advance(more: int) -> None:
+                    nonlocal done
+                    done += more
+                    tell(done, nbytes)
+
+                self._store.put(self.path, state, advance)
             self.discard()
 
     def discard(self) -> None:

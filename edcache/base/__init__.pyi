@@ -76,7 +76,6 @@ from .options import check_workers as check_workers
 from .options import checked_function as checked_function
 from .options import provisional as provisional
 from .options import takes as takes
-from .ordering import Ints as Ints
 from .ordering import checked_seed as checked_seed
 from .ordering import dealt as dealt
 from .ordering import dealt_by_class as dealt_by_class
@@ -84,6 +83,7 @@ from .ordering import generator as generator
 from .ordering import grouped as grouped
 from .ordering import stable_order as stable_order
 from .permutation import Computed as Computed
+from .permutation import Ints as Ints
 from .permutation import Permutation as Permutation
 from .permutation import permuted as permuted
 from .permutation import word as word
@@ -97,7 +97,6 @@ from .process import module_name as module_name
 from .process import once as once
 from .progress import Progress as Progress
 from .progress import byte_progress as byte_progress
-from .progress import uploading as uploading
 from .randomness import Draw as Draw
 from .randomness import Turn as Turn
 from .randomness import crop_key as crop_key

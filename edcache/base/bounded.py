@@ -32,35 +32,26 @@ _SPARE_NBYTES: Final = 64 << 20
 
 
 def loads(data: bytes | memoryview | str) -> Any:
-    """Read JSON as this package writes it: ASCII, no key twice in one object.
+    """Read JSON as this package writes it: ASCII, no key twice in one object; else ValueError.
 
-    Raises:
-        ValueError: it is none, or "812,345 values in 1,624,690 bytes of JSON, more than ...".
     Cost: some 25 MB and 6 bytes for each of its bytes at most, whatever it holds.
     """
-    try:
-        # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
-        text = data if isinstance(data, str) else str(data, "ascii")
-    except UnicodeDecodeError:
-        raise ValueError("JSON that is not ASCII") from None
+    # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
+    text = data if isinstance(data, str) else str(data, "latin-1")
     if not text.isascii():
         raise ValueError("JSON that is not ASCII")
     allowed = _FREE_VALUES + len(text) // _NBYTES_A_VALUE
     if _separators([text]) > allowed:
-        values = _values(text, allowed)
+        # What separates them is counted, but for within strings.
+        bare = text.replace("\\\\", "").replace('\\"', "")
+        strings = bare.count('"') // 2
+        values = strings if strings > allowed else 1 + _separators(bare.split('"')[::2])
         if values > allowed:
             raise ValueError(f"{values:,} values in {len(text):,} bytes of JSON, more than {allowed:,}")
     try:
         return json.loads(text, object_pairs_hook=_unique)
     except RecursionError:
         raise ValueError("JSON that is nested too deep") from None
-
-
-def _values(text: str, allowed: int) -> int:
-    """At most so many objects come of a JSON text: what separates them is counted, but for within strings."""
-    plain = text.replace("\\\\", "").replace('\\"', "")
-    strings = plain.count('"') // 2
-    return strings if strings > allowed else 1 + _separators(plain.split('"')[::2])
 
 
 def _separators(parts: list[str]) -> int:
@@ -75,11 +66,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def justify(nbytes: int, file_nbytes: int, where: str, claim: str) -> None:
-    """Refuse to allocate `nbytes` that neither the file's size nor the free ones justify.
-
-    Raises:
-        LengthError: "train.zip: 1,000,000,000,000 samples would take 9,000,000,000,000 bytes here, ...".
-    """
+    """Raise LengthError for bytes to allocate that neither the file's size nor the free ones justify."""
     if nbytes > file_nbytes + FREE_NBYTES:
         raise LengthError(
             f"{where}: {claim} would take {nbytes:,} bytes here, the file has {file_nbytes:,}; where the "
@@ -104,12 +91,7 @@ def available() -> int:
 
 
 def check_books(samples: int, nbytes_each: int, where: str) -> None:
-    """Refuse to keep books of more samples than the memory that is left can hold.
-
-    Raises:
-        LengthError: "train.zip: 281,474,976,710,656 samples; their books take 4 bytes of memory each, so that
-            at most 5,368,709,120 fit here; ...".
-    """
+    """Raise LengthError for more samples than the memory that is left can keep books of."""
     if samples * nbytes_each <= FREE_NBYTES:
         return
     most = available() // nbytes_each

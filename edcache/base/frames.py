@@ -8,7 +8,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Final
@@ -53,16 +53,11 @@ def short_traceback(error: BaseException) -> list[str]:
     The frames of the user stay, and so do those of the causes. EDCACHE_DEBUG=1 shows all frames.
     """
     formatter = sys.modules["IPython"].get_ipython().InteractiveTB
-    if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
-        return _formatted(formatter, error, 1)
-    with _shortened(error):
-        return _formatted(formatter, error, 0)
-
-
-def _formatted(formatter: Any, error: BaseException, offset: int) -> list[str]:
-    lines: list[str] = formatter.structured_traceback(
-        type(error), error, error.__traceback__, tb_offset=offset
-    )
+    shows_all = os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0")
+    with nullcontext() if shows_all else _shortened(error):
+        lines: list[str] = formatter.structured_traceback(
+            type(error), error, error.__traceback__, tb_offset=int(shows_all)
+        )
     return lines
 
 

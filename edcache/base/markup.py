@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 from typing import TypeAlias
 
-from edcache.base.wording import human_bytes
+from edcache.base.wording import human_bytes, printable
 
 _NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?")
 _MOST_LINES = 20
@@ -101,9 +101,7 @@ def _escaped(part: Part) -> str:
         return part
     if not isinstance(part, str):
         return "".join(map(_escaped, part))
-    # Whatever steers a terminal or the direction of text is shown as an escape.
-    shown = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in part)
-    return html.escape(shown, quote=True)
+    return html.escape("\n".join(map(printable, part.split("\n"))), quote=True)
 
 
 STYLE = """

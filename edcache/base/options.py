@@ -63,12 +63,9 @@ class Options:
 
     @classmethod
     def of(cls: type[OptionsT], options: OptionsT | None, keywords: Mapping[str, Any], door: str) -> OptionsT:
-        """These options, the defaults where None, with keywords in place of some.
+        """These options, the defaults where None, with keywords in place of some; OptionError for others.
 
-        Args:
-            door: what the user called, for the message.
-        Raises:
-            OptionError: "from_cache() takes no lazzy; did you mean lazy? It takes allow_partial, ...".
+        door: what the user called, for the message.
         """
         unknown = sorted(keywords.keys() - cls.names())
         if unknown:
@@ -142,8 +139,7 @@ class ReadOptions(Options):
     def _check(self) -> None:
         check_choice("verify", self.verify, get_args(Verify))
         check_choice("io", self.io, get_args(Io))
-        if self.preload not in (None, *get_args(Preload)):
-            raise OptionError(f"preload={shown(self.preload)}; choose None or 'shm'")
+        check_choice("preload", self.preload, (None, *get_args(Preload)))
         if self.local is not None and self.expected_digest is not None:
             raise OptionError(
                 "expected_digest= needs the complete file, but local= reads parts of it; copy the archive "
@@ -365,11 +361,7 @@ FIXED: Final = CacheOptions.names() - {"batch_transform", "transform", "zero_cop
 
 
 def checked_function(name: str, function: Any) -> Transform:
-    """The function that an option or an attribute is set to.
-
-    Raises:
-        OptionError: it is none, nor None.
-    """
+    """The function that an option or an attribute is set to; OptionError for what is none, nor None."""
     if function is not None and not callable(function):
         raise OptionError(f"{name}={shown(function)}; give a function, or None")
     return function  # type: ignore[no-any-return]

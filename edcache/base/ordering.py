@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base.errors import OptionError
+from edcache.base.permutation import Ints
 from edcache.base.wording import shown
-
-Ints = npt.NDArray[np.int64]
 
 # Numbers of as many things lie in the processor's second cache, where a shuffle takes a sixth of the time.
 _BLOCK = 1 << 16
@@ -22,11 +21,7 @@ _MOST_DEALT = 10**9
 
 
 def checked_seed(seed: int) -> int:
-    """A seed that a user gave.
-
-    Raises:
-        OptionError: "seed=-1; give an integer of 0 or more".
-    """
+    """A seed that a user gave; OptionError for what is no integer from 0 up."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise OptionError(f"seed={shown(seed)}; give an integer of 0 or more")
     return int(seed)

@@ -33,9 +33,8 @@ class Progress:
     Args:
         what: is filled, such as the archive's name; it is shortened in the middle where it is long.
         kept, total: samples present at the start, samples of the dataset, None where nobody knows.
-        show: True shows a bar, False nothing. None shows a bar on a terminal and in a notebook, but not on
-            ranks other than 0, and prints lines elsewhere; EDCACHE_PROGRESS=0 or 1 decides where it is None.
-            A function is called with (samples present, samples of the dataset) instead.
+        show: as `FillOptions` has it. Where it is None, EDCACHE_PROGRESS=0 or 1 decides, and ranks other than
+            0 show no bar.
         is_first: whether nobody else filled when this fill began. Of several that fill together, the first
             alone prints lines: what it kept is what was there before any of them.
 
@@ -45,10 +44,9 @@ class Progress:
 
     def __init__(self, what: str, kept: int, total: int | None, show: Show, is_first: bool = True) -> None:
         self._present, self._total = kept, total
-        is_silent = callable(show) or show is False or os.environ.get("EDCACHE_PROGRESS") == "0"
         if kept and is_first:
             line = _line(what, f": {_samples(kept, total)} already cached")
-            if is_silent:
+            if _asked(show) is False:
                 logger.info("%s", line)
             else:
                 print(line, file=sys.stderr, flush=True)
@@ -85,9 +83,8 @@ def byte_progress(
 
     def tell(done: int, total: int) -> None:
         nonlocal display
-        if (
-            display is None
-        ):  # now, because what is resumed begins where it was, and a notebook asks for the length
+        # Not before: what is resumed begins where it was, and a notebook asks for the length.
+        if display is None:
             display = _Display(doing, name, show, total, done, unit)
         display.advance(done - display.done)
 
@@ -98,24 +95,6 @@ def byte_progress(
     finally:
         if display is not None:
             display.close(is_done)
-
-
-@contextmanager
-def uploading(name: str, nbytes: int, show: Show) -> Iterator[Callable[[int], object]]:
-    """The same for the bytes of an upload: `tell(nbytes)` says that so many more are there.
-
-    Args:
-        show: as in `Progress`; a function counts samples, and hears nothing of bytes.
-    """
-    done = 0
-    with byte_progress("uploading", name, False if callable(show) else show) as tell:
-
-        def advance(more: int) -> None:
-            nonlocal done
-            done += more
-            tell(done, nbytes)
-
-        yield advance
 
 
 class _Display:
@@ -141,8 +120,13 @@ class _Display:
         self._is_fill = doing == "caching"
         self._name, self._past = (name, " cached") if self._is_fill else (f"{doing} {name}", "")
         self._began = self._last_line = time.monotonic()
-        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if _shows_bar(show) else None
-        self._has_lines = has_lines and self._bar is None and _prints_lines(show, self._is_fill)
+        asked = _asked(show)
+        is_watched = asked is None and _is_watched()
+        has_bar = asked or (is_watched and _is_rank_0())
+        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if has_bar else None
+        # Of a fill its first process prints lines, whatever its rank.
+        is_told = has_lines and (self._is_fill or _is_rank_0())
+        self._has_lines = is_told and asked is None and not is_watched
 
     def advance(self, more: int, nbytes: int = 0) -> None:
         self.done += more
@@ -259,21 +243,12 @@ def _duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
-def _shows_bar(show: Show) -> bool:
+def _asked(show: Show) -> bool | None:
+    """True for a bar, False for nothing, None for what fits the place that stderr leads to."""
     if callable(show):
         return False
-    if show is not None:
-        return show
     setting = os.environ.get("EDCACHE_PROGRESS")
-    if setting is not None:
-        return setting != "0"
-    return _is_rank_0() and _is_watched()
-
-
-def _prints_lines(show: Show, is_fill: bool) -> bool:
-    """Whether lines stand for a bar; of a fill its first process prints them, whatever its rank."""
-    is_silent = callable(show) or show is False or os.environ.get("EDCACHE_PROGRESS") == "0"
-    return not is_silent and not _is_watched() and (is_fill or _is_rank_0())
+    return show if show is not None or setting is None else setting != "0"
 
 
 def _is_rank_0() -> bool:

@@ -13,9 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base.permutation import Permutation
-
-Ints = npt.NDArray[np.int64]
+from edcache.base.permutation import Ints, Permutation
 
 _BLOCK = 1 << 13
 
@@ -132,11 +130,7 @@ def shuffled(selection: Selection, *key: int) -> Selection:
 
 
 def repeated(selection: Selection, times: int) -> Selection:
-    """A selection so many times over, one after the other; holds nothing.
-
-    Raises:
-        OverflowError: more than fits an int64.
-    """
+    """A selection so many times over; holds nothing. OverflowError for more than an int64 counts."""
     if times == 0 or not len(selection):
         return Selection(range(0))
     if times == 1:

@@ -144,7 +144,7 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with everything that could steer a terminal written as an escape."""
+    """The text with everything that could steer a terminal, or its direction, written as an escape."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

@@ -28,9 +28,8 @@ class Building:
         if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         self._store = store
-        filled = store.filled_in(
-            is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync, spool=options.spool
-        )
+        self._stage = store.stage(options.spool)
+        store.check_fill(is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync)
         self._limits = writer.bytes_limit(options.max_bytes, store.path), options.on_full
         self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
@@ -46,7 +45,7 @@ class Building:
         )
         self.job = writer.Job(
             writer.declared(source),
-            filled.path,
+            store.path if self._stage is None else self._stage.path,
             head,
             spec,
             options.chunk_size,
@@ -66,7 +65,7 @@ class Building:
             self.fill(self.job.options, rebuild=not keep_existing)
             return None, None
         filler = writer.LazyFiller(self.job, *self._limits)
-        writer.until_it_stays(filler.create, self._is_done)
+        writer.retry_if_replaced(filler.create, self._is_done)
         return filler, None
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
@@ -78,13 +77,16 @@ class Building:
             )
 
         def run() -> None:
-            with self._store.published(options.progress, self._is_done, replaces=rebuild):
-                writer.fill(replace(self.job, options=options), rebuild=rebuild)
+            if self._stage is not None:
+                self._stage.begin("w" if rebuild else "a")
+            writer.fill(replace(self.job, options=options), rebuild=rebuild)
+            if self._stage is not None:
+                self._stage.finish(options.progress, self._is_done)
 
         if rebuild:
             run()
         else:
-            writer.until_it_stays(run, self._is_done)
+            writer.retry_if_replaced(run, self._is_done)
 
     def _done(self) -> AnyReader | None:
         """The sealed archive with every sample, where it is there; nothing need be writable for that."""

@@ -28,7 +28,7 @@ from edcache.base import (
 )
 from edcache.format import MAX_LABELS, Revision, pa
 from edcache.labels import LabelSpec, checked_name
-from edcache.writer import Appender, until_it_stays
+from edcache.writer import Appender, retry_if_replaced
 
 if TYPE_CHECKING:
     from edcache.dataset.archive import ArchiveDataset
@@ -72,7 +72,7 @@ def given(
         index, column = labels.given_rows(name, values, len(cache), stored)
         return Revision(pa.table({name: column}), index=index)
     column = labels.given_column(name, values)
-    labels.check_count(name, column, len(cache))
+    labels.check_one_per_sample(name, column, len(cache))
     return Revision(pa.table({name: column}))
 
 
@@ -113,7 +113,7 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
             appender.revise(revision)
 
     try:
-        until_it_stays(append)
+        retry_if_replaced(append)
     except StorageError as error:
         if error.errno not in _READ_ONLY:
             raise

@@ -13,7 +13,7 @@ import numpy as np
 from edcache import format
 from edcache.base import LabelTypeError, described, shown
 from edcache.format import EXACT, ColumnType, deciding_numbers, detached, no_type, pa
-from edcache.labels.label_spec import LabelSource, LabelSpec
+from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
@@ -65,12 +65,12 @@ class LabelCollector:
         """
         try:
             for column in self._columns:
-                spec = self.spec.only([column._name])
+                label = column._name, column._source
                 is_function = callable(column._source)
-                values = None if is_function else spec.extract(index, columns)[0]
+                values = None if is_function else value_of(*label, index, columns)
                 # A tree of columns is no column of trees.
                 if is_function or isinstance(values, (dict, tuple)):
-                    values = [spec.extract(index + k, sample(k))[0] for k in range(count)]
+                    values = [value_of(*label, index + k, sample(k)) for k in range(count)]
                 column.add_all(index, values, count)
         except BaseException:  # as in `add_values`
             self.truncate(self._rows)
@@ -96,19 +96,6 @@ class LabelCollector:
 
 class _Column:
     """The values of one label in the chunk at hand."""
-
-    __slots__ = (
-        "_chunk",
-        "_class",
-        "_low",
-        "_name",
-        "_parts",
-        "_rows",
-        "_seen",
-        "_source",
-        "_undo",
-        "_values",
-    )
 
     def __init__(self, name: str, source: LabelSource, seen: ColumnType) -> None:
         self._name = name
@@ -278,12 +265,10 @@ def _numpy_types() -> dict[type, pa.DataType]:
 
 def _whole(values: Any) -> Any:
     """A copy of a column of numbers or bools [n] as a native array; None for any other column."""
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(values, torch.Tensor):
-        try:
-            values = detached(values)
-        except (TypeError, RuntimeError):
-            return None
+    try:
+        values = _from_tensor(values)
+    except _NotALabel:
+        return None
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.type not in _numpy_types():
         return None
     return np.array(values, dtype=values.dtype.newbyteorder("="))
@@ -293,8 +278,6 @@ def _from_tensor(value: Any) -> Any:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(value, torch.Tensor):
         return value
-    if value.ndim > 1:
-        raise _NotALabel
     try:
         return detached(value)
     except (TypeError, RuntimeError):

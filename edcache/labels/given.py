@@ -234,7 +234,7 @@ def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> p
     return chosen.rename_columns([name, *chosen.column_names[1:]])
 
 
-def check_count(name: str, values: Sized, length: int) -> None:
+def check_one_per_sample(name: str, values: Sized, length: int) -> None:
     """Raise OptionError unless there is one value per sample."""
     if len(values) != length:
         raise OptionError(

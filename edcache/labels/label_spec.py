@@ -51,18 +51,12 @@ class LabelSpec:
                 return list(values) if len(self.names) > 1 else [values]
             except (KeyError, IndexError, TypeError):
                 pass  # a dotted path, or a missing field: the walk below tells them apart
-        return [_value(name, source, index, sample) for name, source in self.sources.items()]
+        return [value_of(name, source, index, sample) for name, source in self.sources.items()]
 
     def only(self, names: Iterable[str]) -> LabelSpec:
         """Those of its columns that are among these."""
         chosen = set(names)
         return LabelSpec({name: source for name, source in self.sources.items() if name in chosen})
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __repr__(self) -> str:
-        return f"LabelSpec({self.to_json()})"
 
 
 def _named_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:
@@ -110,7 +104,8 @@ def _rendered(source: LabelSource) -> str:
 _ABSENT = object()
 
 
-def _value(name: str, source: LabelSource, index: int, sample: Any) -> Any:
+def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
+    """The value of one label of a sample; raises as `LabelSpec.extract`."""
     if callable(source):
         try:
             return source(sample)

@@ -14,8 +14,6 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Final, NoReturn
 
@@ -271,18 +269,8 @@ else:
         return fcntl.fcntl(fd, request, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
 
 
+# A test sets another one.
 system: System = System()
-
-
-@contextmanager
-def replace_system(other: System) -> Iterator[System]:
-    """Route every file operation of the package through `other` inside the block (for tests)."""
-    global system
-    before, system = system, other
-    try:
-        yield other
-    finally:
-        system = before
 
 
 def refused(path: str, doing: str, error: OSError) -> NoReturn:

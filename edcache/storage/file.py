@@ -45,9 +45,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 def absolute(path: str | bytes | os.PathLike[str]) -> str:
     """The absolute path, without resolving links; a URL such as "shm://" stays unchanged.
 
-    Raises:
-        OptionError: "an empty path"; a path that no file system takes.
-        StorageError: a relative path, and the folder that the process works in is gone.
+    OptionError for what no file system takes, StorageError where the working folder is gone.
     """
     name = os.fsdecode(path)
     if scheme_of(name):
@@ -139,12 +137,10 @@ class _Handle:
                 pass  # a finaliser cannot raise
 
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call the system with the descriptor. No other thread closes it during the call.
+        """Call the system with the descriptor, or raise ArchiveClosedError.
 
-        A closed number could belong to another file. There is no lock, because a fork could leave it taken.
-
-        Raises:
-            ArchiveClosedError: it was closed.
+        No other thread closes it during the call: a closed number could belong to another file. There is no
+        lock, because a fork could leave it taken.
         """
         this = _Call()
         try:

@@ -116,11 +116,7 @@ def make_parent(path: str) -> None:
 
 
 def stamp(path: str) -> Stamp:
-    """`File.stamp` of the file at a path, by one system call.
-
-    Raises:
-        ArchiveNotFoundError, StorageError.
-    """
+    """`File.stamp` of the file at a path, by one system call."""
     return stamp_of(_stat_path(path))
 
 

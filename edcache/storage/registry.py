@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
-from edcache.base import OptionError
+from edcache.base import Folder, OptionError, Show
 from edcache.storage.source import ByteSource
 
 GROUP: Final = "edcache.backends"
@@ -90,8 +90,14 @@ class Stage(Protocol):
 
     path: str
 
-    def finish(self) -> None:
-        """Bring what was written, and sealed, to where it belongs."""
+    def begin(self, mode: str) -> None:
+        """Have the file be as a writer with this mode finds it: "x", "a" or "w", as of `CacheWriter`."""
+
+    def finish(self, show: Show = None, is_done: Callable[[], bool] = lambda: False) -> None:
+        """Bring what was written, and sealed, to where it belongs.
+
+        is_done: whether what is there now, put there by another, is what was to be made.
+        """
 
 
 class Location(ABC):
@@ -126,23 +132,16 @@ class Location(ABC):
         """
 
     def local_path(self) -> str:
-        """The path of it on this machine.
-
-        Raises:
-            OptionError: "s3://bucket/train.zip: this takes a path; copy the archive from its URL".
-        """
+        """The path of it on this machine; OptionError where it has none."""
         raise OptionError(
             f"{self.path}: this takes a path; copy the archive from its URL to a disk with edcache copy, or "
             "write a new archive to a disk first"
         )
 
-    def stage(self, mode: str, folder: str | os.PathLike[str] | None) -> Stage | None:
-        """What stands for it while a writer writes it, in such a folder; None where that is itself.
+    def stage(self, folder: Folder) -> Stage | None:
+        """What is written in its place, in such a folder; None where nothing is.
 
-        Args:
-            mode: "x", "a" or "w", as of `CacheWriter`.
-        Raises:
-            OptionError: nothing can be written there.
+        OptionError where nothing can be written there.
         """
         return None
 
@@ -180,11 +179,7 @@ def _load(home: str) -> Any:
 
 
 def naming_of(path: str) -> Naming:
-    """How the file of a name is found.
-
-    Raises:
-        OptionError: it is a URL, which is no file's.
-    """
+    """How the file of a name is found; OptionError for a URL, which is no file's."""
     if not scheme_of(path):
         return PATHS
     naming = backend_of(path).naming
@@ -199,10 +194,7 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     Args:
         path: of a file, or a URL: http, https, s3, gs, hf, redis, whatever fsspec knows or a backend is
             installed for; "file://" is a path. A Location is returned as it is.
-        storage_options: for the engine that reads a URL.
-    Raises:
-        OptionError: 'train.zip: storage_options are for URLs, and this is a path', or no dict.
-        StorageError: a relative path, and the folder that the process works in is gone.
+        storage_options: for the engine that reads a URL; OptionError where they are no dict or for a path.
     """
     if isinstance(path, Location):
         return path

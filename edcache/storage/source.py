@@ -7,10 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    Ints = npt.NDArray[np.int64]
+    from edcache.base import Ints
 
 
 class ByteSource(ABC):

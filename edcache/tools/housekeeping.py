@@ -62,10 +62,8 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
     """The archives in a folder and in those below it, least recently used first.
 
     Files that are no archives are left out; what is damaged or cannot be read is listed with its
-    problem, a folder too. Symbolic links are not followed.
+    problem, a folder too. Symbolic links are not followed. OptionError where there is no such folder.
 
-    Raises:
-        OptionError: "cache: no such folder; name one that holds archives".
     Cost: opens every file there. A sealed archive is read at its head and its end, whatever its size; of
         one that lacks samples, the index, and of an unsealed one the table of every chunk.
     Safety: takes no lock; whoever fills, appends or deletes meanwhile is not disturbed.
@@ -123,11 +121,7 @@ def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[st
 
 
 def look_at(path: str | os.PathLike[str]) -> Listed:
-    """One archive, as `archives_in` lists it.
-
-    Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
-    """
+    """One archive, as `archives_in` lists it; raises as `format.read_head`."""
     name = os.fspath(path)
     with closing(_open_unnoticed(name)) as file:
         nbytes, used, was_read = _on_disk(name)
@@ -141,7 +135,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
-    """What an archive says about itself; raises as `look_at`."""
+    """What an archive says about itself; raises as `format.read_head`."""
     where = located(path)
     with closing(where.open() if where.by_request else _open_unnoticed(where.path)) as file:
         return format.read_head(file.pread, file.path)[0]
@@ -199,26 +193,13 @@ def _sealed_absent(file: File, index: Header) -> int:
     return sum(failure.final for failure in failures)
 
 
-def in_use(path: str | os.PathLike[str]) -> bool:
-    """Whether anybody fills an archive or appends to it at this moment, this process included.
-
-    Who has an archive open and holds no lock on it just now, such as a CacheWriter between two
-    publications, is not seen. On macOS and Windows, where one lock stands for all, anybody is seen only
-    while publishing.
-
-    Raises:
-        StorageError: "train.zip: opening it: Permission denied"; to look takes the right to write.
-    Safety: takes every lock of the archive and lets go at once.
-    """
-    name = os.fspath(path)
-    if not os.path.exists(name):
-        return False  # to open it for a lock would make it
-    with closing(File.open(name, "a")) as file:
-        return not file.try_lock(*_EVERY_LOCK)
-
-
 def why_not_now(path: str) -> str | None:
-    """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it."""
+    """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it.
+
+    Who has it open and holds no lock on it just now, such as a CacheWriter between two publications, is not
+    seen. On macOS and Windows, where one lock stands for all, anybody is seen only while publishing.
+    Safety: takes every lock of the file and lets go at once, for which it needs the right to write.
+    """
     if writer.is_temporary(path):
         return f"{path}: another process is writing it" if writer.is_held(path) else None
     if not os.path.exists(path):
@@ -227,23 +208,19 @@ def why_not_now(path: str) -> str | None:
     if reason is not None:
         return f"{path}: {reason}"
     try:
-        busy = in_use(path)
+        with closing(File.open(path, "r+")) as file:
+            is_free = file.try_lock(*_EVERY_LOCK)
+    except base.ArchiveNotFoundError:
+        return None
     except base.StorageError as error:
         return f"{error}, so nobody can tell whether it is being filled"
-    return f"{path}: another process is filling it or appending to it" if busy else None
+    return None if is_free else f"{path}: another process is filling it or appending to it"
 
 
 def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise where a path is not one to delete: no archive, or one in use.
+    """Raise OptionError for a link and for what is in memory, ArchiveLockedError for what is in use.
 
-    Args:
-        force: also what is in use; who fills it loses what it computes.
-    Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError, StorageError.
-        OptionError: "link.zip: a symbolic link; name the archive itself, /data/train.zip"; or it is in
-            memory, where it is freed when the last that has it open closes it or ends.
-        ArchiveLockedError: "train.zip: another process is filling it or appending to it; wait for it
-            to end, or force the deletion (--force)".
+    What is no archive raises as `head_of`. force: also what is in use; who fills it loses what it computes.
     """
     name = os.fspath(path)
     store = store_at(path)
@@ -263,9 +240,6 @@ def delete(path: str | os.PathLike[str]) -> int:
     """Delete a file and return how many bytes it had; 0 where it is gone already.
 
     Whoever has the archive open keeps reading it. With a local copy goes what lies beside it.
-
-    Raises:
-        StorageError: "train.zip: deleting it: Permission denied".
     """
     name = os.fspath(path)
     nbytes, is_gone = _on_disk(name)[0], True

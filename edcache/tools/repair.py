@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache import base
+from edcache.base import Ints
 from edcache.reader import OnProgress
 from edcache.storage import File, local_path
 from edcache.tools.rewrite import RecordSelection, RewriteProgress, check_free, rewriting
@@ -32,8 +32,8 @@ class RepairReport(base.Tabular):
     """
 
     kept: int
-    lost: npt.NDArray[np.int64]
-    unlabelled: npt.NDArray[np.int64]
+    lost: Ints
+    unlabelled: Ints
     doubtful: list[Doubtful]
     head_lost: bool
     length: int
@@ -92,16 +92,15 @@ def repair(
 
 def _report(salvage: Salvage, damage: list[tuple[int, str]], nbytes: int) -> RepairReport:
     records = salvage.contents.index.records
-    assert records.index is not None
     problems = [
-        f"{salvage.path}: at offset {records.offset[row]:,}: record {records.index[row]} {why}"
+        f"{salvage.path}: at offset {records.offset[row]:,}: record {records.samples[row]} {why}"
         for row, why in damage[:_SHOWN]
     ]
     if len(damage) > _SHOWN:
         problems.append(f"{salvage.path}: and {len(damage) - _SHOWN:,} more records")
-    lost = np.union1d(salvage.lost, records.index[np.array([row for row, _ in damage], np.int64)])
+    lost = np.union1d(salvage.lost, records.samples[np.array([row for row, _ in damage], np.int64)])
     return RepairReport(
-        kept=len(records.index) - len(damage),
+        kept=len(records.offset) - len(damage),
         lost=lost,
         unlabelled=salvage.unlabelled[~np.isin(salvage.unlabelled, lost)],
         doubtful=salvage.doubtful,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import compress
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +19,10 @@ import numpy.typing as npt
 from edcache import format, storage, writer
 from edcache.base import ArchiveExistsError, CorruptRecordError, Ints
 from edcache.codec import Compression
-from edcache.format import Contents, Head, IndexTable, Records, Revision
+from edcache.format import Contents, Head, Records, Revision
 from edcache.reader import OnProgress
 from edcache.storage import ByteSource, File
-from edcache.writer import Appender, Chunk
-
-CHUNK_NBYTES: Final = 4 << 20
-# Records that lie no further apart are read by one call, unless it would read more than `_SPAN`.
-_GAP: Final = 1 << 12
-_SPAN: Final = 2 * CHUNK_NBYTES
+from edcache.writer import CHUNK_NBYTES, Appender, Chunk
 
 OnDamage = Callable[[Ints, str], object]
 """`on_damage(rows, why)`: rows of the selection whose records are left out."""
@@ -120,7 +115,7 @@ class Rewrite:
                 if compression is not None:
                     part, data = _compressed(part, data, compression)
                 labels = format.take_rows(contents.labels, rows)
-                self.out.append(_chunk(table, part, index[rows], labels, data))
+                self.out.append(Chunk.of(replace(part, index=index[rows]), labels, table.schemas, data))
 
     def _copy_dictionaries(self, file: ByteSource, dictionaries: Sequence[format.Dictionary]) -> set[int]:
         """Append those that are intact and not there yet; gives the ids of those that records may need."""
@@ -160,17 +155,10 @@ class Rewrite:
 
 
 def _read(file: ByteSource, records: Records) -> list[memoryview]:
-    """The bytes of each record; what lies close together is read at once."""
-    start, nbytes = records.offset.astype(np.int64), records.nbytes.astype(np.int64)
-    order = np.argsort(start, kind="stable")
-    low, high = start[order], np.maximum.accumulate((start + nbytes)[order])
-    breaks = (low[1:] > high[:-1] + _GAP) | (low[1:] // _SPAN != low[:-1] // _SPAN)
-    data: list[memoryview] = []
-    for run in np.split(order, np.flatnonzero(breaks) + 1):
-        first = int(start[run[0]])
-        part = memoryview(file.pread(first, int((start + nbytes)[run].max()) - first))
-        begins, ends = (start[run] - first).tolist(), ((start + nbytes)[run] - first).tolist()
-        data += [part[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    """The bytes of each record, read in the order in which they lie."""
+    order = np.argsort(records.offset, kind="stable")
+    extents = zip(records.offset[order].tolist(), records.nbytes[order].tolist(), strict=True)
+    data = file.read_many(list(extents))
     return [data[place] for place in np.argsort(order).tolist()]
 
 
@@ -211,16 +199,3 @@ def chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
         last = min(int(np.searchsorted(ends, before + CHUNK_NBYTES)) + 1, len(ends))
         yield np.arange(first, last)
         first = last
-
-
-def _chunk(table: IndexTable, records: Records, index: Ints, labels: Any, pieces: list[memoryview]) -> Chunk:
-    data, offsets, _ = writer.aligned(pieces)
-    used, numbers = np.unique(records.schema, return_inverse=True)
-    moved = replace(
-        records,
-        offset=np.array(offsets, np.uint64),
-        schema=numbers.reshape(-1).astype(np.uint16),
-        index=index,
-    )
-    schemas = [table.schemas[number] for number in used.tolist()]
-    return Chunk(moved, labels, schemas, data, format.block_crcs(data), False)

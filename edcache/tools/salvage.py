@@ -29,10 +29,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Doubtful:
-    """Something of the archive of which nothing intact tells what it held.
+    """An entry, or several, of which nothing intact tells what they held.
 
-    What it held is missing. Where it held newer records of samples that older chunks have too, those samples
-    are the older ones now.
+    Those samples are missing, or are older records where older chunks have them too.
 
     Attributes:
         seq: its sequence number. offset: where it begins. samples: how many it had, None where nobody
@@ -56,8 +55,7 @@ class _SalvagedRows:
     @property
     def index(self) -> Ints:
         """The sample of each."""
-        assert self.records.index is not None
-        return self.records.index
+        return self.records.samples
 
     def without(self, index: Ints) -> _SalvagedRows:
         """Those of other samples than these."""
@@ -104,7 +102,9 @@ class Salvage:
         rows = self._newest_rows()
         if self.head_lost:
             self.head = self._guessed_head(rows)
-        self.length = self._length()
+        sealed = 0 if self._sealed.index is None else self._sealed.index.length
+        ends = (header.end_index for header in self._chain.chunks if header.end_index < ANYWHERE)
+        self.length = max(self._chain.length or 0, sealed, *ends, 0)
         self.contents = self._contents(rows)
         self.lost_revisions: list[str] = []
         self.revision = self._folded()
@@ -232,14 +232,15 @@ class Salvage:
     def _merged(self, chunks: Sequence[Header]) -> _SalvagedRows:
         names = [name for name, _ in self.head.labels]
         contents = format.merge(chunks, lambda header: self._tables[header.seq], [], None, names, self.path)
-        return _SalvagedRows(_indexed(contents.index.records), contents.index.schemas, contents.labels)
+        records = contents.index.records
+        records = replace(records, index=records.samples)
+        return _SalvagedRows(records, contents.index.schemas, contents.labels)
 
     def _reconciled(self, index: IndexTable, chunks: Sequence[Header]) -> _SalvagedRows:
         """The rows of an index, as far as no chunk before it contradicts them, with their labels."""
-        records, before = _indexed(index.records), self._merged(chunks)
-        assert records.index is not None
+        records, before = replace(index.records, index=index.records.samples), self._merged(chunks)
         # Samples of both: their rows in the index, and in the chunks.
-        _, known, at = np.intersect1d(records.index, before.index, assume_unique=True, return_indices=True)
+        _, known, at = np.intersect1d(records.samples, before.index, assume_unique=True, return_indices=True)
         texts = np.array([*index.schemas, ""], object)
         numbers = np.minimum(records.schema, len(index.schemas))
         others = np.array([*before.schemas, ""], object)
@@ -257,8 +258,8 @@ class Salvage:
         is_newer = np.ones(len(numbers), np.bool_)
         is_newer[known] = records.offset[known] > before.records.offset[at]
         believed = ((place >= 0) | (is_hidden & is_newer)) & (numbers < len(index.schemas))
-        forgotten = before.index[~np.isin(before.index, records.index)]
-        self._lose(records.index[~believed], "index.pages and the chunks contradict each other about")
+        forgotten = before.index[~np.isin(before.index, records.samples)]
+        self._lose(records.samples[~believed], "index.pages and the chunks contradict each other about")
         self._lose(forgotten, "index.pages leaves out what a chunk holds:")
         rows = np.flatnonzero(believed)
         labels = self._labels_of(records, rows, before, place)
@@ -270,17 +271,16 @@ class Salvage:
         assert index is not None
         if labels is not None and index.labels is None:
             return format.take_rows(labels, rows)
-        assert records.index is not None
         known = np.flatnonzero(at[rows] >= 0)
         own = format.take_rows(before.labels, at[rows][known])
         names = self._label_names()
         # Where revisions were sealed in, the seal says what the labels are now.
         if labels is None and (names is None or names):
-            self.unlabelled = records.index[rows][at[rows] < 0]
+            self.unlabelled = records.samples[rows][at[rows] < 0]
         own = format.spread(own if own.num_columns else format.no_labels(names or []), known, len(rows))
         if labels is None or index.labels is None:
             return own
-        places = rows if labels.num_rows == len(index.records.offset) else records.index[rows]
+        places = rows if labels.num_rows == len(index.records.offset) else records.samples[rows]
         plain = [name for name, is_revised in index.labels if not is_revised and name in labels.column_names]
         return format.replace_columns(own, format.take_rows(labels.select(plain), places))
 
@@ -360,11 +360,6 @@ class Salvage:
 
     # --- what else the archive said ---
 
-    def _length(self) -> int:
-        sealed = 0 if self._sealed.index is None else self._sealed.index.length
-        ends = (header.end_index for header in self._chain.chunks if header.end_index < ANYWHERE)
-        return max(self._chain.length or 0, sealed, *ends, 0)
-
     @property
     def dictionaries(self) -> list[format.Dictionary]:
         """Where the compression dictionaries lie, oldest first; whole or not."""
@@ -393,8 +388,7 @@ class Salvage:
                 last[failure.index] = failure
         index = np.array(list(last), np.int64)
         records = self.contents.index.records
-        assert records.index is not None
-        stays = (index < self.length) & ~np.isin(index, records.index) & ~np.isin(index, self.lost)
+        stays = (index < self.length) & ~np.isin(index, records.samples) & ~np.isin(index, self.lost)
         return sorted(last[k] for k in index[stays].tolist())
 
 
@@ -404,11 +398,6 @@ def _lies_within(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> n
     ends = np.array([0, *(min(header.payload_end, ANYWHERE) for header in chunks)], np.uint64)
     within: npt.NDArray[np.bool_] = offsets < ends[np.searchsorted(starts, offsets, "right") - 1]
     return within
-
-
-def _indexed(records: Records) -> Records:
-    """The same with an index, where row i is sample i without one."""
-    return records if records.index is not None else replace(records, index=np.arange(len(records.offset)))
 
 
 def _joined(first: _SalvagedRows, second: _SalvagedRows, where: str) -> _SalvagedRows:

@@ -22,7 +22,8 @@ from edcache.labels import Labels, classes_of
 from edcache.reader import OnProgress
 from edcache.storage import local_path
 from edcache.tools.merge import MergeSource, Share, SplitArchive, join, joined_head, opened
-from edcache.tools.rewrite import CHUNK_NBYTES, RewriteProgress, check_free
+from edcache.tools.rewrite import RewriteProgress, check_free
+from edcache.writer import CHUNK_NBYTES
 
 _DIGITS: Final = 5
 _MOST_NAMED: Final = 60

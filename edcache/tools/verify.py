@@ -12,17 +12,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError, Tabular
-from edcache.format import (
-    Chain,
-    ChunkTable,
-    Contents,
-    Header,
-    IndexTable,
-    PRead,
-    Seal,
-    checked_labels,
-    parse_index,
-)
+from edcache.format import ChunkTable, Contents, Header, IndexTable, PRead, Seal, checked_labels, parse_index
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located, written_since_boot
 
@@ -196,7 +186,7 @@ class Survey:
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         self._reads_records, self._on_position = reads_records, on_position
         self.head, cursor = format.read_head(self._pread, self.path)
-        self.chain = Chain(self.head, cursor, self.path)
+        self.chain = format.Chain(self.head, cursor, self.path)
         headers: list[Header] = []
         self._damaged_seals: list[Seal] = []
         for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
@@ -366,8 +356,7 @@ class Survey:
             start, directory = seal.directory_offset, self.chain.directory(self._pread, seal)
             end = start + len(directory)
             if self._pread(start, len(directory)) != directory:
-                what = "the zip directory does not list what the chain holds"
-                self._problem(start, what)
+                self._problem(start, "the zip directory does not list what the chain holds")
         self.dead.torn = max(0, self.size - end)
         if self.size <= at:
             return
@@ -478,10 +467,9 @@ def _foreign(window: memoryview, start: Ints, end: Ints) -> Ints:
 
 
 def _report_rows(header: Header, table: ChunkTable, rows: Ints, what: str, on_problem: OnProblem) -> None:
-    assert table.records.index is not None
     for row in rows[:_SHOWN].tolist():
         offset = header.records_offset + int(table.records.offset[row])
-        on_problem(offset, f"record {int(table.records.index[row])} {what}")
+        on_problem(offset, f"record {int(table.records.samples[row])} {what}")
     if len(rows) > _SHOWN:
         more = f"{len(rows) - _SHOWN:,} more records of {header.name}"
         on_problem(header.records_offset, f"the same of {more}")

@@ -1,11 +1,11 @@
 from .appender import Appender as Appender
-from .appender import until_it_stays as until_it_stays
+from .appender import retry_if_replaced as retry_if_replaced
 from .cache import CacheWriter as CacheWriter
 from .cache import adopt_labels as adopt_labels
 from .cache import check_options as check_options
 from .cache import new_head as new_head
+from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
-from .chunk import aligned as aligned
 from .cluster import ray_executor as ray_executor
 from .crew import worker_count as worker_count
 from .features import declared as declared
@@ -28,7 +28,7 @@ from .lazy import LazyFiller as LazyFiller
 from .lazy import bytes_limit as bytes_limit
 from .recovery import never_created as never_created
 from .recovery import recover as recover
-from .store import AS_IT_IS as AS_IT_IS
+from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import AnyAppender as AnyAppender
 from .store import Store as Store
 from .store import store_at as store_at
@@ -45,4 +45,3 @@ from .temporary import name_for as name_for
 from .temporary import note_use as note_use
 from .temporary import replacing as replacing
 from .temporary import start as start
-from .temporary import use_copy as use_copy

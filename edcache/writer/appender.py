@@ -22,8 +22,8 @@ _MOST_REPLACED: Final = 20
 _MOST_BEHIND_SEAL: Final = 0.125
 
 
-def until_it_stays(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
-    """Run something again where another process replaced the archive, unless that `is_done` then."""
+def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
+    """Run something, and again while another process replaces the archive, unless it `is_done` then."""
     for _ in range(_MOST_REPLACED):
         with suppress(StaleArchiveError):
             run()
@@ -131,22 +131,17 @@ class Appender(AnyAppender):
             if self._log.is_published(chunk):
                 return
             records = chunk.records
-            assert records.index is not None
             if chunk.appended:
-                records = replace(records, index=records.index - records.index[0] + self.chain.end_index)
-            assert records.index is not None
+                records = replace(records, index=records.samples - records.samples[0] + self.chain.end_index)
             types = self._joined_types(chunk.labels)
             format.check_types(types, self._revised_types(), self.path)
-            stream = format.pack_chunk_table(
-                format.ChunkTable(records, chunk.labels, chunk.schemas, types, len(chunk.data))
-            )
-            table = b"".join([stream, chunk.block_crcs])
+            table = replace(chunk, records=records).table(types)
             self._log.publish(
                 format.KIND_CHUNK,
                 [table, bytes(format.align(len(table), 64) - len(table)), chunk.data],
                 chunk,
                 samples=chunk.count,
-                end_index=int(records.index.max()) + 1,
+                end_index=int(records.samples.max()) + 1,
                 table_nbytes=len(table),
                 table_crc=format.crc32(table),
             )

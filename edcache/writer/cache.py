@@ -104,16 +104,16 @@ class CacheWriter:
             )
         storage.check_outlives(path)
         where = storage.located(path, storage_options)
-        self.path = self._local = where.path
+        self.path = where.path
         self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         # What is written where the path is that of no file.
-        self._stage = where.stage(mode, options.spool)
+        self._stage = where.stage(options.spool)
         if self._stage is not None:
-            self._local = self._stage.path
-        elif self._replaces:
-            self._local = storage.followed(self.path)
+            self._stage.begin(mode)
+        local = where.local_path() if self._stage is None else self._stage.path
+        self._local = storage.followed(local) if self._replaces else local
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
         # No ExitStack: what it cannot take, where memory ends, would stay open (test_out_of_memory.py).

@@ -38,8 +38,16 @@ class Chunk:
     labels: Any
     schemas: list[str]
     data: memoryview | bytes
-    block_crcs: bytes
     appended: bool
+
+    @classmethod
+    def of(cls, records: Records, labels: Any, schemas: Sequence[str], pieces: Iterable[Any]) -> Chunk:
+        """A chunk of records as they are stored, `pieces`, with those of the schemas that they use."""
+        data, offsets, _ = aligned(pieces)
+        used, numbers = np.unique(records.schema, return_inverse=True)
+        schema = numbers.reshape(-1).astype(np.uint16)
+        placed = replace(records, offset=np.array(offsets, np.uint64), schema=schema)
+        return cls(placed, labels, [schemas[number] for number in used.tolist()], data, False)
 
     @property
     def count(self) -> int:
@@ -49,8 +57,12 @@ class Chunk:
     @property
     def indices(self) -> list[int]:
         """Of its samples."""
-        assert self.records.index is not None
-        return self.records.index.tolist()  # type: ignore[no-any-return]
+        return self.records.samples.tolist()  # type: ignore[no-any-return]
+
+    def table(self, types: format.LabelTypes) -> bytes:
+        """Its table as an entry has it; behind that the crc32 of its blocks."""
+        table = format.ChunkTable(self.records, self.labels, self.schemas, types, len(self.data))
+        return b"".join([format.pack_chunk_table(table), format.block_crcs(memoryview(self.data))])
 
     def fits(self, nbytes: int) -> int:
         """How many of its records, from the first on, make a chunk of at most so many bytes in a file."""
@@ -62,8 +74,7 @@ class Chunk:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memoryview does not travel.
-        data = bytes(self.data)
-        return Chunk, (self.records, self.labels, self.schemas, data, self.block_crcs, self.appended)
+        return Chunk, (self.records, self.labels, self.schemas, bytes(self.data), self.appended)
 
     def without(self, indices: Set[int]) -> Chunk:
         """The same chunk without the records of some indices."""
@@ -72,14 +83,9 @@ class Chunk:
             return self
         records = self.records.take(rows)
         extents = zip(records.offset.tolist(), records.nbytes.tolist(), strict=True)
-        data, offsets, _ = aligned(self.data[offset : offset + nbytes] for offset, nbytes in extents)
-        return replace(
-            self,
-            records=replace(records, offset=np.array(offsets, np.uint64)),
-            labels=take_rows(self.labels, rows),
-            data=data,
-            block_crcs=format.block_crcs(data),
-        )
+        pieces = (self.data[offset : offset + nbytes] for offset, nbytes in extents)
+        chunk = Chunk.of(records, take_rows(self.labels, rows), self.schemas, pieces)
+        return replace(chunk, appended=self.appended)
 
 
 class ChunkBuilder:
@@ -229,7 +235,7 @@ class ChunkBuilder:
         )
         schemas = [self._encoder.schemas[known] for known in used]
         labels = self._collector.table()
-        self.unpublished = Chunk(records, labels, schemas, data, format.block_crcs(data), appended)
+        self.unpublished = Chunk(records, labels, schemas, data, appended)
         return self.unpublished
 
 

@@ -110,13 +110,13 @@ class Crew:
         connection.wait(events, _TICK_SECONDS)
         for worker in list(self._workers):
             if worker.results.poll():
-                self._hear(worker)
+                self._receive(worker)
             elif not worker.process.is_alive():
                 self._replace(worker)
             else:
-                self._look_at_clock(worker)
+                self._check_timeout(worker)
 
-    def _hear(self, worker: _Worker) -> None:
+    def _receive(self, worker: _Worker) -> None:
         try:
             message = worker.results.recv()
         except (EOFError, OSError):  # it died in the middle of a word, or before the first
@@ -129,7 +129,7 @@ class Crew:
         if error is not None:
             raise error
 
-    def _look_at_clock(self, worker: _Worker) -> None:
+    def _check_timeout(self, worker: _Worker) -> None:
         timeout, now = self._options.timeout, time.monotonic()
         at, begun = self._board.at[worker.number], self._board.begun[worker.number]
         if begun != worker.began or not at:

@@ -24,7 +24,7 @@ _DTYPES: Final = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4
 _NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
 # What no code of the user's, nor a decoder of images or sounds, makes of the rows of a table.
 _DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Array{n}D" for n in range(2, 6))}
-_Way = Callable[[Any], Any]
+_Converter = Callable[[Any], Any]
 ColumnsOf = Callable[[slice | list[int]], Columns]
 """Samples of a source as columns; whatever it raises, the samples are taken one by one."""
 
@@ -36,10 +36,10 @@ def declared(source: Any) -> Any:
         return source
     is_stream = isinstance(source, datasets.IterableDataset)
     is_plain = source._formatting is None if is_stream else source.format["type"] is None
-    way = way_of(dict(source.features or {})) if is_plain else None
-    if way is None:
+    convert = converter_of(dict(source.features or {})) if is_plain else None
+    if convert is None:
         return source
-    return _FeatureStream(source, way) if is_stream else _FeatureRows(source, way)
+    return _FeatureStream(source, convert) if is_stream else _FeatureRows(source, convert)
 
 
 def columns_of(source: Any) -> ColumnsOf | None:
@@ -52,13 +52,13 @@ def columns_of(source: Any) -> ColumnsOf | None:
         if all(type(tensor) is torch.Tensor and len(tensor) == len(source) for tensor in tensors):
             return lambda rows: Columns(tuple(tensor[rows] for tensor in tensors))
         return None
-    ways, table = (source.ways, source.source) if type(source) is _FeatureRows else ({}, source)
+    converters, table = (source.converters, source.source) if type(source) is _FeatureRows else ({}, source)
     datasets: Any = sys.modules.get("datasets")
     if datasets is None or type(table) is not datasets.Dataset or not table.column_names:
         return None
     features = [table.features[name] for name in table.format["columns"]]
     if table.format["type"] is None:
-        return partial(_lists, table, ways) if all(map(_is_data, features)) else None
+        return partial(_lists, table, converters) if all(map(_is_data, features)) else None
     is_plain = table.format["type"] in ("torch", "numpy") and len(features) == len(table.column_names)
     # Of None, or of lists that differ in length, a column makes another type than a row does.
     is_plain = is_plain and all(getattr(feature, "dtype", None) in _NUMBERS for feature in features)
@@ -76,13 +76,14 @@ def _is_data(feature: Any) -> bool:
     return type(feature).__name__ in _DATA and _is_data(getattr(feature, "feature", []))
 
 
-def _lists(table: Any, ways: dict[str, _Way], rows: slice | list[int]) -> Columns:
+def _lists(table: Any, converters: dict[str, _Converter], rows: slice | list[int]) -> Columns:
     columns = table[rows]
-    return Columns({name: list(map(ways.get(name, _same), values)) for name, values in columns.items()})
-
-
-def _same(value: Any) -> Any:
-    return value
+    return Columns(
+        {
+            name: list(map(converters[name], values) if name in converters else values)
+            for name, values in columns.items()
+        }
+    )
 
 
 def _arrays(table: Any, rows: slice | list[int]) -> Columns:
@@ -99,11 +100,13 @@ def _kind(value: Any) -> Any:
     return type(value), getattr(value, "dtype", value), getattr(value, "shape", None)
 
 
-def way_of(feature: Any) -> _Way | None:
+def converter_of(feature: Any) -> _Converter | None:
     """How a value of a feature, a dict of these or a list of one gets its dtype; None where it has it."""
     if isinstance(feature, dict):
-        ways = {key: way for key, inner in feature.items() if (way := way_of(inner)) is not None}
-        return partial(_fields, ways) if ways else None
+        converters = {
+            key: convert for key, inner in feature.items() if (convert := converter_of(inner)) is not None
+        }
+        return partial(_fields, converters) if converters else None
     dtype = _NUMBERS.get(getattr(feature, "dtype", None) or "")
     if hasattr(feature, "shape"):
         return None if dtype is None else partial(_array, dtype, tuple(feature.shape))
@@ -111,22 +114,22 @@ def way_of(feature: Any) -> _Way | None:
     if inner is None:
         return None
     if isinstance(inner, dict) and not isinstance(feature, list) and type(feature).__name__ == "Sequence":
-        return way_of({key: type(feature)(each) for key, each in inner.items()})
+        return converter_of({key: type(feature)(each) for key, each in inner.items()})
     number = None if hasattr(inner, "shape") else _NUMBERS.get(getattr(inner, "dtype", None) or "")
     if number is not None:
         return partial(_array, number, (None,))
-    way = way_of(inner)
-    return None if way is None else partial(_items, way)
+    convert = converter_of(inner)
+    return None if convert is None else partial(_items, convert)
 
 
-def _fields(ways: dict[str, _Way], value: Any) -> Any:
+def _fields(converters: dict[str, _Converter], value: Any) -> Any:
     if not isinstance(value, dict):
         return value
-    return {key: ways[key](item) if key in ways else item for key, item in value.items()}
+    return {key: converters[key](item) if key in converters else item for key, item in value.items()}
 
 
-def _items(way: _Way, value: Any) -> Any:
-    return [way(item) for item in value] if isinstance(value, list) else value
+def _items(convert: _Converter, value: Any) -> Any:
+    return [convert(item) for item in value] if isinstance(value, list) else value
 
 
 def _array(dtype: np.dtype[Any], shape: tuple[int | None, ...], value: Any) -> Any:
@@ -143,24 +146,24 @@ def _has_none(value: list[Any]) -> bool:
 
 
 class _Declared:
-    def __init__(self, source: Any, way: _Way) -> None:
+    def __init__(self, source: Any, convert: _Converter) -> None:
         self.source = source
-        self._way = way
+        self._convert = convert
 
 
 class _FeatureRows(_Declared, Dataset[Any]):
     @property
-    def ways(self) -> dict[str, _Way]:
+    def converters(self) -> dict[str, _Converter]:
         """Of each column that has one."""
-        return self._way.args[0]  # type: ignore[attr-defined,no-any-return]
+        return self._convert.args[0]  # type: ignore[attr-defined,no-any-return]
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
-        return self._way(self.source[index])
+        return self._convert(self.source[index])
 
 
 class _FeatureStream(_Declared, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
-        return map(self._way, self.source)
+        return map(self._convert, self.source)

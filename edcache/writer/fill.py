@@ -107,7 +107,7 @@ def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
     joins, name = job.options.if_filling == "join", os.path.basename(job.path)
     is_first = appender.claims.join_fillers() if joins else not appender.claims.has_fillers
     with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
-        _heed_others(job, appender, presence, progress)
+        _wait_for_others(job, appender, presence, progress)
         appender.claims.join_fillers()
         watch = _FillWatch(job, progress, appender, presence)
         with errors_with(lambda: _outcome(job, presence, watch.lost)):
@@ -147,7 +147,7 @@ def _outcome(job: Job, presence: Presence, lost: int) -> str:
     return outcome(job.path, presence.count, job.length, min(lost, presence.missing))
 
 
-def _heed_others(job: Job, appender: AnyAppender, presence: Presence, progress: base.Progress) -> None:
+def _wait_for_others(job: Job, appender: AnyAppender, presence: Presence, progress: base.Progress) -> None:
     if job.options.if_filling == "fail" and appender.claims.has_fillers:
         raise base.ArchiveLockedError(
             f'{job.path}: another process is filling it; wait for it, or use if_filling="join"'

@@ -87,7 +87,7 @@ class Job:
             try:
                 return self.source[index]
             except BaseException as error:
-                check_blame(error, index)  # raises what is no failure of the sample
+                reraise_interrupt(error, index)  # raises what is no failure of the sample
                 if not retries:
                     raise refusal(error, index, self.path) from error
                 retries -= 1
@@ -104,7 +104,7 @@ class Job:
         return Failure(index, is_final, type(cause).__name__, _text_of(cause), text)
 
 
-def check_blame(error: BaseException, index: int) -> None:
+def reraise_interrupt(error: BaseException, index: int) -> None:
     """Raise again what fell into a source's code and is not its doing: an interrupt, an exit by a signal.
 
     SystemExit and the like are no end of the fill when the source raises them, but errors of a sample.

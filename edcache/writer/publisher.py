@@ -163,8 +163,7 @@ class Publisher(ChunkEncoder):
     @property
     def is_due(self) -> bool:
         """Whether the caller is to publish: the pending samples are `full` or `overdue`."""
-        # Asked after each sample.
-        return self._builder.nbytes >= self._most_nbytes or self.overdue or self.full
+        return self.full or self.overdue
 
     @property
     def overdue(self) -> bool:

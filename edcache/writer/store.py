@@ -6,7 +6,6 @@ import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from edcache.writer.chunk import Chunk
 
 # How an archive is opened to be looked at: incomplete ones too, without a warning.
-AS_IT_IS = base.ReadOptions(allow_partial=True)
+ALLOW_PARTIAL = base.ReadOptions(allow_partial=True)
 
 
 class Store(Location):
@@ -49,7 +48,7 @@ class Store(Location):
 
         return Reader(self, options)
 
-    def found(self, options: base.ReadOptions = AS_IT_IS) -> AnyReader | None:
+    def found(self, options: base.ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
         """The archive that is there, open, if one is and its creator lived to write its head."""
         try:
             return self._opened(options)
@@ -61,21 +60,8 @@ class Store(Location):
         reader.head  # noqa: B018 - it is read here
         return reader
 
-    def filled_in(
-        self, *, is_stream: bool, is_lazy: bool, sync: base.Sync, spool: base.Folder = None
-    ) -> Store:
-        """The store that a fill writes into: this one, or until `published` what stands for it in `spool`."""
-        return self
-
-    def published(
-        self, show: base.Show, is_done: Callable[[], bool], *, replaces: bool
-    ) -> AbstractContextManager[None]:
-        """Bring what is filled in the block, where `filled_in` said, to where it belongs.
-
-        is_done: whether what is there now, put there by another, is what was to be made.
-        replaces: it takes the place of what is there.
-        """
-        return nullcontext()
+    def check_fill(self, *, is_stream: bool, is_lazy: bool, sync: base.Sync) -> None:
+        """Raise OptionError where it cannot be filled so."""
 
     @abstractmethod
     def appender(self, head: Head, sync: base.Sync) -> AnyAppender:

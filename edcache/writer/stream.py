@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from edcache.base import OptionError, Progress
 from edcache.writer.crew import worker_count
-from edcache.writer.job import Job, check_blame, check_origin, errors_with, outcome, refusal
-from edcache.writer.publisher import Publisher
+from edcache.writer.job import Job, check_origin, errors_with, outcome, refusal, reraise_interrupt
 
 
 def is_stream(source: Any) -> bool:
@@ -60,35 +59,29 @@ def fill_stream(job: Job) -> None:
                 present = len(set(appender.indices_of(appender.chain.chunks).tolist()))
                 return outcome(job.path, present, None, publisher.pending)
 
-            with errors_with(ending), _published(publisher):
-                for index, sample in enumerate(_samples(job)):
-                    count = index + 1
-                    if index in kept:
-                        continue
-                    before = publisher.pending_nbytes
-                    publisher.add(index, sample)
-                    progress.advance(1, publisher.pending_nbytes - before)
-                    if publisher.is_due:
-                        publisher.publish()
+            with errors_with(ending):
+                try:
+                    for index, sample in enumerate(_samples(job)):
+                        count = index + 1
+                        if index in kept:
+                            continue
+                        before = publisher.pending_nbytes
+                        publisher.add(index, sample)
+                        progress.advance(1, publisher.pending_nbytes - before)
+                        if publisher.is_due:
+                            publisher.publish()
+                finally:
+                    publisher.publish()
             if count != appender.chain.end_index:
                 appender.amend(length=count)
             appender.seal()
-
-
-@contextmanager
-def _published(publisher: Publisher) -> Iterator[None]:
-    """Publish what is pending, however the block ends."""
-    try:
-        yield
-    finally:
-        publisher.publish()
 
 
 def _samples(job: Job) -> Iterator[Any]:
     source: Iterable[Any] = job.source
     num_workers = worker_count(job.options.num_workers)
     if num_workers:
-        source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_as_it_is)
+        source = DataLoader(job.source, batch_size=None, num_workers=num_workers, collate_fn=_identity)
     remaining = iter(source)
     for index in itertools.count():
         try:
@@ -96,10 +89,10 @@ def _samples(job: Job) -> Iterator[Any]:
         except StopIteration:
             return
         except BaseException as error:
-            check_blame(error, index)
+            reraise_interrupt(error, index)
             raise refusal(error, index, job.path) from error
         yield sample
 
 
-def _as_it_is(sample: Any) -> Any:
+def _identity(sample: Any) -> Any:
     return sample

@@ -93,12 +93,6 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
         session.close()
 
 
-def use_copy(file: File) -> None:
-    """Keep a local copy that was just opened from being cleared away while it is open."""
-    file.share(LOCK_USE)
-    note_use(file.path)
-
-
 def note_use(copy: str) -> None:
     """Remember that a local copy was used now, where this user may write."""
     with suppress(StorageError):

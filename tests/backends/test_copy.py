@@ -22,7 +22,7 @@ import pytest
 from click.testing import CliRunner
 from far import Far, is_sample, make
 from scale import scaled, seeded
-from systems import Full, Killing, Watching, ended, in_child
+from systems import Full, Killing, Watching, ended, in_child, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage
@@ -40,7 +40,6 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.storage import calls
 from edcache.writer.temporary import SIDE
 
 pytestmark = [
@@ -120,7 +119,7 @@ def test_a_copy_is_told_of_while_it_is_made(far, ssd):
 def test_a_copy_that_is_there_costs_one_look_at_each_side(far, ssd):
     make(far)
     assert copy_local(far, ssd).fetched == far.stat().st_size
-    with calls.replace_system(Watching()) as watching:
+    with replace_system(Watching()) as watching:
         again = copy_local(far, ssd)
     assert (again.fetched, again.nbytes, again.archives) == (0, far.stat().st_size, 1)
     assert watching.looked == [str(far), str(ssd / far.name)]
@@ -129,7 +128,7 @@ def test_a_copy_that_is_there_costs_one_look_at_each_side(far, ssd):
 
 def test_nothing_is_written_where_the_origin_is(far, ssd):
     make(far)
-    with calls.replace_system(Watching()) as watching:
+    with replace_system(Watching()) as watching:
         copy_to_local(far, ssd)
     there = [flags for path, flags in watching.opened if path.startswith(str(far.parent))]
     assert there
@@ -214,7 +213,7 @@ def test_a_digest_is_that_of_the_copy(far, ssd):
     with pytest.raises(DigestError, match="it is not the file that was published"):
         copy_to_local(far, ssd, expected_digest="0" * 64)
     assert copy_to_local(far, ssd, expected_digest=digest) == str(ssd / far.name)
-    with calls.replace_system(Watching()) as watching:
+    with replace_system(Watching()) as watching:
         copy_to_local(far, ssd, expected_digest=digest)
     assert not any(path == str(ssd / far.name) for path, _ in watching.opened), "it was hashed before"
 
@@ -540,7 +539,7 @@ def test_a_disk_that_is_full_amid_a_copy_is_an_error_at_any_write(far, ssd, tall
     for after in range(1, 14):
         shutil.rmtree(ssd, ignore_errors=True)
         with (
-            calls.replace_system(Full(after)),
+            replace_system(Full(after)),
             pytest.raises(StorageError, match="No space left on device"),
         ):
             copy_to_local(far, ssd)

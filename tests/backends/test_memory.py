@@ -25,6 +25,7 @@ from click.testing import CliRunner
 from descriptors import open_files
 from filled import computed, note
 from scale import scaled, seeded
+from systems import replace_system
 from torch.utils.data import DataLoader
 
 import edcache
@@ -600,7 +601,7 @@ def test_who_waits_for_a_copy_makes_it_when_the_copier_is_killed(archive):
     def copier(say):
         global tell
         tell = say
-        with calls.replace_system(Slow()):
+        with replace_system(Slow()):
             CachedDataset.from_cache(archive, preload="shm")
 
     with children(copier) as [started]:
@@ -665,7 +666,7 @@ def test_preload_takes_what_was_filled_just_now_and_what_a_digest_names(path):
 
 def test_options_that_contradict_preload_are_refused(name, path):
     for options, message in (
-        ({"preload": "ram"}, "preload='ram'; choose None or 'shm'"),
+        ({"preload": "ram"}, "preload='ram'; choose one of None, 'shm'"),
         ({"preload": "shm", "lazy": True}, "preload= takes a complete archive, lazy=True has none yet"),
         ({"preload": "shm", "force_cache": False}, "preload= takes a complete archive"),
     ):
@@ -745,7 +746,7 @@ def test_a_fill_ends_before_memory_does(name, monkeypatch):
     ):
         CachedDataset(Large(30_000_000), name, chunk_size=2)
     monkeypatch.setattr(bounded, "_SPARE_NBYTES", 1 << 60)
-    monkeypatch.setattr(memory._Unlooked, "nbytes", 1 << 20)
+    monkeypatch.setattr(memory.MemoryStore.naming, "_unlooked_nbytes", 1 << 20)
     with pytest.raises(
         StorageError, match="Cannot allocate memory, 0 bytes are free; end what else"
     ) as caught:

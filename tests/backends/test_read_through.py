@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import serving
 from scale import scaled, seeded
-from systems import Full, Killing, Watching, ended, in_child
+from systems import Full, Killing, Watching, ended, in_child, replace_system
 from torch.utils.data import DataLoader
 
 import edcache
@@ -41,7 +41,7 @@ from edcache.errors import (
 )
 from edcache.format import PAGE
 from edcache.reader.file_session import FileSession
-from edcache.storage import File, calls
+from edcache.storage import File
 from edcache.writer.temporary import SIDE
 
 pytestmark = [
@@ -152,7 +152,7 @@ def test_of_the_map_is_read_what_is_wanted(far, ssd):
     read(ds, range(20))
     starts = np.array([extent(ds, i)[0] for i in (80, 200)]) // BLOCK_NBYTES * BLOCK_NBYTES
     assert np.diff(starts) > 4 * BLOCK_NBYTES
-    with calls.replace_system(OfSide()) as of_side:
+    with replace_system(OfSide()) as of_side:
         file_of(ds).announce(starts, starts + BLOCK_NBYTES)
     assert of_side.nbytes == 6, "before and behind the claim of each, and when it is there"
     read(ds, [80, 200])
@@ -161,7 +161,7 @@ def test_of_the_map_is_read_what_is_wanted(far, ssd):
 def test_a_block_is_fetched_once_by_all_who_read_it(far, ssd):
     read(opened(far, ssd), range(0, COUNT, 3))
     ds = opened(far, ssd)
-    with calls.replace_system(Watching()) as watching:
+    with replace_system(Watching()) as watching:
         read(ds, range(0, COUNT, 3))
         read(ds, range(0, COUNT, 3))
     assert str(far) not in [path for path, _ in watching.opened]
@@ -382,7 +382,7 @@ def test_a_copy_is_of_one_state_of_the_archive(far, ssd):
 
 
 def test_nothing_is_written_where_the_archive_is(far, ssd):
-    with calls.replace_system(Watching()) as watching:
+    with replace_system(Watching()) as watching:
         ds = opened(far, ssd)
         read(ds, range(COUNT))
         opened(far, ssd)
@@ -702,7 +702,7 @@ def test_processes_that_fill_one_copy_read_the_same(far, ssd, count):
 
 def test_where_the_disk_is_full_the_rest_is_read_from_far(far, ssd):
     ds = opened(far, ssd)
-    with calls.replace_system(Full(2)):
+    with replace_system(Full(2)):
         with pytest.warns(
             RuntimeWarning, match=r"No space left on device; what is not here yet is read from"
         ):
@@ -718,7 +718,7 @@ def test_a_read_that_fails_is_an_error_and_nothing_worse(far, ssd):
             raise OSError(5, "Input/output error")
 
     ds = opened(far, ssd)
-    with calls.replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
+    with replace_system(Failing()), pytest.raises(StorageError, match="Input/output error"):
         read(ds, range(COUNT))
     read(ds, range(COUNT))
 

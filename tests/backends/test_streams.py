@@ -17,13 +17,12 @@ import pytest
 from far import is_sample, make
 from range_server import serving
 from scale import scaled, seeded
-from systems import Killing, Refusing, ended, in_child
+from systems import Killing, Refusing, ended, in_child, replace_system
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, concat, samplers, storage
 from edcache.backends.mirror.read_through import ReadThrough
 from edcache.backends.mirror.room import BLOCK_NBYTES
-from edcache.storage import calls
 from edcache.writer import SIDE
 
 pytestmark = [
@@ -271,12 +270,12 @@ def test_a_block_that_goes_between_the_look_and_the_read_is_no_data(far, ssd):
 
         def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
             if nbytes >= NBYTES:
-                with calls.replace_system(storage.System()):
+                with replace_system(storage.System()):
                     free_all(other)
                     Freeing.times += 1
             return super().pread(fd, nbytes, offset)
 
-    with calls.replace_system(Freeing()):
+    with replace_system(Freeing()):
         assert is_sample(ds[205], 205, NBYTES)
         read(ds, list(range(200, 216)))
     assert Freeing.times
@@ -311,7 +310,7 @@ def test_what_a_killed_process_had_taken_is_given_back(far, ssd):
                     os.kill(os.getpid(), signal.SIGKILL)
                 return super().pwrite(fd, data, offset)
 
-        with calls.replace_system(Dying()):
+        with replace_system(Dying()):
             read(opened(far, ssd), list(range(300, 460)))
 
     assert ended(in_child(die)) == -signal.SIGKILL
@@ -327,7 +326,7 @@ def test_what_a_killed_process_had_taken_is_given_back(far, ssd):
 
 
 def test_where_nothing_can_be_freed_the_rest_is_read_and_not_kept(far, ssd):
-    with calls.replace_system(Refusing(errno.EOPNOTSUPP, "punch")):
+    with replace_system(Refusing(errno.EOPNOTSUPP, "punch")):
         ds = opened(far, ssd)
         with pytest.warns(RuntimeWarning, match="what max_bytes= leaves no room for is read every time"):
             read_all(ds)

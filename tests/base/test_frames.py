@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 from kit.systems import Refusing
+from systems import replace_system
 from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter, PartialArchiveWarning, StandInWarning, cachable
-from edcache.storage import calls
 
 PACKAGE = Path(edcache.__file__).parent
 
@@ -47,7 +47,7 @@ def with_a_loader(folder: Path) -> None:
 
 
 def without_locks(folder: Path) -> None:
-    with calls.replace_system(Refusing(errno.ENOLCK, "lock", "unlock", "is_locked")):
+    with replace_system(Refusing(errno.ENOLCK, "lock", "unlock", "is_locked")):
         CachedDataset([1, 2], folder / "unlocked.zip", progress=False)
 
 

@@ -62,6 +62,12 @@ def test_a_bar_begins_where_the_fill_resumes(shown):
     assert "1003/1003" in text
 
 
+def test_the_environment_says_nothing_where_a_bar_is_asked_for(shown):
+    text = shown(show=True, kept=2, environment={"EDCACHE_PROGRESS": "0"}).err
+    assert text.startswith("a.zip: 2 of 5 already cached\n")
+    assert "caching a.zip: 100%" in text
+
+
 def test_nothing_goes_to_stdout(shown):
     assert shown(show=True, kept=5).out == ""
 

@@ -12,6 +12,7 @@ import pytest
 from disk import MemoryDisk
 from outcomes import Outcomes
 from scenarios import FACTOR, OPTIONS, PATH, read_all, sample
+from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
@@ -23,7 +24,7 @@ from edcache.writer import appender
 def made(steps: Callable[[], Any], base: dict[str, bytes] | None = None) -> dict[str, bytes]:
     """The files that some steps leave."""
     disk = MemoryDisk(base)
-    with calls.replace_system(disk):
+    with replace_system(disk):
         steps()
     return disk.files()
 

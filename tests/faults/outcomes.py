@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from disk import MemoryDisk
+from systems import replace_system
 
 from edcache import EdcacheError
 from edcache.format.tables import ChunkTable
@@ -71,7 +72,7 @@ class Outcomes:
             return self._run(files, rebooted)
         if not self.asked % DOUBTED:
             again = MemoryDisk(files, rebooted)
-            with calls.replace_system(again):
+            with replace_system(again):
                 assert self.program(again) == leaf.outcome
             assert again.files() == disk.files()
         return leaf.outcome, disk
@@ -79,7 +80,7 @@ class Outcomes:
     def _run(self, files: dict[str, bytes], rebooted: bool) -> tuple[Any, MemoryDisk]:
         self.runs += 1
         disk = _Traced(files, rebooted)
-        with calls.replace_system(disk):
+        with replace_system(disk):
             outcome = self.program(disk)
         self.named |= disk.named
         _plant(self._root, disk.trace, _Leaf(outcome, 0))
@@ -119,7 +120,7 @@ class Parts:
     def _run(self, files: dict[str, bytes], rebooted: bool) -> tuple[Any, list[Any]]:
         self.runs += 1
         disk = _Traced(files, rebooted)
-        with calls.replace_system(disk), self.program() as (outcome, count):
+        with replace_system(disk), self.program() as (outcome, count):
             leaf = _plant(self._root, disk.trace, _Leaf(outcome, count))
             parts = []
             for number, root in enumerate(leaf.parts):

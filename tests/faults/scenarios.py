@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from disk import MemoryDisk
+from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.format.tables import Failure
-from edcache.storage import calls
 from edcache.writer import appender
 from edcache.writer.appender import Appender
 
@@ -316,13 +316,13 @@ class Recording:
 def record(scenario: Scenario) -> Recording:
     disk = MemoryDisk()
     before = Notes(disk)
-    with calls.replace_system(disk):
+    with replace_system(disk):
         for step in scenario.before:
             step(before)
     base = disk.files()
     watched = MemoryDisk(base)
     notes = Notes(watched)
-    with calls.replace_system(watched):
+    with replace_system(watched):
         scenario.step(notes)
     assert not watched.open_files
     return Recording(scenario, base, watched, before, notes)

@@ -31,6 +31,7 @@ from scenarios import (
     sample,
     write,
 )
+from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
@@ -40,7 +41,6 @@ from edcache.format import spec as format
 from edcache.format.spec import PAGE
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import file_session
-from edcache.storage import calls
 from edcache.writer import appender, log, recovery
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
@@ -283,7 +283,7 @@ class Laboratory:
         count, deeper = 0, []
         for state in chosen:
             disk = MemoryDisk(state.files, state.rebooted)
-            with calls.replace_system(disk):
+            with replace_system(disk):
                 self.filler.program(disk)
             again = list(killed(state.files, disk.journal, state.rebooted))
             if not is_killed:
@@ -366,7 +366,7 @@ def test_what_is_synced_when_is_what_the_table_says(
     def is_synced() -> bool:
         return disk.journal[-1][0] == "sync"
 
-    with calls.replace_system(disk):
+    with replace_system(disk):
         w = CacheWriter(PATH, "a", sync=sync, **OPTIONS)
         timed = w._appender._log.timed
         for index in range(3):
@@ -387,7 +387,7 @@ def test_labels_are_on_the_disk_once_they_are_added(
 ) -> None:
     monkeypatch.setattr(appender, "_MOST_BEHIND_SEAL", most)
     disk = MemoryDisk()
-    with calls.replace_system(disk):
+    with replace_system(disk):
         write(Notes(disk), range(3), seal=seal)
         cache = CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
         for change in (lambda: cache.add_labels("z", [1, 2, 3]), lambda: cache.drop_labels("z")):

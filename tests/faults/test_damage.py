@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, read_all, sample
+from systems import replace_system
 
 import edcache
 from edcache import CacheWriter
 from edcache.errors import CorruptArchiveError
 from edcache.format.spec import PAGE
-from edcache.storage import calls
 
 
 def archive(seal: bool, sync: Any = "seal") -> bytes:
     disk = MemoryDisk()
-    with calls.replace_system(disk):
+    with replace_system(disk):
         w = CacheWriter(PATH, chunk_size=3, **(OPTIONS | {"sync": sync}))
         w.extend(sample(index) for index in range(9))
         w.close() if seal else w.abort()
@@ -40,7 +40,7 @@ def test_what_was_synced_behind_damage_is_never_cut(
 ) -> None:
     data = damaged(archive(seal, sync), chunk)
     disk = MemoryDisk({PATH: data}, rebooted)
-    with calls.replace_system(disk):
+    with replace_system(disk):
         told = f"no entry fits at offset {PAGE * (1 + chunk):,}, but .* follows"
         with pytest.raises(CorruptArchiveError, match=told):
             CacheWriter(PATH, "a")
@@ -56,7 +56,7 @@ def test_what_was_synced_behind_damage_is_never_cut(
 def test_what_a_power_cut_left_behind_a_torn_header_is_cut() -> None:
     """Nothing says that it was synced, and the machine started since: an ordinary loss, computed again."""
     disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)}, rebooted=True)
-    with calls.replace_system(disk):
+    with replace_system(disk):
         with CacheWriter(PATH, "a", publish_seconds=None, chunk_size=3) as w:
             assert w.next_index == 3
             w.extend(sample(index) for index in range(3, 9))
@@ -66,7 +66,7 @@ def test_what_a_power_cut_left_behind_a_torn_header_is_cut() -> None:
 
 def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either() -> None:
     disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)})
-    with calls.replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache repair"):
+    with replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache repair"):
         CacheWriter(PATH, "a")
 
 
@@ -79,7 +79,7 @@ def test_damage_where_nothing_can_be_written_is_told_as_damage() -> None:
 
     data = damaged(archive(seal=True), 1)
     disk = ReadOnly({PATH: data})
-    with calls.replace_system(disk):
+    with replace_system(disk):
         with pytest.raises(CorruptArchiveError, match="before its seal .*edcache repair"):
             edcache.CachedDataset([sample(index) for index in range(9)], PATH, in_memory_keys=["y"])
         assert not disk.open_files
@@ -90,7 +90,7 @@ def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_
     disk = MemoryDisk({PATH: data}, rebooted=True)
     source = [sample(index) for index in range(9)]
     options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False, "fingerprint": False}
-    with calls.replace_system(disk):
+    with replace_system(disk):
         with pytest.raises(CorruptArchiveError, match=f"ends at offset {2 * PAGE:,}, before its seal"):
             edcache.Reader(PATH, io="pread").head  # noqa: B018
         assert disk.files()[PATH] == data

@@ -12,12 +12,11 @@ from disk import MemoryDisk
 from outcomes import CALLS
 from scale import thinned
 from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Scenario, newest, read_all, record, sample
-from systems import routed
+from systems import replace_system, routed
 
 import edcache
 from edcache import CacheWriter, EdcacheError
 from edcache.errors import StorageError
-from edcache.storage import calls
 
 pytestmark = pytest.mark.spread
 
@@ -99,7 +98,7 @@ def _short(name: str, plain: Any, arguments: tuple[Any, ...]) -> Any:
 
 
 def run(scenario: Scenario, disk: MemoryDisk, notes: Notes) -> BaseException | None:
-    with calls.replace_system(disk):
+    with replace_system(disk):
         try:
             scenario.step(notes)
         except BaseException as error:
@@ -115,7 +114,7 @@ def aftermath(scenario: Scenario, disk: MemoryDisk, published: list[tuple[int, i
     if disk.locked:
         yield f"left locked: {disk.locked}"
     calm = MemoryDisk(disk.files())
-    with calls.replace_system(calm):
+    with replace_system(calm):
         certain = newest(published)
         if certain or PATH in calm.names:
             try:
@@ -182,7 +181,7 @@ def test_a_failed_sync_ends_a_writer_and_is_not_tried_again(sync: Any) -> None:
     disk = FailingDisk({})
     disk.fails = lambda name: name == "sync" and len(disk.files()[PATH]) > 4096  # type: ignore[method-assign]
     disk.error = errno.EIO
-    with calls.replace_system(disk):
+    with replace_system(disk):
         w = CacheWriter(PATH, **(OPTIONS | {"sync": sync}))
         w.write(0, sample(0))
         with pytest.raises(StorageError, match="Input/output error"):

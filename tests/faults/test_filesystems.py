@@ -25,7 +25,7 @@ import scenarios
 from processes import Child, Told
 from scale import scaled, seeded
 from scenarios import OPTIONS, read_all, sample, write
-from systems import HANGS, Rebooted, routed
+from systems import HANGS, Rebooted, replace_system, routed
 
 import edcache
 from edcache import CacheWriter, EdcacheError, storage
@@ -286,7 +286,7 @@ def test_what_is_durable_by_the_promise_outlives_a_crash_of_the_file_system(
         assert code in (0, 1, -signal.SIGKILL)
         told = child.told(heard)
         certain += bool(told)
-        with calls.replace_system(Rebooted()):
+        with replace_system(Rebooted()):
             problems += [f"crash {number}: {problem}" for problem in _problems(told, step is compact)]
         shutil.rmtree(folder)
     assert problems == []

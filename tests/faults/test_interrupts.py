@@ -12,9 +12,9 @@ import pytest
 from disk import MemoryDisk
 from operations import Aftermath, Operation, operations
 from scale import SCALE, thinned
+from systems import replace_system
 
 import edcache
-from edcache.storage import calls
 
 pytestmark = pytest.mark.spread
 
@@ -64,7 +64,7 @@ def test_an_interrupt_at_any_instruction_leaves_all_as_it_was_or_done(
     operation: Operation, tally: Any
 ) -> None:
     counted = Interrupt(0)
-    with calls.replace_system(MemoryDisk(operation.base)):
+    with replace_system(MemoryDisk(operation.base)):
         made = operation.prepare()
         result = counted.run(operation.act, made)
         for opened in (made, result):
@@ -75,7 +75,7 @@ def test_an_interrupt_at_any_instruction_leaves_all_as_it_was_or_done(
     step = max(1, round(counted.count / (1_700 * SCALE)))
     for n in range(1, counted.count + 1, step):
         disk = MemoryDisk(operation.base)
-        with calls.replace_system(disk):
+        with replace_system(disk):
             made, interrupt = operation.prepare(), Interrupt(n)
             try:
                 result = interrupt.run(operation.act, made)

@@ -17,9 +17,9 @@ import pytest
 from disk import MemoryDisk
 from operations import Aftermath, Operation, operations
 from scale import SCALE, thinned
+from systems import replace_system
 
 from edcache import EdcacheError
-from edcache.storage import calls
 
 pytestmark = pytest.mark.spread
 
@@ -36,7 +36,7 @@ SECONDS = 300
 def _attempt(operation: Operation, first: int, last: int) -> tuple[MemoryDisk, Any, BaseException | None]:
     """The allocations [first, last) of the act fail."""
     disk = MemoryDisk(operation.base)
-    with calls.replace_system(disk):
+    with replace_system(disk):
         made, raised, result = operation.prepare(), None, None
         testcapi.set_nomemory(first, last)
         try:
@@ -54,7 +54,7 @@ def _needs(operation: Operation) -> int:
     """How many allocations the act makes, about."""
 
     def attempt(count: int, out: IO[str]) -> None:
-        with calls.replace_system(MemoryDisk(operation.base)):
+        with replace_system(MemoryDisk(operation.base)):
             operation.act(operation.prepare())
         print(_attempt(operation, count, count + BURST)[2] is None, file=out)
 
@@ -79,7 +79,7 @@ ALLOWED = (MemoryError, SystemError, EdcacheError)
 
 def _try_all(operation: Operation, points: list[tuple[int, int]], out: IO[str]) -> None:
     """Runs in a child: fails allocations at points (first, how many), and writes a line for each."""
-    with calls.replace_system(MemoryDisk(operation.base)):
+    with replace_system(MemoryDisk(operation.base)):
         operation.act(operation.prepare())  # what is made once is made now
     aftermath = Aftermath(operation)
     for first, length in points:
@@ -87,7 +87,7 @@ def _try_all(operation: Operation, points: list[tuple[int, int]], out: IO[str]) 
         found = []
         if raised is not None and not isinstance(raised, ALLOWED):
             found.append(f"raised {raised!r}")
-        with calls.replace_system(disk):
+        with replace_system(disk):
             # Letting go takes a little memory too. Where there is none for that either, an end of the
             # process or of the objects lets go.
             for what in aftermath.of(disk, made):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, sample
-from systems import Full
+from systems import Full, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader
@@ -23,7 +23,6 @@ from edcache.format.chain import read_table
 from edcache.format.spec import PAGE, Cursor, Head, Header
 from edcache.format.tables import Records, pack_chunk_table
 from edcache.labels.label_spec import LabelSpec
-from edcache.storage import calls
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
@@ -170,7 +169,7 @@ def operations(disk: MemoryDisk) -> list[tuple[str, int]]:
 @pytest.mark.parametrize("sync", ["never", "seal", "chunk"])
 def test_a_new_archive_has_its_head_and_its_name_on_the_disk_before_its_first_chunk(sync: str) -> None:
     disk = MemoryDisk()
-    with calls.replace_system(disk), CacheWriter(PATH, sync=sync, publish_seconds=None) as w:
+    with replace_system(disk), CacheWriter(PATH, sync=sync, publish_seconds=None) as w:
         w.append(sample(0))
     done = [name if name != "write" else f"write {offset > 0}" for name, offset in operations(disk)]
     before = done[: done.index("write True")]
@@ -184,7 +183,7 @@ def test_a_new_archive_has_its_head_and_its_name_on_the_disk_before_its_first_ch
 
 def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> None:
     disk = MemoryDisk()
-    with calls.replace_system(disk):
+    with replace_system(disk):
         for mode in ("x", "w"):
             with CacheWriter(PATH, mode, publish_seconds=None) as w:
                 w.append(sample(0))
@@ -195,7 +194,7 @@ def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> N
 
 def test_a_dictionary_is_synced_before_anything_is_written_behind_it() -> None:
     disk = MemoryDisk()
-    with calls.replace_system(disk):
+    with replace_system(disk):
         w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
         for index in range(16):
             w.write(index, sample(index))
@@ -219,7 +218,7 @@ class SyncFailsOnce(MemoryDisk):
 
 def test_after_a_failed_sync_an_open_writer_publishes_nothing_more() -> None:
     disk = SyncFailsOnce()
-    with calls.replace_system(disk):
+    with replace_system(disk):
         w = CacheWriter(PATH, **(OPTIONS | {"sync": "chunk"}))
         w.write(0, sample(0))
         disk.fails = True
@@ -271,7 +270,7 @@ class InterruptsOnce(MemoryDisk):
 def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -> None:
     """Appended samples would get other indices the second time, and be there twice."""
     disk = InterruptsOnce()
-    with calls.replace_system(disk):
+    with replace_system(disk):
         w = CacheWriter(PATH, publish_seconds=None)
         for index in range(3):
             w.append({"x": index})
@@ -293,7 +292,7 @@ def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
     w = CacheWriter(path, "a", publish_seconds=None)
     w.append({"x": 1})
     with (
-        calls.replace_system(Full(1)),
+        replace_system(Full(1)),
         pytest.raises(StorageError, match="No space left on device"),
     ):
         w.flush()

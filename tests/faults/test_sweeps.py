@@ -12,12 +12,12 @@ from disk import MemoryDisk
 from outcomes import Outcomes
 from scale import scaled, seeded
 from scenarios import PATH, version_of
+from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import spec as format
 from edcache.format.tables import Failure
-from edcache.storage import calls
 from edcache.writer.appender import Appender
 
 pytestmark = [pytest.mark.full, pytest.mark.spread]
@@ -32,7 +32,7 @@ def every_kind() -> bytes:
     from scenarios import OPTIONS, sample
 
     disk = MemoryDisk()
-    with calls.replace_system(disk):
+    with replace_system(disk):
         w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
         for index in range(8):
             w.write(index, sample(index))
@@ -127,7 +127,7 @@ def test_every_flipped_bit_is_found_and_never_read(original: bytes, part: int, t
             data[offset] ^= 1 << bit
             files = {PATH: bytes(data)}
             wrong += [f"byte {offset}, bit {bit}: {what}" for what in reader.of(files, rebooted=False)[0]]
-            with calls.replace_system(MemoryDisk(files)):
+            with replace_system(MemoryDisk(files)):
                 if not is_found():
                     wrong.append(f"byte {offset}, bit {bit}: verify says sound")
     assert not wrong, "\n".join([f"{len(wrong)} of {size * 8}", *wrong[:20]])
@@ -142,7 +142,7 @@ def test_every_shorter_file_is_found_or_is_what_it_was_once(original: bytes, par
     lengths = some(f"lengths {part}", range(part, size, 2))
     for length in lengths:
         disk = MemoryDisk({PATH: original[:length]})
-        with calls.replace_system(disk):
+        with replace_system(disk):
             wrong += [f"cut to {length}: {what}" for what in reads_wrong(disk) if "samples" not in what]
             try:
                 report = edcache.verify(PATH)

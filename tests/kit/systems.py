@@ -10,8 +10,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,16 @@ from edcache.storage import calls
 HANGS = 60
 CALLS = [name for name in vars(storage.System) if not name.startswith("_")]
 CHANGES = "pwrite", "truncate", "sync", "sync_directory", "replace", "remove"
+
+
+@contextmanager
+def replace_system(other: storage.System) -> Iterator[storage.System]:
+    """Route every file operation of the package through `other` inside the block."""
+    before, calls.system = calls.system, other
+    try:
+        yield other
+    finally:
+        calls.system = before
 
 
 def routed(names: Iterable[str]) -> Callable[[type[Any]], type[Any]]:
@@ -133,7 +143,7 @@ def in_child(step: Callable[[], Any], system: storage.System | None = None) -> i
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)  # says where it hangs
         signal.alarm(HANGS)
-        with calls.replace_system(system or calls.system):
+        with replace_system(system or calls.system):
             step()
         code = 0
     except BaseException:

@@ -49,7 +49,6 @@ def collect(*values, key="y"):
 )
 def test_parse_names_the_columns(keys, names):
     assert LabelSpec.parse(keys).names == names
-    assert len(LabelSpec.parse(keys)) == len(names)
 
 
 REFUSED = [
@@ -90,7 +89,6 @@ def test_what_is_refused_is_refused_of_a_complete_cache_too(tmp_path, keys, mess
 def test_json_record_names_paths_and_hides_callables():
     spec = LabelSpec.parse({"a": "x.y", "b": 3, "c": ("t", 0), "d": len})
     assert spec.to_json() == {"a": "x.y", "b": 3, "c": ["t", 0], "d": None}
-    assert "x.y" in repr(spec)
 
 
 def test_spec_pickles():

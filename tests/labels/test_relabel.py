@@ -21,6 +21,7 @@ import pytest
 import reference
 import torch
 from scale import scaled, seeded
+from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
@@ -33,7 +34,6 @@ from edcache.errors import (
     OptionError,
     UnknownLabelError,
 )
-from edcache.storage import calls
 
 
 def sample(index):
@@ -542,7 +542,7 @@ def test_an_archive_that_cannot_be_written_says_what_to_do(path, monkeypatch):
             super().open(path, flags, into)
 
     ds = opened(path)
-    with calls.replace_system(ReadOnly()), pytest.raises(StorageError) as raised:
+    with replace_system(ReadOnly()), pytest.raises(StorageError) as raised:
         ds.add_labels("new", range(10))
     assert str(raised.value) == (
         f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where you may "
@@ -811,7 +811,7 @@ def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_pat
             super().sync(fd)
 
     cache = CachedDataset([{"x": i} for i in range(5)], tmp_path / "a.zip", lazy=True, sync=sync)
-    with calls.replace_system(Counting()) as system:
+    with replace_system(Counting()) as system:
         cache.add_labels("z", {0: 7})
     assert not cache.reader.sealed
     assert (system.syncs > 0) == (sync == "seal")

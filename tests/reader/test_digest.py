@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from systems import replace_system
 from torch.utils.data import DataLoader
 
 import edcache
@@ -23,7 +24,6 @@ from edcache.errors import (
     OptionError,
     StaleArchiveError,
 )
-from edcache.storage import calls
 
 WRONG = "sha256:" + "ab" * 32
 
@@ -146,7 +146,7 @@ def test_the_descriptor_that_was_hashed_is_the_one_that_is_read(path):
                 os.replace(other, path)
             return super().pread(fd, nbytes, offset)
 
-    with calls.replace_system(Swapping()) as system:
+    with replace_system(Swapping()) as system:
         cache = CachedDataset.from_cache(path, expected_digest=digest)
         assert len(cache) == 20
         assert [cache[i]["y"] for i in range(20)] == [i % 3 for i in range(20)]
@@ -157,7 +157,7 @@ def test_the_descriptor_that_was_hashed_is_the_one_that_is_read(path):
 def test_a_copy_in_another_process_hashes_nothing(path):
     digest = write(path, count=200)
     cache = CachedDataset.from_cache(path, expected_digest=digest)
-    with calls.replace_system(Counting()) as system:
+    with replace_system(Counting()) as system:
         copy = pickle.loads(pickle.dumps(cache))
         assert copy[7]["x"].tolist() == [7] * 300
     assert isinstance(system, Counting)

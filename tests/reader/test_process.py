@@ -20,13 +20,12 @@ import numpy as np
 import pytest
 import torch
 from descriptors import needs_proc, open_files
-from systems import CALLS, routed
+from systems import CALLS, replace_system, routed
 from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.errors import ArchiveClosedError, MissingSampleError, StaleArchiveError
-from edcache.storage import calls
 
 MODULE = '''
 import numpy as np
@@ -525,7 +524,7 @@ def test_an_archive_that_changes_at_any_moment_of_opening_it_is_never_called_dam
         n += 1
         shutil.copy(base, path)
         system = Meanwhile(n, lambda: action(path))
-        with calls.replace_system(system):
+        with replace_system(system):
             assert look(path) in (list(range(10)), list(range(13)))
     assert n > 10
 
@@ -562,7 +561,7 @@ def values(path: Path) -> str:
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_torn_tail_that_is_cut_while_a_reader_opens_is_nothing_to_it(torn: Path, n: int) -> None:
     def read() -> str:
-        with calls.replace_system(Shrinking(torn, torn.stat().st_size - 5000, n)):
+        with replace_system(Shrinking(torn, torn.stat().st_size - 5000, n)):
             return values(torn)
 
     # No answer means that a signal killed the child.

@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from systems import Refusing
+from systems import Refusing, replace_system
 
 from edcache import CachedDataset, storage
 from edcache.errors import ArchiveExistsError, ArchiveLockedError, ArchiveNotFoundError, StorageError
@@ -80,7 +80,7 @@ def test_short_writes_and_reads_are_completed(path):
         def pread(self, fd, nbytes, offset):
             return super().pread(fd, min(nbytes, 2), offset)
 
-    with calls.replace_system(Short()):
+    with replace_system(Short()):
         file = File.open(path, "x")
         file.pwrite(0, b"0123456789")
         assert file.pread(1, 8) == b"12345678"
@@ -127,7 +127,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
         "copy_permissions": lambda: storage.copy_permissions("a.zip", path),
     }
     with (
-        calls.replace_system(Refusing(errno.ENOSPC, call)),
+        replace_system(Refusing(errno.ENOSPC, call)),
         pytest.raises(StorageError, match=message) as caught,
     ):
         tried[call]()
@@ -139,7 +139,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
 @pytest.mark.parametrize("code", [errno.EDEADLK, errno.ETIMEDOUT])
 def test_a_lock_that_the_system_gives_up_on_is_one_that_another_process_holds(path, code):
     file = File.open(path, "x")
-    with calls.replace_system(Refusing(code, "lock")), pytest.raises(ArchiveLockedError) as caught:
+    with replace_system(Refusing(code, "lock")), pytest.raises(ArchiveLockedError) as caught:
         file.lock(LOCK_APPEND)
     assert (str(caught.value), caught.value.errno) == (f"{path}: locking it: {os.strerror(code)}", code)
     file.close()
@@ -188,7 +188,7 @@ def test_the_next_data_is_never_behind_the_first_byte_that_was_written(path):
     assert file.next_data((1 << 20) + 1) == (1 << 20) + 1
     assert file.next_data(1 << 30) == (1 << 20) + 4
 
-    with calls.replace_system(Refusing(errno.EINVAL, "next_data")):
+    with replace_system(Refusing(errno.EINVAL, "next_data")):
         assert file.next_data(77) == 77
     file.close()
 
@@ -324,7 +324,7 @@ def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
             return self.when
 
     file, system = File.open(path, "x"), Booted()
-    with calls.replace_system(system):
+    with replace_system(system):
         assert not storage.written_since_boot(file)
         for when, expected in ((file.modified() - 100, True), (file.modified() + 100, False)):
             system.when = when
@@ -334,7 +334,7 @@ def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
 
 def test_the_system_is_put_back_after_an_error():
     before = calls.system
-    with pytest.raises(ValueError, match="stop"), calls.replace_system(storage.System()) as other:
+    with pytest.raises(ValueError, match="stop"), replace_system(storage.System()) as other:
         assert calls.system is other
         raise ValueError("stop")
     assert calls.system is before
@@ -347,20 +347,20 @@ def test_a_refused_open_keeps_its_errno_and_file_name(path):
         def open(self, path, flags, into):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
 
-    with calls.replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
+    with replace_system(Refusing()), pytest.raises(StorageError, match="opening it: Perm") as caught:
         File.open(path, "a")
     assert (caught.value.errno, caught.value.filename) == (errno.EACCES, path)
 
 
 @pytest.mark.parametrize("code", [errno.EINVAL, errno.EACCES])
 def test_a_folder_that_cannot_be_synced_is_no_error(path, code):
-    with calls.replace_system(Refusing(code, "sync_directory")):
+    with replace_system(Refusing(code, "sync_directory")):
         storage.sync_directory(os.path.dirname(path))
 
 
 def test_a_folder_whose_sync_fails_is_an_error(path):
     with (
-        calls.replace_system(Refusing(errno.EIO, "sync_directory")),
+        replace_system(Refusing(errno.EIO, "sync_directory")),
         pytest.raises(StorageError, match="syncing the folder") as caught,
     ):
         storage.sync_directory(os.path.dirname(path))
@@ -376,7 +376,7 @@ def test_a_name_that_is_taken_by_a_folder_above_is_an_error(tmp_path):
 def test_where_nothing_can_be_locked_one_process_fills_and_says_so(tmp_path):
     path = tmp_path / "a.zip"
     with (
-        calls.replace_system(Refusing(errno.ENOLCK, "lock", "unlock", "is_locked")),
+        replace_system(Refusing(errno.ENOLCK, "lock", "unlock", "is_locked")),
         pytest.warns(RuntimeWarning, match="a.zip: its file system has no byte locks, so that"),
     ):
         ds = CachedDataset(list(range(300)), path, num_workers=2)
@@ -418,7 +418,7 @@ def test_a_shared_lock_is_shared_with_those_who_only_read_and_with_nobody_else(p
 def test_a_file_system_without_locks_shares_without_one(path):
     file = File.open(path, "x")
     system = Refusing(errno.ENOLCK, "share")
-    with calls.replace_system(system), pytest.warns(RuntimeWarning, match="has no byte locks"):
+    with replace_system(system), pytest.warns(RuntimeWarning, match="has no byte locks"):
         file.share(3)
     assert not file.can_lock
 

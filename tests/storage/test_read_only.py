@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
-from edcache.storage import calls
 
 KINDS = ["sealed", "unsealed", "torn"]
 
@@ -136,7 +136,7 @@ class ReadOnly(storage.System):
 def test_nothing_but_reading_is_asked_of_the_system(tmp_path, kind):
     path = tmp_path / "a.zip"
     make(path, kind)
-    with calls.replace_system(ReadOnly(path)):
+    with replace_system(ReadOnly(path)):
         cache = CachedDataset.from_cache(path, allow_partial=True)
         assert [cache[i]["x"][0] for i in range(10)] == list(range(10))
         assert cache.labels["y"].tolist() == [i % 3 for i in range(10)]

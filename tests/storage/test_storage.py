@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
 from scale import scaled
-from systems import Refusing
+from systems import Refusing, replace_system
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
@@ -30,7 +30,6 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.storage import calls
 
 CHOICES = ["mmap", "pread", "auto"]
 COUNT = 12
@@ -480,7 +479,7 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
     order = [30, 3, 17, 4]
     offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
     extent = {k: (int(offset[k]), int(offset[k] + nbytes[k])) for k in order}
-    with calls.replace_system(Kernel(is_cached=False)) as kernel:
+    with replace_system(Kernel(is_cached=False)) as kernel:
         batch = ds.batch(order)
     assert kernel.announced == [extent[30], (extent[3][0], extent[4][1]), extent[17]]
     assert batch["x"][:, 0].tolist() == order
@@ -490,7 +489,7 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
 def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
     ds = CachedDataset.from_cache(large, io=io)
     offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
-    with calls.replace_system(Kernel(is_cached=False)) as kernel:
+    with replace_system(Kernel(is_cached=False)) as kernel:
         assert ds[7]["x"][0] == 7
         # A pass of one record: what follows will be asked for next.
         end = int(offset[7] + 2 * nbytes[7])
@@ -499,14 +498,14 @@ def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
 
 def test_the_headers_of_a_cold_archive_are_announced_before_they_are_read(path):
     headers = [e.fields["offset"] for e in reference.entries(path)]
-    with calls.replace_system(Kernel(is_cached=False)) as kernel:
+    with replace_system(Kernel(is_cached=False)) as kernel:
         assert len(CachedDataset.from_cache(path)) == 60
     assert kernel.announced == [(offset, offset + 192) for offset in headers]
 
 
 def test_a_pass_in_file_order_is_announced_ahead(large):
     ds = CachedDataset.from_cache(large)
-    with calls.replace_system(Kernel(is_cached=False)) as kernel:
+    with replace_system(Kernel(is_cached=False)) as kernel:
         ds.batch(range(4, 8))
     (start, end), offset = kernel.announced[0], ds.reader.records.offset
     assert len(kernel.announced) == 1
@@ -518,14 +517,14 @@ def test_only_what_a_projection_reads_is_announced(large, tmp_path):
     with CacheWriter(tmp_path / "b.zip") as w:
         w.extend({"x": torch.zeros(300_000), "y": torch.full((40_000,), k)} for k in range(6))
     ds = CachedDataset.from_cache(tmp_path / "b.zip")
-    with calls.replace_system(Kernel(is_cached=False)) as kernel:
+    with replace_system(Kernel(is_cached=False)) as kernel:
         assert ds.select("y").batch([4, 1])["y"][:, 0].tolist() == [4, 1]
     assert [end - start for start, end in kernel.announced] == [320_000] * 2
 
 
 def test_what_is_cached_is_not_announced_and_soon_seldom_asked_for(large):
     ds = CachedDataset.from_cache(large)
-    with calls.replace_system(Kernel(is_cached=True)) as kernel:
+    with replace_system(Kernel(is_cached=True)) as kernel:
         for _ in range(50):
             ds.batch([5, 1])
         assert kernel.announced == []
@@ -541,7 +540,7 @@ def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch)
     def refuse(self, fd, offsets):
         raise OSError(95, "Operation not supported")
 
-    with calls.replace_system(Kernel(is_cached=False)) as kernel:
+    with replace_system(Kernel(is_cached=False)) as kernel:
         monkeypatch.setattr(Kernel, "pread_cached", refuse)
         assert ds.batch([7])["x"][0, 0] == 7
     assert kernel.announced == []
@@ -550,7 +549,7 @@ def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch)
 def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monkeypatch):
     monkeypatch.setattr(storage.file, "_CAN_TELL_CACHED", False)
     monkeypatch.setattr(storage.file, "_CAN_ADVISE", False)
-    with calls.replace_system(Kernel(is_cached=False)) as kernel:
+    with replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
         ds.reader.session.file.will_need([(0, 4096)])
@@ -559,7 +558,7 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
 
 def test_a_file_that_cannot_be_mapped_says_what_reads_it(path):
     message = f'{path}: mapping {os.path.getsize(path):,} bytes: No such device; io="pread" reads it without'
-    with calls.replace_system(Refusing(errno.ENODEV, "map")):
+    with replace_system(Refusing(errno.ENODEV, "map")):
         with pytest.raises(StorageError) as caught:
             CachedDataset.from_cache(path)
         assert str(caught.value) == message

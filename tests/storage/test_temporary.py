@@ -9,12 +9,11 @@ import time
 import fsspec
 import pytest
 from click.testing import CliRunner
-from systems import Killing, ended, in_child
+from systems import Killing, ended, in_child, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
-from edcache.storage import calls
 from edcache.writer import temporary
 
 COUNT = 30
@@ -101,7 +100,7 @@ def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
     make(counting)
 
     steps = Killing()
-    with calls.replace_system(steps):
+    with replace_system(steps):
         OPERATIONS[name](counting)
     later = range(3, steps.count + 1)
     some = [1, 2, *sorted(random.Random(name).sample(later, min(4, len(later))))]

@@ -13,7 +13,7 @@ import pytest
 import reference
 from golden_samples import same
 from scale import scaled, seeded
-from systems import Full, Rebooted, killed_at
+from systems import Full, Rebooted, killed_at, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -29,7 +29,6 @@ from edcache.errors import (
 )
 from edcache.format import spec as format
 from edcache.format.spec import Head
-from edcache.storage import calls
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 
@@ -293,7 +292,7 @@ def test_a_full_disk_leaves_the_archive_as_it_was_and_nothing_beside_it(path, in
     for writes in range(100):
         raised: StorageError | None = None
         try:
-            with calls.replace_system(Full(writes)):
+            with replace_system(Full(writes)):
                 edcache.compact(path, target)
         except StorageError as error:
             raised = error
@@ -358,7 +357,7 @@ def test_what_a_power_cut_took_is_left_out(path):
     )
     path.write_bytes(data)
 
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         edcache.compact(path, allow_partial=True)
     check(path, {i: sample(i) for i in (0, 1, 2, 3, 8, 9, 10, 11)})
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from cli_runner import RUNNER
+from systems import replace_system
 
 from edcache import CachedDataset, CacheWriter, Reader, storage
 from edcache.cli import main
@@ -28,16 +29,15 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.format import spec as format
-from edcache.storage import calls
 from edcache.storage.file import File
 from edcache.tools.housekeeping import (
     Listed,
     archives_in,
     check_deletable,
     delete,
-    in_use,
     look_at,
     plan_pruning,
+    why_not_now,
 )
 from edcache.writer.store import AnyAppender
 
@@ -321,7 +321,7 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
             super().open(path, flags, into)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    with calls.replace_system(Refusing()):
+    with replace_system(Refusing()):
         lines = run("caches").stdout.splitlines()
     assert lines[1].split()[0] == "sound.zip"
     problems = sorted(lines[2:-1])
@@ -373,7 +373,7 @@ def test_a_file_that_goes_while_it_is_listed_is_left_out(cache: Path) -> None:
                 doomed.unlink(missing_ok=True)
             super().open(path, flags, into)
 
-    with calls.replace_system(Racing()):
+    with replace_system(Racing()):
         assert [listed.path for listed in archives_in(cache)] == [str(cache / "a.zip")]
 
 
@@ -404,18 +404,18 @@ def test_without_archives_or_without_the_folder(cache: Path, tmp_path: Path) -> 
 )
 def test_a_file_is_in_use_while_one_of_its_locks_is_held(tmp_path: Path, start: int) -> None:
     path = archive(tmp_path / "a.zip")
-    assert not in_use(path)
+    assert why_not_now(str(path)) is None
     holder = File.open(path, "a")
     holder.lock(start)
-    assert in_use(path)
+    assert why_not_now(str(path)) == f"{path}: another process is filling it or appending to it"
     holder.unlock(start)
-    assert not in_use(path)
+    assert why_not_now(str(path)) is None
     holder.lock(format.LOCK_APPEND, 1 << 61)  # nothing was kept
     holder.close()
 
 
 def test_to_ask_makes_no_file(tmp_path: Path) -> None:
-    assert not in_use(tmp_path / "none.zip")
+    assert why_not_now(str(tmp_path / "none.zip")) is None
     assert list(tmp_path.iterdir()) == []
 
 
@@ -502,7 +502,7 @@ def test_where_locks_cannot_be_looked_at_only_force_deletes(tmp_path: Path) -> N
                 raise PermissionError(errno.EACCES, "Permission denied", path)
             super().open(path, flags, into)
 
-    with calls.replace_system(ReadOnly()):
+    with replace_system(ReadOnly()):
         with pytest.raises(ArchiveLockedError) as caught:
             check_deletable(path)
         assert str(caught.value) == (

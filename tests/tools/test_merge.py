@@ -264,7 +264,7 @@ def test_more_structures_than_an_archive_holds_are_refused(tmp_path):
         records = Records(one, one, zero, np.zeros(1, np.uint16), np.zeros(1, np.int64))
         appender = Appender.open(path, Head(bytes([k]) * 16), mode="x")
         schemas = [f"{k} {i}" for i in range(33_000)]
-        appender.append(Chunk(records, no_labels([]), schemas, memoryview(b""), b"", False))
+        appender.append(Chunk(records, no_labels([]), schemas, memoryview(b""), False))
         appender.seal()
         appender.close()
     text = "merge(): 66,000 structures of samples together, an archive holds 65,536"

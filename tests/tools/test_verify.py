@@ -6,11 +6,11 @@ import re
 import numpy as np
 import pytest
 import reference
+from systems import replace_system
 
 import edcache
 from edcache import CacheWriter, storage
 from edcache.format import spec as format
-from edcache.storage import calls
 
 KINDS = ["sealed", "grown", "unsealed", "torn", "sparse", "zstd", "zstd+dict", "empty", "no labels"]
 
@@ -171,10 +171,10 @@ def test_a_quick_look_reads_no_record(tmp_path):
             self.nbytes += len(found)
             return found
 
-    with calls.replace_system(Counting()) as quick:
+    with replace_system(Counting()) as quick:
         assert edcache.verify(path, quick=True).sound
     assert quick.nbytes < len(data) / 50
-    with calls.replace_system(Counting()) as whole:
+    with replace_system(Counting()) as whole:
         assert not edcache.verify(path).sound
     # Each byte once; headers and tables, which are little, more often.
     assert len(data) < whole.nbytes < 1.05 * len(data)
@@ -192,7 +192,7 @@ def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
             self.largest = max(self.largest, nbytes)
             return super().pread(fd, nbytes, offset)
 
-    with calls.replace_system(Measuring()) as system:
+    with replace_system(Measuring()) as system:
         report = edcache.verify(path)
     assert (report.sound, report.chunks) == (True, 1)
     assert system.largest <= 1 << 20
@@ -312,13 +312,13 @@ def test_an_archive_that_grows_while_it_is_verified_is_sound(tmp_path):
             found = super().pread(fd, nbytes, offset)
             if len(appended) < 6:
                 appended.append(offset)
-                with calls.replace_system(storage.System()):
+                with replace_system(storage.System()):
                     w = CacheWriter(path, "a")
                     w.append(sample(20))
                     w.close() if len(appended) % 2 else w.abort()
             return found
 
-    with calls.replace_system(Growing()):
+    with replace_system(Growing()):
         report = edcache.verify(path)
     assert (report.problems, len(appended)) == ([], 6)
     assert os.path.getsize(path) > report.nbytes

@@ -14,12 +14,11 @@ import pytest
 import torch
 from filled import computed, last_process, note, processes, stored_rows
 from scale import thinned
-from systems import Small
+from systems import Small, replace_system
 
 import edcache
 from edcache import CachedDataset, Reader
 from edcache.errors import OptionError, SourceError, StorageError, WorkerError
-from edcache.storage import calls
 
 COUNT = 150
 
@@ -310,7 +309,7 @@ def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log, s
 
 @SHARED
 def test_a_full_disk_of_a_task_is_the_error_that_it_is(path, log, shared):
-    with calls.replace_system(Small(20_000)), ThreadPoolExecutor(2) as executor:
+    with replace_system(Small(20_000)), ThreadPoolExecutor(2) as executor:
         with pytest.raises(StorageError, match="No space left on device") as caught:
             fill(Source(log), path, executor, shared_filesystem=shared, chunk_size=3)
         assert caught.value.errno == errno.ENOSPC

@@ -1,6 +1,6 @@
 """Whatever operation is the last one or the failing one, an archive stays whole up to there.
 
-The operations of a scenario are recorded once, through calls.replace_system. Then every prefix of
+The operations of a scenario are recorded once, through replace_system. Then every prefix of
 them is replayed into a file, which is what a killed process leaves, and every single one of them is
 made to fail.
 """
@@ -17,12 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 from scale import thinned
-from systems import Full, Rebooted
+from systems import Full, Rebooted, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, storage
 from edcache.errors import ArchiveNotFoundError, CorruptArchiveError, NotAnArchiveError, StorageError
-from edcache.storage import calls
 
 OPTIONS: dict[str, Any] = {"in_memory_keys": ["y"], "publish_seconds": None, "uuid": bytes(range(16))}
 
@@ -178,7 +177,7 @@ def test_a_process_killed_after_any_operation_leaves_everything_published(
     base = path.read_bytes() if path.exists() else b""
     recorder = Recorder()
     publications = [(0, begun)]
-    with calls.replace_system(recorder):
+    with replace_system(recorder):
         SCENARIOS[scenario][-1](path, lambda count: publications.append((len(recorder.operations), count)))
     total = readable(path)
     assert recorder.operations, "nothing was recorded"
@@ -214,7 +213,7 @@ def test_what_is_sealed_is_never_written_again(scenario: str, tmp_path: Path) ->
     prepare(scenario, path)
     size = path.stat().st_size if path.exists() else 0
     recorder = Recorder()
-    with calls.replace_system(recorder):
+    with replace_system(recorder):
         SCENARIOS[scenario][-1](path, lambda count: None)
     ends: list[int] = []
     for name, *arguments in recorder.operations:
@@ -228,7 +227,7 @@ def test_what_is_sealed_is_never_written_again(scenario: str, tmp_path: Path) ->
 
 def test_a_header_is_written_after_its_payload(tmp_path: Path) -> None:
     recorder = Recorder()
-    with calls.replace_system(recorder):
+    with replace_system(recorder):
         create(tmp_path / "order.zip", lambda count: None)
     writes = [(op[2], op[1]) for op in recorder.operations if op[0] == "pwrite"]
     headers = [
@@ -334,7 +333,7 @@ def test_any_one_failing_operation_is_one_error_and_loses_nothing(
         published = [begun]
         raised: BaseException | None = None
         try:
-            with calls.replace_system(system):
+            with replace_system(system):
                 SCENARIOS[scenario][-1](path, published.append)
         except BaseException as caught:
             raised = caught
@@ -385,7 +384,7 @@ def test_a_failed_append_leaves_a_sealed_archive_sealed(tmp_path: Path) -> None:
     w.append(sample(9))
 
     with (
-        calls.replace_system(Full()),
+        replace_system(Full()),
         pytest.raises(StorageError, match="No space left on device") as raised,
     ):
         w.flush()
@@ -402,7 +401,7 @@ def test_samples_of_a_failed_flush_are_not_dropped_in_silence(tmp_path: Path) ->
     for i in range(3):
         w.append(sample(i))
 
-    with calls.replace_system(Full()), pytest.raises(StorageError):
+    with replace_system(Full()), pytest.raises(StorageError):
         w.flush()
     try:
         w.append(sample(3))
@@ -426,7 +425,7 @@ def test_ctrl_c_while_publishing_keeps_what_was_computed(tmp_path: Path) -> None
             return super().pwrite(fd, data, offset)
 
     source = [sample(i) for i in range(30)]
-    with calls.replace_system(Interrupted()), pytest.raises(KeyboardInterrupt):
+    with replace_system(Interrupted()), pytest.raises(KeyboardInterrupt):
         CachedDataset(source, path, in_memory_keys=["y"], chunk_size=20)
     cache = CachedDataset.from_cache(path, allow_partial=True)
     assert cache.missing.tolist() == list(range(20, 30))
@@ -442,7 +441,7 @@ def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path:
         system = Failing(n, errno.EIO)
         raised = None
         try:
-            with calls.replace_system(system), CacheWriter(path, "w", **OPTIONS) as w:
+            with replace_system(system), CacheWriter(path, "w", **OPTIONS) as w:
                 w.append(sample(0))
         except EdcacheError as caught:
             raised = str(caught)
@@ -490,7 +489,7 @@ def test_a_chunk_lost_in_a_power_cut_is_missing_and_is_computed_again(tmp_path: 
     lost = [3 * nth, 3 * nth + 1, 3 * nth + 2]
     cache = CachedDataset.from_cache(path, allow_partial=True)
     assert [i for i in range(len(cache)) if i not in lost and not same(cache[i], i)] == []
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         w = CacheWriter(path, "a", publish_seconds=None)
         for i in lost:
             w.write(i, source[i])
@@ -507,7 +506,7 @@ def test_a_lost_chunk_stays_missing_when_the_writer_that_found_it_is_killed(tmp_
     w.extend(sample(i) for i in range(9))
     w.abort()
     _without_payload(path, "chunk", 1)
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         w = CacheWriter(path, "a", publish_seconds=None)
         w.write(9, sample(9))
         w.abort()
@@ -531,7 +530,7 @@ def test_a_lost_chunk_whose_table_survived_is_missing_too(tmp_path: Path) -> Non
     records = fields["offset"] + fields["nbytes"] + -(-fields["table_nbytes"] // 64) * 64
     data[records : fields["next"]] = bytes(fields["next"] - records)
     path.write_bytes(data)
-    with calls.replace_system(Rebooted()), CacheWriter(path, "a", publish_seconds=None):
+    with replace_system(Rebooted()), CacheWriter(path, "a", publish_seconds=None):
         pass
     assert CachedDataset.from_cache(path, allow_partial=True).missing.tolist() == [0, 1, 2]
     with CacheWriter(path, "a", publish_seconds=None) as w:
@@ -545,7 +544,7 @@ def test_a_dictionary_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Pat
     w.extend(sample(i) for i in range(20))
     w.abort()
     _without_payload(path, "dictionary")
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         with CacheWriter(path, "a", publish_seconds=None) as w:
             for i in range(20):
                 w.write(i, sample(i))
@@ -564,5 +563,5 @@ def test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Pat
     appender.close()
     _without_payload(path, "amendment")
     assert readable(path) == 6
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         continues(path, 6)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 import torch
-from systems import Small
+from systems import Small, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader
@@ -22,7 +22,6 @@ from edcache.errors import (
     StorageError,
     UnsupportedTypeError,
 )
-from edcache.storage import calls
 
 
 class Counted:
@@ -188,7 +187,7 @@ def test_a_slow_source_is_published_before_its_chunk_is_full(path):
 
 def test_a_full_disk_is_one_error_and_keeps_what_was_published(path):
     with (
-        calls.replace_system(Small(20_000)),
+        replace_system(Small(20_000)),
         pytest.raises(StorageError, match="a.zip: writing .* bytes at offset .*: No space left") as caught,
     ):
         CachedDataset(Counted(), path, chunk_size=2)

@@ -14,13 +14,12 @@ from multiprocessing import get_context
 import pytest
 import torch
 from filled import computed, note, stored_rows
-from systems import Small
+from systems import Small, replace_system
 from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, Reader
 from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
-from edcache.storage import calls
 from edcache.writer import lazy
 from edcache.writer.job import Job
 from edcache.writer.lazy import bytes_limit
@@ -290,7 +289,7 @@ def test_what_is_no_limit_is_refused(path, log, limit):
 
 
 def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
-    with calls.replace_system(Small(150_000)):
+    with replace_system(Small(150_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=2)
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
@@ -307,7 +306,7 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
 
 
 def test_a_full_disk_raises_where_asked(path, log):
-    with calls.replace_system(Small(50_000)):
+    with replace_system(Small(50_000)):
         ds = CachedDataset(Big(log), path, lazy=True, chunk_size=1, on_full="raise")
         with pytest.raises(StorageError, match="No space left on device"):
             for i in range(40):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from codec_samples import encoded_bytes
-from systems import Full, Rebooted
+from systems import Full, Rebooted, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, Reader, storage
@@ -37,7 +37,6 @@ from edcache.errors import (
 )
 from edcache.format import spec as format
 from edcache.labels.label_spec import LabelSpec
-from edcache.storage import calls
 from edcache.writer.appender import Appender
 from edcache.writer.log import TimedSync
 from edcache.writer.publisher import ChunkEncoder, Publisher
@@ -353,7 +352,7 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
                 first.close()
             super().lock(fd, start, length, wait)
 
-    with calls.replace_system(LateLock()):
+    with replace_system(LateLock()):
         second = CacheWriter(path, "w")
     assert contents(path) == {0: "first"}
     second.append("second")
@@ -373,7 +372,7 @@ def test_sync_says_how_often_the_file_is_synced(path, sync, publishing, at_least
             self.count += 1
             super().sync(fd)
 
-    with calls.replace_system(Counting()) as system, CacheWriter(path, sync=sync, chunk_size=2) as w:
+    with replace_system(Counting()) as system, CacheWriter(path, sync=sync, chunk_size=2) as w:
         assert system.count == 1  # the head, always
         w.extend(range(8))
         w.flush()
@@ -399,7 +398,7 @@ def test_what_is_published_is_synced_within_the_seconds(path):
             if os.fstat(fd).st_size > 4096:
                 synced.set()
 
-    with calls.replace_system(Telling()):
+    with replace_system(Telling()):
         w = CacheWriter(path, sync=0.01, chunk_size=1)
         w.append(1)
         assert synced.wait(30)
@@ -618,7 +617,7 @@ def test_a_filler_that_finds_no_place_fills_unseen(path):
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
             super().lock(fd, start, length, wait)
 
-    with calls.replace_system(Crowded()):
+    with replace_system(Crowded()):
         assert CachedDataset(range(5), path)[3] == 3
 
 
@@ -653,7 +652,7 @@ class FullOnce(storage.System):
 
 
 def test_what_a_full_disk_refused_is_published_with_the_next_sample(path):
-    with calls.replace_system(FullOnce()):
+    with replace_system(FullOnce()):
         w = CacheWriter(path, chunk_size=2)
         w.append(0)
         with pytest.raises(StorageError, match="writing .* bytes at offset 4,288: No space left on device"):
@@ -738,7 +737,7 @@ def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
     w.extend(range(8))
     w.abort()
     data = path.read_bytes()
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         CacheWriter(path, "a").abort()
     assert path.read_bytes() == data
 
@@ -751,7 +750,7 @@ def test_neighbours_that_a_power_cut_took_are_given_up_together(path):
     for offset in Reader(path, allow_partial=True).records.offset[[2, 3, 4, 6]].tolist():
         data[offset] ^= 1
     path.write_bytes(data)
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         CacheWriter(path, "a", sync="never").abort()
     assert contents(path) == {k: k for k in (0, 1, 5, 7)}
     amendment = path.read_bytes()[-4096 + 192 :].rstrip(b"\0")
@@ -774,7 +773,7 @@ def test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next(p
     amendment, chunk = len(data), len(data) + 4096
     data[Reader(path, allow_partial=True).records.offset[1]] ^= 1
     path.write_bytes(data)
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         w = CacheWriter(path, "a", sync="never", publish_seconds=None)
         w.write(1, 1)
         w.abort()
@@ -784,7 +783,7 @@ def test_what_followed_a_recovery_that_lost_its_power_does_not_follow_the_next(p
     data[amendment:chunk] = bytes(4096)
     data[chunk + 192 :] = bytes(len(data) - chunk - 192)
     path.write_bytes(data)
-    with calls.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
+    with replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
         CacheWriter(path, "a", sync="never")
     with CacheWriter(path, "a", sync="never") as w:
         assert w.next_index == 3
@@ -804,7 +803,7 @@ def test_what_was_given_up_is_no_damage_to_who_goes_on_after_a_kill(path):
     data[start : start + 192] = bytes(192)
     path.write_bytes(data)
 
-    with calls.replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
+    with replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
         CacheWriter(path, "a", sync="never")
     assert len(path.read_bytes()) == len(data)
     with CacheWriter(path, "a", sync="never") as w:
@@ -822,7 +821,7 @@ def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
     for offset in Reader(path, allow_partial=True).records.offset[1::2].tolist():
         data[offset] ^= 1
     path.write_bytes(data)
-    with calls.replace_system(Rebooted()):
+    with replace_system(Rebooted()):
         CacheWriter(path, "a", sync="never").abort()
     found = contents(path)
     assert all(found[k] == k for k in found)
@@ -845,7 +844,7 @@ def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_onc
 
     w = CacheWriter(path)
     w.extend("ab")
-    with calls.replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
+    with replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
         w.flush()
     w.append("c")
     w.close()
@@ -872,7 +871,7 @@ IN_DOUBT = (
 
 def test_after_a_sync_that_failed_nothing_more_is_written(path):
     """To try again would prove nothing: the kernel takes the pages for clean."""
-    with calls.replace_system(Unsyncable()):
+    with replace_system(Unsyncable()):
         w = CacheWriter(path, sync="chunk", chunk_size=1)
         with pytest.raises(
             StorageError, match="syncing it; what was written since the last sync is in doubt"
@@ -887,7 +886,7 @@ def test_after_a_sync_that_failed_nothing_more_is_written(path):
 
 
 def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
-    with calls.replace_system(Unsyncable()) as system:
+    with replace_system(Unsyncable()) as system:
         w = CacheWriter(path, sync=0.01, chunk_size=1)
         w.append(0)
         assert system.failed.wait(30)
@@ -901,7 +900,7 @@ def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
 
 def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
     with (
-        calls.replace_system(Full()),
+        replace_system(Full()),
         pytest.raises(StorageError, match="a.zip.edcache.new: writing 4,096 bytes at"),
     ):
         CacheWriter(path, "w")

@@ -21,7 +21,7 @@ from edcache.backends.redis.log import RedisLog, read_head, stale
 from edcache.backends.redis.records import FRAME_NBYTES, held, packed, pieces_of, schema_number
 from edcache.backends.redis.url import Server
 from edcache.base import LabelError, OptionError, StorageError
-from edcache.format import PAGE, ChunkTable, Head, Header, pack_chunk_table
+from edcache.format import PAGE, Head, Header
 from edcache.writer import AnyAppender
 
 if TYPE_CHECKING:
@@ -72,11 +72,7 @@ class RedisAppender(AnyAppender):
 
     @classmethod
     def open(cls, path: str, head: Head) -> RedisAppender:
-        """Open a cache, or make one with `head` where there is none; two that make one share a head.
-
-        Raises:
-            OptionError: the URL names no prefix; compression="zstd+dict". StorageError, CorruptArchiveError.
-        """
+        """Open a cache, or make one with `head` where there is none; two that make one share a head."""
         if head.compression is not None and "+dict" in head.compression:
             raise OptionError(
                 f'{path}: compression={head.compression!r}; records in Redis take "zstd" or "zstd:LEVEL", a '
@@ -102,7 +98,6 @@ class RedisAppender(AnyAppender):
         return np.concatenate([before[held(self._client, self._keys, before.tolist())], since])
 
     def present(self, indices: Sequence[int]) -> set[int]:
-        """Which of some samples that were published the server still has."""
         return set(itertools.compress(indices, held(self._client, self._keys, indices).tolist()))
 
     def append(self, chunk: Chunk, *, restores: bool = False) -> None:
@@ -123,14 +118,10 @@ class RedisAppender(AnyAppender):
             if not new.count:
                 self._push(b"")
                 return
-            types = self._joined_types(new.labels)
-            table = ChunkTable(new.records, new.labels, new.schemas, types, len(new.data))
-            entry_table = b"".join([pack_chunk_table(table), new.block_crcs])
-            index = new.records.index
-            assert index is not None
-            records_nbytes = format.align(len(entry_table), 64) - len(entry_table) + len(new.data)
-            fields = {"samples": new.count, "end_index": int(index.max()) + 1}
-            if self._push(self._entry(format.KIND_CHUNK, entry_table, records_nbytes, **fields)):
+            table = new.table(self._joined_types(new.labels))
+            records_nbytes = format.align(len(table), 64) - len(table) + len(new.data)
+            fields = {"samples": new.count, "end_index": max(new.indices) + 1}
+            if self._push(self._entry(format.KIND_CHUNK, table, records_nbytes, **fields)):
                 return
 
     def _publish_amendment(self, text: bytes) -> None:
@@ -184,9 +175,8 @@ class RedisAppender(AnyAppender):
     def _values(self, chunk: Chunk, piece: slice) -> dict[str, bytes]:
         """The values of some records by their keys."""
         records, numbers = chunk.records, [schema_number(text) for text in chunk.schemas]
-        assert records.index is not None
         raw_nbytes = records.nbytes if records.raw_nbytes is None else records.raw_nbytes
-        columns = (records.index, records.offset, records.nbytes, raw_nbytes, records.schema)
+        columns = (records.samples, records.offset, records.nbytes, raw_nbytes, records.schema)
         values: dict[str, bytes] = {}
         for index, offset, nbytes, raw, schema in zip(*(c[piece].tolist() for c in columns), strict=True):
             if nbytes + 2 * FRAME_NBYTES > _MOST_NBYTES:
@@ -207,7 +197,6 @@ class RedisAppender(AnyAppender):
                 self._client.ask("unlink", *keys[start : start + PIECE_KEYS])
 
     def append_dictionary(self, dictionary: bytes) -> None:
-        """Not here: see `open`."""
         raise AssertionError("a cache in Redis has no compression dictionary")
 
     def dictionaries(self) -> list[bytes]:
@@ -220,7 +209,6 @@ class RedisAppender(AnyAppender):
         return self._closed
 
     def close(self) -> None:
-        """Let go of claims and connections; idempotent, and nothing in a process that inherited it."""
         if self._pid == os.getpid() and not self._closed:
             self._closed = True
             self._claims.close()

@@ -64,7 +64,6 @@ class Claims:
         return 1
 
     def wait(self, number: int) -> None:
-        """Take a claim as soon as its holder lets go, or is believed dead."""
         self.claim(number, waits=True)
 
     def release(self, number: int, count: int = 1) -> None:
@@ -77,7 +76,6 @@ class Claims:
                 lock.release()
 
     def join_fillers(self) -> bool:
-        """Let others see, until `close`, that this process fills; says whether no other did."""
         others = self._others(int(self._seconds * 1000))
         self._is_filler = True
         self._renew_from_now()
@@ -85,7 +83,6 @@ class Claims:
 
     @property
     def has_fillers(self) -> bool:
-        """Whether another process fills."""
         return self._others() > 0
 
     def _others(self, *milliseconds: int) -> int:

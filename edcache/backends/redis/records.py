@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from edcache.codec import Decoder
     from edcache.reader import Group
 
-Ints = npt.NDArray[np.int64]
-
 _FRAME: Final = struct.Struct("<4sIQQQQ")
 _MAGIC: Final = b"EDR1"
 _REST: Final = struct.Struct("<QQQQ")

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.backends.redis.client import Client
 from edcache.backends.redis.log import RedisLog, no_cache, read_head
 from edcache.backends.redis.records import gathered_from, held, pieces_of, schema_number, unpacked
 from edcache.backends.redis.url import Server
-from edcache.base import CorruptRecordError, EdcacheError, LengthError, MissingSampleError, once
+from edcache.base import CorruptRecordError, EdcacheError, Ints, LengthError, MissingSampleError, once
 from edcache.codec import STORED, Decode, Decoding, decompress
 from edcache.format import Records
 from edcache.labels import checked_indices
@@ -23,8 +22,6 @@ from edcache.reader import AnyReader, RecordIndex, Session
 if TYPE_CHECKING:
     from edcache.codec import Decoder
     from edcache.reader import Group
-
-Ints = npt.NDArray[np.int64]
 
 
 class RedisReader(AnyReader):

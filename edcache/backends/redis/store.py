@@ -15,10 +15,10 @@ from edcache.backends.redis.client import PIECE_KEYS, Client
 from edcache.backends.redis.log import no_cache, read_head
 from edcache.backends.redis.session import RedisReader
 from edcache.backends.redis.url import ID_LENGTH, Keys, Server, prefix_for
-from edcache.base import ArchiveLockedError, Folder, OptionError, ReadOptions, Sync
+from edcache.base import ArchiveLockedError, OptionError, ReadOptions, Sync
 from edcache.format import Head
 from edcache.reader import AnyReader
-from edcache.writer import AS_IT_IS, AnyAppender, Store, differences
+from edcache.writer import ALLOW_PARTIAL, AnyAppender, Store, differences
 
 _SCANNED: Final = 1000
 _OURS: Final = re.compile(
@@ -63,9 +63,6 @@ class RedisStore(Store):
     def open(self) -> NoReturn:
         self.local_path()
 
-    def stage(self, mode: str, folder: Folder) -> NoReturn:
-        self.local_path()
-
     def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
         """See the base class; the prefix is what a URL may leave out."""
         if self.path.prefix:
@@ -84,13 +81,13 @@ class RedisStore(Store):
                 raise OptionError(f"{self.path}: {name}= is for an archive that is a file")
         return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
 
-    def found(self, options: ReadOptions = AS_IT_IS) -> AnyReader | None:
+    def found(self, options: ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
         reader = super().found(options)
         if reader is not None:
             reader.missing()
         return reader
 
-    def filled_in(self, *, is_stream: bool, is_lazy: bool, sync: Sync, spool: Folder = None) -> Store:
+    def check_fill(self, *, is_stream: bool, is_lazy: bool, sync: Sync) -> None:
         if is_stream:
             raise OptionError(
                 f"{self.path}: the source can only be iterated; Redis takes one with len() and [index]"
@@ -99,7 +96,6 @@ class RedisStore(Store):
             raise OptionError(
                 f"{self.path}: sync={sync!r}; what a server keeps when it ends, its configuration says"
             )
-        return self
 
     def appender(self, head: Head, sync: Sync) -> AnyAppender:
         return RedisAppender.open(self.path, head)

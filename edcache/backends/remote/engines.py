@@ -12,7 +12,7 @@ from http.client import responses
 from typing import Any, Final
 
 from edcache.backends.remote.http import Address, HttpEngine, failure_of, plain_engine
-from edcache.backends.remote.requests import Answer, Changed, Data, Engine, Failing, Stamp, kept, refused
+from edcache.backends.remote.requests import Answer, Changed, Data, Engine, Failing, Stamp, cached, refused
 from edcache.backends.remote.url import Url
 from edcache.base import MissingDependencyError, OptionError, StorageError
 
@@ -75,7 +75,7 @@ def filesystem_of(url: Url, options: Mapping[str, Any]) -> tuple[Any, str]:
         failure = StorageError(f"{url}: {type(error).__name__}: {url.scrubbed(str(error))}")
     else:
         # Kept, as the finaliser of one that a fork inherits would wait for the parent's event loop.
-        return kept(filesystem, lambda: filesystem), path
+        return cached(filesystem, lambda: filesystem), path
     # Not within the except block, whose error may have credentials in its text.
     raise failure
 

@@ -24,7 +24,7 @@ from edcache.backends.remote.requests import (
     Engine,
     Failing,
     Stamp,
-    kept,
+    cached,
     refused,
     run,
     strange,
@@ -274,7 +274,7 @@ def _client(options: Mapping[str, Any]) -> aiohttp.ClientSession:
         atexit.register(_close, client, os.getpid())
         return client
 
-    return kept((HttpEngine, repr(sorted(options.items(), key=repr))), connect)
+    return cached((HttpEngine, repr(sorted(options.items(), key=repr))), connect)
 
 
 def _close(client: aiohttp.ClientSession, pid: int) -> None:

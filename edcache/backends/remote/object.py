@@ -44,9 +44,9 @@ class Run(NamedTuple):
     start: int
     end: int
 
-    def parts(self, nbytes: int = PART_NBYTES) -> list[tuple[int, int]]:
-        """The requests that fetch it, each of at most `nbytes`: half-open."""
-        return [(low, min(low + nbytes, self.end)) for low in range(self.start, self.end, nbytes)]
+    def parts(self) -> list[tuple[int, int]]:
+        """The requests that fetch it, each of at most `PART_NBYTES`: half-open."""
+        return [(low, min(low + PART_NBYTES, self.end)) for low in range(self.start, self.end, PART_NBYTES)]
 
 
 def runs_of(extents: Sequence[tuple[int, int]]) -> list[Run]:
@@ -152,7 +152,6 @@ class RemoteObject(ByteSource):
         return bytes(self._fetched_ahead(start, end) if data is None else data)
 
     def has_read(self, offset: int, nbytes: int) -> bool:
-        """See `ByteSource`."""
         return self._known(*self._clipped(offset, nbytes)) is not None
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -216,15 +215,16 @@ class RemoteObject(ByteSource):
 
     # --- requests ---
 
-    def _fetch(self, runs: Sequence[Run], part_nbytes: int = PART_NBYTES) -> list[memoryview]:
+    def _fetch(self, runs: Sequence[Run]) -> list[memoryview]:
         if not runs:
             return []
-        parts = [run.parts(part_nbytes) for run in runs]
+        parts = [run.parts() for run in runs]
         engine = self._engine()
         calls = [partial(self._fetch_part, engine, *part) for some in parts for part in some]
         pieces = iter(run(gathered(calls, _MOST_AT_A_TIME)))
         try:
-            return [_joined([next(pieces) for _ in some]) for some in parts]
+            whole = [[next(pieces) for _ in some] for some in parts]
+            return [memoryview(some[0] if len(some) == 1 else b"".join(some)) for some in whole]
         except MemoryError:
             nbytes = sum(run.end - run.start for run in runs)
             raise StorageError(f"{self.path}: no memory for {nbytes:,} bytes") from None
@@ -242,10 +242,6 @@ class RemoteObject(ByteSource):
 
     def close(self) -> None:
         """See `ByteSource`: clients are of the process, not of this."""
-
-
-def _joined(pieces: Sequence[Data]) -> memoryview:
-    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 class RemoteStore(ObjectStore):

@@ -172,12 +172,12 @@ class Requests:
 
 # -------------------------------------------------------------------------------------- of a process
 
-_kept: PerProcess[dict[object, Any]] = PerProcess()
+_cached: PerProcess[dict[object, Any]] = PerProcess()
 
 
-def kept(key: object, make: Callable[[], Answer]) -> Answer:
+def cached(key: object, make: Callable[[], Answer]) -> Answer:
     """What this process has under a key; of two threads that make it at once, both get the first."""
-    things = _kept.get(dict)
+    things = _cached.get(dict)
     if key not in things:
         things.setdefault(key, make())
     thing: Answer = things[key]

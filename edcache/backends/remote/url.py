@@ -39,9 +39,6 @@ class Url(ShownUrl):
         new.has_lost_credentials = has_lost_credentials
         return new
 
-    def __repr__(self) -> str:
-        return f"Url({str(self)!r})"
-
     def _pickled(self, with_credentials: bool) -> tuple[Any, ...]:
         if with_credentials:
             return Url, (self.url, self.options, self.has_lost_credentials)

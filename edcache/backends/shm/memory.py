@@ -246,16 +246,13 @@ def _closing() -> Iterator[list[int]]:
 # ------------------------------------------------------------------------------------------ backend
 
 
-class _Unlooked:
-    nbytes = _UNLOOKED_NBYTES
-
-
 class MemoryNaming(Naming):
     """Files by their names in memory."""
 
     absent = "no process of this user has it open in memory; build the cache first, and keep it open there"
     is_volatile = True
     entry = staticmethod(entry)
+    _unlooked_nbytes = _UNLOOKED_NBYTES
 
     def open(self, system: System, path: str, flags: int, into: list[int]) -> None:
         """Open what has a name in memory; with O_CREAT make it where nothing has.
@@ -291,7 +288,6 @@ class MemoryNaming(Naming):
 
     @contextmanager
     def turn(self, system: System, path: str, *, creates: bool = False) -> Iterator[None]:
-        """Let nobody else make, join or take away a name in memory for the block."""
         where = entry(path)
         with _closing() as descriptors, _opening, _turn_at(system, where, creates, descriptors):
             yield
@@ -300,13 +296,13 @@ class MemoryNaming(Naming):
         """Take the memory of a range that is to be written; ENOMEM before the kernel has to end processes."""
         if offset + nbytes <= os.fstat(fd).st_size:
             return
-        _Unlooked.nbytes += nbytes
-        if _Unlooked.nbytes > _UNLOOKED_NBYTES:
+        self._unlooked_nbytes += nbytes
+        if self._unlooked_nbytes > _UNLOOKED_NBYTES:
             free = base.available()
             if nbytes > free:
                 text = f"{os.strerror(errno.ENOMEM)}, {human_bytes(free)} are free; {_REMEDY}"
                 raise OSError(errno.ENOMEM, text)
-            _Unlooked.nbytes = 0
+            self._unlooked_nbytes = 0
         try:
             os.posix_fallocate(fd, offset, nbytes)
         except OSError as error:
@@ -395,7 +391,6 @@ class MemoryCopy(Wrapped):
         self._where = where
 
     def reopened(self) -> MemoryCopy:
-        """The copy of what is there now."""
         return open_copy(self._where)
 
 

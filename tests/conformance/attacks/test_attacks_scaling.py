@@ -15,11 +15,11 @@ from attacks_codec import only
 from forge import Forge, dumps
 from scale import thinned
 from sound import original
+from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, EdcacheError, storage
 from edcache.format import spec as format
-from edcache.storage import calls
 
 pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning")
 
@@ -75,7 +75,7 @@ def work(call, path, monkeypatch):
         return trace
 
     counting = Counting()
-    with calls.replace_system(counting), monkeypatch.context() as patch:
+    with replace_system(counting), monkeypatch.context() as patch:
         patch.setattr(format, "parse_header", counted)
         before = sys.gettrace()
         sys.settrace(trace)
