@@ -81,7 +81,8 @@ class CachedFactory(Generic[P, T_co]):
         store = self._completed(arguments, writer.store_at(self._locate(arguments), options.storage_options))
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
-        rebuild = archive is not None and self._is_stale(archive, fingerprint)
+        changed = [] if archive is None else self._changed(archive, fingerprint)
+        rebuild = archive is not None and self._is_stale(archive, fingerprint, changed, not archive.complete)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = options.grow or (store.may_lose and options.is_lazy)
         dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
@@ -92,23 +93,35 @@ class CachedFactory(Generic[P, T_co]):
             dataset._attach(store, options, archive)
             return dataset
         source = self.uncached(*args, **kwargs)
-        origin: dict[str, Any] | bool = fingerprint | writer.code_of(source)
+        origin: dict[str, Any] | bool = fingerprint | writer.made_by_call(source)
+        if archive is not None and not rebuild:
+            rebuild = self._has_others(archive, fingerprint, changed, source)
         if archive is not None and not rebuild:
             # The archive's own fingerprint was judged above; on_stale may have let it pass.
-            origin = archive.head.fingerprint or False
+            known = archive.head.fingerprint or {}
+            origin = {key: value for key, value in known.items() if key != "attributes"} or False
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         dataset._make(store, source, options, origin)
         return dataset
 
-    def _is_stale(self, archive: AnyReader, fingerprint: dict[str, Any]) -> bool:
-        """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it."""
-        on_stale, head = self._on_stale, archive.head
-        changed = writer.differences(head.fingerprint, fingerprint)
+    def _changed(self, archive: AnyReader, fingerprint: dict[str, Any]) -> list[str]:
+        """What makes the archive one of another call, line by line."""
+        changed = writer.differences(archive.head.fingerprint, fingerprint)
         if not archive.complete:
-            changed += label_differences(head, self.options.in_memory_keys)
+            changed += label_differences(archive.head, self.options.in_memory_keys)
+        return changed
+
+    def _is_stale(
+        self, archive: AnyReader, fingerprint: dict[str, Any], changed: list[str], adds: bool
+    ) -> bool:
+        """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it.
+
+        adds: whether samples of this call come beside those that are there.
+        """
+        on_stale = self._on_stale
         if not changed:
             if on_stale != "ignore":
-                warn_of_code(archive.path, head, fingerprint, "change version= or delete the file")
+                warn_of_code(archive.path, archive.head, fingerprint, "change version= or delete the file")
             return False
         if on_stale == "rebuild":
             return True
@@ -116,11 +129,25 @@ class CachedFactory(Generic[P, T_co]):
             'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
         )
         message = writer.stale_message(archive.path, fingerprint, changed, remedy)
-        if on_stale == "error" or (on_stale == "warn" and not archive.complete):
+        if on_stale == "error" or (on_stale == "warn" and adds):
             raise StaleCacheError(message)
         if on_stale == "warn":
             base.warn(message)
         return False
+
+    def _has_others(
+        self, archive: AnyReader, fingerprint: dict[str, Any], changed: list[str], source: Any
+    ) -> bool:
+        """As `_is_stale`, of the source that the call made because the archive may lack some of its samples."""
+        head, lengths = archive.head, None
+        if head.length is not None and hasattr(source, "__len__"):
+            lengths = writer.length_of(source, archive.path), head.length
+        grows = lengths is not None and lengths[0] > len(archive)
+        expected = fingerprint | writer.made_by_call(source, head.fingerprint, lengths)
+        now = self._changed(archive, expected)
+        if now == changed and not (changed and grows):
+            return False
+        return self._is_stale(archive, expected, now, grows or not archive.complete)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:
