@@ -104,7 +104,8 @@ class Building:
             StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
         """
         path, head, job = archive.path, archive.head, self.job
-        expected = writer.check_origin(path, head, job)
+        origin = archive.origin
+        expected = writer.check_origin(path, origin, job)
         length = job.head.length or 0
         if not self._is_stream and not (job.options.grow and len(archive) < length):
             longer = len(archive) if len(archive) > length else None
@@ -121,10 +122,10 @@ class Building:
             message = "says nothing about the source that it was made of, so another one would not be noticed"
             base.warn(f"{path}: {message}; fingerprint=False silences this", once=(path, message))
             return
-        if moved := "".join(f"\n  {line}" for line in writer.moved_paths(head.fingerprint, expected)):
+        if moved := "".join(f"\n  {line}" for line in writer.moved_paths(origin.fingerprint, expected)):
             message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
             base.warn(message, once=message)
-        warn_of_code(path, head, expected, "pass keep_existing=False to build it anew")
+        warn_of_code(path, origin, expected, "pass keep_existing=False to build it anew")
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:

@@ -81,11 +81,12 @@ class CachedFactory(Generic[P, T_co]):
         store = self._completed(arguments, writer.store_at(self._locate(arguments), options.storage_options))
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
-        changed = [] if archive is None else self._changed(archive, fingerprint)
-        rebuild = archive is not None and self._is_stale(archive, fingerprint, changed, not archive.complete)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = options.grow or (store.may_lose and options.is_lazy)
         dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
+        rebuild = False
+        if archive is not None and not (archive.complete and may_grow):
+            rebuild, _ = self._is_stale(archive, fingerprint)
         if archive is not None and archive.complete and not rebuild and not may_grow:
             if options.preload:
                 archive.close()
@@ -95,36 +96,37 @@ class CachedFactory(Generic[P, T_co]):
         source = self.uncached(*args, **kwargs)
         origin: dict[str, Any] | bool = fingerprint | writer.made_by_call(source)
         if archive is not None and not rebuild:
-            rebuild = self._has_others(archive, fingerprint, changed, source)
-        if archive is not None and not rebuild:
-            # The archive's own fingerprint was judged above; on_stale may have let it pass.
-            known = archive.head.fingerprint or {}
-            origin = {key: value for key, value in known.items() if key != "attributes"} or False
+            rebuild, is_let_pass = self._is_stale(archive, fingerprint, source)
+            origin = origin if rebuild or not is_let_pass else False
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         dataset._make(store, source, options, origin)
         return dataset
 
-    def _changed(self, archive: AnyReader, fingerprint: dict[str, Any]) -> list[str]:
-        """What makes the archive one of another call, line by line."""
-        changed = writer.differences(archive.head.fingerprint, fingerprint)
-        if not archive.complete:
-            changed += label_differences(archive.head, self.options.in_memory_keys)
-        return changed
-
     def _is_stale(
-        self, archive: AnyReader, fingerprint: dict[str, Any], changed: list[str], adds: bool
-    ) -> bool:
-        """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it.
+        self, archive: AnyReader, fingerprint: dict[str, Any], source: Any = None
+    ) -> tuple[bool, bool]:
+        """Whether the archive of a call is to be built anew; and whether on_stale lets it pass as it is.
 
-        adds: whether samples of this call come beside those that are there.
+        StaleCacheError where it refuses it. source: what the call made, since samples may come beside those
+        that are there.
         """
-        on_stale = self._on_stale
+        on_stale, origin, adds = self._on_stale, archive.head, not archive.complete
+        if source is not None:
+            origin, lengths = archive.origin, None
+            if not writer.is_stream(source) and hasattr(source, "__len__"):
+                length = writer.length_of(source, archive.path)
+                adds = adds or length > len(archive)
+                lengths = None if origin.length is None else (length, origin.length)
+            fingerprint = fingerprint | writer.made_by_call(source, origin.fingerprint, lengths)
+        changed = writer.differences(origin.fingerprint, fingerprint)
+        if not archive.complete:
+            changed += label_differences(origin, self.options.in_memory_keys)
         if not changed:
             if on_stale != "ignore":
-                warn_of_code(archive.path, archive.head, fingerprint, "change version= or delete the file")
-            return False
+                warn_of_code(archive.path, origin, fingerprint, "change version= or delete the file")
+            return False, on_stale == "ignore"
         if on_stale == "rebuild":
-            return True
+            return True, False
         remedy = (
             'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
         )
@@ -133,21 +135,7 @@ class CachedFactory(Generic[P, T_co]):
             raise StaleCacheError(message)
         if on_stale == "warn":
             base.warn(message)
-        return False
-
-    def _has_others(
-        self, archive: AnyReader, fingerprint: dict[str, Any], changed: list[str], source: Any
-    ) -> bool:
-        """As `_is_stale`, of the source that the call made because the archive may lack some of its samples."""
-        head, lengths = archive.head, None
-        if head.length is not None and hasattr(source, "__len__"):
-            lengths = writer.length_of(source, archive.path), head.length
-        grows = lengths is not None and lengths[0] > len(archive)
-        expected = fingerprint | writer.made_by_call(source, head.fingerprint, lengths)
-        now = self._changed(archive, expected)
-        if now == changed and not (changed and grows):
-            return False
-        return self._is_stale(archive, expected, now, grows or not archive.complete)
+        return False, True
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -205,8 +193,9 @@ def cachable(
             "cache/{split}.zip", "shm://digits-{split}". Without a path the archive is in `$EDCACHE_DIR`
             (default `~/.cache/edcache`), and its name is made from the call.
         version: any value. Change it when the function begins to return other samples.
-        on_stale: what a call does if the archive was made with other arguments or another version. "error"
-            raises StaleCacheError, which shows the difference. "warn" uses the archive with a warning.
+        on_stale: what a call does if the archive was made with other arguments or another version, or of
+            another dataset where the function is run. "error" raises StaleCacheError, which shows the
+            difference. "warn" uses the archive with a warning, and is "error" where samples would be added.
             "rebuild" builds it again. "ignore" uses it.
         keywords: these options; expected_digest, local and allow_partial are for `from_cache` only.
     Returns:
@@ -218,8 +207,9 @@ def cachable(
         FingerprintError: in a call, an argument has no stable description.
         SourceError: in a call, as `CachedDataset` raises it.
 
-    If the archive is complete, a call does not run the function, unless `grow=True`. If it is not, a call
-    computes only the missing samples.
+    If the archive is complete, a call does not run the function, unless `grow=True`: a method
+    `__edcache_fingerprint__` of its dataset is not asked then. If it is not, a call computes only the missing
+    samples.
     Cost: opening a complete archive takes milliseconds.
     Safety: any number of processes may make the same call at the same time. They share the work.
 

@@ -78,7 +78,7 @@ class Salvage:
     """What a damaged file proves. Whether a record is good, its crc32 tells later.
 
     Attributes:
-        head: as it reads, or what can be told without it, where it is lost.
+        head: as it reads, or what can be told without it, where it is lost. origin: as of its `Chain`.
         contents: the newest record of each sample as far as anything tells, each once, none overlapping.
         lost: samples whose newest record cannot be in `contents`. unlabelled: whose labels are lost.
         revision: what all revisions of labels that are intact say, as one; None where that is nothing.
@@ -104,7 +104,7 @@ class Salvage:
         rows = self._newest_rows()
         if self.head_lost:
             self.head = self._guessed_head(rows)
-        self.length = self._length()
+        self.length, self.origin = self._length(), self._chain.origin
         self.contents = self._contents(rows)
         self.lost_revisions: list[str] = []
         self.revision = self._folded()

@@ -12,7 +12,6 @@ from .features import declared as declared
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
 from .fingerprint import changed_code as changed_code
-from .fingerprint import comparable as comparable
 from .fingerprint import differences as differences
 from .fingerprint import made_by_call as made_by_call
 from .fingerprint import moved_paths as moved_paths

@@ -29,8 +29,8 @@ _DETAILS: Final = ((4, 300), (3, 120), (2, 80), (1, 80), (1, 32))
 _MOST_NAMES: Final = 2_000
 _CODE_NBYTES: Final = 1_500
 """Of the code of a source, in the head of an archive that a call made."""
-_MADE_NBYTES, _MADE_TEXT = 1_000, 120
-"""Of the attributes of such a source, and the longest text of one."""
+_MOST_MADE: Final = 12
+"""Of the attributes of such a source."""
 _MOST_CODE: Final = 64
 _PLAIN: Final = (bool, bytes, complex, enum.Enum, float, frozenset, int, os.PathLike, str, tuple)
 _DIGITS: Final = 16
@@ -76,14 +76,12 @@ def made_by_call(
     found: of the archive that the source is compared with. lengths: as of `Texts`.
     Raises FingerprintError for what the source's method returns and has no description.
     """
-    answer = _answer_of(source, lengths) if _says_what_it_is(source) else None
-    made: dict[str, Any] = {} if answer is None else {"attributes": answer}
+    made = {"attributes": _answer_of(source, lengths)} if _says_what_it_is(source) else {}
     try:
         description = _Description(source, lengths)
-        if answer is None:
-            known = named(found or {}, "attributes")
-            attributes = description.of_samples(_MADE_NBYTES, None if found is None else known)
-            made |= {"attributes": attributes} if attributes else {}
+        known = None if found is None else named(found, "attributes")
+        if not made and (attributes := description.of_samples(known)):
+            made["attributes"] = attributes
         description.attributes(*_DETAILS[0])
         description.note(type(source))
         things = [type(source), *description.code.values(), *description.made]
@@ -125,18 +123,21 @@ def _argument(factory: str, key: str, value: object) -> Any:
         ) from None
 
 
-def source_fingerprint(source: object, lengths: tuple[int, int] | None = None) -> dict[str, Any]:
+def source_fingerprint(
+    source: object, lengths: tuple[int, int] | None = None, detail: int | None = None
+) -> dict[str, Any]:
     """Describe a source dataset of which only the object is known: by its class and its attributes.
 
     What a method `__edcache_fingerprint__` of its class returns is described instead of the attributes; the
-    items of a dict as arguments, each with its own line in a StaleCacheError. lengths: as of `Texts`.
+    items of a dict as arguments, each with its own line in a StaleCacheError.
+
+    lengths: as of `Texts`. detail: of the attributes, as another fingerprint has it; by default what fits.
     """
-    cls = type(source)
-    name = code.qualified_name(cls)
+    name = code.qualified_name(type(source))
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"
     if not _says_what_it_is(source):
-        return {"type": name, **_attributes_of(source)}
+        return {"type": name, **_attributes_of(source, lengths, detail)}
     arguments = _answer_of(source, lengths)
     return {"type": name, "arguments": arguments, "source": _Description(source, None).source_digest()}
 
@@ -161,23 +162,16 @@ def comparable(
     lengths: samples that the source has now, and that the archive was begun for, where both are known.
     """
     grown = lengths is not None and lengths[0] != lengths[1]
-    if "factory" in found and "type" in expected:
-        # What a call made, opened by its source alone, is compared by what both say of the samples.
-        lengths = lengths if grown else None
-        return found | made_by_call(source, found, lengths) if "attributes" in found else expected
-    if "factory" in expected:
-        if not (grown and "attributes" in expected):
-            return expected
-        return expected | made_by_call(source, found, lengths)
-    if "attributes" not in expected:
-        if not (grown and _says_what_it_is(source) and "type" in expected):
-            return expected
-        arguments = source_fingerprint(source, lengths)["arguments"]
-        return expected | {"arguments": expected["arguments"] | arguments}
+    if "factory" in found:
+        # What a call made, opened by its source alone, is compared by what is known of its samples.
+        now = found if "type" in expected else expected
+        if "attributes" not in now or not (grown or now is found):
+            return now
+        return now | made_by_call(source, found, lengths if grown else None)
     detail = found.get("detail")
-    if not (grown or detail != expected.get("detail")):
+    if "type" not in expected or not (grown or expected.get("detail") != detail):
         return expected
-    return expected | _attributes_of(source, lengths if grown else None, detail)
+    return expected | source_fingerprint(source, lengths if grown else None, detail)
 
 
 def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
@@ -298,26 +292,21 @@ class _Description(values.Texts):
 
     def attributes(self, depth: int, most: int) -> dict[str, Any]:
         """A JSON value by name: the first `depth` levels of objects have names of their own."""
-        leaves = self._leaves(depth)
-        return self._texts_of(leaves, most)
+        return self._texts_of(self._leaves(depth), most)
 
-    def of_samples(self, nbytes: int, known: Mapping[str, Any] | None) -> dict[str, Any]:
-        """Those that methods `__edcache_fingerprint__` return, and those of one value for each sample.
+    def of_samples(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The first few that methods `__edcache_fingerprint__` return or that have one value for each sample.
 
-        nbytes: of the latter; the first that have no more. known: those of an archive, which alone are taken.
+        known: those of an archive, which are taken instead.
         """
-        leaves = self._leaves(_DETAILS[0][0])
-        said = self._texts_of({name: value for name, value in leaves.items() if name in self._said}, _MADE_TEXT)
-        count = len(self._source) if hasattr(self._source, "__len__") else -1
-        others = {name: value for name, value in leaves.items() if name not in self._said}
-        if known is None:
-            others = {name: value for name, value in others.items() if values.has_parts(value, count)}
-        shown = self._texts_of(others, _MADE_TEXT)
+        leaves, said = self._leaves(_DETAILS[0][0]), self._said
         if known is not None:
-            return said | {name: value for name, value in shown.items() if name in known}
-        while _nbytes(shown) > nbytes:
-            shown.popitem()
-        return said | shown
+            leaves = {name: value for name, value in leaves.items() if values.shortened(name, 80) in known}
+        else:
+            count = len(self._source) if hasattr(self._source, "__len__") else -1
+            has = values.has_parts
+            leaves = {name: value for name, value in leaves.items() if name in said or has(value, count)}
+        return self._texts_of(dict(islice(leaves.items(), _MOST_MADE)), 80)
 
     def _texts_of(self, leaves: Mapping[str, Any], most: int) -> dict[str, Any]:
         return {
@@ -376,6 +365,6 @@ class _Description(values.Texts):
         if isinstance(value, (str, os.PathLike)) and not isinstance(value, enum.Enum):
             return values.shortened(str(os.fspath(value)), most)
         if id(value) not in self._texts:
-            self._texts[id(value)] = value, self.text(value, *([sys.maxsize] if is_said else []))
+            self._texts[id(value)] = value, self.text(value, sys.maxsize if is_said else values.PICKS)
         text = self._texts[id(value)][1]
         return None if text == values.NO_VALUE else [values.shortened(text, most)]

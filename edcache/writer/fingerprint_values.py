@@ -31,7 +31,7 @@ OWN: Final = "__edcache_fingerprint__()"
 _SHOWN: Final = 80
 _MOST_DEPTH: Final = 20
 _PLAIN: Final = {bool, bytes, complex, float, int, str, type(None)}
-_PICKS: Final = 1_024
+PICKS: Final = 1_024
 _WHOLE_NBYTES: Final = 1 << 16
 EXPANDED: Final = 16
 _NO_OBJECT: Final = (
@@ -169,7 +169,7 @@ class Texts:
         self._lengths = lengths
         self._open: set[int] = set()  # objects that hold what is being described
 
-    def text(self, value: Any, limit: int = _PICKS, access: code.Access = code.NO_ACCESS) -> str:
+    def text(self, value: Any, limit: int = PICKS, access: code.Access = code.NO_ACCESS) -> str:
         """A text for a value with about `limit` of the values in it; 0 leaves a container its size.
 
         access: what reading of the object that holds it does with it.
@@ -250,7 +250,7 @@ class Texts:
     def _container(self, value: Any, limit: int) -> str:
         count, kind = len(value), type(value).__name__
         is_set = isinstance(value, (set, frozenset))
-        if not limit or (is_set and count > max(limit, 4 * _PICKS)):
+        if not limit or (is_set and count > max(limit, 4 * PICKS)):
             return f"{kind} of {count}"
         if is_set:
             return f"{kind}({', '.join(sorted(self.text(part, 0) for part in value))})"
@@ -285,7 +285,7 @@ class Texts:
         if not self._exact:
             if isinstance(value, np.memmap) or not limit or not size or not _is_in_memory(value):
                 return f"{header})"
-            if size * value.itemsize > (_WHOLE_NBYTES if limit == _PICKS else 64 * limit):
+            if size * value.itemsize > (_WHOLE_NBYTES if limit == PICKS else 64 * limit):
                 ratio = (size / (4 * limit)) ** (1 / sum(count > 1 for count in shape))
                 value = value[tuple(slice(None, None, min(count, math.ceil(ratio)) or 1) for count in shape)]
         if not isinstance(value, np.ndarray):

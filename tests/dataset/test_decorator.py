@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+import edcache
 from edcache import CachedDataset, cachable
 from edcache.errors import FingerprintError, OptionError, SourceError, StaleCacheError
 
@@ -608,6 +609,9 @@ class Files(Squares):
         self.files, self.kinds = files, ["jpg", "png"]
 
 
+FILES = r"attribute files: \['a', 'b'\] in the archive, \['a', 'c'\] now"
+
+
 def call(path: Path, source: Any, **options: Any) -> CachedDataset:
     """A call without arguments: all that changes is the source that it makes."""
 
@@ -656,9 +660,9 @@ def test_what_a_source_says_is_compared_where_a_call_makes_it(
 def test_a_bare_source_is_compared_with_the_one_that_a_call_made(tmp_path: Path) -> None:
     call(tmp_path / "c.zip", Files(["a", "b"]))
     CachedDataset(Files(["a", "b"]), tmp_path / "c.zip", progress=False)
-    with pytest.raises(StaleCacheError, match=r"attribute files: \['a', 'b'\] in the archive, \['a', 'c'\] now"):
+    with pytest.raises(StaleCacheError, match=FILES):
         CachedDataset(Files(["a", "c"]), tmp_path / "c.zip", progress=False)
-    with pytest.raises(StaleCacheError, match=r"attribute files: \['a', 'b'\] in the archive, \['a', 'c'\] now"):
+    with pytest.raises(StaleCacheError, match=FILES):
         CachedDataset(Files(["a", "c", "d"]), tmp_path / "c.zip", progress=False, grow=True)
     assert len(CachedDataset(Files(["a", "b", "c"]), tmp_path / "c.zip", progress=False, grow=True)) == 3
 
@@ -666,7 +670,7 @@ def test_a_bare_source_is_compared_with_the_one_that_a_call_made(tmp_path: Path)
 def test_a_call_grows_by_samples_behind_those_that_are_there(tmp_path: Path) -> None:
     path = tmp_path / "c.zip"
     call(path, Files(["a", "b"]), grow=True)  # as many as it has kinds
-    with pytest.raises(StaleCacheError, match=r"attribute files: \['a', 'b'\] in the archive, \['a', 'c'\] now"):
+    with pytest.raises(StaleCacheError, match=FILES):
         call(path, Files(["a", "c", "d"]), grow=True)
     with pytest.raises(StaleCacheError, match="attribute files: "):
         call(path, Files(["a", "c", "d"]), grow=True, on_stale="warn")
@@ -681,3 +685,74 @@ def test_a_call_grows_by_samples_behind_those_that_are_there(tmp_path: Path) -> 
 def test_what_a_source_says_without_a_description_is_named(tmp_path: Path) -> None:
     with pytest.raises(FingerprintError, match='argument "model" of .*:Told: <object object at 0x'):
         call(tmp_path / "c.zip", Told({"model": object()}))
+
+
+def held(path: Path, source: Any, **options: Any) -> CachedDataset:
+    return CachedDataset(source, path, progress=False, **options)
+
+
+def asis(path: Path) -> None:
+    pass
+
+
+def compacted(path: Path) -> None:
+    edcache.compact(path)
+    edcache.compact(path, target=path.with_name("other.zip"))
+    path.with_name("other.zip").replace(path)
+
+
+def repaired(path: Path) -> None:
+    edcache.repair(path, path.with_name("other.zip"))
+    path.with_name("other.zip").replace(path)
+
+
+@pytest.mark.parametrize("rewritten", [asis, compacted, repaired])
+@pytest.mark.parametrize("cached", [call, held])
+@pytest.mark.parametrize(
+    "kind", [Files, lambda files: Told({"files": files}, len(files))], ids=["list", "said"]
+)
+def test_each_growth_is_compared_with_the_one_before(
+    tmp_path: Path, kind: Any, cached: Any, rewritten: Any
+) -> None:
+    path, files = tmp_path / "c.zip", list("abcdefgh")
+    for count in (2, 5, 7):
+        assert len(cached(path, kind(files[:count]), grow=True)) == count
+        rewritten(path)
+        for place in range(count):
+            other = [*files[:place], "x", *files[place:]]
+            for length in (count, count + 1):
+                with pytest.raises(StaleCacheError, match="(attribute|argument) files: "):
+                    cached(path, kind(other[:length]), grow=True)
+    assert len(cached(path, kind(files[:7]), grow=True)) == 7
+    with pytest.raises(StaleCacheError, match="(attribute|argument) files: "):
+        cached(path, kind(files[:6]), grow=True)
+
+
+@pytest.mark.parametrize("first", [call, held])
+def test_a_call_and_its_bare_source_grow_one_archive_in_turn(tmp_path: Path, first: Any) -> None:
+    path, files = tmp_path / "c.zip", list("abcdefgh")
+    first(path, Files(files[:2]))
+    if first is call:
+        for count, cached in ((3, held), (4, call), (6, held)):
+            assert len(cached(path, Files(files[:count]), grow=True)) == count
+            other = [*files[: count - 1], "x", *files[count:]]
+            for again in (call, held):
+                with pytest.raises(StaleCacheError, match="attribute files: "):
+                    again(path, Files(other), grow=True)
+    else:
+        with pytest.raises(StaleCacheError, match="made from an object of type .*Files"):
+            call(path, Files(files[:3]), grow=True)
+
+
+def test_a_large_sealed_archive_tells_who_lengthened_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edcache.reader.file_session._WALKED", 1)
+    path, files = tmp_path / "c.zip", list("abcdefgh")
+    held(path, Files(files[:2]))
+    held(path, Files(files[:5]), grow=True)
+    reader = CachedDataset.from_cache(path).reader
+    assert reader.chunks is None
+    assert (reader.head.length, reader.origin.length) == (2, 5)
+    with pytest.raises(StaleCacheError, match="attribute files: "):
+        held(path, Files([*files[:4], "x"]))
