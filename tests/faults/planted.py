@@ -594,7 +594,7 @@ _READER = [
     Bug(
         "another archive at the path",
         "reader/file_session.py",
-        "                if self._is_rewritten(file):",
+        "                if _is_rewritten(file, self.path, self.head.uuid):",
         "                if True:",
         ("test_compact.py::test_a_reader_that_looks_again_refuses_another_archive",),
     ),
