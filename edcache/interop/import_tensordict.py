@@ -75,6 +75,8 @@ class Tensordict(OldCache):
             if not isinstance(entry, dict):
                 continue
             keys = (*inside, key)
+            if key.encode("utf-8", "replace").decode() != key:
+                raise ForeignCacheError(f"{self.path}: the key {key!a} is no UTF-8, and no name of a file")
             if entry.get("type") == "TensorDict":
                 within = (*folders, _file_name(files, folders, key, f"/{META}"))
                 yield from self._leaves_of(files, keys, within, _meta(files, within, len(self)))
@@ -114,8 +116,9 @@ def _meta(files: _Folder | _Zip, inside: tuple[str, ...], length: int | None = N
     """What the description of one level says, with a shape; `length` is that of the levels above."""
     name = "/".join((*inside, META))
     shown = f"{files.path}: {name}"
+    text = files.text(name)
     try:
-        meta = base.loads(files.text(name))
+        meta = base.loads(text)
     except ValueError as error:
         raise ForeignCacheError(f"{shown}: {error}") from None
     shape = meta.get("shape") if isinstance(meta, dict) else None
