@@ -70,7 +70,7 @@ class Tensordict(OldCache):
     def _leaves_of(
         self, files: _Folder | _Zip, inside: tuple[str, ...], folders: tuple[str, ...], meta: dict[str, Any]
     ) -> Iterator[_Leaf]:
-        """The leaves of one level, whose keys are `inside` and whose files are in `folders`; of those below."""
+        """The leaves of one level and of those below; the level's keys and the names of its folders."""
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 continue
