@@ -27,6 +27,11 @@ class Building:
         self._is_lazy, self._is_stream = options.is_lazy, writer.is_stream(source)
         if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
+        if options.grow and self._is_stream:
+            raise OptionError(
+                f"{store.path}: the source can only be iterated, so nothing tells whether it became longer; "
+                "grow=True takes one with len() and [index]"
+            )
         self._store = store
         filled = store.filled_in(
             is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync, spool=options.spool
