@@ -281,7 +281,8 @@ class FillOptions(Options):
             failure (see `errors`), and a later fill tries again. "skip_final" records it as absent for good.
         retries: how many times a sample whose source raised is tried again at once.
         timeout: seconds for one sample. A sample that takes longer, in C code too, counts as one that raised.
-        grow: True adds the new samples of a source that became longer. False raises StaleCacheError for it.
+        grow: True adds the new samples of a source with len() that became longer, behind those that are
+            there. False raises StaleCacheError for it; either does where its first samples are others.
     """
 
     num_workers: Workers = 0

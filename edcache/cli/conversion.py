@@ -50,7 +50,7 @@ def build(
     fingerprint = call.fingerprint()
 
     def cached(source: Any, path: str, **chosen: Any) -> dataset.CachedDataset:
-        chosen["fingerprint"] = fingerprint | writer.code_of(source)
+        chosen["fingerprint"] = fingerprint | writer.made_by_call(source)
         return dataset.CachedDataset(source, path, call.options, **chosen)
 
     _fill(output, as_json, call.make, options, cached)

@@ -27,6 +27,11 @@ class Building:
         self._is_lazy, self._is_stream = options.is_lazy, writer.is_stream(source)
         if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
+        if options.grow and self._is_stream:
+            raise OptionError(
+                f"{store.path}: the source can only be iterated, so nothing tells whether it became longer; "
+                "grow=True takes one with len() and [index]"
+            )
         self._store = store
         self._stage = store.stage(options.spool)
         store.check_fill(is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync)
@@ -106,7 +111,8 @@ class Building:
             StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
         """
         path, head, job = archive.path, archive.head, self.job
-        expected = writer.check_origin(path, head, job)
+        origin = archive.origin
+        expected = writer.check_origin(path, origin, job)
         length = job.head.length or 0
         if not self._is_stream and not (job.options.grow and len(archive) < length):
             longer = len(archive) if len(archive) > length else None
@@ -123,10 +129,10 @@ class Building:
             message = "says nothing about the source that it was made of, so another one would not be noticed"
             base.warn(f"{path}: {message}; fingerprint=False silences this", once=(path, message))
             return
-        if moved := "".join(f"\n  {line}" for line in writer.moved_paths(head.fingerprint, expected)):
+        if moved := "".join(f"\n  {line}" for line in writer.moved_paths(origin.fingerprint, expected)):
             message = f"{path}: taken for a cache of the same files, which are elsewhere now:{moved}"
             base.warn(message, once=message)
-        warn_of_code(path, head, expected, "pass keep_existing=False to build it anew")
+        warn_of_code(path, origin, expected, "pass keep_existing=False to build it anew")
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ from edcache.reader import (
 _Share = tuple[Samples, Ints, Ints]
 
 _MOST_NAMED = 3
-_OF_THIS_PROCESS = ("_together", "_common_batch_transform")
+_OF_THIS_PROCESS = ("_together", "_common_batch_transform", "_labelled")
 _NEVER = -1, -1
 
 
@@ -56,10 +56,11 @@ def concat(datasets: Iterable[Samples]) -> Concat:
             in another; ...'.
 
     `labels` has the columns of all datasets, with null for samples of a dataset that does not have a column.
-    It is a copy, made at its first use. `cache` and `indices` of views refer to the joined dataset. Each
-    dataset keeps its transforms, and `select` chooses fields of their results. Samples that are appended to
-    an archive later are not in it. Samples of the same structure are read together, also from several
-    archives: where all parts are complete, uncompressed archives of one structure, by one gather a field.
+    It is a copy, made at its first use, and again once the labels of a dataset have changed. `cache` and
+    `indices` of views refer to the joined dataset. Each dataset keeps its transforms, and `select` chooses
+    fields of their results. Samples that are appended to an archive later are not in it. Samples of the same
+    structure are read together, also from several archives: where all parts are complete, uncompressed
+    archives of one structure, by one gather a field.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
@@ -73,6 +74,7 @@ class Combined(Root, Samples):
     _parts: tuple[Samples, ...]
     _common_batch_transform: tuple[int, Transform] = -1, None
     _common_is_drawn: tuple[int, bool] = -1, False
+    _labelled: tuple[Sequence[Labels], Labels | None] = (), None
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         for part in parts:
@@ -124,9 +126,13 @@ class Combined(Root, Samples):
     @property
     def labels(self) -> Labels:
         """The label columns of all samples; see the base class."""
-        if self._labels is None:
-            self._labels = Labels(self._label_table, num_rows=len(self))
-        return self._labels
+        # They may have been revised since, and lazy caches have more.
+        known = [part._root.labels for part in self._parts]
+        before, made = self._labelled
+        if made is None or any(a is not b for a, b in zip(before, known, strict=True)):
+            made = Labels(self._label_table, num_rows=len(self))
+            self._labelled = known, made
+        return made
 
     def _label_table(self) -> Any:
         raise NotImplementedError
@@ -380,10 +386,8 @@ class Several(Samples):
         Samples behind an archive that grew get other indices; views that were made before keep theirs.
         """
         changed = True in [archive.refresh() for archive in self.archives]
-        if changed:
-            self._concat._labels = None
-            if len(self) != sum(map(len, self.archives)):
-                self._concat = concat(self.archives)
+        if changed and len(self) != sum(map(len, self.archives)):
+            self._concat = concat(self.archives)
         return changed
 
     def close(self) -> None:

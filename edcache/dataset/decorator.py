@@ -81,10 +81,12 @@ class CachedFactory(Generic[P, T_co]):
         store = self._completed(arguments, writer.store_at(self._locate(arguments), options.storage_options))
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
-        rebuild = archive is not None and self._is_stale(archive, fingerprint)
         # What may be lost is computed again when a lazy cache is asked for it.
         may_grow = options.grow or (store.may_lose and options.is_lazy)
         dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
+        rebuild = False
+        if archive is not None and not (archive.complete and may_grow):
+            rebuild, _ = self._is_stale(archive, fingerprint)
         if archive is not None and archive.complete and not rebuild and not may_grow:
             if options.preload:
                 archive.close()
@@ -92,35 +94,48 @@ class CachedFactory(Generic[P, T_co]):
             dataset._attach(store, options, archive)
             return dataset
         source = self.uncached(*args, **kwargs)
-        origin: dict[str, Any] | bool = fingerprint | writer.code_of(source)
+        origin: dict[str, Any] | bool = fingerprint | writer.made_by_call(source)
         if archive is not None and not rebuild:
-            # The archive's own fingerprint was judged above; on_stale may have let it pass.
-            origin = archive.head.fingerprint or False
+            rebuild, is_let_pass = self._is_stale(archive, fingerprint, source)
+            origin = origin if rebuild or not is_let_pass else False
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         dataset._make(store, source, options, origin)
         return dataset
 
-    def _is_stale(self, archive: AnyReader, fingerprint: dict[str, Any]) -> bool:
-        """Whether the archive of a call is to be built anew; StaleCacheError where on_stale refuses it."""
-        on_stale, head = self._on_stale, archive.head
-        changed = writer.differences(head.fingerprint, fingerprint)
+    def _is_stale(
+        self, archive: AnyReader, fingerprint: dict[str, Any], source: Any = None
+    ) -> tuple[bool, bool]:
+        """Whether the archive of a call is to be built anew; and whether on_stale lets it pass as it is.
+
+        StaleCacheError where it refuses it. source: what the call made, since samples may come beside those
+        that are there.
+        """
+        on_stale, origin, adds = self._on_stale, archive.head, not archive.complete
+        if source is not None:
+            origin, lengths = archive.origin, None
+            if not writer.is_stream(source) and hasattr(source, "__len__"):
+                length = writer.length_of(source, archive.path)
+                adds = adds or length > len(archive)
+                lengths = None if origin.length is None else (length, origin.length)
+            fingerprint = fingerprint | writer.made_by_call(source, origin.fingerprint, lengths)
+        changed = writer.differences(origin.fingerprint, fingerprint)
         if not archive.complete:
-            changed += label_differences(head, self.options.in_memory_keys)
+            changed += label_differences(origin, self.options.in_memory_keys)
         if not changed:
             if on_stale != "ignore":
-                warn_of_code(archive.path, head, fingerprint, "change version= or delete the file")
-            return False
+                warn_of_code(archive.path, origin, fingerprint, "change version= or delete the file")
+            return False, on_stale == "ignore"
         if on_stale == "rebuild":
-            return True
+            return True, False
         remedy = (
             'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
         )
         message = writer.stale_message(archive.path, fingerprint, changed, remedy)
-        if on_stale == "error" or (on_stale == "warn" and not archive.complete):
+        if on_stale == "error" or (on_stale == "warn" and adds):
             raise StaleCacheError(message)
         if on_stale == "warn":
             base.warn(message)
-        return False
+        return False, True
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:
@@ -178,8 +193,9 @@ def cachable(
             "cache/{split}.zip", "shm://digits-{split}". Without a path the archive is in `$EDCACHE_DIR`
             (default `~/.cache/edcache`), and its name is made from the call.
         version: any value. Change it when the function begins to return other samples.
-        on_stale: what a call does if the archive was made with other arguments or another version. "error"
-            raises StaleCacheError, which shows the difference. "warn" uses the archive with a warning.
+        on_stale: what a call does if the archive was made with other arguments or another version, or of
+            another dataset where the function is run. "error" raises StaleCacheError, which shows the
+            difference. "warn" uses the archive with a warning, and is "error" where samples would be added.
             "rebuild" builds it again. "ignore" uses it.
         keywords: these options; expected_digest, local and allow_partial are for `from_cache` only.
     Returns:
@@ -191,8 +207,9 @@ def cachable(
         FingerprintError: in a call, an argument has no stable description.
         SourceError: in a call, as `CachedDataset` raises it.
 
-    If the archive is complete, a call does not run the function, unless `grow=True`. If it is not, a call
-    computes only the missing samples.
+    If the archive is complete, a call does not run the function, unless `grow=True`: a method
+    `__edcache_fingerprint__` of its dataset is not asked then. If it is not, a call computes only the missing
+    samples.
     Cost: opening a complete archive takes milliseconds.
     Safety: any number of processes may make the same call at the same time. They share the work.
 

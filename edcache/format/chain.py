@@ -31,7 +31,8 @@ class Chain:
     """The entries of an archive in order, as far as walked, and what they amount to.
 
     cursor: where the next entry belongs. seal: the last one, if nothing came after it but revisions that
-    leave it valid. length: of the dataset, where the head or an amendment says it. end_index: one more than
+    leave it valid. length: of the dataset, where the head or an amendment says it. origin: the head, with the
+    fingerprint and the length of the source that was the last to lengthen it. end_index: one more than
     the largest index in a chunk. durable: what lies before was synced. lost: numbers of entries that a power
     cut took; they are in none of the lists. failures: by index, the number of the entry that says it, and the
     failure; a record may follow.
@@ -43,6 +44,7 @@ class Chain:
         self.cursor = cursor
         self.seal: Seal | None = None
         self.length = head.length
+        self.origin = head
         self.end_index = 0
         self.durable = 0
         self.lost: set[int] = set()
@@ -150,6 +152,8 @@ class Chain:
             return
         if amendment.length is not None:
             self.length = amendment.length
+        if amendment.fingerprint is not None:
+            self.origin = replace(self.head, length=amendment.length, fingerprint=amendment.fingerprint)
         self.failures |= {failure.index: (header.seq, failure) for failure in amendment.failed}
         if len(self.failures) * _FAILURE_NBYTES > header.next + base.FREE_NBYTES:
             raise CorruptArchiveError(
@@ -301,6 +305,7 @@ def chunk_numbers(chunks: Sequence[Header], offsets: npt.NDArray[np.uint64]) -> 
 
 class _Amendment(NamedTuple):
     length: int | None
+    fingerprint: dict[str, Any] | None
     lost: list[range]
     failed: list[Failure]
 
@@ -312,17 +317,20 @@ def _read_amendment(pread: PRead, header: Header, where: str) -> _Amendment | No
         return None
     try:
         changes = base.loads(data)
-        known = {"length", "lost", "behind", "failed"}
+        known = {"length", "fingerprint", "lost", "behind", "failed"}
         if type(changes) is not dict or not changes or not changes.keys() <= known:
-            raise ValueError("it revises something else than length, lost and failed")
+            raise ValueError("it revises something else than length, fingerprint, lost and failed")
         length = changes.get("length")
         if not (length is None or spec.is_count(length)):
             raise ValueError(f"a length of {str(length)[:80]}")
+        fingerprint = changes.get("fingerprint")
+        if not (fingerprint is None or (type(fingerprint) is dict and length is not None)):
+            raise ValueError("a fingerprint that is no object, or without a length")
         lost = tables.entries_of(changes.get("lost", []), "lost entries", int, int)
         ranges = [range(first, last + 1) for first, last in lost]
         if not all(0 <= part.start < part.stop <= header.seq for part in ranges):
             raise ValueError("it gives up entries that are not before it")
-        return _Amendment(length, ranges, tables.failures_of(changes.get("failed", [])))
+        return _Amendment(length, fingerprint, ranges, tables.failures_of(changes.get("failed", [])))
     except ValueError as error:
         raise CorruptArchiveError(
             f"{where}: {header.name} at offset {header.offset:,} does not read: {error}; "

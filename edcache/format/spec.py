@@ -104,6 +104,7 @@ null. With these a writer that knows only the last chunk refuses labels that do 
 If several chunks have the same index, the newest chunk counts.
 
 An amendment's JSON has one or more of these keys. "length" is the new number of samples of the dataset.
+"fingerprint", beside a "length", is that of the source that has so many samples; the head's is of its first.
 "lost" has ranges [first, last] of sequence numbers of entries that no longer count (section 5), and "behind"
 a hash of the bytes where the next entry belongs. "failed" has the samples that could not be made: [[index,
 final, name of the exception, its text, traceback], ...]. A final failure is permanent. The next fill tries

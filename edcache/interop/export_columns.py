@@ -22,6 +22,7 @@ _EXTENSIONS: Final = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif",
 _PNG_MODES: Final = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 _ATOMS: Final = (bool, int, float, str, type(None))
 _KINDS: Final = {bool: "bool", int: "int", float: "float", complex: "complex", str: "text", bytes: "bytes"}
+_MOST: Final = 2**63
 
 Leaves = dict[str, Any]
 """Leaves by name: None, bool, int, float, complex, str, bytes, a date, a datetime, a numpy array, an
@@ -137,6 +138,9 @@ def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowCol
         return ArrowColumn(name, "null", is_nullable=True)
     if isinstance(value, complex) and "c" not in arrays:
         raise unsupported(place, name, value, f"{to} holds no complex numbers")
+    numbers = value if type(value) is list else [value]
+    if any(type(number) is int and not -_MOST <= number < _MOST for number in numbers):
+        raise unsupported(place, name, value, f"a column of {to} holds integers from -2**63 to 2**63 - 1")
     if type(value) in _KINDS:
         return ArrowColumn(name, _KINDS[type(value)])
     if isinstance(value, EncodedImage):

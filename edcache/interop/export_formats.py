@@ -363,10 +363,23 @@ class _HuggingFace(Format):
         path = os.path.join(self.where, f"{number:05}.arrow")
         with ArrowWriter(path=path, features=self.features) as writer:
             for piece, rows in self.rows(part):
-                batch = {name: [_example(c, v) for v in rows[name]] for name, c in self.columns.items()}
+                place = f"export(): samples {piece[0]} to {piece[-1]}"
+                batch = {name: self._as_datasets(c, rows[name], place) for name, c in self.columns.items()}
                 labels = self.label_table(piece)
                 writer.write_batch(batch | dict(zip(labels.column_names, labels.columns, strict=True)))
             writer.finalize()
+
+    def _as_datasets(self, column: ArrowColumn, values: list[Any], place: str) -> Any:
+        """What the package takes for the values of a column."""
+        if column.kind == "image":
+            return [None if value is None else {"bytes": value, "path": None} for value in values]
+        if column.is_fixed and column.ndim:
+            return values
+        if column.ndim < 2:
+            return arrow_column(column, values, place)
+        # Arrays of several dimensions that vary are lists of lists there.
+        lists = [None if value is None else value.tolist() for value in values]
+        return pa.array(lists, self.features.arrow_schema.field(column.name).type)
 
     def finish(self) -> None:
         import datasets
@@ -396,12 +409,6 @@ def _feature(column: ArrowColumn) -> Any:
     for _ in range(column.ndim):
         feature = datasets.Sequence(feature)
     return feature
-
-
-def _example(column: ArrowColumn, value: Any) -> Any:
-    # Numbers, and arrays of several dimensions that vary, which are lists of lists there.
-    is_plain = column.ndim == 0 or (column.ndim > 1 and not column.is_fixed)
-    return value.tolist() if isinstance(value, np.ndarray) and is_plain else value
 
 
 class _Npz(Format):
@@ -486,10 +493,7 @@ def _plain_array(column: ArrowColumn, values: list[Any]) -> np.ndarray[Any, Any]
             f'export(): field "{column.name}" has text that ends with a zero character, which numpy '
             "would cut off"
         )
-    try:
-        return np.array(values, dtype=_SINGLE[kind])
-    except OverflowError as error:
-        raise ExportError(f'export(): field "{column.name}" does not fit int64: {error}') from None
+    return np.array(values, dtype=_SINGLE[kind])
 
 
 class _Stack:

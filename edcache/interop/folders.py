@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import operator
 import os
 from array import array
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
+import numpy as np
 from torch.utils.data import Dataset
 
 from edcache.base import OptionError, SampleIndexError
@@ -40,7 +41,8 @@ def image_folder(
         OptionError: there is no such folder, it has no folders in it, or one of them has no image.
 
     Cost: walks the tree. A cache also compares the names, sizes and modification times of all files with
-    those that it was made from; `CachedDataset.from_cache` does neither.
+    those that it was made from; `CachedDataset.from_cache` does neither. With `grow=True` more files may have
+    come, which sort behind those.
 
     >>> ds = edcache.CachedDataset(edcache.image_folder("imagenet/train", decode="tensor"), "train.zip")
     """
@@ -99,24 +101,19 @@ class ImageFolder(Dataset[dict[str, Any]]):
         return f"ImageFolder({self.folder!r}, {len(self):,} images in {len(self.classes):,} classes)"
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """What makes it another source: files added, removed or changed, classes, and what they decode to."""
-        digest = hashlib.sha256()
-        for path in self.paths:
-            try:
+        """What makes it another source: files added, removed or changed, and what they decode to.
+
+        Names, sizes and times are of each file, so that a tree with more files behind these may grow.
+        """
+        stats = np.full((len(self.paths), 2), -1, np.int64)
+        for place, path in enumerate(self.paths):
+            with suppress(OSError):  # it went since
                 stat = os.stat(os.path.join(self.folder, *path.split("/")))
-                line = f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\n"
-            except OSError:
-                line = f"{path}\0-\n"
-            digest.update(line.encode("utf-8", "surrogatepass"))
+                stats[place] = stat.st_size, stat.st_mtime_ns
         turned = "exif_transpose" if self.decoding.exif_transpose else None
         decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))
         smaller = {} if self.max_side is None else {"max_side": self.max_side}
-        return smaller | {
-            "files": len(self.paths),
-            "classes": ", ".join(self.classes),
-            "names, sizes and times": digest.hexdigest()[:16],
-            "decode": ", ".join(decode),
-        }
+        return smaller | {"names": self.paths, "sizes and times": stats, "decode": ", ".join(decode)}
 
 
 def _folders(root: str) -> list[str]:

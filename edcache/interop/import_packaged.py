@@ -13,7 +13,7 @@ from edcache.codec import ImageFile
 from edcache.interop.folders import image_folder
 from edcache.interop.import_mds import INDEX, INDEX_NBYTES
 from edcache.interop.import_source import OldCache, read_file
-from edcache.writer import declared
+from edcache.writer import declared, source_fingerprint
 
 STATE: Final = "state.json"
 BEGUN: Final = "autocopy_start.txt"
@@ -144,7 +144,7 @@ class Images(OldCache):
         if begun and not ended:
             note = f"its copying did not end: {BEGUN} is there, {ENDED} is not; files may be missing"
             self.notes.append(note)
-        self.identity = self._folder.__edcache_fingerprint__()
+        self.identity = source_fingerprint(self._folder)["arguments"]
         self._set_length(len(self._folder))
 
     def _read(self, index: int) -> Any:

@@ -22,6 +22,7 @@ _META_NBYTES = 1 << 24
 _FREE_LENGTH = 1_000_000
 _DEEPEST = 100
 _DTYPE = re.compile(r"torch\.(\w+)")
+_ENCODED = re.compile(r"[\x00-\x20\x7f\"%*/:<>?\\|]")
 
 
 class _Leaf(NamedTuple):
@@ -45,7 +46,7 @@ class Tensordict(OldCache):
         files: _Folder | _Zip = _Folder(path) if os.path.isdir(path) else _Zip(path)
         meta = _meta(files, ())
         self._set_length(meta["shape"][0])
-        self._leaves = list(self._leaves_of(files, (), meta))
+        self._leaves = list(self._leaves_of(files, (), (), meta))
         if len(self) > _FREE_LENGTH and not any(leaf.nbytes for leaf in self._leaves):
             raise ForeignCacheError(f"{path}: {len(self):,} samples without a byte")
         empty = os.stat_result((0,) * 10)  # the file of no bytes need not be there
@@ -67,21 +68,23 @@ class Tensordict(OldCache):
         return sample
 
     def _leaves_of(
-        self, files: _Folder | _Zip, inside: tuple[str, ...], meta: dict[str, Any]
+        self, files: _Folder | _Zip, inside: tuple[str, ...], folders: tuple[str, ...], meta: dict[str, Any]
     ) -> Iterator[_Leaf]:
-        """The leaves of one level, and of those below it."""
+        """The leaves of one level and of those below; the level's keys and the names of its folders."""
         for key, entry in meta.items():
             if not isinstance(entry, dict):
                 continue
             keys = (*inside, key)
-            if os.path.basename(key) != key or key in ("", ".", ".."):
-                raise ForeignCacheError(f"{self.path}: {'/'.join(keys)}: {key!r} is no name of a file")
+            if key.encode("utf-8", "replace").decode() != key:
+                raise ForeignCacheError(f"{self.path}: the key {key!a} is no UTF-8, and no name of a file")
             if entry.get("type") == "TensorDict":
-                yield from self._leaves_of(files, keys, _meta(files, keys, len(self)))
+                within = (*folders, _file_name(files, folders, key, f"/{META}"))
+                yield from self._leaves_of(files, keys, within, _meta(files, within, len(self)))
             else:
-                yield self._leaf(files, keys, entry)
+                file = "/".join((*folders, _file_name(files, folders, key, ".memmap") + ".memmap"))
+                yield self._leaf(files, keys, file, entry)
 
-    def _leaf(self, files: _Folder | _Zip, keys: tuple[str, ...], entry: dict[str, Any]) -> _Leaf:
+    def _leaf(self, files: _Folder | _Zip, keys: tuple[str, ...], name: str, entry: dict[str, Any]) -> _Leaf:
         place = f"{self.path}: {'/'.join(keys)}"
         match = _DTYPE.fullmatch(str(entry.get("dtype")))
         dtype = tensor_dtype(match[1]) if match else None
@@ -93,16 +96,29 @@ class Tensordict(OldCache):
         if shape[:1] != [len(self)]:
             raise ForeignCacheError(f"{place}: shape {shape}, in a batch of {len(self):,}")
         row = math.prod(shape[1:]) * dtype.itemsize
-        file, offset = files.locate("/".join(keys) + ".memmap", len(self) * row)
+        file, offset = files.locate(name, len(self) * row)
         return _Leaf(keys, file, offset, dtype, tuple(shape[1:]), row)
+
+
+def _file_name(files: _Folder | _Zip, folders: tuple[str, ...], key: str, ending: str) -> str:
+    """What a key is called in a folder: percent-encoded where a file system may not take it.
+
+    Before tensordict did that, a key that is a name was its own.
+    """
+    encoded = _ENCODED.sub(lambda match: f"%{ord(match[0]):02X}", key) if key.strip(".") else ""
+    encoded = encoded or "%2E" * len(key) or "%"
+    is_name = os.path.basename(key) == key and key not in ("", ".", "..")
+    is_old = is_name and not files.has("/".join((*folders, encoded + ending)))
+    return key if is_old and files.has("/".join((*folders, key + ending))) else encoded
 
 
 def _meta(files: _Folder | _Zip, inside: tuple[str, ...], length: int | None = None) -> dict[str, Any]:
     """What the description of one level says, with a shape; `length` is that of the levels above."""
     name = "/".join((*inside, META))
     place = f"{files.path}: {name}"
+    text = files.text(name)
     try:
-        meta = base.loads(files.text(name))
+        meta = base.loads(text)
     except ValueError as error:
         raise ForeignCacheError(f"{place}: {error}") from None
     shape = meta.get("shape") if isinstance(meta, dict) else None
@@ -126,6 +142,9 @@ class _Folder:
 
     def __init__(self, path: str) -> None:
         self.path = path
+
+    def has(self, name: str) -> bool:
+        return os.path.lexists(os.path.join(self.path, name))
 
     def text(self, name: str) -> bytes:
         return read_file(self._inside(name), _META_NBYTES, f"{self.path}: {name}")
@@ -152,6 +171,9 @@ class _Zip:
     def __init__(self, path: str) -> None:
         self.path = path
         self._members = {member.name: member for member in zip_members(path)[0]}
+
+    def has(self, name: str) -> bool:
+        return name in self._members
 
     def text(self, name: str) -> bytes:
         return read_member(self.path, self._member(name), _META_NBYTES)

@@ -12,7 +12,7 @@ import numpy as np
 
 from edcache import base, codec, format
 from edcache.base import Ints, once
-from edcache.format import Contents, Header, parse_root, read_table
+from edcache.format import Contents, Head, Header, parse_root, read_table
 from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Piece, Requested
 from edcache.reader.extents import Extents, announce_headers
@@ -114,6 +114,16 @@ class FileSession(Session):
         if self._checks is None:
             self._checks = Checks(self.file, self._view, self.nbytes, self.index, self.verify)
         return self._checks
+
+    @property
+    def origin(self) -> Head:
+        # Without an amendment of its length there is none.
+        if self.seal is not None and self.chunks is None and self.head.length not in (None, self.length):
+            announce_headers(self.file, self.seal.directory_offset, self.size)
+            chain = self.chain.copy()
+            chain.extend(self.extents.pread, self.size)
+            return chain.origin
+        return self.chain.origin
 
     # --- index ---
 
@@ -406,7 +416,7 @@ class FileSession(Session):
         options = self._io, self.verify, self._allow_pickle, self._decoding
         try:
             if file.identity() != self.file.identity():
-                if self._is_rewritten(file):
+                if _is_rewritten(file, self.path, self.head.uuid):
                     return FileSession(file, *options)
                 raise base.StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again"
@@ -425,12 +435,13 @@ class FileSession(Session):
             file.close()
             raise
 
-    def _is_rewritten(self, file: ByteSource) -> bool:
-        """Whether another file is the same archive after a compaction."""
-        try:
-            return format.read_head(file.pread, self.path)[0].uuid == self.head.uuid
-        except base.ArchiveError:
-            return False
+
+def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
+    """Whether another file is the same archive after a compaction."""
+    try:
+        return format.read_head(file.pread, path)[0].uuid == uuid
+    except base.ArchiveError:
+        return False
 
 
 def _lost_index(path: str) -> str:

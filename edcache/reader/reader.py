@@ -124,6 +124,14 @@ class Archive(ABC):
         return self.session.head
 
     @property
+    def origin(self) -> Head:
+        """The head, with the fingerprint and the length of the source that was the last to lengthen it.
+
+        Cost: of a sealed archive that grew, it reads the header of each entry.
+        """
+        return self.session.origin
+
+    @property
     def sealed(self) -> bool:
         """Whether it was sealed when it was opened or last refreshed. On a server: whether it is complete."""
         return self.session.sealed

@@ -64,6 +64,10 @@ class Session(ABC):
 
     @property
     @abstractmethod
+    def origin(self) -> Head: ...
+
+    @property
+    @abstractmethod
     def sealed(self) -> bool: ...
 
     @property

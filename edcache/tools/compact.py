@@ -112,7 +112,8 @@ def _copied(
                     raise _replaced(file.path)
                 contents, revised = _caught_up(file, survey, new)
             revision = revised.folded(contents.index.records.index)
-            new.publish(survey.chain.length, contents.index.failures, revision, replace=in_place)
+            length, origin = survey.chain.length, survey.chain.origin
+            new.publish(length, contents.index.failures, revision, origin=origin, replace=in_place)
     return new
 
 

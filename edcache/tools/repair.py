@@ -86,7 +86,8 @@ def repair(
             # What was begun for fewer samples and grew is as long as it became, for who fills it too.
             chain = new.out.chain
             is_told = salvage.length == (chain.end_index if chain.length is None else chain.length)
-            new.publish(None if is_told else salvage.length, salvage.failures, salvage.revision)
+            length = None if is_told else salvage.length
+            new.publish(length, salvage.failures, salvage.revision, origin=salvage.origin)
     return _report(salvage, damage, new.nbytes)
 
 

@@ -132,12 +132,16 @@ class Rewrite:
         failures: Sequence[format.Failure] = (),
         revision: Revision | None = None,
         *,
+        origin: format.Head | None = None,
         replace: bool = False,
     ) -> None:
         """Write down what the records do not tell, seal it, bring it to the disk and give it its name.
 
-        length: of the dataset, where neither head nor records say it. replace: what is at the target.
+        length: of the dataset, where neither head nor records say it. origin: as of `Chain`, of what was
+        copied. replace: what is at the target.
         """
+        if origin is not None and origin.fingerprint not in (None, self.out.chain.origin.fingerprint):
+            self.out.amend(length=origin.length, fingerprint=origin.fingerprint)
         changes: dict[str, object] = {}
         if length not in (None, self.out.chain.length):
             changes["length"] = length

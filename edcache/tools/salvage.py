@@ -76,7 +76,7 @@ class Salvage:
     """What a damaged file proves. Whether a record is good, its crc32 tells later.
 
     Attributes:
-        head: as it reads, or what can be told without it, where it is lost.
+        head: as it reads, or what can be told without it, where it is lost. origin: as of its `Chain`.
         contents: the newest record of each sample as far as anything tells, each once, none overlapping.
         lost: samples whose newest record cannot be in `contents`. unlabelled: whose labels are lost.
         revision: what all revisions of labels that are intact say, as one; None where that is nothing.
@@ -105,6 +105,7 @@ class Salvage:
         sealed = 0 if self._sealed.index is None else self._sealed.index.length
         ends = (header.end_index for header in self._chain.chunks if header.end_index < ANYWHERE)
         self.length = max(self._chain.length or 0, sealed, *ends, 0)
+        self.origin = self._chain.origin
         self.contents = self._contents(rows)
         self.lost_revisions: list[str] = []
         self.revision = self._folded()

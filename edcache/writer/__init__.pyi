@@ -12,8 +12,8 @@ from .features import declared as declared
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
 from .fingerprint import changed_code as changed_code
-from .fingerprint import code_of as code_of
 from .fingerprint import differences as differences
+from .fingerprint import made_by_call as made_by_call
 from .fingerprint import moved_paths as moved_paths
 from .fingerprint import source_fingerprint as source_fingerprint
 from .fingerprint import stale_message as stale_message

@@ -12,6 +12,7 @@ import enum
 import functools
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from types import FunctionType, GeneratorType
@@ -28,6 +29,8 @@ _DETAILS: Final = ((4, 300), (3, 120), (2, 80), (1, 80), (1, 32))
 _MOST_NAMES: Final = 2_000
 _CODE_NBYTES: Final = 1_500
 """Of the code of a source, in the head of an archive that a call made."""
+_MOST_MADE: Final = 12
+"""Of the attributes of such a source."""
 _MOST_CODE: Final = 64
 _PLAIN: Final = (bool, bytes, complex, enum.Enum, float, frozenset, int, os.PathLike, str, tuple)
 _DIGITS: Final = 16
@@ -60,23 +63,34 @@ def _held(factory: Callable[..., Any]) -> dict[str, Any]:
     return {} if isinstance(factory, type) else {"self": getattr(factory, "__self__", factory)}
 
 
-def code_of(source: object) -> dict[str, Any]:
-    """The "code" of a source, for the fingerprint of the call that made it.
+def made_by_call(
+    source: Any, found: Mapping[str, Any] | None = None, lengths: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """What the fingerprint of a call has of the source that it made: its "code" and its "attributes".
 
-    By name the state of each class and function that it is of, but for those of installed libraries: the code
-    that is compared for a bare source.
+    The code is by name the state of each class and function that it is of, but for those of installed
+    libraries: the code that is compared for a bare source. The attributes are what tells its samples from
+    others whatever the arguments: what methods `__edcache_fingerprint__` return, and what has one value for
+    each sample, as a list of files.
+
+    found: of the archive that the source is compared with. lengths: as of `Texts`.
+    Raises FingerprintError for what the source's method returns and has no description.
     """
+    made = {"attributes": _answer_of(source, lengths)} if _says_what_it_is(source) else {}
     try:
-        description = _Description(source, None)
+        description = _Description(source, lengths)
+        known = None if found is None else named(found, "attributes")
+        if not made and (attributes := description.of_samples(known)):
+            made["attributes"] = attributes
         description.attributes(*_DETAILS[0])
         description.note(type(source))
         things = [type(source), *description.code.values(), *description.made]
         states = {place: code.state_of(code.code_at(place)) for place in map(code.place_of, things) if place}
     except Exception:  # noqa: BLE001 - texts of attributes run the user's code; a call needs none
-        return {}
+        return made
     while _nbytes(states) > _CODE_NBYTES:
         states.popitem()
-    return {"code": {place: state for place, state in states.items() if state}}
+    return {"code": {place: state for place, state in states.items() if state}, **made}
 
 
 def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> dict[str, str]:
@@ -109,36 +123,55 @@ def _argument(factory: str, key: str, value: object) -> Any:
         ) from None
 
 
-def source_fingerprint(source: object) -> dict[str, Any]:
+def source_fingerprint(
+    source: object, lengths: tuple[int, int] | None = None, detail: int | None = None
+) -> dict[str, Any]:
     """Describe a source dataset of which only the object is known: by its class and its attributes.
 
     What a method `__edcache_fingerprint__` of its class returns is described instead of the attributes; the
     items of a dict as arguments, each with its own line in a StaleCacheError.
+
+    lengths: as of `Texts`. detail: of the attributes, as another fingerprint has it; by default what fits.
     """
-    cls = type(source)
-    name = code.qualified_name(cls)
+    name = code.qualified_name(type(source))
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"
-    if not hasattr(cls, "__edcache_fingerprint__"):
-        return {"type": name, **_attributes_of(source)}
-    answer = cls.__edcache_fingerprint__(source)
-    items = answer if isinstance(answer, dict) else {values.OWN: answer}
-    arguments = {str(key): _argument(name, str(key), value) for key, value in items.items()}
+    if not _says_what_it_is(source):
+        return {"type": name, **_attributes_of(source, lengths, detail)}
+    arguments = _answer_of(source, lengths)
     return {"type": name, "arguments": arguments, "source": _Description(source, None).source_digest()}
 
 
+def _says_what_it_is(source: object) -> bool:
+    return hasattr(type(source), "__edcache_fingerprint__")
+
+
+def _answer_of(source: Any, lengths: tuple[int, int] | None) -> dict[str, Any]:
+    """What a method `__edcache_fingerprint__` returns, as of a source that is as long as is described."""
+    name, cut = code.qualified_name(type(source)), values.Texts(lengths=lengths).cut
+    answer = type(source).__edcache_fingerprint__(source)
+    items = answer if isinstance(answer, dict) else {values.OWN: answer}
+    return {str(key): _argument(name, str(key), cut(value)) for key, value in items.items()}
+
+
 def comparable(
-    expected: dict[str, Any], found: Mapping[str, Any] | None, source: object, lengths: tuple[int, int] | None
+    expected: dict[str, Any], found: dict[str, Any], source: object, lengths: tuple[int, int] | None
 ) -> dict[str, Any]:
     """The fingerprint of a source, its attributes in the form that they have in the archive's fingerprint.
 
     lengths: samples that the source has now, and that the archive was begun for, where both are known.
     """
-    detail = (found or {}).get("detail")
     grown = lengths is not None and lengths[0] != lengths[1]
-    if "attributes" not in expected or not (grown or detail != expected["detail"]):
+    if "factory" in found:
+        # What a call made, opened by its source alone, is compared by what is known of its samples.
+        now = found if "type" in expected else expected
+        if "attributes" not in now or not (grown or now is found):
+            return now
+        return now | made_by_call(source, found, lengths if grown else None)
+    detail = found.get("detail")
+    if "type" not in expected or not (grown or expected.get("detail") != detail):
         return expected
-    return expected | _attributes_of(source, lengths if grown else None, detail)
+    return expected | source_fingerprint(source, lengths if grown else None, detail)
 
 
 def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
@@ -252,14 +285,34 @@ class _Description(values.Texts):
         super().__init__(lengths=lengths)
         self._source = source
         self._texts: dict[int, tuple[Any, str]] = {}  # by id(), with the value, so that it stays the only one
+        self._said: set[str] = set()  # the leaves that a method `__edcache_fingerprint__` returned
         for name, value in self._leaves(_DETAILS[0][0]).items():
             if isinstance(value, (str, os.PathLike)) and os.path.isabs(path := os.fspath(value)):
                 self.roots.setdefault(os.path.join(path, ""), name)
 
     def attributes(self, depth: int, most: int) -> dict[str, Any]:
         """A JSON value by name: the first `depth` levels of objects have names of their own."""
-        leaves = self._leaves(depth)
-        return {values.shortened(name, 80): self._value(value, most) for name, value in leaves.items()}
+        return self._texts_of(self._leaves(depth), most)
+
+    def of_samples(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The first few that methods `__edcache_fingerprint__` return or that have one value for each sample.
+
+        known: those of an archive, which are taken instead.
+        """
+        leaves, said = self._leaves(_DETAILS[0][0]), self._said
+        if known is not None:
+            leaves = {name: value for name, value in leaves.items() if values.shortened(name, 80) in known}
+        else:
+            count = len(self._source) if hasattr(self._source, "__len__") else -1
+            has = values.has_parts
+            leaves = {name: value for name, value in leaves.items() if name in said or has(value, count)}
+        return self._texts_of(dict(islice(leaves.items(), _MOST_MADE)), 80)
+
+    def _texts_of(self, leaves: Mapping[str, Any], most: int) -> dict[str, Any]:
+        return {
+            values.shortened(name, 80): self._value(value, most, name in self._said)
+            for name, value in leaves.items()
+        }
 
     def source_digest(self) -> str | None:
         """A digest of the code that the source is of."""
@@ -292,6 +345,7 @@ class _Description(values.Texts):
             parts = [
                 (f"{name}.{key}", part, fields.access.within(key)) for key, part in fields.values.items()
             ]
+            self._said.update(key for key, _, _ in parts if fields.is_said)
         elif isinstance(value, (dict, list, tuple)) and len(value) <= values.EXPANDED:
             pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
             if any(values.fields_of(part) is not None for _, part in pairs):
@@ -302,7 +356,7 @@ class _Description(values.Texts):
             self._expand(key, part, more, depth - 1, leaves)
         self._open.discard(id(value))
 
-    def _value(self, value: Any, most: int) -> Any:
+    def _value(self, value: Any, most: int, is_said: bool) -> Any:
         value = self.cut(value)
         if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 256):
             return value
@@ -311,6 +365,6 @@ class _Description(values.Texts):
         if isinstance(value, (str, os.PathLike)) and not isinstance(value, enum.Enum):
             return values.shortened(str(os.fspath(value)), most)
         if id(value) not in self._texts:
-            self._texts[id(value)] = value, self.text(value)
+            self._texts[id(value)] = value, self.text(value, sys.maxsize if is_said else values.PICKS)
         text = self._texts[id(value)][1]
         return None if text == values.NO_VALUE else [values.shortened(text, most)]

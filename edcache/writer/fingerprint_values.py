@@ -31,7 +31,7 @@ OWN: Final = "__edcache_fingerprint__()"
 _SHOWN: Final = 80
 _MOST_DEPTH: Final = 20
 _PLAIN: Final = {bool, bytes, complex, float, int, str, type(None)}
-_PICKS: Final = 1_024
+PICKS: Final = 1_024
 _WHOLE_NBYTES: Final = 1 << 16
 EXPANDED: Final = 16
 _NO_OBJECT: Final = (
@@ -64,10 +64,14 @@ def shortened(text: str, most: int = LONG) -> str:
 
 
 class Fields(NamedTuple):
-    """The attributes of an object by name, and what reading does with them."""
+    """The attributes of an object by name, and what reading does with them.
+
+    is_said: whether its method `__edcache_fingerprint__` says them; then each part of them counts.
+    """
 
     values: dict[str, Any]
     access: code.Access = code.NO_ACCESS
+    is_said: bool = False
 
 
 def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool = False) -> Fields | None:
@@ -82,7 +86,8 @@ def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool =
     cls = type(value)
     if hasattr(cls, "__edcache_fingerprint__"):
         answer = cls.__edcache_fingerprint__(value)
-        return Fields(dict(answer) if isinstance(answer, Mapping) and not exact else {OWN: answer})
+        said = dict(answer) if isinstance(answer, Mapping) and not exact else {OWN: answer}
+        return Fields(said, is_said=True)
     if any(kin.__module__.startswith("datasets.") for kin in cls.__mro__) and hasattr(value, "_fingerprint"):
         # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
         return Fields({"_fingerprint": value._fingerprint})
@@ -164,7 +169,7 @@ class Texts:
         self._lengths = lengths
         self._open: set[int] = set()  # objects that hold what is being described
 
-    def text(self, value: Any, limit: int = _PICKS, access: code.Access = code.NO_ACCESS) -> str:
+    def text(self, value: Any, limit: int = PICKS, access: code.Access = code.NO_ACCESS) -> str:
         """A text for a value with about `limit` of the values in it; 0 leaves a container its size.
 
         access: what reading of the object that holds it does with it.
@@ -210,9 +215,7 @@ class Texts:
         now, then = self._lengths
         if type(value) is int and value == now:
             return then
-        if not isinstance(value, (dict, list, tuple, range)) and not _is_array(value):
-            return value
-        if (_is_array(value) and not value.ndim) or len(value) != now:
+        if not has_parts(value, now):
             return value
         return dict(itertools.islice(value.items(), then)) if isinstance(value, dict) else value[:then]
 
@@ -235,6 +238,7 @@ class Texts:
     def _object(self, cls: type, fields: Fields, limit: int) -> str:
         self.note(cls)
         name = cls.__qualname__ if self._exact else code.qualified_name(cls)
+        limit = sys.maxsize if fields.is_said else limit
         share = limit // (len(fields.values) or 1)
         picked = itertools.islice(fields.values.items(), max(limit, EXPANDED) if limit else 0)
         texts = (
@@ -246,7 +250,7 @@ class Texts:
     def _container(self, value: Any, limit: int) -> str:
         count, kind = len(value), type(value).__name__
         is_set = isinstance(value, (set, frozenset))
-        if not limit or (is_set and count > max(limit, 4 * _PICKS)):
+        if not limit or (is_set and count > max(limit, 4 * PICKS)):
             return f"{kind} of {count}"
         if is_set:
             return f"{kind}({', '.join(sorted(self.text(part, 0) for part in value))})"
@@ -281,7 +285,7 @@ class Texts:
         if not self._exact:
             if isinstance(value, np.memmap) or not limit or not size or not _is_in_memory(value):
                 return f"{header})"
-            if size * value.itemsize > (_WHOLE_NBYTES if limit == _PICKS else 64 * limit):
+            if size * value.itemsize > (_WHOLE_NBYTES if limit == PICKS else 64 * limit):
                 ratio = (size / (4 * limit)) ** (1 / sum(count > 1 for count in shape))
                 value = value[tuple(slice(None, None, min(count, math.ceil(ratio)) or 1) for count in shape)]
         if not isinstance(value, np.ndarray):
@@ -333,6 +337,13 @@ class Texts:
         if self._exact and is_address:
             raise NoDescription(text)
         return NO_VALUE if not self._exact and (is_address or text.startswith("<")) else text
+
+
+def has_parts(value: Any, count: int) -> bool:
+    """Whether a value has so many parts, of which the first few are a value too."""
+    if not isinstance(value, (dict, list, tuple, range)) and not (_is_array(value) and value.ndim):
+        return False
+    return len(value) == count
 
 
 def _is_array(value: Any) -> bool:

@@ -58,13 +58,16 @@ class Job:
         """The archive, made if it is not there yet; StaleCacheError for another source or length."""
         appender = self.store.appender(self.head, self.sync)
         try:
-            check_origin(self.path, appender.head, self)
-            length = self.length
+            origin, length = appender.chain.origin, self.length
+            check_origin(self.path, origin, self)
             # One that was written without a dataset is as long as what it holds, until it gets one.
             begun_for = appender.chain.length
             present = appender.chain.end_index if begun_for is None else begun_for
             if present < length and (self.options.grow or begun_for is None):
-                appender.amend(length=length)
+                said = None
+                if origin.fingerprint is not None and self.head.fingerprint is not None:
+                    said = comparable(self.head.fingerprint, origin.fingerprint, self.source, None)
+                appender.amend(length=length, **({} if said is None else {"fingerprint": said}))
             check_length(self.path, appender.chain.length, length)
         except BaseException:
             appender.close()

@@ -208,7 +208,7 @@ class AnyAppender(ABC):
         """
 
     def amend(self, **changes: object) -> None:
-        """Revise the `length` that the head says, or tell of entries `lost` and samples that `failed`."""
+        """Revise the head's `length`, and `fingerprint`; or tell of entries `lost`, samples that `failed`."""
         self._publish_amendment(json.dumps(changes, ensure_ascii=True).encode("ascii"))
 
     @abstractmethod

@@ -75,6 +75,38 @@ def test_labels_are_below_each_other_with_nulls_where_a_dataset_has_none(two):
     assert bare.labels["label"].tolist() == both.labels["label"].tolist()
 
 
+def test_labels_that_change_are_those_of_what_was_put_together_before(tmp_path):
+    paths = [tmp_path / f"{k}.zip" for k in (0, 1)]
+    for path in paths:
+        with CacheWriter(path, in_memory_keys=["y"]) as writer:
+            writer.extend({"y": k, "x": k} for k in range(3))
+    several = CachedDataset.from_cache(paths)
+    first, second = several.archives
+    both = edcache.concat([first, second.take(2)])
+    side = edcache.zip_fields(first.select("y"), second.select("x"))
+    outer = edcache.concat([both, side.skip(1)])
+    part = outer.filter("y > 0")
+    wholes = [several, both, side, outer, part]
+    before = [whole.labels["y"].tolist() for whole in wholes]
+    assert before[3:] == [[0, 1, 2, 0, 1, 1, 2], [1, 2, 1, 1, 2]]
+    first.add_labels("z", ["a", "b", "c"])
+    second.add_labels("y", {1: 7})
+    assert [whole.labels.to_list("z") for whole in wholes] == [
+        ["a", "b", "c", None, None, None],
+        ["a", "b", "c", None, None],
+        ["a", "b", "c"],
+        ["a", "b", "c", None, None, "b", "c"],
+        ["b", "c", None, "b", "c"],
+    ]
+    assert part.labels["y"].tolist() == [1, 2, 7, 1, 2]
+    assert several.filter(y=7).indices.tolist() == [4]
+    assert not several.refresh()
+    first.drop_labels("z")
+    assert all("z" not in whole.labels for whole in wholes)
+    with pytest.raises(edcache.UnknownLabelError, match='no label "z"; this archive has: y'):
+        both.filter(z="a")
+
+
 def test_archives_without_labels_go_together(tmp_path):
     bare = write(tmp_path / "a.zip", ({"x": k} for k in range(3)))
     other = write(tmp_path / "b.zip", ({"x": k, "y": k} for k in range(2)), ["y"])

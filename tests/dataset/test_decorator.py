@@ -23,6 +23,7 @@ import pyarrow as pa
 import pytest
 import torch
 
+import edcache
 from edcache import CachedDataset, cachable
 from edcache.errors import FingerprintError, OptionError, SourceError, StaleCacheError
 
@@ -586,3 +587,172 @@ def test_fewer_labels_than_the_archive_has_are_fine(tmp_path: Path) -> None:
     factory_at(tmp_path / "n.zip", in_memory_keys=["y", "square"])()
     dataset = factory_at(tmp_path / "n.zip", in_memory_keys=["y"])()
     assert dataset.labels["y"].tolist() == [0, 1, 2, 0, 1, 2]
+
+
+# -------------------------------------------------------------------------------- what the call's source says
+
+
+class Told(Squares):
+    """Says what its samples are; which samples are there, no argument of the call tells."""
+
+    def __init__(self, says: Any, length: int = 6, **more: Any) -> None:
+        super().__init__(length, **more)
+        self.says = says
+
+    def __edcache_fingerprint__(self) -> Any:
+        return self.says
+
+
+class Files(Squares):
+    def __init__(self, files: list[str], **more: Any) -> None:
+        super().__init__(len(files), **more)
+        self.files, self.kinds = files, ["jpg", "png"]
+
+
+FILES = r"attribute files: \['a', 'b'\] in the archive, \['a', 'c'\] now"
+
+
+def call(path: Path, source: Any, **options: Any) -> CachedDataset:
+    """A call without arguments: all that changes is the source that it makes."""
+
+    @cachable(path, progress=False, **options)
+    def made() -> Any:
+        return source
+
+    return made()
+
+
+def begun(path: Path, source: Any) -> None:
+    """A fill that ended early."""
+    source.fails_at = 3
+    with pytest.raises(SourceError, match="broken file 3"):
+        call(path, source, chunk_size=1)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (Told({"day": 1}), Told({"day": 2}), "attribute day: 1 in the archive, 2 now"),
+        (Told(1), Told(2), r"attribute __edcache_fingerprint__\(\): 1 in the archive, 2 now"),
+        (Files(list("abcdef")), Files(list("abxdef")), r"attribute files: \['a', .*'c', .*'b', 'x', .* now"),
+    ],
+    ids=["dict", "value", "files"],
+)
+def test_what_a_source_says_is_compared_where_a_call_makes_it(
+    tmp_path: Path, before: Any, after: Any, says: str
+) -> None:
+    begun(tmp_path / "begun.zip", before)
+    with pytest.raises(StaleCacheError, match=f"made by another call:\n  {says}\nuse another path, delete"):
+        call(tmp_path / "begun.zip", after)
+    assert call(tmp_path / "begun.zip", after, on_stale="rebuild").complete
+    begun(tmp_path / "taken.zip", before)
+    assert call(tmp_path / "taken.zip", after, on_stale="ignore").complete
+    before.fails_at = None
+    call(tmp_path / "whole.zip", before)
+    with pytest.raises(StaleCacheError, match=says):
+        call(tmp_path / "whole.zip", after, grow=True)
+    with pytest.warns(RuntimeWarning, match=says):
+        call(tmp_path / "whole.zip", after, grow=True, on_stale="warn")
+    # A complete archive opens without a call of the function.
+    assert len(call(tmp_path / "whole.zip", after)) == 6
+
+
+def test_a_bare_source_is_compared_with_the_one_that_a_call_made(tmp_path: Path) -> None:
+    call(tmp_path / "c.zip", Files(["a", "b"]))
+    CachedDataset(Files(["a", "b"]), tmp_path / "c.zip", progress=False)
+    with pytest.raises(StaleCacheError, match=FILES):
+        CachedDataset(Files(["a", "c"]), tmp_path / "c.zip", progress=False)
+    with pytest.raises(StaleCacheError, match=FILES):
+        CachedDataset(Files(["a", "c", "d"]), tmp_path / "c.zip", progress=False, grow=True)
+    assert len(CachedDataset(Files(["a", "b", "c"]), tmp_path / "c.zip", progress=False, grow=True)) == 3
+
+
+def test_a_call_grows_by_samples_behind_those_that_are_there(tmp_path: Path) -> None:
+    path = tmp_path / "c.zip"
+    call(path, Files(["a", "b"]), grow=True)  # as many as it has kinds
+    with pytest.raises(StaleCacheError, match=FILES):
+        call(path, Files(["a", "c", "d"]), grow=True)
+    with pytest.raises(StaleCacheError, match="attribute files: "):
+        call(path, Files(["a", "c", "d"]), grow=True, on_stale="warn")
+    assert len(call(path, Files(["a", "b", "c"]), grow=True)) == 3
+    told = tmp_path / "told.zip"
+    call(told, Told({"count": 2, "ids": [7, 8], "seed": 5}, 2), grow=True)
+    with pytest.raises(StaleCacheError, match=r"attribute ids: \[7, 8\] in the archive, \[8, 9\] now"):
+        call(told, Told({"count": 3, "ids": [8, 9, 7], "seed": 5}, 3), grow=True)
+    assert len(call(told, Told({"count": 3, "ids": [7, 8, 9], "seed": 5}, 3), grow=True)) == 3
+
+
+def test_what_a_source_says_without_a_description_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FingerprintError, match='argument "model" of .*:Told: <object object at 0x'):
+        call(tmp_path / "c.zip", Told({"model": object()}))
+
+
+def held(path: Path, source: Any, **options: Any) -> CachedDataset:
+    return CachedDataset(source, path, progress=False, **options)
+
+
+def asis(path: Path) -> None:
+    pass
+
+
+def compacted(path: Path) -> None:
+    edcache.compact(path)
+    edcache.compact(path, target=path.with_name("other.zip"))
+    path.with_name("other.zip").replace(path)
+
+
+def repaired(path: Path) -> None:
+    edcache.repair(path, path.with_name("other.zip"))
+    path.with_name("other.zip").replace(path)
+
+
+@pytest.mark.parametrize("rewritten", [asis, compacted, repaired])
+@pytest.mark.parametrize("cached", [call, held])
+@pytest.mark.parametrize(
+    "kind", [Files, lambda files: Told({"files": files}, len(files))], ids=["list", "said"]
+)
+def test_each_growth_is_compared_with_the_one_before(
+    tmp_path: Path, kind: Any, cached: Any, rewritten: Any
+) -> None:
+    path, files = tmp_path / "c.zip", list("abcdefgh")
+    for count in (2, 5, 7):
+        assert len(cached(path, kind(files[:count]), grow=True)) == count
+        rewritten(path)
+        for place in range(count):
+            other = [*files[:place], "x", *files[place:]]
+            for length in (count, count + 1):
+                with pytest.raises(StaleCacheError, match="(attribute|argument) files: "):
+                    cached(path, kind(other[:length]), grow=True)
+    assert len(cached(path, kind(files[:7]), grow=True)) == 7
+    with pytest.raises(StaleCacheError, match="(attribute|argument) files: "):
+        cached(path, kind(files[:6]), grow=True)
+
+
+@pytest.mark.parametrize("first", [call, held])
+def test_a_call_and_its_bare_source_grow_one_archive_in_turn(tmp_path: Path, first: Any) -> None:
+    path, files = tmp_path / "c.zip", list("abcdefgh")
+    first(path, Files(files[:2]))
+    if first is call:
+        for count, cached in ((3, held), (4, call), (6, held)):
+            assert len(cached(path, Files(files[:count]), grow=True)) == count
+            other = [*files[: count - 1], "x", *files[count:]]
+            for again in (call, held):
+                with pytest.raises(StaleCacheError, match="attribute files: "):
+                    again(path, Files(other), grow=True)
+    else:
+        with pytest.raises(StaleCacheError, match="made from an object of type .*Files"):
+            call(path, Files(files[:3]), grow=True)
+
+
+def test_a_large_sealed_archive_tells_who_lengthened_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edcache.reader.file_session._WALKED", 1)
+    path, files = tmp_path / "c.zip", list("abcdefgh")
+    held(path, Files(files[:2]))
+    held(path, Files(files[:5]), grow=True)
+    reader = CachedDataset.from_cache(path).reader
+    assert reader.chunks is None
+    assert (reader.head.length, reader.origin.length) == (2, 5)
+    with pytest.raises(StaleCacheError, match="attribute files: "):
+        held(path, Files([*files[:4], "x"]))

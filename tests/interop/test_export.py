@@ -542,7 +542,6 @@ def test_lists_of_texts_are_in_an_npz_and_lists_with_none_are_refused(tmp_path, 
         ([1, None], "has a list with None, and an .npz holds no None"),
         ([None, "a"], "has a list with None, and an .npz holds no None"),
         (["a\0"], "has text that ends with a zero character, which"),
-        ([2**70], "does not fit int64: "),
     ]
     for value, text in cases:
         with pytest.raises(ExportError, match=f'field "x" {text}'):
@@ -653,12 +652,19 @@ def test_samples_without_a_field_or_with_a_hidden_one_are_refused(tmp_path, out)
 
 
 def test_values_beyond_a_column_end_the_export_and_leave_nothing(tmp_path, out):
-    big = archive_of(tmp_path, {"x": 2**70})
-    for to in ("parquet", "npz"):
-        with pytest.raises(ExportError, match='field "x" does not fit int64: '):
-            edcache.export(big, out, to)
-    assert not out.exists()
-    assert not Path(f"{out}.edcache.new").exists()
+    for values in ([1, 2**63], [-(2**63) - 1], [2**80, None], [[2**63]], [[None, 3], [-(2**70), None]]):
+        big = archive_of(tmp_path, *({"x": value} for value in values))
+        place = f"sample {len(values) - 1 if values[0] in (1, [None, 3]) else 0}"
+        for to in ("parquet", "npz", "hf"):
+            text = 'field "x" is of type (int|list); a column of {} holds integers from -2\\*\\*63 to '
+            with pytest.raises(ExportError, match=rf"export\(\): {place}: {text.format(to)}"):
+                edcache.export(big, out, to)
+            assert not out.exists()
+            assert not Path(f"{out}.edcache.new").exists()
+    for to in ("parquet", "hf"):
+        with pytest.raises(ExportError, match='samples 0 to 0: field "x" does not fit string: '):
+            edcache.export(archive_of(tmp_path, {"x": "\ud800"}), out, to)
+        assert not out.exists()
     labelled = archive_of(tmp_path, {"x": 1}, {"x": 2}, in_memory_keys={"b": lambda s: b"bytes"})
     refused(
         labelled,
@@ -673,6 +679,37 @@ def test_values_beyond_a_column_end_the_export_and_leave_nothing(tmp_path, out):
     with pytest.raises(ExportError, match='field "x" has text that ends with a zero character, which'):
         edcache.export(ended, out, "npz")
     assert not out.exists()
+
+
+@pytest.mark.parametrize("to", ["parquet", "hf"])
+def test_integers_of_64_bits_are_exact_in_columns(tmp_path, to):
+    top, bottom = np.iinfo(np.uint64).max, -(2**63)
+    samples = [
+        {
+            "one": np.uint64(2**63 + i),
+            "row": np.array([top, i], np.uint64),
+            "rows": np.array([top] * i, np.uint64),
+            "plane": np.full((2, 3), 2**63 + i, np.uint64),
+            "planes": np.full((i, 2), 2**63, np.uint64),
+            "least": bottom + i,
+            "list": [2**63 - 1, bottom],
+        }
+        for i in (1, 2)
+    ]
+    out = tmp_path / to
+    edcache.export(archive_of(tmp_path, *samples), out, to)
+    if to == "hf":
+        rows = list(datasets.load_from_disk(str(out)).with_format(None))
+    else:
+        rows = pq.read_table(out).to_pylist()
+    for row, sample in zip(rows, samples, strict=True):
+        for name, value in sample.items():
+            got = row[name]
+            if isinstance(got, dict):
+                assert got["shape"] == list(value.shape)
+                got = got["values"]
+            held = np.array(got, np.int64 if name in ("least", "list") else np.uint64)
+            assert held.reshape(-1).tolist() == np.asarray(value).reshape(-1).tolist(), name
 
 
 def test_a_transform_that_changes_its_mind_is_told_by_the_sample(path, out):

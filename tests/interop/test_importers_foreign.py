@@ -270,6 +270,39 @@ def test_a_tensordict_has_private_and_empty_leaves(path, tmp_path):
     assert same(ds[2], {"_weight": torch.tensor(2), "empty": torch.zeros(0)})
 
 
+KEYS = [
+    "a b",
+    "x/y",
+    "50%",
+    "%41",
+    "",
+    ".",
+    "..",
+    "...",
+    'q"*:<>?|',
+    "back\\slash",
+    "tab\tnul\0del\x7f",
+    "ünï",
+]
+
+
+@pytest.mark.parametrize("is_robust", [True, False])
+@pytest.mark.parametrize("is_zip", [False, True])
+def test_a_tensordict_whose_keys_are_no_names_of_files(path, tmp_path, is_zip, is_robust):
+    # Without encoding tensordict writes only names that a file system takes.
+    keys = KEYS if is_robust else ["a b", "50%", "%41", "...", 'q"*:<>?|', "ünï"]
+    leaves = {key: torch.arange(12).reshape(4, 3) + place for place, key in enumerate(keys)}
+    nested = {f"{key}+": {key: leaf + 100} for key, leaf in leaves.items()}
+    if is_robust:
+        nested |= {"n": {key: {key: leaf + 200} for key, leaf in leaves.items()}}
+    td = TensorDict(leaves | nested, [4])
+    old = tmp_path / ("td.tdz" if is_zip else "td")
+    td.memmap(old, robust_key=is_robust)
+    ds = import_cache(old, path, progress=False)
+    for i in range(4):
+        assert same(by_key(ds[i]), by_key(td[i].to_dict()))
+
+
 def test_what_is_no_tensor_in_a_tensordict_is_refused_by_name():
     with pytest.raises(
         ForeignCacheError, match="texts: text: NonTensorStack; only plain tensors are read, save the"
@@ -299,7 +332,18 @@ TENSORDICT_LIES = {
         lambda said: said["a"].update(dtype="torch.load"),
         "a: torch.load; only plain tensors",
     ),
-    "a way out": (lambda said: said.update({"../x": said["a"]}), r"'\.\./x' is no name of a file$"),
+    "a way out": (
+        lambda said: said.update({"../x": said["a"]}),
+        r"folder: \.\.%2Fx\.memmap is no file; its shape and dtype take 96$",
+    ),
+    "the folder above": (
+        lambda said: said.update({"..": {"type": "TensorDict"}}),
+        r"^[^ ]*folder: %2E%2E/meta\.json: No such file or directory$",
+    ),
+    "half a character": (
+        lambda said: said.update({"\ud800": said["a"]}),
+        r"folder: the key '\\ud800' is no UTF-8, and no name of a file$",
+    ),
     "no file": (
         lambda said: said.update({"z": said["a"]}),
         r"z\.memmap is no file; its shape and dtype take 96$",

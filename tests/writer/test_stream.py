@@ -196,6 +196,24 @@ def test_a_source_that_has_grown_adds_the_rest(path, workers):
         store(Counted(34), path, grow=True)
 
 
+def test_what_can_only_be_iterated_does_not_grow(path):
+    def made(count):
+        return (sample for sample in [{"y": k} for k in range(count)])
+
+    text = (
+        "the source can only be iterated, so nothing tells whether it became longer; grow=True takes one with"
+    )
+    with pytest.raises(OptionError, match=text):
+        store(made(3), path, grow=True, fingerprint=False)
+    store(made(3), path, fingerprint=False)
+    with pytest.raises(OptionError, match=text):
+        store(made(4), path, grow=True, fingerprint=False)
+    decorated = edcache.cachable(path.with_name("c.zip"), progress=False)(made)
+    assert len(decorated(3)) == 3
+    with pytest.raises(OptionError, match=text):
+        edcache.cachable(path.with_name("c.zip"), grow=True, progress=False)(made)(3)
+
+
 def test_a_lazy_cache_grows_too(path):
     store(Counted(20), path)
     ds = store(Counted(35), path, grow=True, lazy=True)

@@ -15,7 +15,7 @@ from edcache.backends.redis.records import gathered_from, held, pieces_of, schem
 from edcache.backends.redis.url import Server
 from edcache.base import CorruptRecordError, EdcacheError, Ints, LengthError, MissingSampleError, once
 from edcache.codec import STORED, Decode, Decoding, decompress
-from edcache.format import Records
+from edcache.format import Head, Records
 from edcache.labels import checked_indices
 from edcache.reader import AnyReader, RecordIndex, Session
 
@@ -84,6 +84,10 @@ class RedisSession(Session):
         self._fetched: _Fetched = _Fetched() if before is None else before._fetched
 
     # --- what is there ---
+
+    @property
+    def origin(self) -> Head:
+        return self.log.chain.origin
 
     @property
     def sealed(self) -> bool:

@@ -294,6 +294,16 @@ def double_key(f: Forge):
     f.unsealed().amend(b'{"length":11,"length":12}')
 
 
+@attack("chain", "an amendment: a fingerprint without length", "of samples that nobody counts", says=NOTE)
+def bare_fingerprint(f: Forge):
+    f.unsealed().amend({"fingerprint": {"type": "m:Source"}})
+
+
+@attack("chain", "an amendment: a fingerprint that is a list", "no attribute get", says=NOTE)
+def fingerprint_list(f: Forge):
+    f.unsealed().amend({"length": 10, "fingerprint": ["m:Source"]})
+
+
 @attack("chain", "an amendment with another key", "ignored by one, obeyed by another", says=NOTE)
 def unknown_revision(f: Forge):
     f.unsealed().amend({"length": 10, "path": "/etc/passwd"})
