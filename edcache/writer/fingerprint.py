@@ -285,7 +285,7 @@ class _Description(values.Texts):
         super().__init__(lengths=lengths)
         self._source = source
         self._texts: dict[int, tuple[Any, str]] = {}  # by id(), with the value, so that it stays the only one
-        self._said: set[str] = set()  # the leaves that a method `__edcache_fingerprint__` returned
+        self._stated: set[str] = set()  # the leaves that a method `__edcache_fingerprint__` returned
         for name, value in self._leaves(_DETAILS[0][0]).items():
             if isinstance(value, (str, os.PathLike)) and os.path.isabs(path := os.fspath(value)):
                 self.roots.setdefault(os.path.join(path, ""), name)
@@ -299,18 +299,18 @@ class _Description(values.Texts):
 
         known: those of an archive, which are taken instead.
         """
-        leaves, said = self._leaves(_DETAILS[0][0]), self._said
+        leaves, stated = self._leaves(_DETAILS[0][0]), self._stated
         if known is not None:
             leaves = {name: value for name, value in leaves.items() if values.shortened(name, 80) in known}
         else:
             count = len(self._source) if hasattr(self._source, "__len__") else -1
             has = values.has_parts
-            leaves = {name: value for name, value in leaves.items() if name in said or has(value, count)}
+            leaves = {name: value for name, value in leaves.items() if name in stated or has(value, count)}
         return self._texts_of(dict(islice(leaves.items(), _MOST_MADE)), 80)
 
     def _texts_of(self, leaves: Mapping[str, Any], most: int) -> dict[str, Any]:
         return {
-            values.shortened(name, 80): self._value(value, most, name in self._said)
+            values.shortened(name, 80): self._value(value, most, name in self._stated)
             for name, value in leaves.items()
         }
 
@@ -345,7 +345,7 @@ class _Description(values.Texts):
             parts = [
                 (f"{name}.{key}", part, fields.access.within(key)) for key, part in fields.values.items()
             ]
-            self._said.update(key for key, _, _ in parts if fields.is_said)
+            self._stated.update(key for key, _, _ in parts if fields.is_stated)
         elif isinstance(value, (dict, list, tuple)) and len(value) <= values.EXPANDED:
             pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
             if any(values.fields_of(part) is not None for _, part in pairs):
@@ -356,7 +356,7 @@ class _Description(values.Texts):
             self._expand(key, part, more, depth - 1, leaves)
         self._open.discard(id(value))
 
-    def _value(self, value: Any, most: int, is_said: bool) -> Any:
+    def _value(self, value: Any, most: int, is_stated: bool) -> Any:
         value = self.cut(value)
         if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 256):
             return value
@@ -365,6 +365,6 @@ class _Description(values.Texts):
         if isinstance(value, (str, os.PathLike)) and not isinstance(value, enum.Enum):
             return values.shortened(str(os.fspath(value)), most)
         if id(value) not in self._texts:
-            self._texts[id(value)] = value, self.text(value, sys.maxsize if is_said else values.PICKS)
+            self._texts[id(value)] = value, self.text(value, sys.maxsize if is_stated else values.PICKS)
         text = self._texts[id(value)][1]
         return None if text == values.NO_VALUE else [values.shortened(text, most)]

@@ -66,12 +66,12 @@ def shortened(text: str, most: int = LONG) -> str:
 class Fields(NamedTuple):
     """The attributes of an object by name, and what reading does with them.
 
-    is_said: whether its method `__edcache_fingerprint__` says them; then each part of them counts.
+    is_stated: whether its method `__edcache_fingerprint__` states them; then each part of them counts.
     """
 
     values: dict[str, Any]
     access: code.Access = code.NO_ACCESS
-    is_said: bool = False
+    is_stated: bool = False
 
 
 def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool = False) -> Fields | None:
@@ -86,8 +86,8 @@ def fields_of(value: Any, access: code.Access = code.NO_ACCESS, *, exact: bool =
     cls = type(value)
     if hasattr(cls, "__edcache_fingerprint__"):
         answer = cls.__edcache_fingerprint__(value)
-        said = dict(answer) if isinstance(answer, Mapping) and not exact else {OWN: answer}
-        return Fields(said, is_said=True)
+        stated = dict(answer) if isinstance(answer, Mapping) and not exact else {OWN: answer}
+        return Fields(stated, is_stated=True)
     if any(kin.__module__.startswith("datasets.") for kin in cls.__mro__) and hasattr(value, "_fingerprint"):
         # Of a dataset of Hugging Face: it changes with every operation, and its attributes say less.
         return Fields({"_fingerprint": value._fingerprint})
@@ -238,7 +238,7 @@ class Texts:
     def _object(self, cls: type, fields: Fields, limit: int) -> str:
         self.note(cls)
         name = cls.__qualname__ if self._exact else code.qualified_name(cls)
-        limit = sys.maxsize if fields.is_said else limit
+        limit = sys.maxsize if fields.is_stated else limit
         share = limit // (len(fields.values) or 1)
         picked = itertools.islice(fields.values.items(), max(limit, EXPANDED) if limit else 0)
         texts = (

@@ -64,10 +64,10 @@ class Job:
             begun_for = appender.chain.length
             present = appender.chain.end_index if begun_for is None else begun_for
             if present < length and (self.options.grow or begun_for is None):
-                said = None
+                fingerprint = None
                 if origin.fingerprint is not None and self.head.fingerprint is not None:
-                    said = comparable(self.head.fingerprint, origin.fingerprint, self.source, None)
-                appender.amend(length=length, **({} if said is None else {"fingerprint": said}))
+                    fingerprint = comparable(self.head.fingerprint, origin.fingerprint, self.source, None)
+                appender.amend(length=length, **({} if fingerprint is None else {"fingerprint": fingerprint}))
             check_length(self.path, appender.chain.length, length)
         except BaseException:
             appender.close()
