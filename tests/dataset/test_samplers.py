@@ -729,7 +729,7 @@ def test_runs_are_taken_for_chunks_where_samples_lie_in_order_and_only_there(tmp
 
 
 def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, tally):
-    rng = seeded("chunk_starts")
+    rng = seeded("runs of views")
     archives = [written_as(range(n), n, tmp_path, chunk_size=7) for n in (50, 1, 33)]
     for _ in range(scaled(60)):
         parts = [archives[rng.randrange(3)] for _ in range(rng.randint(1, 4))]

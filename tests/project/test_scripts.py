@@ -236,3 +236,11 @@ def test_the_figures_of_a_billion_samples_are_those_of_the_simulation():
     page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
     written = page.partition(simulation["BEGIN"])[2].partition(simulation["END"])[0].strip()
     assert simulation["report"](simulation["Scale"]()) == written
+
+
+@pytest.mark.full
+def test_the_samplers_of_the_page_are_measured():
+    simulation = runpy.run_path(str(ROOT / "scripts" / "simulate_scale.py"))
+    measured = simulation["orders"](50_000)
+    for name in ("Shuffle", "ChunkShuffle", "ByLength", "torch's RandomSampler"):
+        assert re.search(rf"^\| {name} \| [\d.]+ m?s \| [\d.]+ m?s \| ", measured, re.MULTILINE), measured
