@@ -96,7 +96,7 @@ class Ahead:
         on_way: list[_Request] = []
         # Of what is here and not read yet: the end of the items that need it first, and its bytes.
         unread: deque[tuple[int, int]] = deque()
-        expected = position
+        expected, full_at = position, -1
         while (queue or on_way or position < self._stop) and not self._ended.is_set():
             for request in [request for request in on_way if request.is_done()]:
                 on_way.remove(request)
@@ -104,11 +104,10 @@ class Ahead:
                 if request.is_kept():
                     unread.append((request.end_item, request.nbytes))
                 else:
-                    # There is no room until more is read: it is looked for again.
-                    position = min(position, request.item)
+                    # There is no room until more is read: it is looked for again then.
+                    position, full_at = min(position, request.item), self._reached
                     queue.clear()
                     known = {part for other in on_way for part in other.known()}
-                    self._ended.wait(_SECONDS)
             while unread and unread[0][0] <= self._reached:
                 unread.popleft()
             if not all(map(ahead_nbytes, sessions)):
@@ -126,7 +125,7 @@ class Ahead:
                     queue += [_Part(session, *part, position, end) for part in new]
                     known |= {(session, part) for part in new}
                 position = end
-            elif queue and len(on_way) < _REQUESTS and asked < limit:
+            elif queue and len(on_way) < _REQUESTS and asked < limit and self._reached != full_at:
                 request = _Request(queue, size)
                 request.futures = [pool.submit(prepare, *share) for share in request.parts.items()]
                 on_way.append(request)
