@@ -453,7 +453,7 @@ _GROWTH = [
     Bug(
         "who lengthens an archive does not say what its source is",
         "writer/job.py",
-        '**({} if said is None else {"fingerprint": said})',
+        '**({} if fingerprint is None else {"fingerprint": fingerprint})',
         "**{}",
         (GROWTH,),
     ),
