@@ -85,7 +85,10 @@ setup(
         "plot": ["matplotlib>=3.7"],
         "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         # fsspec and aiohttp: edcache reads http by them.
-        "bench": ["matplotlib>=3.7", "scikit-learn>=1.3", "s3fs>=2024.2", "aiohttp>=3.9"],
+        "bench": [
+            *("matplotlib>=3.7", "scikit-learn>=1.3", "s3fs>=2024.2", "aiohttp>=3.9"),
+            *("Pillow>=9", "simplejpeg>=1.7"),
+        ],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
         "docs": DOCS,
         "release": RELEASE,

@@ -125,9 +125,9 @@ def _resized(
         return np.asarray(Image.fromarray(picture).resize(target[::-1], kind, box=box))
     import torch
 
-    # torch takes no read-only memory, and would copy what is not in one piece.
+    # torch takes no read-only memory, copies what has gaps, and makes planes of what has other strides.
     own = np.require(picture, requirements=["C", "W"])
-    planes = torch.from_numpy(own).permute(2, 0, 1)[None]
+    planes = torch.from_numpy(own)[None].permute(0, 3, 1, 2)
     # Not by size=, where a picture of 187.5 rows would be one of 188; torch rounds the size down.
     factors = tuple(to / side * (1 + 1e-9) for to, side in zip(target, sides, strict=True))
     resized = torch.nn.functional.interpolate(

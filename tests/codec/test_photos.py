@@ -17,6 +17,7 @@ from scale import scaled, seeded
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
+from edcache.codec.photos import cut_of
 from edcache.errors import ImageError, OptionError
 
 
@@ -118,6 +119,13 @@ def test_a_decoder_is_asked_for_no_more_pixels_than_the_resize_needs(monkeypatch
     for height in (400, 480, 961, 2000):
         array(pictures.encoded("JPEG", smooth(height, height)), size=160)
     assert shapes == [(400, 400), (240, 240), (241, 241), (250, 250)]
+
+
+def test_what_is_resized_keeps_its_layout():
+    """torch would make planes, which takes as long as half of the resize, and the caller turn them back."""
+    resized = cut_of(Decoding(size=(20, 30)), 60, 80, b"").of(np.asarray(smooth(80, 60)))
+    assert resized.shape == (20, 30, 3)
+    assert resized.flags.c_contiguous
 
 
 @pytest.mark.parametrize("orientation", [1, 3, 6, 8])

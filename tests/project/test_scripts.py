@@ -40,6 +40,11 @@ TRIALS = {
         r"\| 10 kB \| 5 ms \| 4 readers, ChunkShuffle, local= \| [\d.]+ \|",
         0,
     ),
+    "bench_images": (
+        "--count 12 --shapes 6 --repeats 1",
+        r"\| edcache, loader, threads \| [\d,]+ \| [\d,]+ \| [\d.]+ \|",
+        0,
+    ),
     "coverage": (
         "tests/base/test_once.py",
         r"passed(.|\n)*Coverage failure: total of [\d.]+ is less than fail-under=100",
@@ -185,7 +190,7 @@ RUN_BY = {
     ],
     "bench": [
         *("scripts/benchmark/__main__.py", "scripts/benchmark/plot.py", "scripts/benchmark/workloads.py"),
-        "scripts/bench_far.py",
+        *("scripts/bench_far.py", "scripts/bench_images.py"),
     ],
 }
 
