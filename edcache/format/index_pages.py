@@ -339,8 +339,10 @@ def check_page(root: IndexRoot, number: int, payload: bytes | memoryview, size: 
     deltas = _deltas(root, number, payload)
     most = [0 if delta is None else int(delta.max()) for delta in deltas]
     # Python's integers, of which no sum wraps.
-    base, stride = page["base"].tolist(), int(page["stride"])
+    base, reach = page["base"].tolist(), (rows - 1) * int(page["stride"])
     with reported(f"page {number:,} of index.pages"):
+        if reach > _FAR:
+            raise ValueError(f"its records lie outside of a file of {size:,} bytes")
         if any(delta > (_FAR >> _LATTICE_BITS if k == _OFFSET else _FAR) for k, delta in enumerate(most)):
             raise ValueError("a number that no writer makes")
         if deltas[_INDEX] is not None:
@@ -348,12 +350,11 @@ def check_page(root: IndexRoot, number: int, payload: bytes | memoryview, size: 
             last, falls = int(deltas[_INDEX][-1]), deltas[_INDEX][1:] < deltas[_INDEX][:-1]
             if base[_INDEX] + rows - 1 + last >= after or np.any(falls):
                 raise ValueError("its samples are not in order")
-        longest, reach = base[_NBYTES] + most[_NBYTES], (rows - 1) * stride
-        is_outside = max(longest, base[_OFFSET]) > size or reach > _FAR
-        # Where the largest of all lie within, each does.
-        if not is_outside and not 0 <= base[_OFFSET] <= size - longest - reach - (
-            most[_OFFSET] << _LATTICE_BITS
-        ):
+        longest = base[_NBYTES] + most[_NBYTES]
+        is_outside = max(longest, base[_OFFSET]) > size
+        # Where one of the largest numbers of all would lie within, each does.
+        rest = size - longest - reach - (most[_OFFSET] << _LATTICE_BITS)
+        if not is_outside and not 0 <= base[_OFFSET] <= rest:
             offset, nbytes = (_column(root, number, k, deltas[k]) for k in (_OFFSET, _NBYTES))
             is_outside = bool(offset.min() < 0 or (offset + nbytes).max() > size)
         if is_outside:

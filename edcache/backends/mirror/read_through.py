@@ -66,8 +66,7 @@ class ReadThrough(Wrapped):
         self.fetcher = BlockFetcher(pinned, data, self.is_partial, opener, limit)
         self.blocks = self.fetcher.blocks
         self._here, self._last = threading.local(), -1
-        # Bytes that batches may yet read without their blocks.
-        self._alone, self._first = self._nbytes >> _NEW_BITS, _NOT_BEGUN
+        self._first = _NOT_BEGUN
         # Blocks that opening reads, until it is accepted, and then until they are fetched.
         self._touched: set[int] | None = set()
         self._opening: set[int] = set()
@@ -149,10 +148,10 @@ class ReadThrough(Wrapped):
         """See `ByteSource`: fetches what is missing of them, all at once."""
         if not self.is_partial:
             return
-        self._first = max(self._first, _UNDER_WAY)
+        is_first, self._first = self._first == _NOT_BEGUN, max(self._first, _UNDER_WAY)
         self._passed().clear()
         blocks, _ = self.blocks.around(start, end)
-        if self._is_new(len(blocks) << BLOCK_BITS, int((end - start).sum())):
+        if is_first and self._is_new(len(blocks) << BLOCK_BITS, int((end - start).sum())):
             self._pass(start, end)
             self._first = _DONE
             return
@@ -218,17 +217,10 @@ class ReadThrough(Wrapped):
         return np.union1d(blocks, sorted(opening)).astype(np.int64) if opening else blocks
 
     def _is_new(self, nbytes: int, wanted: int) -> bool:
-        """Whether so little is here that a batch shall not wait for all bytes of its blocks, but for its own.
-
-        Blocks come by looking ahead then, or as soon as batches have read a part of the archive in this way.
-        """
-        if 2 * wanted > nbytes or wanted > self._alone:
-            return False
-        if storage.allocated(self.pinned.copy + PARTIAL) > self._nbytes >> _NEW_BITS:
-            self._alone = 0
-            return False
-        self._alone -= wanted
-        return True
+        """Whether so little is here that a first batch shall wait for its records and not for all blocks."""
+        most = self._nbytes >> _NEW_BITS
+        is_worth = 2 * wanted <= nbytes and wanted <= most
+        return is_worth and storage.allocated(self.pinned.copy + PARTIAL) <= most
 
     def _pass(self, start: Ints, end: Ints) -> None:
         """Read from far what of extents is not here, all at once, for this thread to read next."""
