@@ -12,7 +12,7 @@ FILES = sorted(Path(edcache.__file__).parent.rglob("*.py"))
 SURFACES = sorted(Path(edcache.__file__).parent.rglob("*.pyi"))
 
 # The most, and by how much the package may be below that until the number is lowered.
-LINES, SLACK = 44_641, 1_000
+LINES, SLACK = 44_638, 1_000
 
 # Of each function, its docstring included.
 FUNCTION_LINES = 60

@@ -7,7 +7,6 @@ for that. Where `max_bytes` allows less than the archive, blocks go again (`room
 from __future__ import annotations
 
 import errno
-import logging
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
 from typing import Final, NamedTuple
@@ -25,8 +24,6 @@ from edcache.backends.mirror.sidecar import CLAIMS, ROOM, Side, Version
 from edcache.base import ArchiveNotFoundError, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File
 from edcache.writer import PARTIAL, SIDE
-
-logger = logging.getLogger("edcache")
 
 Opener = Callable[[], ByteSource]
 Ints = npt.NDArray[np.int64]
