@@ -101,8 +101,7 @@ def commands(jobs: int) -> dict[str, list[str]]:
     pytest = [sys.executable, "-m", "pytest", "--full", "-x", "-q", "-p", "no:cacheprovider"]
     if jobs > 1 and importlib.util.find_spec("xdist"):
         pytest += ["-n", str(jobs), "--dist", "loadfile"]
-    families = {family: [*pytest, family] for family in FAMILIES}
-    return families | {"scripts/planted": [sys.executable, "tests/faults/planted_run.py"]}
+    return {family: [*pytest, family] for family in FAMILIES}
 
 
 def told(counts: Counter[str]) -> str:

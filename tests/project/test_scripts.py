@@ -33,7 +33,6 @@ TRIALS = {
         r"fashion: edcache",
         0,
     ),
-    "bench_views": ("--rows 500 --only take", r"\| `take\(n // 2\)` \| [\d.]+", 0),
     "bench_scale": ("1000 5000", r"\| far open, requests \| \d", 0),
     "bench_far": (
         "--mb 1 --ms 5 --samples 10000 --repeats 1 --only readers",
@@ -52,17 +51,11 @@ TRIALS = {
     ),
     "fuzz": ("where --runs 50", r"where +50 ", 0),
     "release": ("build", r"\.whl: .*PASSED(.|\n)*\.tar\.gz: .*PASSED", 0),
-    "planted": ("--list", r"(\S.*\n){100}", 0),
     "surface": ("", r"CachedDataset\.from_cache(.|\n)*", 0),
     "docs": ("", r"/docs/_build/html/index\.html", 0),
     "rooms": ("", r"<svg (.|\n)*</svg>", 0),
     "specification": ("", r"# The format of an edcache archive(.|\n)*## Schemas and records", 0),
     "walks": ("", r"reopen +[\d,]+ calls in +\d+ files\n(.*\n)*filter", 0),
-    "simulate_scale": (
-        "--samples 1e6 --hosts 2 --archives 2 --scale 0.01",
-        r"1 M samples of 10 kB(.|\n)*all open(.|\n)*`ChunkShuffle`, `local=`(.|\n)*seal of one",
-        0,
-    ),
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),
 }
 # What CI runs, beside them.
@@ -232,20 +225,3 @@ def test_an_extra_brings_what_its_script_imports(extra):
     for module in foreign:
         names = {name.lower().replace("_", "-") for name in distributions[module]}
         assert names & brought, f"{module} is of {names}, which edcache[{extra}] lacks"
-
-
-@pytest.mark.full
-def test_the_figures_of_a_billion_samples_are_those_of_the_simulation():
-    """They are the same on every machine: what queues is drawn by a seed."""
-    simulation = runpy.run_path(str(ROOT / "scripts" / "simulate_scale.py"))
-    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
-    written = page.partition(simulation["BEGIN"])[2].partition(simulation["END"])[0].strip()
-    assert simulation["report"](simulation["Scale"]()) == written
-
-
-@pytest.mark.full
-def test_the_samplers_of_the_page_are_measured():
-    simulation = runpy.run_path(str(ROOT / "scripts" / "simulate_scale.py"))
-    measured = simulation["orders"](50_000)
-    for name in ("Shuffle", "ChunkShuffle", "ByLength", "torch's RandomSampler"):
-        assert re.search(rf"^\| {name} \| [\d.]+ m?s \| [\d.]+ m?s \| ", measured, re.MULTILINE), measured
