@@ -98,7 +98,6 @@ setup(
             *DOCS,
             *RELEASE,
             "markdown-it-py>=3",
-            "mlcroissant>=1",
             "coverage[toml]>=7.10",
             "ruff>=0.6",
             "basedpyright",

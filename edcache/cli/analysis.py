@@ -1,23 +1,22 @@
-"""sql, stats, diff: what is asked of an archive as a whole, its labels and its index; no sample is read."""
+"""sql, diff: what is asked of an archive as a whole, its labels and its index; no sample is read."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, Final
 
 import click
 
-from edcache import display, tools
 from edcache import labels as label_tables
+from edcache import tools
 from edcache.base import index_ranges, plain
 from edcache.cli import output as out
-from edcache.cli.contents import open_archive, schema_lines
-from edcache.cli.flags import LABEL, PATH, PATHS, flags, row_flags
+from edcache.cli.contents import open_archive
+from edcache.cli.flags import LABEL, PATH, flags, row_flags
 
 _MOST_RANGES: Final = 5
-_OF_STATS: Final = ("path", "samples", "missing", "record_nbytes", "schemas")
 
 
 @click.command()
@@ -88,49 +87,3 @@ def _diff_lines(first: str, second: str, report: tools.Difference) -> Iterator[s
     if report.unknown:
         records = out.plural(report.unknown, "record")
         yield f"{records} cannot be compared as they are stored; --deep reads them"
-
-
-@click.command()
-@PATHS
-@click.option("--columns", metavar="A,B", type=LABEL, help="Only these label columns.")
-@flags("as_json")
-def stats(paths: Sequence[str], columns: str | None, as_json: bool) -> None:
-    """Show how the labels are spread, and how large the fields are.
-
-    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read: sizes are those of
-    the index. The bytes of a field are those of its values in all samples, before compression. Of several
-    fields that vary in size, as texts do, the index has only the sum; they have a question mark.
-
-    \b
-    Example:
-      edcache stats train.zip --columns label,split
-    """
-
-    def report(path: str) -> out.Report:
-        archive, labels = open_archive(path)
-        names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
-        spread = [labels.histogram(name) for name in names]
-        summary = display.summary(archive) | {"schemas": display.fields_of(archive, sized=True)}
-        document = {name: summary[name] for name in _OF_STATS}
-        document["labels"] = plain([dataclasses.asdict(histogram) for histogram in spread])
-        return document, _stats_lines(summary, spread), True
-
-    out.print_reports(paths, as_json, report)
-
-
-def _stats_lines(summary: Mapping[str, Any], spread: Sequence[Any]) -> Iterator[str]:
-    """The fields, then the bars of each label column."""
-    of = dict(display.facts(summary))
-    record = f", record {of['record']}" if "record" in of else ""
-    samples = out.plural(summary["samples"], "sample")
-    yield f"{out.printable(summary['path'])}: {samples}, {of['missing']} missing{record}"
-    yield from schema_lines(summary)
-    for histogram in spread:
-        rest = f", {out.plural(histogram.rest_values, 'more value')}" if histogram.rest_values else ""
-        name = out.styled(out.printable(histogram.name), bold=True)
-        yield f"\n{name}  {out.printable(histogram.type)}{rest}"
-        most = max((bar.count for bar in histogram.bars), default=1)
-        width = max((len(out.cell(bar.text)) for bar in histogram.bars), default=0)
-        for bar in histogram.bars:
-            drawn = out.styled(("█" * max(bar.count > 0, round(24 * bar.count / most))).ljust(24), fg="cyan")
-            yield f"  {out.cell(bar.text).ljust(width)}  {drawn}  {bar.count:,}"

@@ -10,7 +10,7 @@ import numpy as np
 
 from edcache import dataset, display, tools, writer
 from edcache import labels as label_tables
-from edcache.base import ReadOptions, SampleIndexError, brief, human_bytes
+from edcache.base import ReadOptions, SampleIndexError, brief
 from edcache.cli import output as out
 from edcache.cli.flags import LABEL, PATH, PATHS, flags, row_flags
 
@@ -57,11 +57,10 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
 def schema_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """A table of fields for each of the schemas that most samples have."""
     for schema in info["schemas"][:_SHOWN_SCHEMAS]:
-        size = f", {human_bytes(schema['nbytes'])}" if "nbytes" in schema else ""
-        yield "\n" + out.styled(f"schema of {out.plural(schema['samples'], 'sample')}{size}", bold=True)
+        yield "\n" + out.styled(f"schema of {out.plural(schema['samples'], 'sample')}", bold=True)
         if schema["fields"]:
             rows = display.field_rows(schema)
-            yield from out.table(("field", "kind", "dtype", "shape", "bytes")[: len(rows[0])], rows)
+            yield from out.table(("field", "kind", "dtype", "shape"), rows)
         else:
             yield "each record says its own, see edcache show" if info["codec"] == "native" else "pickles"
     if len(info["schemas"]) > _SHOWN_SCHEMAS:

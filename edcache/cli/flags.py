@@ -209,9 +209,9 @@ def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Comm
 # What other tools call a command or an option, and what it is called here.
 _ALIASES: Final = """
     cat=show check=verify cmp=diff compare=diff concat=merge convert=export cp=copy create=build del=rm
-    delete=rm describe=info dir=ls download=copy du=stats fetch=copy fill=build fix=repair gc=prune
+    delete=rm describe=info dir=ls download=copy fetch=copy fill=build fix=repair gc=prune
     clean=prune get=show head=show inspect=info join=merge list=ls make=build open=view optimize=compact
-    query=sql recover=repair remove=rm serve=view size=stats test=verify vacuum=compact
+    query=sql recover=repair remove=rm serve=view test=verify vacuum=compact
     --checksum=--digest --compress=--compression --delete=--drop --dest=--output --filter=--where
     --format=--to --full=--all --jobs=--num-workers --label=--key --labels=--key --out=--output
     --overwrite=--rebuild --processes=--num-workers --query=--where --remove=--drop --rows=--limit

@@ -188,15 +188,12 @@ def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) 
         raise CorruptRecordError(f"schema: {error}: {text[:80]}") from None
 
 
-def stored_fields(text: str) -> tuple[list[Node], int]:
-    """The leaves that a schema promises, without None, and how many bytes of a record precede variable data.
+def stored_fields(text: str) -> list[Node]:
+    """List the leaves of a schema, without None; no leaf if each record says its own schema, or is a pickle.
 
-    No leaf where records have no one schema. Raises CorruptRecordError. It takes no torch, and no decoder.
+    Raises CorruptRecordError. Needs neither torch nor a decoder.
     """
-    if text in (SELF_SCHEMA, PICKLE_SCHEMA):
-        return [], 0
-    root = parse(text)
-    return list(root.leaves(OPAQUE)), Layout(root).data_offset
+    return [] if text in (SELF_SCHEMA, PICKLE_SCHEMA) else list(parse(text).leaves(OPAQUE))
 
 
 def _parsed(

@@ -1,7 +1,3 @@
-from .card import card_of as card_of
-from .card import html as html
-from .card import markdown as markdown
-from .croissant import croissant as croissant
 from .notebook import SampleGrid as SampleGrid
 from .notebook import Schema as Schema
 from .notebook import dataset_html as dataset_html
@@ -12,7 +8,6 @@ from .shown import Shown as Shown
 from .summary import call_text as call_text
 from .summary import facts as facts
 from .summary import field_rows as field_rows
-from .summary import fields_of as fields_of
 from .summary import provenance as provenance
 from .summary import summary as summary
 from .tree import sample_tree as sample_tree

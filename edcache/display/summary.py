@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -92,12 +92,10 @@ def call_text(fingerprint: Mapping[str, Any] | None) -> str:
     return f"{of['factory']}({', '.join(arguments)})"
 
 
-def fields_of(archive: reader.AnyReader, *, sized: bool = False) -> list[dict[str, Any]]:
+def fields_of(archive: reader.AnyReader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many "samples" have each, and its "fields".
 
-    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. Sized, a schema has
-    "nbytes", of its records before compression, and a field "nbytes", of its values in these. That is None
-    where several fields vary in size: only the records tell the length of each.
+    A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
     """
     records, schemas = archive.records, archive.schemas
     greatest = int(records.schema.max(initial=0))
@@ -106,26 +104,11 @@ def fields_of(archive: reader.AnyReader, *, sized: bool = False) -> list[dict[st
             f"{archive.path}: a record has schema {greatest:,}; the index has {len(schemas):,} schemas"
         )
     used = np.bincount(records.schema, minlength=len(schemas)).tolist()
-    lengths = records.nbytes if records.raw_nbytes is None else records.raw_nbytes
-    totals = np.bincount(records.schema, lengths, len(schemas)).tolist() if sized else used
-    listed = []
-    for samples, total, schema in zip(used, map(int, totals), schemas, strict=True):
-        nodes, fixed = codec.stored_fields(schema)
-        listed.append({"samples": samples, "fields": list(map(_field, nodes))})
-        if sized:
-            listed[-1]["nbytes"] = total
-            sizes = _sizes(nodes, samples, total - samples * fixed)
-            for field, nbytes in zip(listed[-1]["fields"], sizes, strict=True):
-                field["nbytes"] = nbytes
+    listed = [
+        {"samples": samples, "fields": list(map(_field, codec.stored_fields(schema)))}
+        for samples, schema in zip(used, schemas, strict=True)
+    ]
     return sorted(listed, key=lambda one: -one["samples"])
-
-
-def _sizes(nodes: Sequence[codec.Node], samples: int, variable: int) -> Iterator[int | None]:
-    """The bytes of each field in so many records; those that vary in size have `variable` together."""
-    is_one = sum(node.nbytes is None for node in nodes) == 1
-    for node in nodes:
-        inside = samples * sum(leaf.nbytes or 0 for leaf in node.leaves())
-        yield inside if node.nbytes is not None else inside + max(variable, 0) if is_one else None
 
 
 def _field(field: Any) -> dict[str, Any]:
@@ -138,13 +121,11 @@ def _field(field: Any) -> dict[str, Any]:
 
 
 def field_rows(schema: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The fields of a schema as path, kind, dtype and shape; and bytes, where they are sized."""
+    """Rows of a table of fields: path, kind, dtype and shape."""
     rows: list[tuple[str, ...]] = []
     for field in schema["fields"]:
         path, kind, dtype, shape = (field[key] for key in ("path", "kind", "dtype", "shape"))
         text = "varies" if shape is None else " x ".join(map(str, shape)) or "scalar"
         is_sized = kind in ("tensor", "array", "scalar")
-        sizes = [field["nbytes"]] if "nbytes" in field else []
         rows.append((path or ".", kind, dtype if is_sized else "", text if is_sized else ""))
-        rows[-1] += tuple("?" if size is None else human_bytes(size) for size in sizes)
     return rows

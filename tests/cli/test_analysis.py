@@ -1,4 +1,4 @@
-"""sql, stats and diff: what they print, what they compare, that they read no sample."""
+"""sql and diff: what they print, what they compare, that they read no sample."""
 
 import datetime
 import json
@@ -57,19 +57,6 @@ def test_sql_answers_as_a_table_as_csv_and_as_json_lines(ten, unread):
     rows = run("sql", ten, "select score from labels where label = 1", "--jsonl").splitlines()
     assert [json.loads(row)["score"] for row in rows] == [0.125, None, 0.875]
     assert 'Candidate bindings: "label"' in run("sql", ten, "select lable from labels", code=1)
-
-
-def test_stats_draw_the_labels_and_name_the_fields(ten, unread):
-    text = run("stats", ten)
-    assert text.startswith(f"{ten}: 10 samples, 0 missing, record")
-    bars = {line.split()[0]: line.split()[1:] for line in text.splitlines() if "\u2588" in line}
-    assert bars["0"] == ["\u2588" * 24, "4"]
-    assert bars["1"] == ["\u2588" * 18, "3"]
-    assert bars["None"][-1] == "1"
-    stats = document("stats", ten, "--columns", "label")
-    assert [bar["count"] for bar in stats["labels"][0]["bars"]] == [4, 3, 3]
-    assert stats["labels"][0]["bars"][0]["where"] == "label == 0"
-    assert "did you mean label?" in run("stats", ten, "--columns", "lable", code=1)
 
 
 def test_the_same_samples_are_no_difference_wherever_they_lie(ten, tmp_path, unread):
@@ -143,21 +130,3 @@ def test_an_integer_that_python_does_not_write_is_shown_by_its_head(tmp_path):
     assert leaves["n"] == "-0x10000000... of 20,001 bits"
     assert (leaves["m"], leaves["more.1"]) == (7, 10**30)
     assert "0x10000000... of 20,001 bits" in run("show", tmp_path / "long.zip", 0)
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_stats_have_the_bytes_of_fields_before_compression(tmp_path, compression, unread):
-    with CacheWriter(tmp_path / "a.zip", compression=compression) as writer:
-        writer.extend({"x": np.zeros(4, np.int32), "n": i, "text": "a" * i} for i in range(10))
-        writer.extend({"one": "a", "two": b"bc", "no": None, "b": True} for _ in range(3))
-    first, second = document("stats", tmp_path / "a.zip")["schemas"]
-    assert {field["path"]: field["nbytes"] for field in first["fields"]} == {"x": 160, "n": 80, "text": 45}
-    assert {field["path"]: field["nbytes"] for field in second["fields"]} == {
-        "one": None,
-        "two": None,
-        "b": 3,
-    }
-    assert first["nbytes"] == 10 * (16 + 8 + 8) + 45
-    lines = [line.split() for line in run("stats", tmp_path / "a.zip").splitlines()]
-    assert ["text", "str", "45", "bytes"] in lines
-    assert ["one", "str", "?"] in lines

@@ -621,16 +621,6 @@ def test_a_file_that_cannot_be_read_drops_no_column(tmp_path):
     assert path.read_bytes() == before
 
 
-def test_a_card_is_not_written_over_its_archive(tmp_path):
-    path = tmp_path / "a.zip"
-    with CacheWriter(path) as w:
-        w.append(1)
-    before = path.read_bytes()
-    error = run("card", path, "--to", "md", "-o", tmp_path / "." / "a.zip", code=2).stderr
-    assert "this is the archive itself; give another file" in error
-    assert path.read_bytes() == before
-
-
 def test_a_terminal_gets_no_control_characters_and_no_letters_that_it_lacks(tmp_path):
     path = tmp_path / "a.zip"
     with CacheWriter(path, in_memory_keys=["s"]) as w:
@@ -705,7 +695,7 @@ def test_verify_may_leave_the_records_unread(archive):
     assert json.loads(run("verify", archive, "--quick", "--json").stdout)["quick"] is True
 
 
-@pytest.mark.parametrize("command", ["info", "stats", "verify"])
+@pytest.mark.parametrize("command", ["info", "verify"])
 def test_several_archives_are_reported_one_after_the_other_and_the_worst_decides(command, archive, tmp_path):
     folder = tmp_path / "parts"
     folder.mkdir()
@@ -959,7 +949,7 @@ def test_one_thing_has_one_name_in_all_commands():
     rows = {name for name, c in main.commands.items() if any("--jsonl" in p.opts for p in c.params)}
     assert rows == {"labels", "ls", "replay", "sql"}
     reports = {name for name, c in main.commands.items() if any("--json" in p.opts for p in c.params)}
-    assert set(main.commands) - rows - reports <= {"card", "view"}
+    assert set(main.commands) - rows - reports <= {"view"}
 
 
 @pytest.mark.parametrize(
@@ -1022,7 +1012,7 @@ def test_what_reads_labels_does_not_wait_for_torch(archive, tmp_path):
         from click.shell_completion import BashComplete
         from edcache.cli import main
         path, other = sys.argv[1:]
-        calls = ["info"], ["ls"], ["stats"], ["why"], ["labels", "--count", "label"], ["info", other]
+        calls = ["info"], ["ls"], ["why"], ["labels", "--count", "label"], ["info", other]
         calls += ["labels", "--where", "label == 1"], ["sql", "select 1 from labels"], ["diff", path]
         for name, *rest in calls:
             main([name, path, *rest], standalone_mode=False)
