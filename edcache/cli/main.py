@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 
 from edcache import __version__
-from edcache.cli import analysis, contents, conversion, housekeeping, maintenance, replay, viewer
+from edcache.cli import analysis, contents, conversion, housekeeping, maintenance, viewer
 from edcache.cli.flags import did_you_mean
 from edcache.cli.output import FAILED, errors_in_one_line
 from edcache.storage import hidden, shown
@@ -23,7 +23,7 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
         *(contents.info, contents.show, viewer.view, contents.ls, contents.labels),
         *(analysis.sql, analysis.diff, housekeeping.why, housekeeping.caches),
     ),
-    "Check": (maintenance.verify, maintenance.repair, replay.replay),
+    "Check": (maintenance.verify, maintenance.repair),
     "Share": (conversion.export, maintenance.copy, maintenance.merge, maintenance.split),
     "Tidy": (maintenance.compact, housekeeping.rm, housekeeping.prune),
 }

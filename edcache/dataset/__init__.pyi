@@ -1,15 +1,11 @@
 from .archive_paths import Path as Path
 from .archive_paths import expand_paths as expand_paths
-from .audit import drawn_at as drawn_at
-from .audit import sampler_of as sampler_of
-from .audit import verify_log as verify_log
 from .build import label_differences as label_differences
 from .cached import CachedDataset as CachedDataset
 from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
-from .mixture import Mixture as Mixture
 from .mixture import mix as mix
 from .transforms import Seeded as Seeded
 from .view import Samples as Samples

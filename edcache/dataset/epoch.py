@@ -370,7 +370,6 @@ class EpochSampler(DistributedSampler[Any]):
             "length": self._count,
             "consumed": consumed,
             **self._options(),
-            "arguments": _arguments_of(self),
         }
         return {name: _plain(value) for name, value in state.items()}
 
@@ -432,15 +431,14 @@ def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> An
     return _Steps(drawn, range(start + rank, end, size), size - rank, ranks)
 
 
-def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any], first: int = 0) -> Iterator[Any]:
-    """What this rank takes from its item `first` on, as positions that know epoch and draw, if `ds` asks."""
+def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterator[Any]:
+    """What this rank takes, as positions that know epoch and draw, if `ds` asks."""
     if not getattr(ds, "_is_seeded", False):
         return items
     numbers: Iterator[int] = itertools.repeat(0)
     if sampler._may_repeat:
         order = _share(sampler, Selection(range(sampler._count)), sampler._start, sampler.rank)
-        rest = itertools.islice(order, first, None)
-        flat = rest if isinstance(order, Selection) else itertools.chain.from_iterable(rest)
+        flat = order if isinstance(order, Selection) else itertools.chain.from_iterable(order)
         numbers = (int(place) + 1 for place in flat)
     return base.drawn(items, sampler.epoch, numbers)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import os
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
@@ -238,7 +237,6 @@ class Readable(Dataset[T_co]):
         pin_memory: bool = False,
         device: Any = None,
         reuse: bool = True,
-        log: str | os.PathLike[str] | None = None,
         **unknown: NoReturn,
     ) -> Loader:
         """Collated batches, made by threads of this process in memory that is used again.
@@ -260,8 +258,6 @@ class Readable(Dataset[T_co]):
                 that iterates.
             reuse: True reuses the memory of a batch two batches later, so clone what you keep. False
                 allocates new memory, and so does an iteration by torch_xla's MpDeviceLoader.
-            log: a file to which a line is added for each batch: its step, and hashes of its indices and its
-                bytes, at 1.2 ns a byte. `edcache replay` compares it. "{rank}" in the path is the rank.
         Raises:
             OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
                 sampler gives batches, or neither; the sampler was made of a dataset of another length.
@@ -272,7 +268,7 @@ class Readable(Dataset[T_co]):
         them a DataLoader with workers is faster.
         """
         given = batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch, pin_memory, device
-        return Loader(self, LoaderOptions.of(LoaderOptions(*given, reuse, log), unknown, "loader"))
+        return Loader(self, LoaderOptions.of(LoaderOptions(*given, reuse), unknown, "loader"))
 
     def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
         """What fetches ahead of an order; None where nothing is far.

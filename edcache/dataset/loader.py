@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 import sys
 import threading
 import time
@@ -25,7 +24,6 @@ import torch
 from torch.utils._pytree import tree_map
 
 from edcache.base import Ints, MissingDependencyError, OptionError, Options, check_count
-from edcache.dataset.batch_log import BatchLog
 from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
@@ -56,7 +54,6 @@ class LoaderOptions(Options):
     pin_memory: bool
     device: torch.device | str | None
     reuse: bool
-    log: str | os.PathLike[str] | None
 
     def order(self, dataset: Any) -> EpochSampler:
         """What knows the order, and how far an epoch has come."""
@@ -166,11 +163,7 @@ class Loader:
         order = sampler._begin()
         epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
         iteration = sampler._iteration
-        batches, path = self._batches(order, starts), self._options.log
-        log = None if path is None else BatchLog(path, self._dataset, sampler, self.batch_size)
-        if log is not None:
-            batches = log.note(batches)
-        batches = known_draws(sampler, self._dataset, batches)
+        batches = known_draws(sampler, self._dataset, self._batches(order, starts))
         self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._options.device
@@ -187,12 +180,8 @@ class Loader:
                     # Who counts batches does not ask for one more than there are.
                     is_cut = number == len(starts) and self._options.drop_last
                     sampler._taken = sampler._items(start, sampler.rank) if is_cut else number * starts.step
-                if log is not None:
-                    log.write(number - 1, batch)
                 yield batch
         finally:
-            if log is not None:
-                log.close()
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
             if ring.reuse == self._options.reuse:
                 self._ring = ring

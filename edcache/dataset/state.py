@@ -70,8 +70,6 @@ def check_shape(state: Any) -> None:
                 f"a state with {name}={shown(value)}; this is an integer of 0 or more: give what "
                 "state_dict() returned"
             )
-    if type(state.get("arguments", {})) is not dict:
-        raise OptionError(f"a state with arguments={shown(state['arguments'])}; these are a dict")
     if state["version"] != VERSION:
         raise OptionError(
             f"a state of version {state['version']}, and this edcache reads version {VERSION}; load it with "
@@ -82,7 +80,7 @@ def check_shape(state: Any) -> None:
 def check_fit(state: State, own: State) -> None:
     """Raise OptionError for a state of another order than the one that gave `own`."""
     first = ("order", "archive", "samples", "view")
-    for name in (*first, *sorted((state.keys() | own.keys()) - {*_NUMBERS, *first, "arguments"}), "length"):
+    for name in (*first, *sorted((state.keys() | own.keys()) - {*_NUMBERS, *first}), "length"):
         if state.get(name) != own.get(name):
             remedy = "give the same data and options"
             if name == "view":

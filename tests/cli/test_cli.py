@@ -947,7 +947,7 @@ def test_one_thing_has_one_name_in_all_commands():
         for option in command.params:
             assert ("-o" in option.opts) == ("--output" in option.opts), name
     rows = {name for name, c in main.commands.items() if any("--jsonl" in p.opts for p in c.params)}
-    assert rows == {"labels", "ls", "replay", "sql"}
+    assert rows == {"labels", "ls", "sql"}
     reports = {name for name, c in main.commands.items() if any("--json" in p.opts for p in c.params)}
     assert set(main.commands) - rows - reports <= {"view"}
 
