@@ -123,7 +123,6 @@ from .wording import described as described
 from .wording import human_bytes as human_bytes
 from .wording import named as named
 from .wording import parsed_bytes as parsed_bytes
-from .wording import path_suggestion as path_suggestion
 from .wording import plain as plain
 from .wording import printable as printable
 from .wording import shortened as shortened

@@ -11,7 +11,23 @@ from typing import Any
 
 
 class EdcacheError(Exception):
-    """Base of every error that edcache raises on purpose."""
+    """Base of every error that edcache raises on purpose.
+
+    Attributes:
+        path: the file or the URL that it is about; None if there is none, or several.
+        index: the index of the sample that it is about, or None.
+        option: the name of the option that was refused, or that would allow the call; or None.
+    """
+
+    def __init__(
+        self,
+        *message: object,
+        path: str | None = None,
+        index: int | None = None,
+        option: str | None = None,
+    ) -> None:
+        super().__init__(*message)
+        self.path, self.index, self.option = path, index, option
 
     def __str__(self) -> str:
         # KeyError would show its message quoted, OSError would look for an errno.
@@ -20,7 +36,7 @@ class EdcacheError(Exception):
     def __reduce__(self) -> Any:
         # As an OSError it would lose its errno on the way out of another process.
         if isinstance(self, OSError):
-            return _rebuilt, (type(self), self.args, self.errno, self.filename)
+            return _rebuilt, (type(self), self.args, self.errno, self.filename), self.__dict__
         return super().__reduce__()
 
     def _render_traceback_(self) -> list[str]:

@@ -371,19 +371,21 @@ def checked_function(name: str, function: Any) -> Transform:
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise OptionError for what is none of the choices of an option."""
     if value not in choices:
-        raise OptionError(f"{name}={shown(value)}; choose one of {', '.join(map(repr, choices))}")
+        raise OptionError(
+            f"{name}={shown(value)}; choose one of {', '.join(map(repr, choices))}", option=name
+        )
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
     """Raise OptionError for what is no whole number from `least` up."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
-        raise OptionError(f"{name}={shown(value)}; give {least} or more")
+        raise OptionError(f"{name}={shown(value)}; give {least} or more", option=name)
 
 
 def check_workers(number: object) -> None:
     """Raise OptionError for what is no number of worker processes."""
     if not (number is None or number == "auto" or (type(number) is int and number >= 0)):
-        raise OptionError(f'num_workers={shown(number)}; give 0 or more, or "auto"')
+        raise OptionError(f'num_workers={shown(number)}; give 0 or more, or "auto"', option="num_workers")
 
 
 def takes(kind: type[Options]) -> Callable[[F], F]:

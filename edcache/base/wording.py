@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -68,37 +66,11 @@ def described(value: object) -> str:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """ "; did you mean label?", where one of the names is nearly this one; else empty."""
-    near = _nearest(name, names)
-    return f"; did you mean {near}?" if near else ""
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """The name that a slip of the fingers makes this one; empty where none is that near."""
+    """Return "; did you mean label?" if a slip of the fingers makes `name` of one of the names; else ""."""
     folded = {known.casefold(): known for known in names}
     # At 0.75 split is near spilt, and not near list.
     near = get_close_matches(name.casefold(), folded, 1, 0.75)
-    return folded[near[0]] if near else ""
-
-
-def path_suggestion(path: str) -> str:
-    """The same for the path of a file or folder, of which several parts may be misspelt."""
-    near = "" if "://" in path else _near_path(path)
-    return f"; did you mean {near}?" if near else ""
-
-
-def _near_path(path: str) -> str:
-    """What is there and nearly has this path; empty where nothing does."""
-    if os.path.exists(path):
-        return path
-    folder, name = os.path.split(path)
-    if not name:
-        return _near_path(folder) if folder not in ("", path) else ""
-    folder = folder and _near_path(folder)
-    near = ""
-    with suppress(OSError):
-        near = _nearest(name, os.listdir(folder or "."))
-    return os.path.join(folder, near) if near else ""
+    return f"; did you mean {folded[near[0]]}?" if near else ""
 
 
 def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:

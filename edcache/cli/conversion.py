@@ -15,7 +15,7 @@ from edcache import dataset, interop, writer
 from edcache.base import ArchiveNotFoundError, ForeignCacheError, ReadOptions, human_bytes, index_ranges
 from edcache.cli.call import Call
 from edcache.cli.flags import FOLDER, KINDS, PATH, flags, output
-from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable, with_relative_paths
+from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable
 from edcache.storage import check_outlives, shown
 
 # As in edcache.interop, which imports torch.
@@ -125,7 +125,7 @@ def _fill(
     size = f"{human_bytes(nbytes)}, {seconds:.1f} s"
     document = {"path": cache.path, "samples": len(cache), "computed": computed, "kept": kept}
     document |= {"failed": failed, "missing": cache.missing.tolist(), "nbytes": nbytes, "seconds": seconds}
-    line = with_relative_paths(f"{cache.path}: {plural(len(cache), 'sample')} ({counts}), {size}")
+    line = f"{cache.path}: {plural(len(cache), 'sample')} ({counts}), {size}"
     print_report(as_json, document, [printable(line)])
     return cache
 

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 import click
 from click.shell_completion import CompletionItem
 
-from edcache.base import NBYTES, Codec, IfFilling, OnError, ReadOptions, suggestion
+from edcache.base import NBYTES, Codec, IfFilling, OnError, ReadOptions
 from edcache.storage import hidden
 
 # As in edcache.interop, which imports torch.
@@ -206,52 +206,6 @@ def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Comm
     return click.option("-o", "--output", "output", help=help, **defaults | details)
 
 
-# What other tools call a command or an option, and what it is called here.
-_ALIASES: Final = """
-    cat=show check=verify cmp=diff compare=diff concat=merge convert=export cp=copy create=build del=rm
-    delete=rm describe=info dir=ls download=copy fetch=copy fill=build fix=repair gc=prune
-    clean=prune get=show head=show inspect=info join=merge list=ls make=build open=view optimize=compact
-    query=sql recover=repair remove=rm serve=view test=verify vacuum=compact
-    --checksum=--digest --compress=--compression --delete=--drop --dest=--output --filter=--where
-    --format=--to --full=--all --jobs=--num-workers --label=--key --labels=--key --out=--output
-    --overwrite=--rebuild --processes=--num-workers --query=--where --remove=--drop --rows=--limit
-    --sha256=--digest --threads=--num-workers --workers=--num-workers
-"""
-
-
-def did_you_mean(word: str, names: list[str]) -> str:
-    """ "; did you mean show?", of these names by what other tools say or by a slip; else empty."""
-    alias = dict(pair.split("=") for pair in _ALIASES.split()).get(word)
-    return f"; did you mean {alias}?" if alias in names else suggestion(word, names)
-
-
-_LITERAL: Final = r"\[[^\]]*\]|\"[^\"]*\"|'[^']*'|[\w.:]*(?:,\d{3})*"
-
-# What messages say of Python alone, and what a command line has for it.
-_IN_PYTHON: Final = {
-    r"with select\(\)": "by --field",
-    r", or give a callable: in_memory_keys=\{.*?\}|, with None where there is none, or \{index: value\}": "",
-    r'choose None, "zstd"': 'leave it out, or choose "zstd"',
-    r', or on_stale="rebuild"': "",
-    r"as edcache\.digest\(\) returns it": "as edcache info --digest prints it",
-    r"; edcache\.concat\(\) takes a dataset more than once": "; name it once",
-    r"; the same call computes the rest": "; the same command computes the rest",
-    r"\bmax_size is ": "--max-size is ",
-    r"(?s)\n+LINE \d+:.*": "",
-}
-
-
-def with_flags(text: str) -> str:
-    """A message in which the arguments of the library are the flags of the command line.
-
-    "pass allow_partial=True" is "pass --allow-partial", "num_workers=0" is "--num-workers 0".
-    """
-
-    def flag(match: re.Match[str]) -> str:
-        words, details = _FLAGS[match[1]]
-        value = "" if details.get("is_flag") else re.sub(r"[\[\]\"']", "", match[2])
-        return " ".join(filter(None, (words[-1], value)))
-
-    for python, typed in _IN_PYTHON.items():
-        text = re.sub(python, typed, text)
-    return re.sub(rf"(?<![\w.\"'-])({'|'.join(_FLAGS)})=({_LITERAL})", flag, text)
+def flag_of(option: str | None) -> str | None:
+    """Return the flag of an option of the library: that of keep_existing is --rebuild."""
+    return _FLAGS[option][0][-1] if option in _FLAGS else None

@@ -11,8 +11,8 @@ from typing import Any, Final
 import click
 
 from edcache import __version__
+from edcache.base import suggestion
 from edcache.cli import analysis, contents, conversion, housekeeping, maintenance, viewer
-from edcache.cli.flags import did_you_mean
 from edcache.cli.output import FAILED, errors_in_one_line
 from edcache.storage import hidden, shown
 
@@ -30,10 +30,10 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
 
 
 def _hint(word: str, names: list[str]) -> str:
-    """What may have been meant by a word where a command belongs."""
+    """Suggest a command for a word that is none: a path, a folder, a slip."""
     if "://" in word or os.path.isfile(word):
         return f"; give a command first: edcache info {word}, or edcache view {word}"
-    return f"; edcache caches {word} lists this folder" if os.path.isdir(word) else did_you_mean(word, names)
+    return f"; edcache caches {word} lists this folder" if os.path.isdir(word) else suggestion(word, names)
 
 
 class _Commands(click.Group):

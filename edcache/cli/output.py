@@ -16,9 +16,9 @@ from typing import Any, Final, NoReturn, TextIO, TypeAlias
 import click
 
 from edcache import dataset
-from edcache.base import EdcacheError, WhereError, brief, byte_progress, path_suggestion, plain, shortened
+from edcache.base import EdcacheError, brief, byte_progress, plain, shortened
 from edcache.base import printable as printable  # what all commands print by
-from edcache.cli.flags import did_you_mean, with_flags
+from edcache.cli.flags import flag_of
 from edcache.storage import shown
 
 BLOCK: Final = 10_000
@@ -198,7 +198,7 @@ def errors_in_one_line(code: int) -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":  # click 8.1 has none, and prints the help
             raise
         command = error.ctx.command_path if error.ctx is not None else "edcache"
-        fail(f"{one_line(_usage(error)).rstrip('.')} (see {command} --help)", _WRONG_USAGE)
+        fail(f"{one_line(error.format_message()).rstrip('.')} (see {command} --help)", _WRONG_USAGE)
     except KeyboardInterrupt as stop:
         fail(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
     except ModuleNotFoundError as error:
@@ -211,42 +211,10 @@ def errors_in_one_line(code: int) -> Iterator[None]:
         fail(error_line(error), code)
 
 
-def _usage(error: click.UsageError) -> str:
-    """What click says of wrong usage, in our words where its own are about its types."""
-    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
-        params = error.ctx.command.params
-        options = [each for each in params if isinstance(each, click.Option) and not each.hidden]
-        names = [opt for option in options for opt in option.opts]
-        in_python = {f"--{option.name}".replace("_", "-"): option.opts[-1] for option in options}
-        word = in_python.get(error.option_name, error.option_name)
-        near = f"; did you mean {word}?" if word in names else did_you_mean(word, names)
-        return f"no option {error.option_name}{near}"
-    text = error.format_message().replace("a valid integer range", "a whole number")
-    text = text.replace("a valid integer", "a whole number").replace("a valid float range", "a number")
-    text = re.sub(r"is not in the range x>=(\d+)", r"is too small; the least is \1", text)
-    return re.sub(r"is not in the range x>(\d+)", r"is too small; give more than \1", text)
-
-
-def with_relative_paths(text: str) -> str:
-    """A text with the paths below the working folder as a person types them, from there on."""
-    try:
-        here = os.path.join(os.getcwd(), "")
-    except OSError:  # it was deleted
-        return text
-    return text if here == os.sep else re.sub(rf"(?<![^\s\"'(]){re.escape(here)}", "", text)
-
-
 def error_line(error: Exception) -> str:
-    """What an error says, in one line, with what may help."""
+    """Return the text of an error as one line, and the flag of the option that it names."""
     text = str(error)
     if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
-    text = with_relative_paths(text)
-    if not isinstance(error, WhereError):  # which quotes what was typed
-        text = re.sub(r"^(labels\.)?\w+\(\): ", "", with_flags(text))
-    path, _, reason = text.partition(": ")
-    if "no such" in reason.lower():
-        text += path_suggestion(path)
-    elif "not a regular file" in reason and os.path.isdir(path):
-        text += f"; edcache caches {path} lists the archives in this folder"
-    return one_line(text)
+    flag = flag_of(getattr(error, "option", None))
+    return one_line(text if flag is None else f"{text} ({flag})")

@@ -164,7 +164,8 @@ class Decoder:
     def _decode_pickle(self, record: memoryview, copy: bool) -> object:
         if not self._allow_pickle:
             raise PickleRefusedError(
-                "the record holds pickles; pass allow_pickle=True if you trust its author"
+                "the record holds pickles; pass allow_pickle=True if you trust its author",
+                option="allow_pickle",
             )
         return load(record)
 

@@ -82,7 +82,8 @@ def _foreign_errors(place: str, *, trust: bool) -> Iterator[None]:
     except _Refused as error:
         raise PickleRefusedError(
             f"{place} needs {error}; if you trust its author, trust_pickle=True reads it as "
-            "pickle does, which runs whatever code is in it"
+            "pickle does, which runs whatever code is in it",
+            option="trust_pickle",
         ) from None
     except damaged as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]

@@ -108,7 +108,8 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
     if unsealed:
         raise PartialArchiveError(
             f"export(): {unsealed[0]} is not sealed, so that samples may be missing; fill it again, or pass "
-            "allow_partial=True"
+            "allow_partial=True",
+            option="allow_partial",
         )
     if not len(samples):
         raise OptionError("export(): there is no sample to write")

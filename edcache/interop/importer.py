@@ -133,7 +133,8 @@ def old_cache(
         if kind is None:
             raise ForeignCacheError(
                 f"{where}: not recognised as one of {', '.join(KINDS)}; name its kind with kind=, "
-                "or the file or folder that holds the samples themselves"
+                "or the file or folder that holds the samples themselves",
+                option="kind",
             )
     elif kind not in KINDS:
         raise OptionError(f"kind={kind!r}; choose one of {', '.join(KINDS)}")

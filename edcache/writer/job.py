@@ -213,7 +213,9 @@ def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
             "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
             "what does, or compare nothing with fingerprint=False"
         )
-    raise base.StaleCacheError(stale_message(path, expected, changed, remedy))
+    raise base.StaleCacheError(
+        stale_message(path, expected, changed, remedy), path=path, option="keep_existing"
+    )
 
 
 def length_of(source: Any, path: str) -> int:
