@@ -23,7 +23,6 @@ from edcache.dataset.state import (
     VERSION,
     State,
     archive_of,
-    check_change,
     check_fit,
     check_shape,
     selections_of,
@@ -32,7 +31,6 @@ from edcache.dataset.state import (
 
 # Draws that are computed at once.
 _BLOCK = 1 << 13
-_OF_A_RUN = ("ds", "dataset", "seed", "num_replicas", "rank")
 
 Uneven = Literal["repeat", "drop", "allow"]
 
@@ -82,12 +80,6 @@ class EpochSampler(DistributedSampler[Any]):
     DataLoader a sampler of its own. A sampler does not see samples that are added after it was made.
     """
 
-    def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Keeps the arguments, of which `load_state_dict` may make the sampler of fewer samples."""
-        sampler = super().__new__(cls)
-        sampler._made_with = args, options
-        return sampler
-
     def __init_subclass__(cls) -> None:
         """Let inspect and help() show what stands behind `**keywords`."""
         make: Any = cls.__init__
@@ -97,7 +89,6 @@ class EpochSampler(DistributedSampler[Any]):
             named += [one for one in ours if one.kind is one.KEYWORD_ONLY]
         make.__signature__ = own.replace(parameters=named)
 
-    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
     _may_repeat = False  # whether a sample may be drawn twice an epoch
 
     # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
@@ -145,12 +136,7 @@ class EpochSampler(DistributedSampler[Any]):
         self._check_ranks()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {
-            "_view": self._view,
-            "_ds": None,
-            "_selections": [],
-            "_made_with": ((), _arguments_of(self)),
-        }
+        return vars(self) | {"_view": self._view, "_ds": None, "_selections": []}
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
@@ -224,28 +210,21 @@ class EpochSampler(DistributedSampler[Any]):
             taken = int(steps) * int(batch_size)
         return self._state(self.epoch, self._consumed(self._start, taken))
 
-    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue at the position of a `state_dict`, with its seed and any number of ranks.
 
         Args:
             state: what `state_dict` returned, on any rank.
-            on_change: what a dataset that has grown since is: "error", or "continue" to draw the old samples
-                only, in this epoch and the following ones. That is of one archive. `ChunkShuffle` goes on
-                only where the chunks that were there are what they were.
         Raises:
             OptionError: the state is of another order, archive, view or number of samples, or is no state: "a
                 state with view='0:500:1', and here is view='500:1000:1'; give the view that it is of, ...".
 
+        If the archive has grown since, make the sampler of its first samples: `ds.take(state["samples"])`.
         Behind a state at the end of its epoch the next iteration is the next epoch. After `set_epoch` with
         its own number it is empty, so a loop from `state["epoch"]` on that sets each epoch repeats nothing.
         """
         check_shape(state)
-        check_change(on_change)
-        fitting = self
-        if on_change == "continue" and self._ds is not None and state["samples"] < self._samples:
-            fitting = self._of_first(state["samples"])
-        check_fit(state, fitting._state(0, 0))
-        vars(self).update(vars(fitting) | {"_ds": self._ds})  # which it is for, grown or not
+        check_fit(state, self._state(0, 0))
         self.set_epoch(state["epoch"])
         self.seed = state["seed"]
         self._start, self._taken = state["consumed"], 0
@@ -377,21 +356,6 @@ class EpochSampler(DistributedSampler[Any]):
     def _view(self) -> str:
         return view_text(self._selections)
 
-    def _of_first(self, samples: int) -> Self:
-        """This sampler of the first samples: made anew, by arguments of which the columns are cut."""
-
-        def cut(value: Any) -> Any:
-            return value if isinstance(value, (str, int, float, np.number, type(None))) else value[:samples]
-
-        if len(getattr(getattr(self._ds, "_root", None), "starts", ())) > 1:
-            raise OptionError(
-                f'on_change="continue" with {self._samples:,} samples, and a state of {samples:,}; of '
-                "several datasets this does not say which have grown: take views of their old lengths, "
-                "ds.take(n)"
-            )
-        args, options = self._made_with
-        return type(self)(*map(cut, args), **{name: cut(value) for name, value in options.items()})
-
     def _options(self) -> State:
         """What the order is a function of, beside seed, epoch and length."""
         return {}
@@ -455,15 +419,6 @@ class _Steps(Sequence[Ints]):
     def __getitem__(self, index: Any) -> Any:
         start = self._starts[index]
         return self._drawn[start : start + self._length : self._ranks]
-
-
-def _arguments_of(sampler: EpochSampler) -> State:
-    """What it was made with beside dataset, seed and ranks, as far as that is plain."""
-    args, options = sampler._made_with
-    made_with = inspect.signature(type(sampler)).bind_partial(*args, **options).arguments
-    plain = (str, int, float, type(None))
-    named = ((name, _plain(one)) for name, one in made_with.items() if name not in _OF_A_RUN)
-    return {name: one for name, one in named if isinstance(one, plain)}
 
 
 def _plain(value: Any) -> Any:

@@ -128,19 +128,19 @@ class Loader:
         """The position behind the batches that were handed out, as plain numbers and strings.
 
         It is the state of the sampler, and the same on every rank: see `edcache.samplers.Shuffle.state_dict`.
-        Without one it is that of a `Shuffle` or `Sequential` of one rank. Of a sampler that is not of
-        `edcache.samplers` it counts what this loader has drawn.
+        Without one it is that of a `Shuffle` or `Sequential` of one rank.
+
+        Raises:
+            OptionError: the sampler is not of `edcache.samplers`; it keeps its own state.
         """
         return self._sampler.state_dict()
 
-    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
-        """Let the next iteration begin where a `state_dict` was taken, with any batch size and any threads.
+    def load_state_dict(self, state: State) -> None:
+        """Let the next iteration begin where a `state_dict` was taken, with any batch size, threads and ranks.
 
-        Args and errors are those of `edcache.samplers.Shuffle.load_state_dict`. With a sampler of
-        `edcache.samplers` the number of ranks may be another one. Any other sampler must give the same order
-        again.
+        Args and errors are those of `edcache.samplers.Shuffle.load_state_dict`.
         """
-        self._sampler.load_state_dict(state, on_change=on_change)
+        self._sampler.load_state_dict(state)
 
     def which(self, step: int) -> Ints:
         """The positions that a step reads, without a walk there: int64 [batch_size], fewer in a last batch.

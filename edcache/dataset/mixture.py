@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import itertools
 import math
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.base import Computed, Ints, OptionError, Selection, Shuffled, check_count, permuted, word, words
 from edcache.dataset.concatenation import Concat, concat
@@ -20,7 +18,7 @@ from edcache.dataset.state import State
 from edcache.dataset.view import Samples
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing_extensions import Unpack
 
     from edcache.dataset.epoch import SamplerKeywords
 
@@ -35,7 +33,7 @@ class Mixture(EpochSampler):
 
     Args:
         dataset: what `edcache.concat` returned.
-        weights, stop, schedule, seed: as in `edcache.mix`.
+        weights, stop, seed: as in `edcache.mix`.
         uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Attributes:
         dataset: of the samples of all of them, which the positions refer to.
@@ -53,7 +51,6 @@ class Mixture(EpochSampler):
         weights: Weights,
         *,
         stop: Literal["first", "longest"] | int = "first",
-        schedule: Mapping[int, Weights] | None = None,
         seed: int = 0,
         **keywords: Unpack[SamplerKeywords],
     ) -> None:
@@ -62,26 +59,17 @@ class Mixture(EpochSampler):
         self.dataset = dataset
         self._starts = np.array(dataset.starts)
         self._sizes = np.diff(self._starts, append=len(dataset))
-        self._pieces = _pieces({0: weights, **_checked_schedule(schedule)}, self._sizes)
+        self._round = _round(_counts(weights, self._sizes.tolist()))
         super().__init__(dataset, self._draws(stop), seed, **keywords)
 
-    def epochs(self) -> npt.NDArray[np.float64]:
-        """How often each dataset was drawn from, in epochs of its own, since epoch 0: float64 [datasets].
-
-        It counts the draws of the whole job. 1.5: each sample was drawn once, and half of them twice.
-        """
-        draws = self.epoch * self._count + self._consumed(self._start, self._taken)
-        piece = next(piece for piece in reversed(self._pieces) if piece.start <= draws)
-        return (piece.before + piece.round.counts_in(draws - piece.start)) / np.maximum(self._sizes, 1)
-
     def _draws(self, stop: object) -> int:
-        """How many an epoch has."""
+        """Return the number of draws in an epoch."""
         if stop not in ("first", "longest"):
             if isinstance(stop, str):
                 raise OptionError(f'stop="{stop}"; give "first", "longest" or a number of draws')
             check_count("stop", stop)
             return int(stop)  # type: ignore[call-overload, no-any-return]
-        ends = [_end(self._pieces, k, size) for k, size in enumerate(self._sizes.tolist())]
+        ends = [_end(self._round, k, size) for k, size in enumerate(self._sizes.tolist())]
         known = [end for end in ends if end is not None]
         if stop == "longest" and len(known) < len(ends):
             raise OptionError(
@@ -96,17 +84,9 @@ class Mixture(EpochSampler):
 
     def _options(self) -> State:
         return {
-            "weights": " ".join(
-                f"{piece.start}:{'/'.join(map(str, piece.round.counts.tolist()))}" for piece in self._pieces
-            ),
+            "weights": "/".join(map(str, self._round.counts.tolist())),
             "sizes": "/".join(map(str, self._sizes.tolist())),
         }
-
-    def _of_first(self, samples: int) -> Self:
-        raise OptionError(
-            f'on_change="continue" with {self._samples:,} samples, and a state of {samples:,}; of a mixture '
-            "this does not say which datasets have grown: mix views of their old lengths, ds.take(n)"
-        )
 
 
 def mix(
@@ -114,7 +94,6 @@ def mix(
     weights: Weights,
     *,
     stop: Literal["first", "longest"] | int = "first",
-    schedule: Mapping[int, Weights] | None = None,
     seed: int = 0,
     **keywords: Unpack[SamplerKeywords],
 ) -> Mixture:
@@ -126,8 +105,6 @@ def mix(
             that have a common denominator up to 65,536, others are rounded to parts of that.
         stop: when an epoch ends. "first": when one dataset has been drawn from to its end. "longest": when
             each has been, so that small ones come several times. A number: after so many draws.
-        schedule: other weights from a draw on, counted since the first one of epoch 0, by all ranks
-            together: {1_000_000: [1, 1, 8]}.
         seed: any integer. The same seed gives the same order in every process and on every platform.
         uneven, global_batch_size, num_replicas, rank: as in `edcache.samplers.Shuffle`.
     Returns:
@@ -135,8 +112,8 @@ def mix(
     Raises:
         OptionError: "weights=[1, nan]; give finite numbers of 0 or more, ..., one for each of 2 datasets".
 
-    Any stretch of the order has of each dataset its share, to less than 2 draws; a stretch from draw 0 or
-    from a change of weights to less than 1. A dataset is drawn from in random order, and to its end before it
+    Any stretch of the order has of each dataset its share, to less than 2 draws, and one from draw 0 to
+    less than 1. A dataset is drawn from in random order, and to its end before it
     begins again in another order. The next epoch goes on where the last one stopped: nothing is left out.
     State and resumption are those of the samplers.
     Cost: no memory, but for a round of at most 65,536 draws; 0.2 us a draw.
@@ -144,7 +121,7 @@ def mix(
     >>> mixture = edcache.mix([web, books, code], weights=[0.7, 0.2, 0.1])
     >>> for batch in mixture.dataset.loader(64, sampler=mixture): ...
     """
-    return Mixture(concat(datasets), weights, stop=stop, schedule=schedule, seed=seed, **keywords)
+    return Mixture(concat(datasets), weights, stop=stop, seed=seed, **keywords)
 
 
 class _Round(NamedTuple):
@@ -155,40 +132,6 @@ class _Round(NamedTuple):
     counts: Ints
     sources: Ints
     numbers: Ints
-
-    def counts_in(self, draws: int) -> Ints:
-        """How many of each dataset are in the first draws."""
-        rounds, rest = divmod(draws, len(self.sources))
-        return rounds * self.counts + np.bincount(self.sources[:rest], minlength=len(self.counts))
-
-
-class _Piece(NamedTuple):
-    """A round from draw `start` on; before: int64 [datasets], how many of each were drawn before."""
-
-    start: int
-    before: Ints
-    round: _Round
-
-
-def _checked_schedule(schedule: Mapping[int, Weights] | None) -> Mapping[int, Weights]:
-    changes = dict(schedule or {})
-    if not all(isinstance(draw, (int, np.integer)) and draw > 0 for draw in changes):
-        raise OptionError(
-            f"schedule={reprlib.repr(schedule)}; give {{draw: weights}}, each draw an integer above 0, which "
-            "counts all draws since the first one of epoch 0"
-        )
-    return {int(draw): changes[draw] for draw in sorted(changes)}
-
-
-def _pieces(weights: Mapping[int, Weights], sizes: Ints) -> list[_Piece]:
-    pieces: list[_Piece] = []
-    for start, some in weights.items():
-        before = np.zeros(len(sizes), np.int64)
-        if pieces:
-            last = pieces[-1]
-            before = last.before + last.round.counts_in(start - last.start)
-        pieces.append(_Piece(start, before, _round(_counts(some, sizes.tolist()))))
-    return pieces
 
 
 def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
@@ -247,18 +190,14 @@ def _round(counts: Sequence[int]) -> _Round:
     return _Round(np.array(counts, np.int64), sources, numbers)
 
 
-def _end(pieces: Sequence[_Piece], source: int, size: int) -> int | None:
-    """By how many draws a dataset was drawn from to its end; None where that never happens."""
-    for piece, following in itertools.zip_longest(pieces, pieces[1:]):
-        count, left = int(piece.round.counts[source]), size - int(piece.before[source])
-        if following is not None and following.before[source] < size:
-            continue
-        if not count or left <= 0:
-            return None
-        rounds, number = divmod(left - 1, count)
-        place = np.flatnonzero(piece.round.sources == source)[number]
-        return piece.start + rounds * len(piece.round.sources) + int(place) + 1
-    return None
+def _end(round_: _Round, source: int, size: int) -> int | None:
+    """Return the number of draws that read a dataset to its end; None if it is never drawn from."""
+    count = int(round_.counts[source])
+    if not count or not size:
+        return None
+    rounds, number = divmod(size - 1, count)
+    place = np.flatnonzero(round_.sources == source)[number]
+    return rounds * len(round_.sources) + int(place) + 1
 
 
 class _Order(Computed):
@@ -266,30 +205,13 @@ class _Order(Computed):
 
     def __init__(self, mixture: Mixture, first: int) -> None:
         super().__init__(mixture._count)
-        self._pieces, self._sizes, self._starts = mixture._pieces, mixture._sizes, mixture._starts
+        self._round, self._sizes, self._starts = mixture._round, mixture._sizes, mixture._starts
         self._word, self._first = word(mixture.seed), first
-        self._bounds = np.array([piece.start for piece in self._pieces])
 
     def _computed(self, positions: Ints) -> Ints:
-        sources, numbers = self._sources_of(positions + self._first)
+        rounds, places = np.divmod(positions + self._first, len(self._round.sources))
+        sources: Ints = self._round.sources[places]
+        numbers = rounds * self._round.counts[sources] + self._round.numbers[places]
         sizes: Ints = self._sizes[sources]
-        epochs, places = np.divmod(numbers, sizes)
-        return self._starts[sources] + permuted(places, sizes, words(self._word, sources, epochs))
-
-    def _sources_of(self, draws: Ints) -> tuple[Ints, Ints]:
-        """The dataset of each draw, and how many draws of that were before it."""
-        if len(self._pieces) == 1:
-            return _sources_in(self._pieces[0], draws)
-        sources, numbers = np.empty(len(draws), np.int64), np.empty(len(draws), np.int64)
-        which = np.searchsorted(self._bounds, draws, side="right") - 1
-        for k in np.unique(which).tolist():
-            some = np.flatnonzero(which == k)
-            sources[some], numbers[some] = _sources_in(self._pieces[k], draws[some])
-        return sources, numbers
-
-
-def _sources_in(piece: _Piece, draws: Ints) -> tuple[Any, Any]:
-    counts, sources, numbers = piece.round
-    rounds, places = np.divmod(draws - piece.start, len(sources))
-    which = sources[places]
-    return which, piece.before[which] + rounds * counts[which] + numbers[places]
+        epochs, positions = np.divmod(numbers, sizes)
+        return self._starts[sources] + permuted(positions, sizes, words(self._word, sources, epochs))

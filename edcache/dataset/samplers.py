@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from typing_extensions import Self
 
 from edcache import base
 from edcache.base import (
@@ -125,21 +124,16 @@ class ChunkShuffle(EpochSampler):
         """The number of parts of the order that take turns."""
         return max(_LANES, self.num_replicas) if self._lanes is None else self._lanes
 
-    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
-        """See the base class. Takes the state's lanes where none were given."""
+    def load_state_dict(self, state: State) -> None:
+        """See the base class. Takes the lanes of the state if none were given."""
         given, lanes = self._lanes, state.get("lanes") if isinstance(state, dict) else None
         if given is None and type(lanes) is int and lanes > 0:
             self._lanes = lanes
         try:
-            super().load_state_dict(state, on_change=on_change)
+            super().load_state_dict(state)
         except OptionError:
             self._lanes = given
             raise
-
-    def _of_first(self, samples: int) -> Self:
-        fewer = super()._of_first(samples)
-        fewer._lanes = self._lanes
-        return fewer
 
     def _drawn(self, epoch: int) -> Selection:
         order = _ChunkOrder(self._count, self._size, self.buffer, self.lanes, self.seed, epoch)
@@ -155,61 +149,49 @@ class ChunkShuffle(EpochSampler):
 
 
 class Foreign(EpochSampler):
-    """What `Loader` takes another sampler for: an order that it draws anew, and this process reads alone.
+    """The order of a sampler of another kind, as `Loader` takes it: drawn anew in each epoch, for one rank.
 
     Args:
-        sampler: gives positions, or batches of them.
+        sampler: gives positions, or batches of them. It keeps its own state.
     """
 
     def __init__(self, ds: Any, sampler: Iterable[Any], gives_lists: bool) -> None:
-        self._sampler, self._told = sampler, 0
-        self._is_of_lists = gives_lists
-        count = len(sampler) if isinstance(sampler, Sized) else sys.maxsize
-        super().__init__(ds, count, 0, num_replicas=1, rank=0)
+        self._sampler, self._is_of_lists = sampler, gives_lists
+        super().__init__(ds, sys.maxsize, 0, num_replicas=1, rank=0)
 
     def __len__(self) -> int:
         if not isinstance(self._sampler, Sized):
             raise TypeError(f"{type(self._sampler).__name__} has no length, so this loader has none")
         return len(self._sampler)
 
-    @property
-    def epoch(self) -> int:
-        """That of the sampler, whoever told it; where it knows of none, this one's."""
-        epoch = getattr(self._sampler, "epoch", None)
-        if isinstance(epoch, int) and epoch != self._told:
-            self._told, self._start, self._taken, self._is_resumed = epoch, 0, 0, False
-            self._iteration = object()
-        return self._told
-
-    @epoch.setter
-    def epoch(self, epoch: int) -> None:
-        self._told = epoch
-
     def set_epoch(self, epoch: int) -> None:
-        """See the base class."""
+        """Set the epoch of the next iteration, also of the sampler if it has a `set_epoch`."""
         super().set_epoch(epoch)
         tell = getattr(self._sampler, "set_epoch", None)
         if tell is not None:
             tell(epoch)
 
-    def load_state_dict(self, state: State, *, on_change: str = "error") -> None:
-        """See the base class."""
-        super().load_state_dict(state, on_change=on_change)
-        # Others may name an epoch to the sampler, and the same one unseen.
-        self._is_set = True
+    def state_dict(self, steps: int | None = None, *, batch_size: int | None = None) -> State:
+        """Raise OptionError: another sampler keeps its own state."""
+        kind = type(self._sampler).__name__
+        raise OptionError(f"{kind} is no sampler of edcache.samplers; save its own state, if it has one")
 
-    def _state(self, epoch: int, consumed: int) -> State:
-        return super()._state(epoch, consumed) | {"order": type(self._sampler).__name__}
-
-    def _of_first(self, samples: int) -> Self:
-        return self
+    def load_state_dict(self, state: State) -> None:
+        """Raise OptionError: another sampler keeps its own state."""
+        self.state_dict()
 
     @property
     def _gives_lists(self) -> bool:
         return self._is_of_lists
 
+    def _begin(self) -> Any:
+        epoch = getattr(self._sampler, "epoch", None)
+        if isinstance(epoch, int):  # as a framework has told the sampler itself
+            super().set_epoch(epoch)
+        return super()._begin()
+
     def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
-        drawn = list(self._sampler)[start:]
+        drawn = list(self._sampler)
         return [_positions(each) for each in drawn] if self._is_of_lists else Selection(_positions(drawn))
 
 

@@ -33,10 +33,10 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
 
 
 def selections_of(ds: Any) -> list[Selection]:
-    """Which samples of its archive a dataset has now; and those of which it is put together, if not all."""
+    """The selection of a dataset, and the selections of the datasets that it is put together of."""
     parts = getattr(getattr(ds, "_root", None), "_parts", ())
     own = [ds._whole_selection()] if hasattr(ds, "_whole_selection") else []
-    return own + [one for part in parts for one in selections_of(part)[part._selection is None :]]
+    return own + [one for part in parts for one in selections_of(part)]
 
 
 def view_text(selections: list[Selection]) -> str:
@@ -86,7 +86,7 @@ def check_fit(state: State, own: State) -> None:
             if name == "view":
                 remedy = "give the view that it is of"
             elif name == "samples" and state[name] < own[name]:
-                remedy = 'on_change="continue" goes on with the old ones'
+                remedy = f"make the sampler of the old ones, ds.take({state[name]})"
             raise OptionError(
                 f"a state with {name}={shown(state.get(name))}, and here is {name}={shown(own.get(name))}; "
                 f"{remedy}, or begin an epoch with set_epoch()"
@@ -96,9 +96,3 @@ def check_fit(state: State, own: State) -> None:
             f"a state with consumed={state['consumed']:,} of {own['length']:,}; give what state_dict() "
             "returned"
         )
-
-
-def check_change(on_change: object) -> None:
-    """Raise OptionError for what is no way to treat a dataset that has grown."""
-    if on_change not in ("error", "continue"):
-        raise OptionError(f'on_change={shown(on_change)}; give "error" or "continue"')

@@ -68,28 +68,22 @@ def test_decimals_mean_what_they_say(weights):
     assert _counts(weights, [1, 1, 1]) == [5, 3, 2]
 
 
-def oracle(sizes, weights, schedule, seed, draws):
+def oracle(sizes, counts, seed, draws):
     """Index of each draw, by one loop over all of them."""
     starts = np.cumsum([0, *sizes])
     taken, indices = Counter(), []
-    changes = {0: weights, **schedule}
-    begin = 0
+    total = sum(counts)
     for draw in range(draws):
-        if draw in changes:
-            begin, counts = draw, changes[draw]
-            lag = Counter()
         # The due draw of which the deadline is first.
-        n, total = draw - begin, sum(counts)
         due = [
-            (-(-(lag[s] + 1) * total // counts[s]), s)
+            (-(-(taken[s] + 1) * total // counts[s]), s)
             for s in range(len(sizes))
-            if counts[s] and lag[s] * total // counts[s] <= n
+            if counts[s] and taken[s] * total // counts[s] <= draw
         ]
         source = min(due)[1]
         epoch, place = divmod(taken[source], sizes[source])
         word = orders.derived(orders.word(seed), source, epoch)
         indices.append(int(starts[source]) + orders.order(place, sizes[source], word))
-        lag[source] += 1
         taken[source] += 1
     return indices
 
@@ -98,12 +92,9 @@ def oracle(sizes, weights, schedule, seed, draws):
 @given(st.data())
 def test_an_order_is_what_a_loop_over_all_draws_gives(parts, data):
     weights = data.draw(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any))
-    schedule = {}
-    for draw in data.draw(st.lists(st.integers(1, 200), max_size=3, unique=True)):
-        schedule[draw] = data.draw(st.lists(st.integers(0, 6), min_size=3, max_size=3).filter(any))
     stop, seed = data.draw(st.integers(1, 120)), data.draw(st.integers(-3, 3))
-    mixture = edcache.mix(parts, weights, stop=stop, schedule=schedule, seed=seed)
-    expected = oracle([50, 7, 23], weights, schedule, seed, 3 * stop)
+    mixture = edcache.mix(parts, weights, stop=stop, seed=seed)
+    expected = oracle([50, 7, 23], weights, seed, 3 * stop)
     assert [i for epoch in range(3) for i in np.asarray(mixture.order(epoch)).tolist()] == expected
     places = data.draw(st.lists(st.integers(0, stop - 1), max_size=9))
     assert [mixture.order(1)[p] for p in places] == [expected[stop + p] for p in places]
@@ -141,20 +132,6 @@ def test_epochs_go_on_where_the_last_one_stopped(parts):
     mixture = edcache.mix(parts, [5, 3, 2], stop=31, seed=4)
     one = edcache.mix(parts, [5, 3, 2], stop=310, seed=4)
     assert [i for _ in range(10) for i in mixture] == list(one)
-    assert np.allclose(mixture.epochs(), one.epochs())
-    assert np.allclose(one.epochs(), [155 / 50, 93 / 7, 62 / 23])
-
-
-def test_weights_change_at_a_draw(parts):
-    mixture = edcache.mix(parts, [1, 0, 0], stop=20, schedule={30: [0, 1, 1], 10: [0, 0, 1]})
-    which = np.concatenate([sources_of(mixture, epoch)[0] for epoch in range(3)])
-    assert which[:10].tolist() == [0] * 10
-    assert which[10:30].tolist() == [2] * 20
-    assert np.bincount(which[30:], minlength=3).tolist() == [0, 15, 15]
-    mixture.set_epoch(2)
-    assert np.allclose(mixture.epochs(), [10 / 50, 5 / 7, 25 / 23])
-    with_end = edcache.mix(parts, [1, 1, 0], stop="longest", schedule={40: [1, 0, 3]})
-    assert np.bincount(sources_of(with_end)[0], minlength=3).tolist() == [50, 20, 89]
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
@@ -226,9 +203,6 @@ def test_the_order_stays(parts):
         ({"weights": [1, 1e-9, 1]}, "the least is below 1 / 65,536 of all; leave it out, or give it more"),
         ({"stop": 0}, "stop=0"),
         ({"stop": "last"}, 'stop="last"; give "first", "longest" or a number of draws'),
-        ({"schedule": {0: [1, 1, 1]}}, "give {draw: weights}, each draw an integer above 0"),
-        ({"schedule": {1.5: [1, 1, 1]}}, "each draw an integer above 0"),
-        ({"schedule": {5: [1, 1]}}, "one for each of 3 datasets"),
         ({"seed": 0.5}, "seed=0.5; give an integer"),
     ],
 )
@@ -240,14 +214,14 @@ def test_what_makes_no_mixture_is_an_error(parts, options, message):
 def test_a_state_of_another_mixture_is_an_error(parts):
     state = edcache.mix(parts, [5, 3, 2]).state_dict()
     edcache.mix(parts, [50, 30, 20]).load_state_dict(state)
-    with pytest.raises(OptionError, match="a state with weights='0:5/3/2', and here is weights='0:5/2/3'"):
+    with pytest.raises(OptionError, match="a state with weights='5/3/2', and here is weights='5/2/3'"):
         edcache.mix(parts, [5, 2, 3], stop=len(edcache.mix(parts, [5, 3, 2]))).load_state_dict(state)
     swapped = [parts[0].take(30), parts[1], parts[0].skip(30).take(20), parts[2]]
     with pytest.raises(OptionError, match="a state with "):
         edcache.mix(swapped, [5, 3, 1, 1]).load_state_dict(state)
     grown = edcache.mix([*parts, parts[0]], [5, 3, 2, 1])
-    with pytest.raises(OptionError, match=r"mix views of their old lengths, ds.take\(n\)"):
-        grown.load_state_dict(state, on_change="continue")
+    with pytest.raises(OptionError, match="a state with "):
+        grown.load_state_dict(state)
     empty = parts[0].filter(of=99)
     with pytest.raises(OptionError, match="dataset 1 has no samples; leave it out"):
         edcache.mix([parts[0], empty], [1, 1])

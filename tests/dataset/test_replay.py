@@ -302,10 +302,6 @@ def test_which_computes_no_epoch_of_a_billion_samples():
             lambda s: s.state_dict(3),
             "steps=3 without a batch_size; give that of the DataLoader, or 1 to count draws",
         ),
-        (
-            lambda s: s.load_state_dict(s.state_dict(), on_change="no"),
-            'on_change=\'no\'; give "error" or "continue"',
-        ),
     ],
 )
 def test_wrong_arguments_are_refused(call, text):
@@ -394,7 +390,7 @@ def test_a_state_of_another_view_of_the_same_length_is_refused(path):
     assert pickle.loads(pickle.dumps(sampler)).state_dict() == sampler.state_dict()
 
 
-def test_another_archive_is_refused_and_one_that_grew_goes_on_on_request(tmp_path):
+def test_another_archive_is_refused_and_the_old_samples_of_one_that_grew_go_on(tmp_path):
     def written(name, count):
         with CacheWriter(tmp_path / name, in_memory_keys=["k"]) as w:
             w.extend({"k": k} for k in range(count))
@@ -433,21 +429,21 @@ def test_another_archive_is_refused_and_one_that_grew_goes_on_on_request(tmp_pat
     grown = CachedDataset.from_cache(tmp_path / "c.zip")
     for make, state, order in zip(makes, states, orders, strict=True):
         with pytest.raises(
-            OptionError, match=r'samples=30, and here is samples=50; on_change="continue" goes on'
+            OptionError,
+            match=r"samples=30, and here is samples=50; make the sampler of the old ones, ds.take\(30\)",
         ):
             make(grown).load_state_dict(state)
-        sampler = make(grown)
-        sampler.load_state_dict(state, on_change="continue")
+        sampler = make(grown.take(state["samples"]))
+        sampler.load_state_dict(state)
         assert list(sampler) == order[10:]
-        assert set(sampler) <= set(range(30))
-        assert max(flat(read(grown.loader(5, sampler=sampler)))) < 30
-    loader = grown.loader(5, shuffle=True)
+        assert max(flat(read(grown.take(30).loader(5, sampler=sampler)))) < 30
     with pytest.raises(OptionError, match="samples=50"):
-        loader.load_state_dict(shuffled.state_dict())
-    loader.load_state_dict(shuffled.state_dict(), on_change="continue")
+        grown.loader(5, shuffle=True).load_state_dict(shuffled.state_dict())
+    loader = grown.take(30).loader(5, shuffle=True)
+    loader.load_state_dict(shuffled.state_dict())
     assert [read(loader), read(loader)] == [epoch[2:], second]
     with pytest.raises(OptionError, match="samples=50, and here is samples=30"):
-        Shuffle(small).load_state_dict(Shuffle(grown).state_dict(), on_change="continue")
+        Shuffle(small).load_state_dict(Shuffle(grown).state_dict())
 
 
 def test_the_steps_of_a_training_loop_are_what_counts_with_workers(path):
@@ -501,10 +497,11 @@ def test_where_several_have_grown_the_old_samples_are_not_known(tmp_path):
     state = Shuffle(edcache.concat(parts)).state_dict(2, batch_size=1)
     parts[0] = cache_of(tmp_path / "a.zip", 0, 6)
     grown = Shuffle(edcache.concat(parts))
-    with pytest.raises(OptionError, match="of several datasets this does not say which have grown"):
-        grown.load_state_dict(state, on_change="continue")
+    with pytest.raises(OptionError, match="a state with "):
+        grown.load_state_dict(state)
     old = Shuffle(edcache.concat([parts[0].take(4), parts[1]]))
-    assert len(old) == 10
+    old.load_state_dict(state)
+    assert len(list(old)) == 8
 
 
 def test_ranks_that_have_nothing_left_stay_in_the_epoch_of_a_state():
