@@ -80,12 +80,6 @@ class FileStore(Store):
 
         return Appender.open(self.path, head, mode="a", sync=sync, begins_anew=differs)
 
-    def free_nbytes(self) -> int | None:
-        try:
-            return self._free()
-        except OSError:
-            return None  # the first write that fails will tell
-
     def part(self, fraction: float) -> int:
         there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
         return int(fraction * (self._free() + there))

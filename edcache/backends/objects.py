@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from edcache import base, format, storage, writer
 from edcache.backends.file_store import copy_bytes
-from edcache.base import ArchiveExistsError, ArchiveNotFoundError, Folder, OptionError, Show, Sync
+from edcache.base import ArchiveExistsError, ArchiveNotFoundError, OptionError, Show, Sync
 from edcache.storage import File
 from edcache.writer import Store
 
@@ -63,9 +63,9 @@ class ObjectStore(Store):
         except ArchiveNotFoundError:
             return None
 
-    def stage(self, folder: Folder) -> Spool:
+    def stage(self) -> Spool:
         self.check_writable()
-        return Spool(self, folder)
+        return Spool(self)
 
     def check_fill(self, *, is_stream: bool, is_lazy: bool, sync: Sync) -> None:
         if is_lazy:
@@ -79,12 +79,12 @@ class ObjectStore(Store):
 class Spool:
     """The file in which the archive of one object is filled; a `Stage`. It may not be there.
 
-    It lies in `folder`; without, in `$EDCACHE_SPOOL`, else `~/.cache/edcache/spool`.
+    It lies in `$EDCACHE_SPOOL`, by default `~/.cache/edcache/spool`.
     """
 
-    def __init__(self, store: ObjectStore, folder: Folder = None) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        folder = folder or os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
+        folder = os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
         storage.check_outlives(folder)
         digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]

@@ -54,8 +54,6 @@ from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
 from .options import Codec as Codec
 from .options import FillOptions as FillOptions
-from .options import Folder as Folder
-from .options import IfFilling as IfFilling
 from .options import OnError as OnError
 from .options import OnStale as OnStale
 from .options import OpenKeywords as OpenKeywords

@@ -24,8 +24,6 @@ Io: TypeAlias = Literal["auto", "mmap", "pread"]
 Preload: TypeAlias = Literal["shm"]
 Codec: TypeAlias = Literal["native", "pickle"]
 OnError: TypeAlias = Literal["raise", "skip", "skip_final"]
-OnFull: TypeAlias = Literal["passthrough", "raise"]
-IfFilling: TypeAlias = Literal["join", "wait", "fail"]
 OnStale: TypeAlias = Literal["error", "warn", "rebuild", "ignore"]
 Sync: TypeAlias = Literal["never", "seal", "chunk"] | float
 Workers: TypeAlias = int | Literal["auto"] | None
@@ -193,7 +191,6 @@ class WriteKeywords(TypedDict, total=False):
     compression: str | None
     chunk_size: int | None
     sync: Sync
-    spool: Folder
 
 
 @dataclass(frozen=True)
@@ -211,11 +208,9 @@ class WriteOptions(Options):
         chunk_size: the largest number of samples that are stored together. A killed process loses at most
             that many computed samples.
         sync: when stored samples are synced to the disk, so that a power failure cannot lose them. "seal"
-            syncs when the archive is sealed, "chunk" after every chunk, a number at most that many seconds
-            after a chunk, "never" not at all. A crash of the process alone never loses stored samples.
-        spool: the folder of spool files, by default `$EDCACHE_SPOOL` or `~/.cache/edcache/spool`. An archive
-            for a URL is written into a spool file on this machine. The file is uploaded when it is complete,
-            and then deleted. The next process continues a spool file that a killed process left.
+            syncs when the archive is sealed, "chunk" after every chunk, a number after the first chunk that
+            is stored so many seconds after the last sync, "never" not at all. A crash of the process alone
+            never loses stored samples.
     """
 
     in_memory_keys: InMemoryKeys = None
@@ -223,7 +218,6 @@ class WriteOptions(Options):
     compression: str | None = None
     chunk_size: int | None = None
     sync: Sync = "seal"
-    spool: Folder = None
 
     def _check(self) -> None:
         check_count("chunk_size", 1 if self.chunk_size is None else self.chunk_size)
@@ -240,11 +234,8 @@ class WarmupKeywords(TypedDict, total=False):
     multiprocessing_context: Any
     executor: Any
     shared_filesystem: bool
-    if_filling: IfFilling
-    check_space: bool
     progress: Show
     on_error: OnError
-    retries: int
     timeout: float | None
     grow: bool
 
@@ -270,16 +261,11 @@ class FillOptions(Options):
             Ray (`edcache.ray_executor()`).
         shared_filesystem: True if the processes of the executor can write the archive themselves. False lets
             them return encoded samples, and this process writes them.
-        if_filling: what happens if another process is filling the archive already. "join" shares the work.
-            "wait" waits for the other process, and continues if that ends early. "fail" raises
-            ArchiveLockedError.
-        check_space: True ends a fill early if the missing samples will not fit on the disk.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
             and log files get a line now and then. A function is called with (samples present, samples in
             all) instead.
         on_error: what happens to a sample that cannot be computed. "raise" ends the fill. "skip" records the
             failure (see `errors`), and a later fill tries again. "skip_final" records it as absent for good.
-        retries: how many times a sample whose source raised is tried again at once.
         timeout: seconds for one sample. A sample that takes longer, in C code too, counts as one that raised.
         grow: True adds the new samples of a source with len() that became longer, behind those that are
             there. False raises StaleCacheError for it; either does where its first samples are others.
@@ -289,20 +275,16 @@ class FillOptions(Options):
     multiprocessing_context: Any = None
     executor: Any = None
     shared_filesystem: bool = True
-    if_filling: IfFilling = "join"
-    check_space: bool = True
     progress: Show = None
     on_error: OnError = "raise"
-    retries: int = 0
     timeout: float | None = None
     grow: bool = False
 
     def _check(self) -> None:
-        check_choice("if_filling", self.if_filling, get_args(IfFilling))
         check_choice("on_error", self.on_error, get_args(OnError))
         check_workers(self.num_workers)
-        check_count("retries", self.retries, 0)
-        if self.timeout is not None and not self.timeout > 0:
+        is_number = isinstance(self.timeout, int | float)
+        if self.timeout is not None and not (is_number and self.timeout > 0):
             raise OptionError(f"timeout={shown(self.timeout)}; give seconds above 0, or None")
         if self.executor is not None and (self.num_workers != 0 or self.timeout is not None):
             raise OptionError("executor= has its own processes; pass neither num_workers= nor timeout=")
@@ -316,9 +298,7 @@ class CacheKeywords(OpenKeywords, WriteKeywords, FillKeywords, total=False):
     """See `CacheOptions`."""
 
     lazy: bool
-    force_cache: bool | None
     keep_existing: bool
-    on_full: OnFull
 
 
 @dataclass(frozen=True)
@@ -326,30 +306,20 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
     """All options of `CachedDataset` and `@cachable`.
 
     Args:
-        lazy: False computes all missing samples now. True computes a sample at its first read.
-        force_cache: edflow's name for the same choice: True computes now, False is lazy.
+        lazy: False computes all missing samples now. True computes a sample at its first read. When the disk
+            is full, it computes the samples that are not stored at every read, with one warning.
         keep_existing: False builds the archive again. The new archive replaces the old one when it is
             complete.
-        on_full: what a lazy cache does when the disk is full. "passthrough" computes such samples at every
-            read, with one warning. "raise" raises StorageError.
     """
 
     lazy: bool = False
-    force_cache: bool | None = None
     keep_existing: bool = True
-    on_full: OnFull = "passthrough"
 
     def _check(self) -> None:
-        check_choice("on_full", self.on_full, get_args(OnFull))
         if self.codec == "pickle" and not self.allow_pickle:
             raise OptionError(
                 'codec="pickle" also needs allow_pickle=True: without it the samples cannot be read'
             )
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether a lazy cache is asked for; `force_cache`, the older word, decides."""
-        return self.lazy if self.force_cache is None else not self.force_cache
 
 
 def provisional(options: CacheOptions) -> ReadOptions:

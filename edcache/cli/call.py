@@ -41,7 +41,7 @@ class Call:
         self.options = CacheOptions()
         if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
-            filling: dict[str, Any] = {"lazy": False, "force_cache": None, "keep_existing": True}
+            filling: dict[str, Any] = {"lazy": False, "keep_existing": True}
             self.options = replace(decorated.options, verify="touch", zero_copy=False, **filling)
             self._version = decorated.version if self._version is None else self._version
             self._factory = decorated.uncached

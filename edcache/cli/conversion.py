@@ -27,8 +27,7 @@ _COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 @click.argument("factory", metavar="MODULE:FACTORY")
 @output()
 @flags("in_memory_keys", "arguments", "compression", "codec", "allow_pickle", "chunk_size")
-@flags("num_workers", "on_error", "retries", "timeout", "if_filling", "grow", "check_space")
-@flags("version", "progress", "keep_existing", "as_json")
+@flags("num_workers", "on_error", "timeout", "grow", "version", "progress", "keep_existing", "as_json")
 def build(
     factory: str, output: str, arguments: Sequence[str], version: str | None, as_json: bool, **options: Any
 ) -> None:
@@ -105,8 +104,8 @@ def _fill(
 ) -> dataset.CachedDataset:
     """Make a source, cache it at a path by CachedDataset or what else is given, and say what was done."""
     check_outlives(path)
-    # Neither what is None, nor a flag that was left out; of these three False is given.
-    stated = ("progress", "check_space", "keep_existing")
+    # Neither what is None, nor a flag that was left out; of these two False is given.
+    stated = ("progress", "keep_existing")
     options = {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}
     began = time.monotonic()
     is_anew = options.get("keep_existing") is False

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 import click
 from click.shell_completion import CompletionItem
 
-from edcache.base import NBYTES, Codec, IfFilling, OnError, ReadOptions
+from edcache.base import NBYTES, Codec, OnError, ReadOptions
 from edcache.storage import hidden
 
 # As in edcache.interop, which imports torch.
@@ -132,7 +132,6 @@ _FLAGS: Final[dict[str, _Option]] = dict(
         _flag("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
         _flag("arguments", "An argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
         _flag("as_json", "One JSON document instead of text.", "--json", is_flag=True),
-        _flag("check_space", "Fill although the disk seems too small.", "--no-space-check", **_DENIES),
         _flag("chunk_size", "Most samples that one publication holds.", metavar="N", type=POSITIVE),
         _flag("codec", "native by default.", type=click.Choice(get_args(Codec))),
         _flag("compression", "zstd, zstd:19 or zstd+dict; none by default.", metavar="TEXT"),
@@ -146,7 +145,6 @@ _FLAGS: Final[dict[str, _Option]] = dict(
         _flag("extensions", "Files that count; repeatable.", "--extension", multiple=True, metavar=".EXT"),
         _flag("form", "The rows as CSV.", "--csv", flag_value="csv"),
         _flag("grow", "Add to an archive whose source has become longer.", is_flag=True),
-        _flag("if_filling", "When another process fills it: join.", type=click.Choice(get_args(IfFilling))),
         _flag(
             *("in_memory_keys", "A label column; repeatable. import takes those of OLD by default.", "--key"),
             multiple=True,
@@ -171,7 +169,6 @@ _FLAGS: Final[dict[str, _Option]] = dict(
         _flag("order", "For monai: the file names in order, one a line.", metavar="FILE", type=PATH),
         _flag("parts", "So many, of as many samples each.", metavar="N", type=POSITIVE),
         _flag("progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None),
-        _flag("retries", "Tries again at once when the source raises.", metavar="N", type=POSITIVE),
         _flag("show_all", "All rows, on a terminal too.", "--all", is_flag=True),
         _flag("timeout", "Seconds for one sample.", metavar="SECONDS", type=_ABOVE_0),
         _flag("trust_pickle", "Unpickle whatever OLD holds, which runs code its author chose.", is_flag=True),

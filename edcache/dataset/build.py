@@ -24,7 +24,7 @@ class Building:
         writer.check_source(source, store.path)
         keys = options.in_memory_keys
         spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
-        self._is_lazy, self._is_stream = options.is_lazy, writer.is_stream(source)
+        self._is_lazy, self._is_stream = options.lazy, writer.is_stream(source)
         if options.max_bytes is not None and not self._is_lazy:
             raise OptionError("max_bytes= is for lazy=True; a fill stores every sample")
         if options.grow and self._is_stream:
@@ -33,9 +33,9 @@ class Building:
                 "grow=True takes one with len() and [index]"
             )
         self._store = store
-        self._stage = store.stage(options.spool)
+        self._stage = store.stage()
         store.check_fill(is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync)
-        self._limits = writer.bytes_limit(options.max_bytes, store.path), options.on_full
+        self._max_bytes = writer.bytes_limit(options.max_bytes, store.path)
         self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
@@ -69,7 +69,7 @@ class Building:
         if self._is_stream or not self._is_lazy:
             self.fill(self.job.options, rebuild=not keep_existing)
             return None, None
-        filler = writer.LazyFiller(self.job, *self._limits)
+        filler = writer.LazyFiller(self.job, self._max_bytes)
         writer.retry_if_replaced(filler.create, self._is_done)
         return filler, None
 

@@ -96,7 +96,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         store = store.completed(lambda: origin)
         # What is missing is computed, or was told; max_bytes is of what is filled.
         self._begin(store, options, store.reader(replace(provisional(options), preload=options.preload)))
-        if options.preload and options.is_lazy:
+        if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         self._building = Building(store, source, options, origin)
         # In memory it is there while somebody has it open: from here on this dataset's reader.

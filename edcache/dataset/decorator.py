@@ -82,7 +82,7 @@ class CachedFactory(Generic[P, T_co]):
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
         # What may be lost is computed again when a lazy cache is asked for it.
-        may_grow = options.grow or (store.may_lose and options.is_lazy)
+        may_grow = options.grow or (store.may_lose and options.lazy)
         dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
         rebuild = False
         if archive is not None and not (archive.complete and may_grow):

@@ -98,7 +98,7 @@ class CachedDataset(PathCachedDataset):
             )
         path = _migrated(os.fspath(root), str(name), trust_pickle, dataset, options)
         keep_existing = keep_existing or not force_cache
-        options |= {"force_cache": force_cache, "keep_existing": keep_existing, "chunk_size": chunk_size}
+        options |= {"lazy": not force_cache, "keep_existing": keep_existing, "chunk_size": chunk_size}
         self._open(dataset, path, options)
 
     @classmethod

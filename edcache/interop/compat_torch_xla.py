@@ -42,6 +42,6 @@ class CachedDataset(edcache.dataset.CachedDataset):
         ending = backend_of(given).ending
         where = given if given.endswith(ending) else f"{given}{ending}"
         where = migrated(where, data_set, options, old=given, trust_pickle=trust_pickle)
-        if data_set is not None and "force_cache" not in options:
+        if data_set is not None:
             options = {"lazy": True} | options
         super().__init__(data_set, where, **options)

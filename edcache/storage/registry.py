@@ -20,7 +20,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
-from edcache.base import Folder, OptionError, Show
+from edcache.base import OptionError, Show
 from edcache.storage.source import ByteSource
 
 GROUP: Final = "edcache.backends"
@@ -138,8 +138,8 @@ class Location(ABC):
             "write a new archive to a disk first"
         )
 
-    def stage(self, folder: Folder) -> Stage | None:
-        """What is written in its place, in such a folder; None where nothing is.
+    def stage(self) -> Stage | None:
+        """What is written in its place; None where nothing is.
 
         OptionError where nothing can be written there.
         """

@@ -252,7 +252,7 @@ class Appender(AnyAppender):
     def close(self) -> None:
         """See the base class; StorageError where sync= is a number, and the last could not be synced."""
         try:
-            if self._log.timed is not None and not self.closed and self._pid == os.getpid():
-                self._log.timed.finish()
+            if not self.closed and self._pid == os.getpid() and not self._log.failed:
+                self._log.finish()
         finally:
             self._log.file.close()

@@ -109,7 +109,7 @@ class CacheWriter:
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
         # What is written where the path is that of no file.
-        self._stage = where.stage(options.spool)
+        self._stage = where.stage()
         if self._stage is not None:
             self._stage.begin(mode)
         local = where.local_path() if self._stage is None else self._stage.path

@@ -60,10 +60,8 @@ class Crew:
         self._workers: list[_Worker] = []
         self._size = workers
         self._deaths: Counter[int] = Counter()
-        self._delays: Counter[int] = Counter()
         self._progress = (0, 0)
         self._barren_deaths = 0
-        self._most_deaths = max(_DEATHS, job.options.retries + 1)
         self.set_aside: list[Failure] = []
 
     @property
@@ -163,7 +161,7 @@ class Crew:
         progress = sum(self._board.published), len(self.set_aside)
         self._barren_deaths = 1 if progress != self._progress else self._barren_deaths + 1
         self._progress = progress
-        if self._barren_deaths > self._most_deaths * (self._size + 1):
+        if self._barren_deaths > _DEATHS * (self._size + 1):
             method = self._context.get_start_method()
             guard = f'; {method} needs `if __name__ == "__main__":` above the call' * (method != "fork")
             raise WorkerError(
@@ -172,9 +170,6 @@ class Crew:
             )
 
     def _note_delay(self, index: int) -> None:
-        self._delays[index] += 1
-        if self._delays[index] <= self._options.retries:
-            return
         text = f"took longer than timeout={self._options.timeout:g} seconds"
         if self._options.on_error == "raise":
             raise SourceError(f"{self._path}: sample {index} {text}")
@@ -184,7 +179,7 @@ class Crew:
         self._deaths[index] += 1
         ending = _ending(exitcode)
         logger.warning("%s: the process that computed sample %d ended (%s)", self._path, index, ending)
-        if self._deaths[index] >= self._most_deaths:
+        if self._deaths[index] >= _DEATHS:
             self._put_aside(index, "WorkerError", f"ended its process {self._deaths[index]} times ({ending})")
 
     def _put_aside(self, index: int, error: str, text: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import multiprocessing
 import os
-import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -26,7 +24,6 @@ from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 logger = logging.getLogger("edcache")
 
 _LOOK_SECONDS = 0.2
-_WARN = 0.95
 
 
 def fill(job: Job, *, rebuild: bool = False) -> None:
@@ -42,7 +39,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         SourceError: the source raised, hung, or killed its workers; calling again continues there.
         StaleCacheError: the archive has another length than the source.
         UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
-        StorageError: the disk is full, or will be.
+        StorageError: the disk is full.
         WorkerError: workers end, and no sample is to blame.
 
     Whatever is raised, everything computed before is published.
@@ -63,8 +60,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
 def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
     target = storage.followed(job.path)
     before = _head_of(target)
-    patience = None if job.options.if_filling == "fail" else _LOOK_SECONDS
-    with temporary.replacing(target, patience) as session:
+    with temporary.replacing(target, _LOOK_SECONDS) as session:
         now = _head_of(target)
         if now is not None and now != before and now.fingerprint == job.head.fingerprint:
             # The same call in another process built it while this one waited.
@@ -104,12 +100,9 @@ def _fill(job: Job) -> None:
 
 
 def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
-    joins, name = job.options.if_filling == "join", os.path.basename(job.path)
-    is_first = appender.claims.join_fillers() if joins else not appender.claims.has_fillers
+    is_first, name = appender.claims.join_fillers(), os.path.basename(job.path)
     with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
-        _wait_for_others(job, appender, presence, progress)
-        appender.claims.join_fillers()
-        watch = _FillWatch(job, progress, appender, presence)
+        watch = _FillWatch(progress, appender, presence)
         with errors_with(lambda: _outcome(job, presence, watch.lost)):
             _drive(job, appender, presence, watch)
     presence.update()
@@ -147,30 +140,17 @@ def _outcome(job: Job, presence: Presence, lost: int) -> str:
     return outcome(job.path, presence.count, job.length, min(lost, presence.missing))
 
 
-def _wait_for_others(job: Job, appender: AnyAppender, presence: Presence, progress: base.Progress) -> None:
-    if job.options.if_filling == "fail" and appender.claims.has_fillers:
-        raise base.ArchiveLockedError(
-            f'{job.path}: another process is filling it; wait for it, or use if_filling="join"'
-        )
-    while job.options.if_filling == "wait" and appender.claims.has_fillers and presence.missing:
-        time.sleep(_LOOK_SECONDS)
-        progress.advance(presence.update())
-
-
 class _FillWatch(Watch):
-    """What a fill in this process shows of itself, and whether the disk can hold what it will write.
+    """What a fill in this process shows of itself.
 
     Attributes:
         lost: samples that were computed and are not published: lost, where the fill ends so.
     """
 
-    def __init__(self, job: Job, progress: base.Progress, appender: AnyAppender, presence: Presence) -> None:
-        self._job = job
+    def __init__(self, progress: base.Progress, appender: AnyAppender, presence: Presence) -> None:
         self._progress = progress
         self._appender = appender
         self._presence = presence
-        self._began_at = appender.chain.cursor.offset
-        self._missing = presence.missing if job.options.check_space else 0
         self.lost = 0
 
     def done(self, nbytes: int, samples: int = 1) -> None:
@@ -179,7 +159,6 @@ class _FillWatch(Watch):
 
     def published(self, samples: int) -> None:
         self.lost -= samples
-        self._check_space(samples, self._appender.chain.cursor.offset - self._began_at)
 
     def found(self, samples: int) -> None:
         self._progress.advance(samples)
@@ -191,24 +170,3 @@ class _FillWatch(Watch):
         nbytes = self._appender.chain.cursor.offset - before
         if samples:
             self._progress.advance(samples, nbytes)
-            self._check_space(samples, nbytes)
-
-    def _check_space(self, samples: int, nbytes: int) -> None:
-        """Compare what is missing with the free space, once the first samples have shown their size."""
-        if not samples or not self._missing:
-            return
-        left, self._missing = self._missing - samples, 0
-        needed, store = nbytes / samples * left, self._job.store
-        free = store.free_nbytes()
-        if free is None or needed <= free * _WARN:
-            return
-        text = (
-            f"{store.path}: the {left:,} samples that are missing take about {base.human_bytes(needed)}, "
-            f"the {store.room} has {base.human_bytes(free)} left"
-        )
-        if needed <= free * store.tolerance:
-            logger.warning("%s", text)
-            return
-        error = base.StorageError(f"{text}; free some, or pass check_space=False")
-        error.errno = errno.ENOSPC
-        raise error

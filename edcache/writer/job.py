@@ -84,16 +84,12 @@ class Job:
         return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
 
     def compute(self, index: int) -> Any:
-        """One sample from the source, tried as often as asked for; SourceError where it raises."""
-        retries = self.options.retries
-        while True:
-            try:
-                return self.source[index]
-            except BaseException as error:
-                reraise_interrupt(error, index)  # raises what is no failure of the sample
-                if not retries:
-                    raise refusal(error, index, self.path) from error
-                retries -= 1
+        """One sample from the source; SourceError if it raises."""
+        try:
+            return self.source[index]
+        except BaseException as error:
+            reraise_interrupt(error, index)  # raises what is no failure of the sample
+            raise refusal(error, index, self.path) from error
 
     @property
     def failure_of(self) -> FailureOf | None:

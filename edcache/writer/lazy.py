@@ -56,13 +56,11 @@ class LazyFiller:
 
     Args:
         max_bytes: the archive grows no larger; None: no limit.
-        on_full: what a full disk does: "passthrough" computes from then on and keeps nothing; or "raise".
     """
 
-    def __init__(self, job: Job, max_bytes: int | None = None, on_full: str = "passthrough") -> None:
+    def __init__(self, job: Job, max_bytes: int | None = None) -> None:
         self._job = job
         self._max_bytes = max_bytes
-        self._on_full = on_full
         self._open: _OpenArchive | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -105,7 +103,7 @@ class LazyFiller:
             return archive  # whoever reads does not wait while another cache is opened
         with _opening.held():
             if self._open is None or not self._open.is_mine:
-                self._open = _OpenArchive(self._job, self._max_bytes, self._on_full == "raise")
+                self._open = _OpenArchive(self._job, self._max_bytes)
                 # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
                 # open archive is held, so that a filler that is dropped goes, and takes it along.
                 multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
@@ -118,7 +116,7 @@ class _OpenArchive:
     The thread alone publishes, with a file of its own. What it shares with readers lies under `_turn`.
     """
 
-    def __init__(self, job: Job, max_bytes: int | None, raises_when_full: bool) -> None:
+    def __init__(self, job: Job, max_bytes: int | None) -> None:
         self._pid = os.getpid()
         self._path, length = job.path, job.length
         self._looker = job.open()
@@ -128,7 +126,6 @@ class _OpenArchive:
         self._appender = self._publisher.appender
         self._presence = Presence(self._appender, length)
         self._max_bytes = max_bytes
-        self._raises_when_full = raises_when_full
         self._is_full = False
         self._kept_at = 0.0
         self._turn = threading.Condition()
@@ -230,8 +227,7 @@ class _OpenArchive:
             try:
                 self._publish(builder)
             except BaseException as error:  # noqa: BLE001 - raised in whoever reads, flushes or closes next
-                is_full = isinstance(error, StorageError) and error.errno in _FULL
-                if is_full and not self._raises_when_full:
+                if isinstance(error, StorageError) and error.errno in _FULL:
                     self._stop_keeping(str(error))
                 else:
                     self._error = error

@@ -6,15 +6,18 @@ was published, and never other bytes than were written. After a power cut:
     sync=        an unsealed archive                              once `seal` returned
     "never"      any part may be missing, and is noticed          the same
     "seal"       the same                                         everything
-    seconds      what was published so long before                everything
+    seconds      what was published before the last sync          everything
     "chunk"      everything that was published                    everything
+
+With a number of seconds, the first publication that many seconds after the last sync is synced, and so is
+what was published when the archive is closed.
 
 tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of this table.
 """
 
 from __future__ import annotations
 
-import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -26,50 +29,11 @@ from edcache.format import Chain, ChunkTable, Cursor, Extent, Head, Header, Revi
 from edcache.storage import File
 
 
-class TimedSync:
-    """Syncs, in a thread, no later than so many seconds after something was published."""
-
-    def __init__(self, seconds: float, sync: Callable[[], None]) -> None:
-        self._seconds = seconds
-        self._sync = sync
-        self._timer: threading.Timer | None = None
-        # Held while syncing, so that `finish` does not let the file be closed meanwhile.
-        self._turn = threading.Lock()
-
-    def published(self) -> None:
-        """Something new wants to be synced."""
-        if self._timer is None:
-            self._timer = threading.Timer(self._seconds, self._run)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def finish(self) -> None:
-        """Sync now what was published since the last time."""
-        timer = self._timer
-        if timer is not None:
-            timer.cancel()
-        with self._turn:
-            if self._timer is not None:
-                self._timer = None
-                self._sync()
-
-    def _run(self) -> None:
-        with self._turn:
-            if self._timer is None:
-                return
-            # Before it syncs: what is published from here on is not in this sync for certain.
-            self._timer = None
-            # The archive is marked as failed; whoever uses it next raises.
-            with suppress(StorageError):
-                self._sync()
-
-
 class Log:
     """The entries of an archive, as far as this process has seen them, and how others are added.
 
     Attributes:
-        chain: the entries. timed: syncs in a thread, where `sync=` is a number of seconds.
-        failed: why nothing may be published any more; None while all is well.
+        chain: the entries. failed: why nothing may be published any more; None while all is well.
     """
 
     def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
@@ -79,7 +43,8 @@ class Log:
         self.failed: str | None = None
         self._intended: tuple[object, Header] | None = None
         self._sync = sync
-        self.timed = TimedSync(sync, self.sync) if isinstance(sync, int | float) else None
+        self._synced = time.monotonic()
+        self._has_unsynced = False
 
     def catch_up(self) -> None:
         """Take in what others published since; reads headers only and takes no lock."""
@@ -166,12 +131,11 @@ class Log:
                 self._write_parts(header.payload_offset, parts)
                 self.file.pwrite(header.offset, format.pack_header(header))
         self.chain.note(self.file.pread, header)
-        if self._sync == "chunk":
+        self._has_unsynced = True
+        if self._sync == "chunk" or self._is_sync_due():
             self.sync()
         elif self._sync != "never":
             self.file.write_back(header.offset, total)
-        if self.timed is not None:
-            self.timed.published()
 
     def publish_behind_seal(self, seal: Seal, payload: memoryview, samples: int, end_index: int) -> None:
         """Publish a revision and, behind it, the directory with which the seal stays valid; synced."""
@@ -216,6 +180,14 @@ class Log:
                 self.file.truncate(end)
             raise
 
+    def _is_sync_due(self) -> bool:
+        return isinstance(self._sync, int | float) and time.monotonic() - self._synced >= self._sync
+
+    def finish(self) -> None:
+        """Sync what this process published since the last sync, if `sync=` is a number of seconds."""
+        if isinstance(self._sync, int | float) and self._has_unsynced:
+            self.sync()
+
     def sync(self) -> None:
         """Sync what the chain holds so far, unless `sync=` is "never"; the headers that follow say so."""
         if self._sync == "never":
@@ -227,6 +199,7 @@ class Log:
             self.failed = "a sync failed, so what was written since the last one is in doubt"
             raise
         self.chain.durable = max(end, self.chain.durable)
+        self._synced, self._has_unsynced = time.monotonic(), False
 
     def seal(self) -> None:
         """Write index, labels and zip directory behind the chain, the index's header last.

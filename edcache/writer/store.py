@@ -27,16 +27,12 @@ class Store(Location):
     """Where one cache is or will be; nothing of it is open. A backend overrides what differs from a file.
 
     Attributes:
-        called: what messages call a cache that is no file. room: what they call that which holds it.
+        called: what messages call a cache that is no file.
         may_lose: whether samples may be gone again although nobody deleted them.
-        tolerance: how many times what is free a fill may seem to take, judged by its first samples.
     """
 
     called: ClassVar[str] = "a URL"
     may_lose: ClassVar[bool] = False
-    room: ClassVar[str] = "disk"
-    # The first samples may be larger than the others: refuse only what is far too much.
-    tolerance: ClassVar[float] = 1.5
 
     def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
         """The same, where its name says all; else with a name made of the fingerprint of what is cached."""
@@ -73,10 +69,6 @@ class Store(Location):
 
     def check_relabelling(self) -> None:
         """Raise OptionError where label columns cannot be added or dropped once samples are written."""
-
-    def free_nbytes(self) -> int | None:
-        """Bytes that may still be written there; None where nobody can tell."""
-        return None
 
     def part(self, fraction: float) -> int:
         """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""

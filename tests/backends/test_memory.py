@@ -668,7 +668,6 @@ def test_options_that_contradict_preload_are_refused(name, path):
     for options, message in (
         ({"preload": "ram"}, "preload='ram'; choose one of None, 'shm'"),
         ({"preload": "shm", "lazy": True}, "preload= takes a complete archive, lazy=True has none yet"),
-        ({"preload": "shm", "force_cache": False}, "preload= takes a complete archive"),
     ):
         with pytest.raises(OptionError, match=message):
             CachedDataset(Source(), path, **options)
@@ -738,19 +737,12 @@ def test_a_lazy_cache_computes_what_memory_cannot_hold(name):
 
 
 def test_a_fill_ends_before_memory_does(name, monkeypatch):
-    # As if the rest of the machine wanted all but so much; the tests beside this one take of that too.
-    free = bounded.available() + bounded._SPARE_NBYTES
-    monkeypatch.setattr(bounded, "_SPARE_NBYTES", free - 500_000_000)
-    with pytest.raises(
-        StorageError, match=f"{name}: the .* samples that are missing take about .*, the memory has"
-    ):
-        CachedDataset(Large(30_000_000), name, chunk_size=2)
     monkeypatch.setattr(bounded, "_SPARE_NBYTES", 1 << 60)
     monkeypatch.setattr(memory.MemoryStore.naming, "_unlooked_nbytes", 1 << 20)
     with pytest.raises(
         StorageError, match="Cannot allocate memory, 0 bytes are free; end what else"
     ) as caught:
-        CachedDataset(Large(), name, chunk_size=20, check_space=False)
+        CachedDataset(Large(), name, chunk_size=20)
     assert caught.value.errno == errno.ENOMEM
 
 

@@ -125,30 +125,33 @@ def test_what_an_error_interrupted_is_continued(memory, spool):
 
 
 @pytest.mark.parametrize("mode", ["a", "w"])
-def test_what_was_interrupted_does_not_overwrite_what_came_meanwhile(memory, tmp_path, mode):
-    url, folders = "memory://bucket/a.zip", [tmp_path / "one", tmp_path / "two"]
-    with CacheWriter(url, spool=folders[0]) as w:
+def test_what_was_interrupted_does_not_overwrite_what_came_meanwhile(memory, tmp_path, monkeypatch, mode):
+    url, folders = "memory://bucket/a.zip", [str(tmp_path / "one"), str(tmp_path / "two")]
+    monkeypatch.setenv("EDCACHE_SPOOL", folders[0])
+    with CacheWriter(url) as w:
         w.append(1)
-    w = CacheWriter(url, "a", spool=folders[0])
+    w = CacheWriter(url, "a")
     w.append(2)
     w.abort()
-    with CacheWriter(url, mode, spool=folders[1]) as w:
+    monkeypatch.setenv("EDCACHE_SPOOL", folders[1])
+    with CacheWriter(url, mode) as w:
         w.append(3)
     published = memory.cat_file("/bucket/a.zip")
+    monkeypatch.setenv("EDCACHE_SPOOL", folders[0])
     with pytest.raises(ArchiveExistsError, match="another archive was put there since .* was begun; delete"):
-        CacheWriter(url, "a", spool=folders[0])
+        CacheWriter(url, "a")
     assert memory.cat_file("/bucket/a.zip") == published
 
 
-def test_what_was_interrupted_goes_on_where_nothing_came_meanwhile(memory, tmp_path):
+def test_what_was_interrupted_goes_on_where_nothing_came_meanwhile(memory, spool):
     url = "memory://bucket/a.zip"
     written(url)
     for k in (1, 2):
-        w = CacheWriter(url, "a", spool=tmp_path)
+        w = CacheWriter(url, "a")
         w.append(sample(k))
         w.flush()
         w.abort()
-    with CacheWriter(url, "a", spool=tmp_path) as w:
+    with CacheWriter(url, "a") as w:
         w.append(sample(3))
     labels = CachedDataset.from_cache(url).labels["label"].tolist()
     assert labels == [*(k % 7 for k in range(COUNT)), 1, 2, 3]
@@ -219,13 +222,15 @@ def test_another_archive_that_came_meanwhile_is_kept(memory, log, spool):
     assert len(files(spool)) == 2
 
 
-def test_the_same_fill_on_another_machine_may_win(memory, log, tmp_path):
+def test_the_same_fill_on_another_machine_may_win(memory, log, tmp_path, monkeypatch):
     url = "memory://bucket/a.zip"
 
     class Slow(Source):
         def __getitem__(self, k):
             if k == COUNT - 1:
-                CachedDataset(Source(log), url, spool=tmp_path / "other")
+                with monkeypatch.context() as patch:
+                    patch.setenv("EDCACHE_SPOOL", str(tmp_path / "other"))
+                    CachedDataset(Source(log), url)
             return sample(k)
 
     Slow.__qualname__, Slow.__module__ = Source.__qualname__, Source.__module__

@@ -347,15 +347,6 @@ def test_where_the_server_is_full_a_lazy_cache_goes_on_without_it(small_server):
     assert 0 < len(small_server.records("large")) < LARGE
 
 
-def test_a_lazy_cache_that_is_told_to_raises_where_the_server_is_full(small_server):
-    ds = CachedDataset(
-        Large(count=LARGE), small_server.url("large"), lazy=True, on_full="raise", chunk_size=20
-    )
-    with pytest.raises(StorageError, match="the server's memory is full"):
-        read_and_close(ds)
-    outcome(ds.close)
-
-
 def read_and_close(ds):
     for i in range(len(ds)):
         ds[i]

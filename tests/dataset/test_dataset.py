@@ -172,18 +172,6 @@ def test_a_failed_rebuild_leaves_the_old_archive(cache: CachedDataset, path: Pat
     assert names(CachedDataset.from_cache(path)) == [f"n{i}" for i in range(10)]
 
 
-def test_force_cache_false_is_lazy(path: Path) -> None:
-    source = Source()
-    CachedDataset(source, path, force_cache=False)
-    assert source.computed == []
-
-
-def test_force_cache_true_overrules_lazy(path: Path) -> None:
-    source = Source()
-    CachedDataset(source, path, lazy=True, force_cache=True)
-    assert len(source.computed) == 10
-
-
 def test_cache_dataset_is_warmup(path: Path) -> None:
     source = Source()
     cache = CachedDataset(source, path, lazy=True)

@@ -11,7 +11,7 @@ import pytest
 import edcache
 from edcache import CachedDataset, CacheOptions, CacheWriter, FillOptions, Reader, ReadOptions, WriteOptions
 from edcache.base import options as room
-from edcache.errors import OptionError
+from edcache.errors import OptionError, SourceError
 from edcache.storage.file import File
 
 KEYWORDS = {
@@ -75,22 +75,20 @@ def test_an_object_says_what_keywords_say_and_keywords_stand_in_its_place(tmp_pa
 
 
 def test_a_fill_takes_the_options_of_its_warmup_for_that_once(tmp_path):
-    tries = []
-
     class Source(list):
         def __getitem__(self, k):
-            tries.append(k)
-            if len(tries) < 3:
+            if k == 0:
                 raise ValueError(k)
             return super().__getitem__(k)
 
-    ds = CachedDataset(Source([7]), tmp_path / "a.zip", lazy=True, fingerprint=False)
-    assert ds.warmup(retries=2, progress=False).complete
-    assert tries == [0, 0, 0]
+    ds = CachedDataset(Source([7, 8]), tmp_path / "a.zip", lazy=True, fingerprint=False)
+    assert ds.warmup(on_error="skip", progress=False).missing.tolist() == [0]
+    with pytest.raises(SourceError, match="index 0"):
+        ds.warmup(progress=False)
 
 
 def test_what_belongs_to_a_process_stays_in_it():
-    options = FillOptions(executor=object(), progress=lambda done, total: None, retries=2)
+    options = FillOptions(executor=object(), progress=lambda done, total: None, grow=True)
     assert pickle.loads(pickle.dumps(options)) == replace(options, executor=None, progress=None)
 
 
@@ -140,7 +138,7 @@ def test_what_is_said_of_keywords_in_two_lines_stays_together():
 
 @pytest.mark.parametrize(
     "name",
-    ["verify", "transform", "max_bytes", "decode", "compression", "num_workers", "chunk_size", "retries"],
+    ["verify", "transform", "max_bytes", "decode", "compression", "num_workers", "chunk_size", "timeout"],
 )
 def test_a_message_has_no_address_of_an_object(tmp_path, name):
     with pytest.raises(OptionError, match=f"{name}=<object>") as caught:

@@ -353,8 +353,14 @@ def test_a_recovery_may_crash_itself_three_times_over(
     tally("crash states: crash of a recovery", count)
 
 
-# Whether all is on the disk once a chunk is published (and a number of seconds is over), and once sealed.
-PROMISED = [("never", False, False), ("seal", False, True), (0.001, True, True), ("chunk", True, True)]
+# Whether all is on the disk once a chunk is published, and once sealed.
+PROMISED = [
+    ("never", False, False),
+    ("seal", False, True),
+    (1e-9, True, True),
+    (3600, False, True),
+    ("chunk", True, True),
+]
 
 
 @pytest.mark.parametrize(("sync", "when_published", "when_sealed"), PROMISED)
@@ -368,17 +374,26 @@ def test_what_is_synced_when_is_what_the_table_says(
 
     with replace_system(disk):
         w = CacheWriter(PATH, "a", sync=sync, **OPTIONS)
-        timed = w._appender._log.timed
         for index in range(3):
             w.write(index, sample(index))
             w.flush()
-            if timed is not None and timed._timer is not None:
-                timed._timer.join()
             assert is_synced() == when_published
         w.seal()
         assert is_synced() == when_sealed
         w.close()
     assert disk.open_files == {}
+
+
+def test_what_was_published_is_synced_by_close_if_sync_is_a_number() -> None:
+    disk = MemoryDisk()
+    with replace_system(disk):
+        w = CacheWriter(PATH, "a", sync=3600, **OPTIONS)
+        w.write(0, sample(0))
+        w.abort()
+        assert disk.journal[-1][0] == "sync"
+        synced = len(disk.journal)
+        CacheWriter(PATH, "a", sync=3600, **OPTIONS).abort()
+        assert len(disk.journal) == synced
 
 
 @pytest.mark.parametrize(("seal", "most"), [(False, 0.125), (True, 0.125), (True, 1e9)])

@@ -175,7 +175,7 @@ def test_any_failing_call_is_one_error_and_loses_nothing(
     tally("failing calls", count)
 
 
-@pytest.mark.parametrize("sync", ["chunk", "seal", 0.001])
+@pytest.mark.parametrize("sync", ["chunk", "seal", 1e-9])
 def test_a_failed_sync_ends_a_writer_and_is_not_tried_again(sync: Any) -> None:
     """The kernel may have dropped the pages and marked them clean: a second sync would prove nothing."""
     disk = FailingDisk({})

@@ -14,7 +14,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,7 +28,6 @@ from systems import HANGS, Rebooted, replace_system, routed
 
 import edcache
 from edcache import CacheWriter, EdcacheError, storage
-from edcache.storage import calls
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = [
@@ -116,15 +114,10 @@ def filesystem(request: pytest.FixtureRequest) -> Iterator[FileSystem]:
 
 @routed(("pwrite", "truncate", "replace", "sync"))
 class Failing(storage.System):
-    """Crashes the file system, and then its process, at one of the writes, cuts, syncs and renames.
-
-    syncs: how many of them have ended.
-    """
+    """Crashes the file system, and then its process, at one of the writes, cuts, syncs and renames."""
 
     def __init__(self, at: int | None, crash: Callable[[], None]) -> None:
         self.left, self.crash = at, crash
-        self.syncs = 0
-        self.ended = threading.Condition()
 
     def _count(self) -> None:
         if self.left is not None:
@@ -138,10 +131,6 @@ class Failing(storage.System):
         result = plain(*arguments)
         if name == "replace":
             self._count()
-        elif name == "sync":
-            with self.ended:
-                self.syncs += 1
-                self.ended.notify_all()
         return result
 
 
@@ -177,19 +166,8 @@ def never(notes: Told) -> None:
 
 
 def after_seconds(notes: Told) -> None:
-    """Nothing is called while the sync that a publication is due is waited for."""
-    system = calls.system
-    assert isinstance(system, Failing)
-    w = CacheWriter(scenarios.PATH, "a", sync=0.01, **OPTIONS)
-    for start in range(0, COUNT, 3):
-        # None is on its way now: the one before was waited for.
-        before = system.syncs
-        _publish(w, start)
-        with system.ended:
-            assert system.ended.wait_for(lambda before=before: system.syncs > before, HANGS)
-        notes.publish(range(start + 3))
-    w.close()
-    notes.publish(range(COUNT))
+    """Each publication is late enough to be synced."""
+    _write(notes, 1e-9, True, True)
 
 
 class _Nobody(scenarios.Notes):

@@ -355,7 +355,7 @@ def test_torch_xla_computes_what_is_asked_for(tmp_path):
     assert sorted(computed) == [0, 1, 2, 3, 4]
     assert ds.path == f"{path}.zip"
     assert len(torch_xla.CachedDataset(None, f"{path}.zip")) == 5
-    assert torch_xla.CachedDataset(Images(), tmp_path / "now", force_cache=True).complete
+    assert torch_xla.CachedDataset(Images(), tmp_path / "now", lazy=False).complete
 
 
 @pytest.mark.parametrize("era", ["1.6", "1.7"])

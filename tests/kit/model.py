@@ -371,7 +371,6 @@ class Archive(RuleBasedStateMachine):
             grow=True,
             on_error=on_error,
             progress=False,
-            check_space=False,
             sync="never",
             fingerprint=False,
         )

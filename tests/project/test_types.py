@@ -55,7 +55,7 @@ class Slow(Dataset[dict[str, Tensor]]):
 def train(split: str = "train") -> Slow:
     return Slow()
 
-ds = CachedDataset(Slow(), "a.zip", if_filling="wait", timeout=1.5)
+ds = CachedDataset(Slow(), "a.zip", on_error="skip", timeout=1.5)
 old: CachedDataset[dict[str, Tensor]] = CachedDataset.from_cache("a.zip", decode="tensor")
 reveal_type(train("val"))
 reveal_type(ds.filter(label=3)[0]["image"])
@@ -63,9 +63,9 @@ edcache.verify("a.zip", quick=True)
 
 CachedDataset.from_cache("a.zip", zero_cpy=True)  # wrong: a misspelt option
 cachable("{split}.zip", num_worker=2)  # wrong: a misspelt option
-CachedDataset(Slow(), "a.zip", retries="3")  # wrong: the type of an option
+CachedDataset(Slow(), "a.zip", timeout="3")  # wrong: the type of an option
 CachedDataset.from_cache("a.zip", io=3)  # wrong: the type of an option
-CachedDataset(Slow(), "a.zip", if_filling="joni")  # wrong: not one of the literals
+CachedDataset(Slow(), "a.zip", sync="seel")  # wrong: not one of the literals
 cachable("{split}.zip", on_error="ignore")  # wrong: not one of the literals
 old[0].append(1)  # wrong: a sample is a dict
 old[0]["image"] + "text"  # wrong: a field is a tensor

@@ -50,7 +50,7 @@ def views_keep_the_sample() -> None:
     assert_type(ds.filter(label=3).shuffle(0).take(2)[0], Sample)
     assert_type(ds.split(0.9, 0.1), tuple[View[Sample], ...])
     assert_type(next(iter(ds.available())), Sample)
-    assert_type(ds.warmup(4, retries=3), CachedDataset[Sample])
+    assert_type(ds.warmup(4, timeout=3), CachedDataset[Sample])
     assert_type(ds.missing.dtype, np.dtype[np.int64])
 
 
@@ -61,6 +61,6 @@ def options_are_known_by_name_and_type() -> None:
     CachedDataset(None, "train.zip", verfy="open")  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
     CachedDataset(None, "train.zip", verify="often")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     CachedDataset.from_cache("train.zip", lazy=True)  # type: ignore[call-overload] # pyright: ignore[reportCallIssue]
-    edcache.cachable("train.zip", retries="3")  # type: ignore[call-overload] # pyright: ignore
+    edcache.cachable("train.zip", timeout="3")  # type: ignore[call-overload] # pyright: ignore
     Reader("train.zip", io="fast")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     CacheWriter("train.zip", chunk_size="3")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

@@ -36,14 +36,15 @@ OPERATIONS = {
     "npz": lambda top: edcache.export(top / "in" / "0.zip", top / "new.npz", to="npz"),
     "webdataset": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="webdataset"),
     "copy": lambda top: edcache.copy_to_local(top / "in" / "0.zip", top / "near.zip", progress=False),
-    "spool": lambda top: CachedDataset(Source(), "memory://limits/a.zip", spool=top / "spool"),
+    "spool": lambda top: CachedDataset(Source(), "memory://limits/a.zip"),
     "preload": lambda top: CachedDataset.from_cache(top / "in" / "0.zip", preload="shm")[0],
     "in memory": lambda top: CachedDataset(Source(), f"shm://limits-{os.getpid()}"),
 }
 
 
 @pytest.fixture
-def top(tmp_path):
+def top(tmp_path, monkeypatch):
+    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
     for k in range(6):
         CachedDataset(Source(), tmp_path / "in" / f"{k}.zip").close()
     return tmp_path

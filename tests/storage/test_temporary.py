@@ -34,8 +34,10 @@ def writing(top):
 
 
 def spooled(top):
-    with CacheWriter("memory://temporary/a.zip", "a", spool=top / "spool") as writer:
-        writer.append(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDCACHE_SPOOL", str(top / "spool"))
+        with CacheWriter("memory://temporary/a.zip", "a") as writer:
+            writer.append(1)
 
 
 OPERATIONS = {

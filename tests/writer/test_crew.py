@@ -18,7 +18,6 @@ import edcache
 from edcache import CachedDataset, Reader
 from edcache.base.options import FillOptions
 from edcache.errors import (
-    ArchiveLockedError,
     LabelError,
     OptionError,
     SampleFailedError,
@@ -206,9 +205,7 @@ def test_fill_inside_a_daemonic_process_computes_there(path, log):
         ({"workers": True}, 'num_workers=True; give 0 or more, or "auto"'),
         ({"multiprocessing_context": "thread"}, "multiprocessing_context='thread'; choose one of "),
         ({"on_error": "ignore"}, "on_error='ignore'; choose one of 'raise', 'skip', 'skip_final'"),
-        ({"retries": -1}, "retries=-1; give 0 or more"),
         ({"timeout": 0}, "timeout=0; give seconds above 0, or None"),
-        ({"if_filling": "race"}, "if_filling='race'; choose one of 'join', 'wait', 'fail'"),
         ({"max_bytes": 10}, "max_bytes= is for lazy=True; a fill stores every sample"),
     ],
 )
@@ -371,26 +368,6 @@ def test_a_sample_that_makes_no_label_is_one_that_failed(path, log):
     assert [(e.index, e.error) for e in ds.errors] == [(7, "LabelError")]
 
 
-class Flaky(Source):
-    """Raises at the first tries of index 5."""
-
-    tries = 0
-
-    def __getitem__(self, i):
-        if i == 5:
-            self.tries += 1
-            if self.tries < 3:
-                raise ValueError("not yet")
-        return super().__getitem__(i)
-
-
-def test_retries_try_again_at_once(path, log):
-    with pytest.raises(SourceError):
-        fill(Flaky(log), path, 0, retries=1)
-    path.unlink()
-    assert fill(Flaky(log), path, 0, retries=2).complete
-
-
 # --- samples that end or hang their process ---------------------------------------------------------
 
 
@@ -516,13 +493,6 @@ def test_a_hung_thread_of_the_source_does_not_keep_the_fill(path, log):
     assert all_gone(processes(log), 5)
 
 
-@pytest.mark.full
-def test_more_retries_than_deaths_are_allowed(path, log):
-    ds = fill(Source(log, count=4, at={0: "hang"}), path, 1, timeout=0.2, retries=8, on_error="skip")
-    assert [e.index for e in ds.errors] == [0]
-    assert computed(log).count(0) == 9
-
-
 def test_a_timeout_ends_the_fill_and_keeps_what_was_computed(path, log):
     with pytest.raises(
         SourceError,
@@ -633,35 +603,3 @@ def test_a_deaf_worker_does_not_keep_an_interrupted_parent(path, log, tmp_path):
 
 
 # --- beside other processes -------------------------------------------------------------------------
-
-
-@pytest.mark.full
-def test_who_is_not_to_share_is_told_that_another_process_fills(path, log, tmp_path):
-    process = start(path, log, tmp_path, "fork")
-    with pytest.raises(ArchiveLockedError, match=r"a.zip: another process is filling it; wait for it"):
-        fill(Source(tmp_path / "own", count=2000), path, 0, if_filling="fail")
-    process.kill()
-    process.communicate()
-    assert all_gone(processes(log), 5)
-    fill(Source(tmp_path / "own", count=2000, seconds=0), path, 0, if_filling="fail")
-    check_whole(path, 2000)
-
-
-@pytest.mark.full
-def test_who_waits_computes_nothing_while_another_process_fills(path, log, tmp_path):
-    process = start(path, log, tmp_path, "fork", seconds=0.001)
-    ds = fill(Source(tmp_path / "own", count=2000), path, 0, if_filling="wait")
-    assert ds.complete
-    assert not (tmp_path / "own").exists()
-    process.communicate(timeout=30)
-    assert computed(log) == list(range(2000))
-
-
-@pytest.mark.full
-def test_who_waits_takes_over_when_the_other_process_dies(path, log, tmp_path):
-    process = start(path, log, tmp_path, "fork")
-    os.kill(process.pid, signal.SIGKILL)
-    ds = fill(Source(tmp_path / "own", count=2000, seconds=0), path, 0, if_filling="wait")
-    assert ds.complete
-    process.communicate()
-    check_whole(path, 2000)

@@ -98,17 +98,6 @@ def test_an_exit_while_it_is_iterated_is_not_its_end(path, error):
     assert (reader.present, reader.sealed) == (5, False)
 
 
-def test_a_retry_may_follow_an_exit(path):
-    class Once(Ending):
-        def __getitem__(self, i):
-            if i == BAD and self.arguments:
-                self.arguments = ()
-                raise SystemExit
-            return {"x": i}
-
-    assert CachedDataset(Once(SystemExit), path, retries=1).complete
-
-
 PROGRAM = """
 import os, signal, sys
 import edcache
@@ -126,7 +115,7 @@ def leave(number, frame):
     sys.exit(7)
 
 signal.signal(signal.SIGTERM, leave)
-edcache.CachedDataset(Source(), sys.argv[1], on_error="skip", retries=2)
+edcache.CachedDataset(Source(), sys.argv[1], on_error="skip")
 """
 
 

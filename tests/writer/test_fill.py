@@ -2,7 +2,6 @@
 
 import errno
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -299,25 +298,6 @@ class Large(Counted):
         return {**super().__getitem__(i), "big": torch.zeros(100_000, dtype=torch.uint8)}
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(("free", "verdict"), [(1, "refused"), (4, "warned"), (1000, "silent")])
-def test_a_disk_that_is_too_small_is_noticed_after_the_first_samples(
-    path, monkeypatch, caplog, workers, free, verdict
-):
-    usage = shutil.disk_usage(path.parent.parent)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=free * 1_000_000))
-    options = {"num_workers": workers, "chunk_size": 2}
-    if verdict == "refused":
-        with pytest.raises(StorageError, match=r"are missing take about .* MB, the disk has 1.0 MB"):
-            CachedDataset(Large(), path, **options)
-        assert 0 < Reader(path, allow_partial=True).present < 50
-        assert CachedDataset(Large(), path, check_space=False, **options).complete
-    else:
-        assert CachedDataset(Large(), path, **options).complete
-        assert any("the disk has 4.0 MB left" in text for text in caplog.messages) == (verdict == "warned")
-
-
 @pytest.mark.parametrize("lazy", [False, True])
 def test_an_archive_that_was_written_without_a_dataset_becomes_as_long_as_the_one_it_gets(path, lazy):
     with edcache.CacheWriter(path) as w:
@@ -359,7 +339,7 @@ class Source:
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
 try:
-    CachedDataset(Source(), "full.zip", chunk_size=4, num_workers=int(sys.argv[1]), check_space=False)
+    CachedDataset(Source(), "full.zip", chunk_size=4, num_workers=int(sys.argv[1]))
 except StorageError as error:
     print(error)
 """

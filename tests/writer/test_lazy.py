@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, Reader
-from edcache.errors import OptionError, SourceError, StaleCacheError, StorageError, UnsupportedTypeError
+from edcache.errors import OptionError, SourceError, StaleCacheError, UnsupportedTypeError
 from edcache.writer import lazy
 from edcache.writer.job import Job
 from edcache.writer.lazy import bytes_limit
@@ -125,7 +125,7 @@ def test_a_lazy_cache_of_a_whole_archive_needs_its_source_no_more(path, log):
 
 
 def test_a_dropped_lazy_cache_publishes_what_it_computed(path, log):
-    ds = CachedDataset(Logged(log), path, force_cache=False)
+    ds = CachedDataset(Logged(log), path, lazy=True)
     ds[1]
     del ds
     assert CachedDataset.from_cache(path, allow_partial=True)[1]["y"] == 1
@@ -303,21 +303,6 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
     assert edcache.verify(path).problems == []
     ds.warmup()
     assert ds.complete
-
-
-def test_a_full_disk_raises_where_asked(path, log):
-    with replace_system(Small(50_000)):
-        ds = CachedDataset(Big(log), path, lazy=True, chunk_size=1, on_full="raise")
-        with pytest.raises(StorageError, match="No space left on device"):
-            for i in range(40):
-                ds[i]
-                time.sleep(0.01)
-        ds.close()
-
-
-def test_on_full_is_one_of_two(path, log):
-    with pytest.raises(OptionError, match="on_full='stop'; choose one of 'passthrough', 'raise'"):
-        CachedDataset(Logged(log), path, lazy=True, on_full="stop")
 
 
 # --- beside others ----------------------------------------------------------------------------------

@@ -90,7 +90,6 @@ WAYS = {
         source, path, num_workers=2, multiprocessing_context="fork"
     ),
     "anew": lambda source, path: CachedDataset(source, path, keep_existing=False),
-    "in turn": lambda source, path: CachedDataset(source, path, if_filling="wait"),
     "synced": lambda source, path: CachedDataset(source, path, sync=0.05),
     "an iterable": lambda source, path: CachedDataset(Stream(source.log), path),
     "a preloaded file": lambda source, path: CachedDataset(source, path, preload="shm"),

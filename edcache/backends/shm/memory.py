@@ -337,9 +337,6 @@ class MemoryNaming(Naming):
 class MemoryStore(FileStore):
     """A cache in shared memory."""
 
-    room = "memory"
-    # A disk that is full says so; where memory is, the kernel ends processes.
-    tolerance = 1.0
     is_volatile = True
     naming = MemoryNaming()
 
