@@ -48,7 +48,6 @@ _HEADERS: Final = {
     "Cache-Control": "no-store",
 }
 _PATHS: Final = re.compile(r"/api/(\d{1,6})(?:/([a-z]+)(?:/(\d{1,15}))?(?:/(\d{1,6}))?)?")
-_RANGE: Final = re.compile(r"bytes=(\d{0,15})-(\d{0,15})")
 
 
 class _RequestError(Exception):
@@ -56,11 +55,10 @@ class _RequestError(Exception):
 
 
 class _Response(NamedTuple):
-    """A body and its type; a player may ask for ranges of a body that takes them."""
+    """A body and its type."""
 
-    body: bytes | memoryview
+    body: bytes
     content_type: str
-    takes_ranges: bool = False
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -106,7 +104,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._set_cookie(query["token"])
                 return
             self._check_cookie()
-            self._respond(self._routed(target.path, query))
+            answer = self._routed(target.path, query)
+            self._send(200, answer.body, answer.content_type, {})
         except _RequestError as refused:
             self._refuse(*refused.args)
         except EdcacheError as error:
@@ -131,28 +130,26 @@ class _Handler(BaseHTTPRequestHandler):
         if origin is not None and origin.removeprefix("http://") not in self.server.hosts:
             raise _RequestError(403, "a page of another origin asked")
 
-    def _is_of_another_site(self) -> bool:
-        return self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+    def _check_site(self) -> None:
+        """Refuse a page of another site; a link in it may lead here, as a notebook's does."""
+        site, mode = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Mode")
+        if site not in ("none", "same-origin") and mode != "navigate":
+            raise _RequestError(403, "a page of another origin asked")
 
     def _set_cookie(self, token: str) -> None:
-        """Turn the token of the URL into a cookie, and lead to the URL without it.
+        """Turn the token of the URL into a cookie, by a page that leads to the URL without it.
 
-        A link of another site, such as a notebook's, must lead there by a page: a browser follows a redirect
-        in the name of the site that began, and does not send the cookie along.
+        A browser follows a redirect in the name of the site that had the link, and would not send the cookie.
         """
-        if self._is_of_another_site() and self.headers.get("Sec-Fetch-Mode") != "navigate":
-            raise _RequestError(403, "a page of another origin asked")
+        self._check_site()
         if not self.server.admits(token):
             raise _RequestError(403, "the token in this URL is not the one that was printed; open that URL")
         name, secret = self.server.cookie
         cookie = f"{name}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
-        if self._is_of_another_site():
-            self._send(200, b"", "text/plain", {"Set-Cookie": cookie, "Refresh": "0; url=/"})
-        else:
-            self._send(303, b"", "text/plain", {"Set-Cookie": cookie, "Location": "/"})
+        self._send(200, b"", "text/plain", {"Set-Cookie": cookie, "Refresh": "0; url=/"})
 
     def _check_cookie(self) -> None:
-        if self._is_of_another_site():
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
             raise _RequestError(403, "a page of another origin asked")
         expected = "=".join(self.server.cookie).encode()
         given = self.headers.get("Cookie", "").split(";")
@@ -177,24 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         numbers = [int(number) for number in match.group(3, 4) if number is not None]
         return _api(self.server.shown[int(match[1])], match[2], numbers, where, query)
 
-    def _respond(self, response: _Response) -> None:
-        size = len(response.body)
-        match = _RANGE.fullmatch(self.headers.get("Range", "")) if response.takes_ranges else None
-        headers = {"Accept-Ranges": "bytes"} if response.takes_ranges else {}
-        if match is None or not (match[1] or match[2]):
-            self._send(200, response.body, response.content_type, headers)
-            return
-        start = int(match[1]) if match[1] else max(size - int(match[2]), 0)
-        end = min(int(match[2]) + 1, size) if match[1] and match[2] else size
-        if start >= end:
-            self._send(416, b"", response.content_type, headers | {"Content-Range": f"bytes */{size}"})
-            return
-        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
-        self._send(206, memoryview(response.body)[start:end], response.content_type, headers)
-
-    def _send(
-        self, status: int, body: bytes | memoryview, content_type: str, headers: dict[str, str]
-    ) -> None:
+    def _send(self, status: int, body: bytes, content_type: str, headers: dict[str, str]) -> None:
         self.send_response_only(status)
         own = {"Content-Type": content_type, "Content-Length": str(len(body))}
         for name, value in (_HEADERS | own | headers).items():
@@ -232,7 +212,7 @@ def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: 
                 shown.picture(row, leaf, _number(query, "axis"), _number(query, "at")), "image/png"
             )
         case "media", [row, leaf]:
-            return _Response(*shown.media(row, leaf), takes_ranges=True)
+            return _Response(*shown.media(row, leaf))
         case "summary", []:
             return _json(shown.summary())
         case "missing", []:
@@ -260,16 +240,17 @@ class _Server(ThreadingHTTPServer):
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
         # Cookies know no ports: two viewers at once need two names.
         self.cookie = f"edcache-{self.server_port}", secrets.token_urlsafe(24)
+
         self._once: set[str] = set()
 
     def token_for_once(self) -> str:
-        """A token that is good for one visit: all users of a host see a browser's command line."""
+        """Make a token for one visit: all users of a host see the command line of a browser."""
         token = secrets.token_urlsafe(24)
         self._once.add(token)
         return token
 
     def admits(self, token: str) -> bool:
-        """Whether a token is the printed one, or one that was not used yet."""
+        """Return True for the printed token, and once for one that was made for a visit."""
         for one in tuple(self._once):
             if compare_digest(one.encode(), token.encode()):
                 self._once.discard(one)

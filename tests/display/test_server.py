@@ -109,7 +109,7 @@ def raw(viewer, data):
 
 def test_the_token_becomes_a_cookie_and_leaves_the_url(viewer):
     entered = Visitor(viewer).get(path_of(viewer))
-    assert (entered.status, entered.getheader("Location")) == (303, "/")
+    assert (entered.status, entered.getheader("Refresh"), entered.data) == (200, "0; url=/", b"")
     cookie = entered.getheader("Set-Cookie")
     assert "HttpOnly" in cookie
     assert "SameSite=Strict" in cookie
@@ -131,7 +131,7 @@ def test_without_token_and_cookie_nothing_is_answered(viewer, target):
 
 def test_a_token_for_a_browsers_command_line_is_good_once(viewer):
     token = viewer._server.token_for_once()
-    assert [Visitor(viewer).get(f"/?token={token}").status for _ in range(2)] == [303, 403]
+    assert [Visitor(viewer).get(f"/?token={token}").status for _ in range(2)] == [200, 403]
 
 
 @pytest.mark.parametrize(
@@ -294,26 +294,9 @@ def leaf_of(visitor, name):
     return next(leaf for leaf in body["leaves"] if leaf["path"] == name)
 
 
-def test_sound_is_sent_by_ranges_under_a_type_of_a_fixed_list(visitor):
-    path, whole = f"/api/0/media/7/{leaf_of(visitor, 'sound')['number']}", sound()
-    answer = visitor.get(path)
-    assert (answer.status, answer.getheader("Content-Type"), answer.data) == (200, "audio/wav", whole)
-    size = len(whole)
-    for asked, part in [
-        ("0-9", whole[:10]),
-        ("100-", whole[100:]),
-        ("-7", whole[-7:]),
-        ("5-999999", whole[5:]),
-    ]:
-        answer = visitor.get(path, Range=f"bytes={asked}")
-        assert (answer.status, answer.data) == (206, part)
-        start = whole.rindex(part) if asked.startswith("-") else int(asked.split("-")[0])
-        assert answer.getheader("Content-Range") == f"bytes {start}-{start + len(part) - 1}/{size}"
-    for asked in (f"{size}-", "9-3", "-0"):
-        answer = visitor.get(path, Range=f"bytes={asked}")
-        assert (answer.status, answer.getheader("Content-Range")) == (416, f"bytes */{size}")
-    assert visitor.get(path, Range="bytes=0-1,3-4").status == 200
-    assert visitor.get(path, Range="lines=0-1").status == 200
+def test_sound_is_sent_under_a_type_of_a_fixed_list(visitor):
+    answer = visitor.get(f"/api/0/media/7/{leaf_of(visitor, 'sound')['number']}")
+    assert (answer.status, answer.getheader("Content-Type"), answer.data) == (200, "audio/wav", sound())
 
 
 def test_pictures_are_made_anew_and_slices_move(visitor):
