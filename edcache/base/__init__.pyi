@@ -97,7 +97,6 @@ from .progress import Progress as Progress
 from .progress import byte_progress as byte_progress
 from .randomness import Draw as Draw
 from .randomness import Turn as Turn
-from .randomness import crop_key as crop_key
 from .randomness import current_epoch as current_epoch
 from .randomness import drawn as drawn
 from .randomness import numpy_generator as numpy_generator

@@ -112,12 +112,6 @@ def step_key(seed: int) -> bytes | None:
     return key(seed, index, turn, format(step, "x"))
 
 
-def crop_key(seed: int, otherwise: int) -> bytes:
-    """The key of the random crops of the current sample; `otherwise` is its index where there is none."""
-    index, turn = _now.sample or (otherwise, Turn(0, 0, 0))
-    return key(seed, index, turn, "crop")
-
-
 def key(seed: int, index: int, turn: Turn, use: str) -> bytes:
     """56 bytes for one use of randomness by one read of a sample; other arguments give unrelated ones."""
     parts = (_VERSION, seed, turn.epoch, index, turn.place, turn.number)

@@ -76,8 +76,7 @@ class ImageFile:
     Args:
         source: the path of a file, or the bytes of a file. A path is read when the sample is written.
         decode: the default decoding of readers: "pil", "numpy", "tensor", None (an ImageFile), or an
-            `edcache.Decoding` without a size. A reader may choose another one. The `library` of a Decoding is
-            not stored.
+            `edcache.Decoding` without a size. A reader may choose another one.
     Attributes:
         path: the path as given; None for bytes, and for an ImageFile that was read from an archive.
         decoding: `decode` as an `edcache.Decoding`.
@@ -359,12 +358,12 @@ def _opened(data: _Buffer) -> Any:
 def _picture(data: _Buffer, decoding: Decoding) -> Any:
     """The picture as a PIL image, or as an array if it has a size; 8-bit channels if these are requested."""
     with _opened(data) as opened:
-        cut, by, is_sized = None, 1, decoding.size is not None
+        crop, by, is_sized = None, 1, decoding.size is not None
         if is_sized and opened.format in _JPEG:
             orientation = opened.getexif().get(_ORIENTATION, 1) if decoding.exif_transpose else 1
             width, height = opened.size[::-1] if orientation in _ON_ITS_SIDE else opened.size
-            cut = photos.cut_of(decoding, height, width, data)
-            by = cut.reduction(orientation != 1)
+            crop = photos.crop_of(decoding, height, width)
+            by = crop.reduction(orientation != 1)
             if by > 1:
                 opened.draft(None, tuple(side // by for side in opened.size))
         opened.load()
@@ -379,8 +378,8 @@ def _picture(data: _Buffer, decoding: Decoding) -> Any:
             image = image.convert(decoding.mode)
         if is_sized:
             # What is no JPEG has its upright size only now: some formats are turned as they load.
-            cut = cut or photos.cut_of(decoding, image.height, image.width, data)
-            return cut.of(np.asarray(image), by)
+            crop = crop or photos.crop_of(decoding, image.height, image.width)
+            return crop.resized(np.asarray(image), by)
         # A file's own image keeps the file, and its class.
         return image.copy() if image is opened and decoding.form == "pil" else image
 
@@ -425,12 +424,8 @@ def _simplejpeg() -> Any:
 
 def _by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
     """The pixels of a JPEG; None where Pillow is to decode it, or to say what is wrong."""
-    if decoding.library == "pillow" or decoding.exif_transpose or format_of(data) != "JPEG":
-        return None
-    library = _simplejpeg()
+    library = None if decoding.exif_transpose or format_of(data) != "JPEG" else _simplejpeg()
     if library is None:
-        if decoding.library == "simplejpeg":
-            raise MissingDependencyError('library="simplejpeg" takes it; pip install simplejpeg')
         return None
     try:
         height, width, space, _ = library.decode_jpeg_header(data)
@@ -441,12 +436,12 @@ def _by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
         if decoding.size is None:
             array: _Array = library.decode_jpeg(data, target, strict=True)
             return array[..., 0] if target == "GRAY" else array
-        cut = photos.cut_of(decoding, height, width, data)
-        by = cut.reduction()
+        crop = photos.crop_of(decoding, height, width)
+        by = crop.reduction()
         height, width = -(-height // by), -(-width // by)
         memory = _scratch(height * width * 3)
         reduced = {"min_height": height, "min_width": width, "buffer": memory}
         array = library.decode_jpeg(data, target, strict=True, **reduced)
     except ValueError:
         return None
-    return cut.of(array[..., 0] if target == "GRAY" else array, by)
+    return crop.resized(array[..., 0] if target == "GRAY" else array, by)

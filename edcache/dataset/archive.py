@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform, once
-from edcache.base import turns as turns_now
+from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform
 from edcache.codec import Decoding, Node, read_through
 from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Root, T_co
@@ -79,14 +78,9 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _far_shares(self, indices: Ints) -> Shares:
         return [(session, indices) for session in self._far_sessions()]
 
-    @once
-    def _is_drawn(self) -> bool:
-        decoding = self._reader.decoding
-        return decoding is not None and decoding.crop == "random" and decoding.seed is not None
-
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        reader, turns = self._reader, turns_now() if self._is_drawn else None
-        if fields is None and reader.has_all and turns is None:
+        reader = self._reader
+        if fields is None and reader.has_all:
             try:
                 return reader.read_many(indices, copy=not self.zero_copy)
             except MissingSampleError:
@@ -100,9 +94,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             else:
                 ahead = fields.reading_ahead(reader, self.labels, indices)
         with ahead:
-            if turns is None:
-                return [self._one(index, fields) for index in indices.tolist()]
-            return self._each(lambda index: self._one(index, fields), indices.tolist(), indices, turns)
+            return [self._one(index, fields) for index in indices.tolist()]
 
     def _collated(
         self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory

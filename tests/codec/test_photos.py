@@ -11,13 +11,13 @@ import numpy as np
 import pictures
 import pytest
 import torch
-from pictures import FILES, as_pillow
+from pictures import FILES, as_pillow, by_library
 from PIL import Image, ImageOps
 from scale import scaled, seeded
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
-from edcache.codec.photos import cut_of
+from edcache.codec.photos import crop_of
 from edcache.errors import ImageError, OptionError
 
 
@@ -45,18 +45,17 @@ def smooth(width, height):
 # --- plain Pillow, step by step -----------------------------------------------------------------------
 
 
-def squeezed(image, size, filter=Image.BILINEAR):
-    return np.asarray(image.resize(size[::-1], filter))
+def squeezed(image, size):
+    return np.asarray(image.resize(size[::-1], Image.BILINEAR))
 
 
-def centered(image, size, resize=None, filter=Image.BILINEAR):
-    """Resize of the short side, then the middle."""
+def centered(image, size):
+    """The largest part in the middle that has the shape of the size, resized."""
     (height, width), (w, h) = size, image.size
-    factor = resize / min(w, h) if resize else max(height / h, width / w)
-    # The side that is not given is rounded down, as torchvision does.
-    large = [math.floor(side * factor + 1e-6) for side in (w, h)]
-    left, top = round((large[0] - width) / 2), round((large[1] - height) / 2)
-    return np.asarray(image.resize(large, filter).crop((left, top, left + width, top + height)))
+    factor = min(w / width, h / height)
+    wide, tall = max(1, round(width * factor)), max(1, round(height * factor))
+    left, top = (w - wide) // 2, (h - tall) // 2
+    return squeezed(image.crop((left, top, left + wide, top + tall)), size)
 
 
 def difference(found, expected):
@@ -72,20 +71,18 @@ SIZES = [(32, 32), (7, 40), (30, 12)]
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("name", FILES)
 def test_every_kind_of_file_is_resized_as_pillow_does(name, size):
-    """To a grey level, or two where bicubic rounds twice. Some are smaller than the size, one is a pixel."""
+    """To a grey level. Some are smaller than the size, one is a pixel."""
     data, mode = FILES[name]
     plain = as_pillow(data, mode)
     ways = [
         ({}, squeezed(plain, size)),
-        ({"interpolation": "bicubic"}, squeezed(plain, size, Image.BICUBIC)),
         ({"crop": "center"}, centered(plain, size)),
-        ({"crop": "center", "resize": 50}, centered(plain, size, 50)),
     ]
     for options, expected in ways:
-        for library in ("auto", "pillow"):
-            found = array(data, size=size, library=library, **options)
-            most = 2 if "interpolation" in options else 1
-            assert difference(found, expected)[1] <= most, (options, library)
+        for library in ("simplejpeg", "pillow"):
+            with by_library(library):
+                found = array(data, size=size, **options)
+            assert difference(found, expected)[1] <= 1, (options, library)
         assert np.array_equal(array(data, "pil", size=size, **options), array(data, size=size, **options))
         planes = array(data, "tensor", size=size, **options)
         assert np.array_equal(np.moveaxis(planes, 0, -1).reshape(found.shape), found)
@@ -98,11 +95,12 @@ def test_photos_that_are_decoded_smaller_are_those_of_pillow_to_a_grey_level(sha
     file = pictures.encoded("JPEG", image, quality=95)
     expected = (centered if crop else squeezed)(as_pillow(file), (64, 48))
     mean, most = difference(array(file, size=(64, 48), crop=crop), expected)
-    assert mean < 0.5
-    assert most <= 4
-    assert np.array_equal(
-        array(file, size=(64, 48), crop=crop, library="pillow"), array(file, size=(64, 48), crop=crop)
-    )
+    # A part in the middle begins at a whole pixel of the smaller picture, which may be 7 of the file away.
+    assert mean < (1.2 if crop else 0.5)
+    assert most <= (8 if crop else 4)
+    with by_library("pillow"):
+        by_pillow = array(file, size=(64, 48), crop=crop)
+    assert np.array_equal(by_pillow, array(file, size=(64, 48), crop=crop))
 
 
 def test_a_decoder_is_asked_for_no_more_pixels_than_the_resize_needs(monkeypatch):
@@ -123,7 +121,7 @@ def test_a_decoder_is_asked_for_no_more_pixels_than_the_resize_needs(monkeypatch
 
 def test_what_is_resized_keeps_its_layout():
     """torch would make planes, which takes as long as half of the resize, and the caller turn them back."""
-    resized = cut_of(Decoding(size=(20, 30)), 60, 80, b"").of(np.asarray(smooth(80, 60)))
+    resized = crop_of(Decoding(size=(20, 30)), 60, 80).resized(np.asarray(smooth(80, 60)))
     assert resized.shape == (20, 30, 3)
     assert resized.flags.c_contiguous
 
@@ -137,7 +135,7 @@ def test_what_exif_turns_is_turned_before_it_is_cut(kind, shape, orientation):
     file = pictures.encoded(kind, smooth(*shape), exif=exif)
     upright = ImageOps.exif_transpose(as_pillow(file))
     found = array(file, size=(20, 45), crop="center", exif_transpose=True)
-    assert difference(found, centered(upright, (20, 45)))[0] < 0.6
+    assert difference(found, centered(upright, (20, 45)))[0] < 1.2
 
 
 def test_sixteen_bits_and_cmyk_and_palettes_are_bytes_before_they_are_resized():
@@ -180,17 +178,16 @@ def test_the_middle_of_a_long_picture_is_its_middle():
 @pytest.mark.parametrize("crop", ["center", "random", None])
 def test_damaged_files_and_bombs_are_refused_at_every_size(crop, monkeypatch):
     file = pictures.encoded("JPEG", smooth(900, 700))
-    whole = array(file, size=20, crop=crop, seed=1 if crop == "random" else None)
-    assert whole.shape == (20, 20, 3)
-    for library in ("auto", "pillow"):
+    assert array(file, size=20, crop=crop).shape == (20, 20, 3)
+    for library in ("simplejpeg", "pillow"):
         for cut in (len(file) // 2, len(file) - 40, 200):
-            with pytest.raises(ImageError, match="JPEG does not decode: "):
-                array(file[:cut], size=20, crop=crop, library=library)
+            with by_library(library), pytest.raises(ImageError, match="JPEG does not decode: "):
+                array(file[:cut], size=20, crop=crop)
     # What is decoded at an eighth counts as what it is.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900 * 700 - 1)
-    for library in ("auto", "pillow"):
-        with pytest.raises(ImageError, match="JPEG is larger than Pillow's limit"):
-            array(file, size=20, crop=crop, library=library)
+    for library in ("simplejpeg", "pillow"):
+        with by_library(library), pytest.raises(ImageError, match="JPEG is larger than Pillow's limit"):
+            array(file, size=20, crop=crop)
 
 
 def test_pictures_are_not_over_the_memory_of_the_next():
@@ -222,12 +219,9 @@ def test_photos_of_any_shape_are_one_batch_which_is_that_of_its_samples(path, ca
         size = draw.choice([draw.randint(1, 80), (draw.randint(1, 80), draw.randint(1, 80))])
         options = {
             "size": size,
-            "crop": draw.choice(["center", "random", None]),
+            "crop": draw.choice(["center", None]),
             "mode": draw.choice(["L", "RGB"]),
         }
-        options["interpolation"] = draw.choice(["bilinear", "bicubic"])
-        if options["crop"] == "random":
-            options["seed"] = draw.randrange(1 << 40)
         form = draw.choice(["numpy", "tensor"])
         ds = CachedDataset.from_cache(path, decode=Decoding(form, **options))
         expected = default_collate([ds[i] for i in range(24)])["image"]
@@ -243,12 +237,10 @@ def test_photos_of_any_shape_are_one_batch_which_is_that_of_its_samples(path, ca
 
 def test_workers_give_the_batches_of_this_process(path):
     written(path, [pictures.jpeg(40 + 9 * i, 120 - 7 * i, seed=i) for i in range(12)])
-    for options in ({"crop": "center", "resize": 40}, {"crop": "random", "seed": 5}):
-        ds = opened(path, size=32, **options)
-        ds.set_epoch(0)
-        found = torch.cat([b["image"] for b in DataLoader(ds, 5, num_workers=1)])
-        assert torch.equal(found, torch.stack([ds[i]["image"] for i in range(12)]))
-        assert torch.equal(pickle.loads(pickle.dumps(ds))[3]["image"], found[3])
+    ds = opened(path, size=32, crop="center")
+    found = torch.cat([b["image"] for b in DataLoader(ds, 5, num_workers=1)])
+    assert torch.equal(found, torch.stack([ds[i]["image"] for i in range(12)]))
+    assert torch.equal(pickle.loads(pickle.dumps(ds))[3]["image"], found[3])
 
 
 def test_grey_among_colours_takes_a_mode(path):
@@ -277,18 +269,15 @@ def part(found):
     return columns[inner].mean() - width / 2, rows[inner].mean() - height / 2, width, height
 
 
-def drawn(count, **options):
-    file, decoding = ImageFile(places()), Decoding("numpy", size=64, crop="random", **options)
+def drawn(count):
+    file, decoding = ImageFile(places()), Decoding("numpy", size=64, crop="random")
     return np.array([part(file.decode(decoding).astype(float)) for _ in range(count)])
 
 
-@pytest.mark.parametrize(
-    ("scale", "ratio"), [((0.08, 1.0), (3 / 4, 4 / 3)), ((0.3, 0.5), (0.5, 2.0)), ((0.2, 0.2), (1, 1))]
-)
-def test_parts_are_drawn_as_by_random_resized_crop(scale, ratio):
+def test_parts_are_drawn_as_by_random_resized_crop():
     """Against the same drawn by numpy, step by step: the means agree within what chance allows."""
     torch.manual_seed(3)
-    found = drawn(400, scale=scale, ratio=ratio)
+    scale, ratio, found = (0.08, 1.0), (3 / 4, 4 / 3), drawn(400)
     width, height = found[:, 2:].T
     assert (scale[0] - 0.03 <= width * height / SIDE**2).all()
     assert (width * height / SIDE**2 <= scale[1] + 0.03).all()
@@ -309,22 +298,12 @@ def test_parts_are_drawn_as_by_random_resized_crop(scale, ratio):
     assert (np.abs(found.mean(0) - np.mean(expected, axis=0)) < 4 * error + 1.5).all()
 
 
-def test_parts_come_from_torchs_generator_or_from_a_seed():
+def test_parts_come_from_torchs_generator():
     torch.manual_seed(7)
     first = drawn(4)
     assert len(np.unique(first.round(), axis=0)) == 4
     torch.manual_seed(7)
     assert np.array_equal(drawn(4), first)
-    before = torch.get_rng_state()
-    same = drawn(3, seed=11)
-    assert torch.equal(torch.get_rng_state(), before)
-    assert len(np.unique(same, axis=0)) == 1
-    assert not np.array_equal(drawn(1, seed=12), same[:1])
-    # Another file has another part; the same one has the same, whatever decodes it.
-    a, b = (pictures.encoded("JPEG", smooth(300, 300), quality=q) for q in (94, 95))
-    options = {"size": 16, "crop": "random", "seed": 11}
-    assert difference(array(a, **options), array(b, **options))[0] > 2
-    assert np.array_equal(array(a, library="pillow", **options), array(a, **options))
 
 
 def test_each_worker_draws_parts_of_its_own(path):
@@ -347,13 +326,6 @@ def test_each_worker_draws_parts_of_its_own(path):
         ({"form": None, "size": 3}, "size=.* of a Decoding: form=None decodes nothing"),
         ({"size": 9, "crop": "top"}, "crop='top' of a Decoding: choose one of 'center', 'random', None"),
         ({"crop": "center"}, "crop of a Decoding: goes with size="),
-        ({"size": 9, "interpolation": "cubic"}, "interpolation='cubic' of a Decoding: choose one of"),
-        ({"size": 9, "resize": 12}, 'resize of a Decoding: goes with crop="center"'),
-        ({"size": (9, 20), "crop": "center", "resize": 12}, "resize=12 of a Decoding: give the pixels of"),
-        ({"size": 9, "seed": 1}, 'scale, ratio and seed of a Decoding: goes with crop="random"'),
-        ({"size": 9, "crop": "random", "seed": -1}, "seed=-1 of a Decoding: give an integer"),
-        ({"size": 9, "crop": "random", "scale": (0.5, 2)}, r"scale=\(0.5, 2\) of a Decoding: give two parts"),
-        ({"size": 9, "crop": "random", "ratio": (2, 1)}, r"ratio=\(2, 1\) of a Decoding: give two numbers"),
     ],
 )
 def test_options_that_mean_nothing_are_refused(options, message):
@@ -362,9 +334,9 @@ def test_options_that_mean_nothing_are_refused(options, message):
 
 
 def test_a_decoding_is_a_key_however_its_size_is_given():
-    pair = Decoding("tensor", size=[np.int64(9), 9], crop="random", scale=[0.1, 1])
-    assert pair == Decoding("tensor", size=9, crop="random", scale=(0.1, 1.0))
-    assert len({pair, Decoding("tensor", size=9, crop="random", scale=(0.1, 1.0))}) == 1
+    pair = Decoding("tensor", size=[np.int64(9), 9], crop="random")
+    assert pair == Decoding("tensor", size=9, crop="random")
+    assert len({pair, Decoding("tensor", size=9, crop="random")}) == 1
     assert pickle.loads(pickle.dumps(pair)) == pair
 
 

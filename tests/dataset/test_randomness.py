@@ -7,13 +7,11 @@ import random
 from pathlib import Path
 
 import numpy as np
-import pictures
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
-from edcache import CachedDataset, CacheWriter, Decoding, ImageFile, Seeded, concat, zip_fields
+from edcache import CachedDataset, CacheWriter, Seeded, concat, zip_fields
 from edcache.errors import OptionError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
@@ -460,73 +458,6 @@ def test_bits_of_samples_epochs_and_seeds_have_nothing_in_common(ds):
     np.fill_diagonal(agreement, 0)
     assert np.abs(agreement).max() < 7  # of 3 million pairs
     assert abs((agreement**2).sum() / (len(signs) * (len(signs) - 1)) - 1) < 0.02
-
-
-# --- crops ----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    path = tmp_path_factory.mktemp("randomness") / "photos.zip"
-    file = pictures.jpeg(300, 200, seed=1)
-    with CacheWriter(path) as w:
-        w.extend({"image": ImageFile(file, "tensor"), "twin": ImageFile(file, "tensor")} for _ in range(12))
-    return path
-
-
-def cropping(photos, **options):
-    return CachedDataset.from_cache(photos, decode=Decoding("tensor", size=16, crop="random", **options))
-
-
-def crops(batches):
-    return torch.cat([batch["image"].clone() for batch in batches])
-
-
-def test_a_random_part_is_that_of_seed_epoch_and_index(photos):
-    ds = cropping(photos, seed=5)
-    epochs = []
-    for epoch in range(2):
-        ds.set_epoch(epoch)
-        epochs.append(torch.stack([sample["image"] for sample in ds]))
-        assert all(torch.equal(sample["image"], sample["twin"]) for sample in ds)  # a picture and its mask
-        assert torch.equal(ds.select("image")[3]["image"], epochs[epoch][3])
-        assert torch.equal(ds.batch([3, 1])["image"], epochs[epoch][[3, 1]])
-    assert len({image.numpy().tobytes() for epoch in epochs for image in epoch}) == 24
-    ds.set_epoch(0)
-    for threads in (1, 4):
-        loader = ds.loader(5, num_threads=threads)
-        assert [torch.equal(crops(loader), wanted) for wanted in epochs] == [True, True]
-    sampler = Shuffle(ds)
-    loader = DataLoader(ds, 5, sampler=sampler, num_workers=2, persistent_workers=True)
-    assert all(torch.equal(crops(loader), wanted[list(sampler.order(e))]) for e, wanted in enumerate(epochs))
-    other = cropping(photos, seed=6)
-    assert not torch.equal(other[0]["image"], epochs[0][0])
-    both = concat([other, ds])
-    assert torch.equal(both.batch([12 + 3, 0])["image"], torch.stack([epochs[0][3], other[0]["image"]]))
-
-
-def test_a_part_has_the_numbers_of_its_key(tmp_path):
-    y, x = np.mgrid[0:240, 0:240]  # pixels that tell where they are
-    file = pictures.encoded("PNG", Image.fromarray(np.stack([x, y, y], -1).astype(np.uint8)))
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend({"image": ImageFile(file)} for _ in range(5))
-    ds = cropping(tmp_path / "a.zip", seed=5, ratio=(1, 1), scale=(0.25, 0.25))
-    for index in range(5):
-        rng = np.random.Generator(np.random.PCG64())
-        state, step = state_of(key_of(5, 0, index, use="crop"))
-        numbers = {"state": state, "inc": step}
-        rng.bit_generator.state = {"bit_generator": "PCG64", "state": numbers, "has_uint32": 0, "uinteger": 0}
-        _, _, top, left = (int(121 * number) for number in rng.random(4))
-        image = ds[index]["image"].float()
-        assert abs(image[0].mean() - (left + 59.5)) < 1
-        assert abs(image[1].mean() - (top + 59.5)) < 1
-
-
-def test_crops_and_transforms_of_one_seed_are_unrelated(photos):
-    ds = cropping(photos, seed=5)
-    ds.transform = Seeded(noisy, seed=5)
-    assert ds[3]["noise"] == expected(5, 0, 3)
-    assert torch.equal(ds[3]["image"], cropping(photos, seed=5)[3]["image"])
 
 
 # --- what is refused ------------------------------------------------------------------------------------

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import struct
 import zlib
 
 import numpy as np
+import pytest
 from PIL import Image
 
 
@@ -102,3 +104,12 @@ def as_pillow(data, mode=None):
     image = Image.open(io.BytesIO(data))
     image.load()
     return image if mode is None else image.convert(mode)
+
+
+@contextlib.contextmanager
+def by_library(name):
+    """Decode JPEG by "pillow", as where simplejpeg is not installed, or by "simplejpeg"."""
+    with pytest.MonkeyPatch.context() as patch:
+        if name == "pillow":
+            patch.setattr("edcache.codec.images._simplejpeg", lambda: None)
+        yield

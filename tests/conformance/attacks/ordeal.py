@@ -322,7 +322,8 @@ def warm(original: Original) -> None:
     # What a record that holds an image imports, and Pillow's plugins, which it imports over a broken one.
     Image.init()
     for library in ("pillow", "simplejpeg"):
-        edcache.ImageFile(pictures.jpeg()).decode(edcache.Decoding("tensor", library=library))
+        with pictures.by_library(library):
+            edcache.ImageFile(pictures.jpeg()).decode("tensor")
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     heard = Ordeal(original.path, original, False, False).run(None)
