@@ -1,7 +1,7 @@
 """Compression of records: one zstd frame each, with its content size and without a checksum of its own.
 
-Records carry a crc32 outside, so a frame needs none. A frame is never trusted about its size: the reader
-knows the record's length from the index, and a header that says otherwise is refused before any allocation.
+Records carry a crc32 outside, so a frame needs none. The index has the length of the record: a frame whose
+header says otherwise is refused before its content is allocated.
 """
 
 from __future__ import annotations
@@ -14,20 +14,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from edcache.base import CorruptArchiveError, CorruptRecordError, LengthError, OptionError, shown
+from edcache.base import CorruptArchiveError, CorruptRecordError, OptionError, shown
 
 Buffer = Any
 
 DEFAULT_LEVEL = 3
 MAX_LEVEL = 22
 
-_MAX_WINDOW = 1 << 27
-# A zstd block of 4 bytes (header, repeated byte) gives at most 128 KiB.
-_BLOCK_NBYTES = 4
-_BLOCK_CONTENT = 1 << 17
-# What a frame says of its content is believed up to so much more than its own bytes.
-_BELIEVED = 1 << 25
-_PIECE = 1 << 20
 _KEPT_CONTEXTS = 8
 _MIN_THREADED = 1 << 20
 _MIN_SAMPLES = 8
@@ -54,11 +47,11 @@ def _compressor(level: int, dictionary: bytes | None) -> Any:
     return zstandard.ZstdCompressor(level=level, dict_data=data)
 
 
-def _decompressor(dictionary: bytes | None, max_window: int = 0) -> Any:
+def _decompressor(dictionary: bytes | None) -> Any:
     import zstandard
 
     data = None if dictionary is None else zstandard.ZstdCompressionDict(dictionary)
-    return zstandard.ZstdDecompressor(dict_data=data, max_window_size=max_window)
+    return zstandard.ZstdDecompressor(dict_data=data)
 
 
 _contexts = _Contexts()
@@ -114,8 +107,7 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: Sequence[bytes] = (
         raw_nbytes: the length that the index states, and the content must have.
         dictionaries: those of the archive; the frame says by id which it needs.
     Raises:
-        CorruptRecordError: as "zstd frame says 9 bytes, the index 10".
-        LengthError: it holds what it says, more than there is memory for.
+        CorruptRecordError: "zstd frame says 9 bytes, the index 10".
     """
     view = memoryview(frame).cast("B")
     import zstandard
@@ -129,36 +121,17 @@ def decompress(frame: Buffer, raw_nbytes: int, dictionaries: Sequence[bytes] = (
                 f"{', '.join(map(str, map(_dictionary_id, dictionaries))) or 'none'}"
             )
     try:
-        # Before so many bytes are allocated, it is decompressed piece by piece to see that it has them.
-        if raw_nbytes > _BELIEVED + len(view):
-            _check_content(_decompressor(dictionary, _MAX_WINDOW), view, raw_nbytes)
         context = _contexts.decompressor(dictionary)
         raw: bytes = context.decompress(view, max_output_size=raw_nbytes, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
     except MemoryError:
-        raise LengthError(f"its {raw_nbytes:,} bytes do not fit into the memory of this process") from None
+        raise CorruptRecordError(
+            f"its {raw_nbytes:,} bytes do not fit into the memory of this process"
+        ) from None
     if len(raw) != raw_nbytes:  # pragma: no cover - zstd holds the content to what its header says
         raise CorruptRecordError(f"zstd frame holds {len(raw)} bytes, the index says {raw_nbytes}")
     return raw
-
-
-def most_content(nbytes: int) -> int:
-    """The most bytes that frames of so many bytes hold."""
-    return (nbytes // _BLOCK_NBYTES + 1) * _BLOCK_CONTENT
-
-
-def _check_content(context: Any, frame: memoryview, raw_nbytes: int) -> None:
-    """Raise CorruptRecordError unless a frame holds so many bytes; takes no more memory than its window."""
-    piece, found = bytearray(_PIECE), 0
-    with context.stream_reader(frame) as reader:
-        while found <= raw_nbytes:
-            count = reader.readinto(piece)
-            if not count:
-                break
-            found += count
-    if found != raw_nbytes:
-        raise CorruptRecordError(f"zstd frame says {raw_nbytes} bytes and holds {found}")
 
 
 def decompress_into(
@@ -197,10 +170,6 @@ def _check_header(frame: memoryview, raw_nbytes: int) -> int:
         unknown = header.content_size == zstandard.CONTENTSIZE_UNKNOWN
         said = "nothing of its size" if unknown else f"{header.content_size} bytes"
         raise CorruptRecordError(f"zstd frame says {said}, the index {raw_nbytes}")
-    if raw_nbytes > most_content(len(frame)):
-        raise CorruptRecordError(f"zstd frame of {len(frame)} bytes cannot hold {raw_nbytes}")
-    if header.window_size > max(_MAX_WINDOW, raw_nbytes):
-        raise CorruptRecordError(f"zstd frame asks for a window of {header.window_size} bytes")
     return int(header.dict_id)
 
 

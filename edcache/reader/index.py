@@ -181,7 +181,6 @@ class RecordIndex:
         # The schema of all records, where they have one.
         schema = -1 if np.any(root.widths(_SCHEMA)) else _common(root.pages["base"][:, _SCHEMA])
         self.only_schema: int | None = schema if type(schema) is int and schema >= 0 else None
-        _check_content(int(root.pages["base"][:, _RAW].max(initial=0)), size)
 
     @classmethod
     def of(cls, table: IndexTable) -> RecordIndex:
@@ -438,7 +437,7 @@ class RecordIndex:
         # No lock: a fork could freeze it. Two threads may check the same page.
         for number, data in zip(numbers, each, strict=True):
             try:
-                _check_content(format.check_page(self.root, number, data, self._size), self._size)
+                format.check_page(self.root, number, data, self._size)
             except CorruptArchiveError as error:
                 raise CorruptArchiveError(f"{self._where}: {error}{self._remedy}") from error
             self._is_checked[number] = True
@@ -449,9 +448,3 @@ class RecordIndex:
 def _distinct(numbers: Ints) -> list[int]:
     # np.unique() would import numpy.ma, at the first read of a process.
     return sorted(set(numbers.tolist()))
-
-
-def _check_content(raw_nbytes: int, size: int) -> None:
-    """Refuse records that claim more than a file can hold: this limits the memory of a batch."""
-    if raw_nbytes > codec.most_content(size):
-        raise CorruptArchiveError(f"index.pages lists more than a file of {size:,} bytes holds")

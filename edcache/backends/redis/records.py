@@ -28,7 +28,6 @@ from edcache import format
 from edcache.backends.redis.client import PIECE_KEYS, PIECE_NBYTES, Client
 from edcache.backends.redis.url import Keys
 from edcache.base import CorruptRecordError
-from edcache.codec import most_content
 from edcache.reader import GroupRecords, Piece, joined
 
 if TYPE_CHECKING:
@@ -123,8 +122,6 @@ def gathered_from(
         return None
     lengths = np.array([frame.raw_nbytes for frame in frames], np.int64)
     if is_compressed:
-        if any(frame.raw_nbytes > most_content(len(frame.data)) for frame in frames):
-            return None
         return joined(decoder, lengths, [Piece(0, frame.data) for frame in frames], ())
     # Values are multiples of 8 long, so that joined they are what a gather goes over.
     starts = np.array([0, *accumulate(map(len, values[:-1]))], np.int64) + FRAME_NBYTES

@@ -709,32 +709,6 @@ _frame(
     "too much memory",
 )
 _frame(
-    "claims_gigabytes",
-    "10 GB claimed, one byte held; the index agrees",
-    "allocates 10 GB",
-    lambda: claimed(10 << 30, block(1, 1, b"x", True)),
-    10 << 30,
-    "lists more than a file of",
-    call="open",
-    error="CorruptArchiveError",
-)
-_frame(
-    "claims_in_blocks",
-    "1 GB claimed by 8,000 blocks that hold one byte each",
-    "allocates 1 GB",
-    lambda: claimed(1 << 30, block(1, 1, b"x", False) * 8200 + block(1, 1, b"x", True)),
-    1 << 30,
-    "zstd frame",
-)
-_frame(
-    "claims_window",
-    "127 MB claimed in one segment, little held",
-    "allocates them",
-    lambda: claimed(127 << 20, block(1, 1, b"x", False) * 2000 + block(1, 1, b"x", True)),
-    127 << 20,
-    "zstd frame",
-)
-_frame(
     "raw_wraps",
     "a raw size of 2**63 + 8",
     "negative in a signed reader",
@@ -744,31 +718,6 @@ _frame(
     call="open",
     error="CorruptArchiveError",
 )
-_frame(
-    "real_bomb",
-    "1 GB of one repeated byte, as the writer would compress it",
-    "allocates it: so does this, where there is room",
-    lambda: frame(struct.pack("<q", (1 << 30) - 8) + bytes((1 << 30) - 8)),
-    1 << 30,
-    "do not fit into the memory of this process",
-    call="sample 0",
-    error="LengthError",
-)
-
-
-@attack(
-    "zstd",
-    "eight frames that claim 31 MB each, in one batch",
-    "allocates them together",
-    "batch",
-    DECODE,
-    "zstd frame",
-    base="zstd",
-    forged=True,
-)
-def batch_of_claims(f: Forge):
-    lie = claimed(31 << 20, block(1, 1, b"x", False) * 300 + block(1, 1, b"x", True))
-    only(f, '["array","|u1",1]', *[lie] * 8, raw_nbytes=31 << 20)
 
 
 @attack(

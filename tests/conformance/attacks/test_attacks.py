@@ -15,7 +15,7 @@ import attacks_revisions  # noqa: F401
 import attacks_zip  # noqa: F401
 import pytest
 import reference
-from catalogue import THEMES, numbered
+from catalogue import numbered
 from forge import Forge
 from ordeal import tried
 from scale import thinned
@@ -156,39 +156,8 @@ def test_the_child_sees_memory_time_and_signals(sound):
     assert ordeal.in_child(lambda: os.kill(os.getpid(), 9), base.path, base)[-1].error == "SIGKILL"
 
 
-def rendered():
-    """README.md's table."""
-    lines = []
-    for theme, title in THEMES.items():
-        lines += [f"## {title}", "", "| no. | idea | a trusting reader | here |", "|---|---|---|---|"]
-        for number, attack in NUMBERED:
-            if attack.theme == theme:
-                lines.append(f"| {number} | {attack.idea} | {attack.naive} | {outcome_of(attack)} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def outcome_of(attack):
-    note = " ".join((attack.make.__doc__ or "").split())
-    if attack.call is None:
-        return f"reads as what it is. {note}".strip()
-    says = f' "{attack.says}"' if attack.says else ""
-    if attack.call == "verify":
-        return f"`verify` reports{says}. {note}".strip()
-    call = {"open": "opening", "all": "`ds[:]`"}.get(attack.call, f"`{attack.call}`")
-    return f"{call}: `{attack.error}`{says}. {note}".strip()
-
-
-def test_the_readme_lists_every_attack():
-    """EDCACHE_WRITE_README=1 writes the table anew."""
-    readme = HERE / "README.md"
-    before = readme.read_text()
-    head = before[: before.index("## Zip directory")]
-    if os.environ.get("EDCACHE_WRITE_README") == "1":
-        readme.write_text(head + rendered())
-    assert readme.read_text() == head + rendered()
-    assert len(NUMBERED) >= 100
-    assert len({attack.name for _, attack in NUMBERED}) == len(NUMBERED)
+def test_attacks_have_names_of_their_own():
+    assert len({attack.name for _, attack in NUMBERED}) == len(NUMBERED) >= 100
 
 
 def test_every_error_that_an_attack_names_is_one_of_the_package():
