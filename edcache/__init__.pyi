@@ -66,6 +66,5 @@ from .tools import repair as repair
 from .tools import split as split
 from .tools import verify as verify
 from .writer import CacheWriter as CacheWriter
-from .writer import ray_executor as ray_executor
 
 __version__: str

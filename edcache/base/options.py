@@ -233,7 +233,6 @@ class WarmupKeywords(TypedDict, total=False):
 
     multiprocessing_context: Any
     executor: Any
-    shared_filesystem: bool
     progress: Show
     on_error: OnError
     timeout: float | None
@@ -256,11 +255,9 @@ class FillOptions(Options):
             processor that this process may use. So does None, but for `warmup`, where it means: as the
             dataset was made. With `timeout` there is at least one.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context. The default is the platform's.
-        executor: computes the samples instead of worker processes. It is any object with the interface of
-            `concurrent.futures.Executor`: Python's pools, loky, mpi4py, Dask (`client.get_executor()`), or
-            Ray (`edcache.ray_executor()`).
-        shared_filesystem: True if the processes of the executor can write the archive themselves. False lets
-            them return encoded samples, and this process writes them.
+        executor: computes the samples instead of worker processes. It is any `concurrent.futures.Executor`:
+            Python's pools, loky, mpi4py, Dask (`client.get_executor()`), Ray (docs/howto/clusters.md). Its
+            processes return encoded samples, and this process writes them; they need not see its disk.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
             and log files get a line now and then. A function is called with (samples present, samples in
             all) instead.
@@ -274,7 +271,6 @@ class FillOptions(Options):
     num_workers: Workers = 0
     multiprocessing_context: Any = None
     executor: Any = None
-    shared_filesystem: bool = True
     progress: Show = None
     on_error: OnError = "raise"
     timeout: float | None = None

@@ -6,7 +6,6 @@ from .cache import check_options as check_options
 from .cache import new_head as new_head
 from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
-from .cluster import ray_executor as ray_executor
 from .crew import worker_count as worker_count
 from .features import declared as declared
 from .fill import fill as fill

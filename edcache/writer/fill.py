@@ -30,8 +30,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
-        job: how, `job.options` say. The source goes with every task of an executor; after an error, tasks
-            that run already may go on appending for a while.
+        job: how, `job.options` say. The source goes with every task of an executor.
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take what it built.
@@ -122,7 +121,7 @@ def _drive(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatc
         workers = max(1, workers)
     # A daemonic process, such as a DataLoader's worker, may not start others.
     is_daemonic = multiprocessing.current_process().daemon
-    if options.executor is not None and appender.claims.can_lock:
+    if options.executor is not None:
         Cluster(job, appender, presence, watch.look).run(claims)
     elif workers and appender.claims.can_lock and not is_daemonic:
         crew = Crew(job, workers, appender, watch.look)

@@ -173,6 +173,36 @@ def traceback_of(error: BaseException) -> str:
         return f"{type(error).__name__}: {_text_of(error)}\n"
 
 
+class RemoteTraceback(Exception):
+    """The traceback of an error in another process, as text: the error's `__cause__` here."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An error and its traceback on their way out of another process, as concurrent.futures carries them."""
+
+    error: base.EdcacheError
+    traceback: str
+
+    def restored(self) -> base.EdcacheError:
+        """The error, with the traceback as its `__cause__`."""
+        self.error.__cause__ = RemoteTraceback(self.traceback)
+        return self.error
+
+
+def carried(error: BaseException) -> Carried:
+    """An error to be pickled: one that is not edcache's becomes a WorkerError, since it may not unpickle."""
+    text = traceback_of(error)
+    if not isinstance(error, base.EdcacheError):
+        error = base.WorkerError(f"a worker process raised {type(error).__name__}: {_text_of(error)}")
+    # Where tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
+    error.__cause__ = error.__context__ = error.__traceback__ = None
+    return Carried(error, text)
+
+
 def claim_size(length: int) -> int:
     """Consecutive samples that one process computes at a time: few enough that all end together."""
     return min(64, max(1, length // 100))

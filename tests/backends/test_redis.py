@@ -308,12 +308,9 @@ def test_workers_fill_it_together(server, log):
     assert filled.computed(log) == list(range(COUNT))
 
 
-@pytest.mark.parametrize("shared", [True, False])
-def test_an_executor_fills_it(server, log, shared):
+def test_an_executor_fills_it(server, log):
     with ProcessPoolExecutor(1) as executor:
-        ds = CachedDataset(
-            Source(log), server.url("digits"), executor=executor, shared_filesystem=shared, compression="zstd"
-        )
+        ds = CachedDataset(Source(log), server.url("digits"), executor=executor, compression="zstd")
     assert is_whole(ds)
     assert filled.computed(log) == list(range(COUNT))
 

@@ -71,7 +71,6 @@ WAYS = [
     {"lazy": True},
     {"keep_existing": False},
     {"executor": ThreadPoolExecutor(1)},
-    {"executor": ThreadPoolExecutor(1), "shared_filesystem": False},
 ]
 
 

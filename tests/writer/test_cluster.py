@@ -2,17 +2,19 @@
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
 import time
 import warnings
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import pytest
 import torch
 from filled import computed, last_process, note, processes, stored_rows
+from pages import PAGES
 from scale import thinned
 from systems import Small, replace_system
 
@@ -94,20 +96,22 @@ def ray_pool():
         warnings.simplefilter("ignore")
         environment = {"env_vars": {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}}
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env=environment)
-        yield edcache.ray_executor()
+        page = PAGES["docs/howto/clusters.md"]
+        (recipe,) = re.findall(r"^(class RayExecutor.*?)^ds = ", page, re.MULTILINE | re.DOTALL)
+        names = {"ray": ray, "Executor": Executor}
+        exec(recipe, names)
+        yield names["RayExecutor"](num_cpus=1)
         ray.shutdown()
 
 
-SHARED = pytest.mark.parametrize("shared", [True, False], ids=["appending", "returning"])
 COMPRESSION = pytest.mark.parametrize("compression", [None, "zstd", "zstd+dict"])
 
 
 # --- pools ------------------------------------------------------------------------------------------
 
 
-@SHARED
-def test_a_pool_fills_as_this_process_would(pool, path, log, tmp_path, shared):
-    ds = fill(Source(log), path, pool, shared_filesystem=shared)
+def test_a_pool_fills_as_this_process_would(pool, path, log, tmp_path):
+    ds = fill(Source(log), path, pool)
     assert computed(log) == list(range(COUNT))
     assert ds.complete
     assert Reader(path, allow_partial=True).sealed
@@ -115,29 +119,25 @@ def test_a_pool_fills_as_this_process_would(pool, path, log, tmp_path, shared):
 
 
 @pytest.mark.full
-@SHARED
 @COMPRESSION
-def test_records_are_compressed_there_too(path, log, tmp_path, shared, compression):
+def test_records_are_compressed_there_too(path, log, tmp_path, compression):
     with ThreadPoolExecutor(2) as executor:
-        fill(Source(log), path, executor, shared_filesystem=shared, compression=compression, chunk_size=7)
+        fill(Source(log), path, executor, compression=compression, chunk_size=7)
     check(path, tmp_path)
 
 
 @pytest.mark.full
-@SHARED
-def test_what_a_source_raises_in_a_task_is_raised_here(pool, path, log, tmp_path, shared):
-    with pytest.raises(SourceError, match="the source raised at index 77: ValueError: bad 77"):
-        fill(Source(log, at={77: "raise"}), path, pool, shared_filesystem=shared)
-    fill(Source(log), path, pool, shared_filesystem=shared)
+def test_what_a_source_raises_in_a_task_is_raised_here(pool, path, log, tmp_path):
+    with pytest.raises(SourceError, match="the source raised at index 77: ValueError: bad 77") as caught:
+        fill(Source(log, at={77: "raise"}), path, pool)
+    assert 'raise ValueError(f"bad {i}")' in str(caught.value.__cause__)
+    fill(Source(log), path, pool)
     check(path, tmp_path)
 
 
 @pytest.mark.full
-@SHARED
-def test_failures_are_recorded(pool, path, log, tmp_path, shared):
-    ds = fill(
-        Source(log, at={7: "raise", 77: "raise"}), path, pool, shared_filesystem=shared, on_error="skip_final"
-    )
+def test_failures_are_recorded(pool, path, log, tmp_path):
+    ds = fill(Source(log, at={7: "raise", 77: "raise"}), path, pool, on_error="skip_final")
     assert [(e.index, e.final, e.message) for e in ds.errors] == [(7, True, "bad 7"), (77, True, "bad 77")]
     assert ds.complete
     check(path, tmp_path, but=(7, 77))
@@ -156,10 +156,9 @@ class Twice(ThreadPoolExecutor):
 
 
 @pytest.mark.full
-@SHARED
-def test_a_task_that_runs_twice_leaves_one_record_a_sample(path, log, tmp_path, shared):
+def test_a_task_that_runs_twice_leaves_one_record_a_sample(path, log, tmp_path):
     with Twice(2) as executor:
-        fill(Source(log), path, executor, shared_filesystem=shared)
+        fill(Source(log), path, executor)
     assert stored_rows(path) == list(range(COUNT))
     check(path, tmp_path)
 
@@ -178,19 +177,30 @@ def chunks_of(path):
 
 
 @pytest.mark.full
-@SHARED
-def test_a_local_fill_and_an_engine_share_the_work(path, log, tmp_path, shared):
+def test_a_local_fill_and_an_engine_share_the_work(path, log, tmp_path):
     source = Source(log, seconds=0.01)
     local = threading.Thread(
         target=lambda: CachedDataset(source, path, in_memory_keys=["y", "name"], num_workers=1)
     )
     local.start()
     with ThreadPoolExecutor(1) as executor:
-        fill(source, path, executor, shared_filesystem=shared)
+        fill(source, path, executor)
     local.join()
     assert computed(log) == list(range(COUNT))
     assert len(processes(log)) == 2
     check(path, tmp_path)
+
+
+@pytest.mark.full
+def test_samples_before_a_bad_one_of_the_same_task_are_kept_and_progress_counts_all(path, log):
+    shown, count = [], 6400
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(SourceError, match="index 40"):
+            fill(Source(log, at={40: "raise"}, count=count, seconds=0), path, executor)
+        assert Reader(path, allow_partial=True).present >= 40
+        source = Source(log, count=count, seconds=0)
+        fill(source, path, executor, progress=lambda done, total: shown.append((done, total)))
+    assert shown[-1] == (count, count)
 
 
 class Counted(ThreadPoolExecutor):
@@ -215,7 +225,7 @@ class Counted(ThreadPoolExecutor):
 @pytest.mark.full
 def test_a_bounded_number_of_results_comes_back_at_a_time(path, log):
     with Counted(2) as executor:
-        fill(Source(log, count=20_000, seconds=0), path, executor, shared_filesystem=False)
+        fill(Source(log, count=20_000, seconds=0), path, executor)
     assert 2 <= executor.most <= 64
     assert len(chunks_of(path)) > 200
     assert CachedDataset.from_cache(path, allow_partial=True).complete
@@ -240,41 +250,49 @@ def test_an_engine_has_its_own_processes(path, log):
 
 
 @pytest.mark.full
-@SHARED
-def test_dask_fills_as_this_process_would(dask, path, log, tmp_path, shared):
-    ds = fill(Source(log), path, dask.get_executor(), shared_filesystem=shared)
+def test_dask_fills_as_this_process_would(dask, path, log, tmp_path):
+    ds = fill(Source(log), path, dask.get_executor())
     assert ds.complete
     assert len(processes(log)) > 1
     assert os.getpid() not in processes(log)
     check(path, tmp_path)
 
 
-@pytest.mark.full
-@SHARED
-def test_a_dask_worker_that_is_killed_costs_nothing(dask, path, log, tmp_path, shared):
+def test_a_loky_worker_that_is_killed_is_one_error_and_keeps_what_was_published(path, log, tmp_path):
+    loky = pytest.importorskip("loky")
     killer = threading.Thread(target=kill_one, args=(log,))
     killer.start()
-    ds = fill(Source(log, seconds=0.02), path, dask.get_executor(), shared_filesystem=shared)
+    with loky.ProcessPoolExecutor(2) as executor, pytest.raises(WorkerError, match="a task of ProcessPoolEx"):
+        fill(Source(log, seconds=0.02), path, executor)
+    killer.join()
+    assert 10 < Reader(path, allow_partial=True).present < COUNT
+    fill(Source(log), path, None)
+    check(path, tmp_path)
+
+
+@pytest.mark.full
+def test_a_dask_worker_that_is_killed_costs_nothing(dask, path, log, tmp_path):
+    killer = threading.Thread(target=kill_one, args=(log,))
+    killer.start()
+    ds = fill(Source(log, seconds=0.02), path, dask.get_executor())
     killer.join()
     assert ds.complete
     check(path, tmp_path)
 
 
 @pytest.mark.full
-@SHARED
-def test_ray_fills_as_this_process_would(ray_pool, path, log, tmp_path, shared):
-    ds = fill(Source(log), path, ray_pool, shared_filesystem=shared)
+def test_ray_fills_as_this_process_would(ray_pool, path, log, tmp_path):
+    ds = fill(Source(log), path, ray_pool)
     assert ds.complete
     assert os.getpid() not in processes(log)
     check(path, tmp_path)
 
 
 @pytest.mark.full
-@SHARED
-def test_a_ray_worker_that_is_killed_costs_nothing(ray_pool, path, log, tmp_path, shared):
+def test_a_ray_worker_that_is_killed_costs_nothing(ray_pool, path, log, tmp_path):
     killer = threading.Thread(target=kill_one, args=(log,))
     killer.start()
-    ds = fill(Source(log, seconds=0.02), path, ray_pool, shared_filesystem=shared)
+    ds = fill(Source(log, seconds=0.02), path, ray_pool)
     killer.join()
     assert ds.complete
     check(path, tmp_path)
@@ -295,10 +313,9 @@ class TwoKinds(Source):
         return {**super().__getitem__(i), "y": i if i < 75 else f"text {i}"}
 
 
-@SHARED
-def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log, shared):
+def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log):
     with ThreadPoolExecutor(2) as executor:
-        ds = fill(TwoKinds(log), path, executor, shared_filesystem=shared, on_error="skip_final")
+        ds = fill(TwoKinds(log), path, executor, on_error="skip_final")
     assert ds.complete
     assert len(ds.errors) + ds.reader.present == COUNT
     assert {e.error for e in ds.errors} == {"LabelTypeError"}
@@ -307,9 +324,8 @@ def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log, s
     assert edcache.verify(path).sound
 
 
-@SHARED
-def test_a_full_disk_of_a_task_is_the_error_that_it_is(path, log, shared):
+def test_a_full_disk_of_a_task_is_the_error_that_it_is(path, log):
     with replace_system(Small(20_000)), ThreadPoolExecutor(2) as executor:
         with pytest.raises(StorageError, match="No space left on device") as caught:
-            fill(Source(log), path, executor, shared_filesystem=shared, chunk_size=3)
+            fill(Source(log), path, executor, chunk_size=3)
         assert caught.value.errno == errno.ENOSPC

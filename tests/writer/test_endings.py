@@ -36,12 +36,11 @@ def means(name):
         return {}
     if name == "crew":
         return {"num_workers": 2, "multiprocessing_context": "fork"}
-    executor = ThreadPoolExecutor(2) if name == "threads" else ProcessPoolExecutor(1)
-    return {"executor": executor, "shared_filesystem": name != "returning"}
+    return {"executor": ThreadPoolExecutor(2) if name == "threads" else ProcessPoolExecutor(1)}
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("how", ["alone", "crew", "threads", "pool", "returning"])
+@pytest.mark.parametrize("how", ["alone", "crew", "threads", "pool"])
 @pytest.mark.parametrize("error", EXITS)
 def test_an_exit_of_the_source_is_an_error_that_names_the_sample(path, error, how):
     with pytest.raises(SourceError, match=rf"a.zip: the source raised at index {BAD}: {error.__name__}: 0; "):
@@ -63,7 +62,7 @@ def test_an_interrupt_ends_the_fill_and_is_no_failure_of_the_sample(path, on_err
         CachedDataset(source, path, on_error=on_error)
     with pytest.raises(SourceError, match=f"the source raised at index {BAD}: KeyboardInterrupt"):
         CachedDataset(source, path, on_error=on_error, **means("crew"))
-    for name in ("threads", "pool", "returning"):
+    for name in ("threads", "pool"):
         with pytest.raises(
             WorkerError, match=f"KeyboardInterrupt: at index {BAD}; .*a.zip keeps [0-9]+ of 40 samples"
         ):
