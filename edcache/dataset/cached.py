@@ -9,7 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
 from edcache import base, storage
-from edcache.base import CacheOptions, FillOptions, OpenOptions, OptionError, Workers, provisional, takes
+from edcache.base import (
+    CacheOptions,
+    CorruptArchiveError,
+    FillOptions,
+    OpenOptions,
+    OptionError,
+    Workers,
+    provisional,
+    takes,
+)
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.archive_paths import Path, digests_of, expand_paths
 from edcache.dataset.build import Building, identity
@@ -80,7 +89,13 @@ class CachedDataset(ArchiveDataset[T_co]):
         spec = LabelSpec.parse(options.in_memory_keys)
         self._begin(store, options, reader)
         # Now: a wrong path fails here, and an archive that replaces it later is another one.
-        reader.head  # noqa: B018
+        try:
+            reader.head  # noqa: B018
+        except CorruptArchiveError as error:
+            if not options.allow_partial:
+                raise
+            reader.distrust_damage()
+            base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:

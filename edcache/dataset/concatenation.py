@@ -14,7 +14,7 @@ from edcache.base import ArchiveClosedError, EdcacheError, Ints, OptionError, Se
 from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import ArchiveDataset
-from edcache.dataset.indexing import Root
+from edcache.dataset.indexing import Root, Stored, stored_shares
 from edcache.dataset.transforms import places_of
 from edcache.dataset.view import Samples, View
 from edcache.format import Failure, stacked
@@ -280,6 +280,11 @@ class Concat(Combined):
     def _keys(self) -> tuple[Any, ...] | None:
         keys = {keys_of(part) for part in self._parts}
         return keys.pop() if len(keys) == 1 else None
+
+    def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
+        # Of no samples those of the first part are none.
+        for part, own, positions in self._shares(indices) or [(self._parts[0], indices[:0], indices[:0])]:
+            yield from stored_shares(part, positions, places[own])
 
     def _label_table(self) -> Any:
         counts = np.diff(self._bounds).tolist()

@@ -6,7 +6,7 @@ import operator
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -433,6 +433,10 @@ class Root(Readable[T_co]):
         """How samples are built: a number for each, and by number the schema's tree; None: reading tells."""
         return np.zeros(len(indices), np.int64), [None]
 
+    def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
+        """The archives that store samples at some indices; see `stored_shares`."""
+        return [(self, indices, places)]
+
     def _unsealed(self) -> list[str]:
         """The archives underneath that are not sealed, but for those whose source is at hand."""
         raise NotImplementedError
@@ -444,6 +448,30 @@ class Root(Readable[T_co]):
     def _justify(self, nbytes: int, count: int) -> None:
         """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
         raise NotImplementedError
+
+
+Stored: TypeAlias = tuple[Root[Any], Ints, Ints]
+"""An archive, indices of samples in it, and the places of these samples in a view: int64 [n] both."""
+
+
+def stored_shares(ds: Readable[Any], positions: Ints, places: Ints) -> Iterable[Stored]:
+    """The archives that store the samples at some positions of a dataset, and which ones there.
+
+    places: of these samples in what is saved. Raises: OptionError, a view changes samples.
+    """
+    change = "only some of their fields are selected" if ds._fields is not None else None
+    change = "a transform changes them" if ds._transform is not None else change
+    if change is not None:
+        raise not_as_stored(ds, change)
+    return ds._root._stored(ds._root_indices(positions), places)
+
+
+def not_as_stored(ds: Readable[Any], change: str) -> OptionError:
+    """The error of saving samples that no archive stores as they are."""
+    return OptionError(
+        f"save() copies samples as they are stored, those of {ds!r} are not: {change}; "
+        "CachedDataset(view, path) stores what a view gives"
+    )
 
 
 def _is_stored(ds: Readable[Any]) -> bool:

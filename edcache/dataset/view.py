@@ -19,9 +19,10 @@ from edcache.base import Draw, Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.sampler_columns import warn_of_absent
+from edcache.dataset.save import save
 from edcache.dataset.transforms import Step, checked_step, extended, turns_of
 from edcache.labels import Classes, checked_indices, classes_of, integers, is_array, sorted_rows
-from edcache.reader import FieldPath, Projection, batch_for
+from edcache.reader import FieldPath, OnProgress, Projection, batch_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,7 +113,7 @@ class Samples(Readable[T_co]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        rows = self._matching(where, conditions)
+        rows = _matching(self, where, conditions)
         columns = [where, *conditions] if isinstance(where, str) else conditions
         warn_of_absent(self, "filter()", " ".join(columns), rows)
         return self._picked(rows, _conditions("filter", where, conditions))
@@ -124,16 +125,10 @@ class Samples(Readable[T_co]):
 
         >>> ds.exclude(split="test")
         """
-        rows = self._matching(where, conditions)
+        rows = _matching(self, where, conditions)
         kept = np.ones(len(self), bool)
         kept[rows] = False
         return self._picked(np.flatnonzero(kept), _conditions("exclude", where, conditions))
-
-    def _matching(self, where: object, conditions: dict[str, object]) -> Ints:
-        self._guard(17)
-        rows = labels.matching_rows(self.labels, conditions, where)
-        # A copy: an index array that is given may be changed later.
-        return rows if where is None else rows.copy()
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
         """A view in the order of a label column. Equal values keep their order; text is in code point order.
@@ -391,6 +386,56 @@ class Samples(Readable[T_co]):
             root._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         root._epoch.fill_(int(epoch))
 
+    # ------------------------------------------------------------------------------------- keeping it
+
+    def save(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_size: int | str | None = None,
+        skip_damaged: bool = False,
+        on_progress: OnProgress | None = None,
+    ) -> list[str]:
+        """Copy the stored samples of this dataset, in its order and with their labels, into a new archive.
+
+        It works for views of one archive or of several, also behind URLs. Records are copied without decoding
+        them, and the crc32 of each is checked. Sample i of the new archive is sample i of this dataset. A
+        sample that failed for good stays without a record, and keeps the reason. If one archive is
+        compressed, the records of the others are compressed too. All samples of one archive in their order
+        take its fingerprint along, so `CachedDataset(source, path)` accepts the new one as the old one.
+
+        Args:
+            path: the new file. It may be that of the archive itself if all of its samples are saved in their
+                order: `ds.save(ds.path)` rewrites it without replaced records, old seals and small chunks.
+            max_size: writes several files of about this many bytes, as a number or a text such as "2GB":
+                train-00000.zip, train-00001.zip, ... for the path train.zip.
+            skip_damaged: True leaves out samples whose record is damaged or missing. They keep their place
+                and labels; `missing` of the new archive has them.
+            on_progress: a function that is called with (bytes of records copied, bytes of records).
+        Returns:
+            The paths of the new files; one without max_size.
+        Raises:
+            OptionError: samples are not as they are stored: a transform, selected fields or `zip_fields`
+                changes them. `CachedDataset(view, path)` stores what such a view gives.
+            PartialArchiveError: "save(): ...: 3 of 20 samples have no record; fill it first, or ...".
+            CorruptRecordError: "train.zip: record 17 at offset 4,096 fails its crc32, ...".
+            ArchiveExistsError: another file is at the path.
+            ArchiveLockedError, StaleArchiveError: the archive that would be replaced is being written, or has
+                changed since it was opened.
+            StorageError: the disk is full or fails. After any error there is no new file, and an old one is
+                as it was.
+        Warns: PartialArchiveWarning, damaged samples were left out; it names them.
+
+        Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and the
+        labels.
+        Safety: after a kill at any time the path has what was there before, or all of the new archive; with
+            max_size the files that were finished. Open readers of a replaced archive keep the old file, and
+            see the new one after `refresh`. Samples that others append meanwhile are not copied.
+
+        >>> ds.filter(split="train", label=[0, 1]).save("small.zip")
+        """
+        return save(self, path, max_size, skip_damaged, on_progress)
+
     # -------------------------------------------------------------------------------- looking at it
 
     def view(
@@ -445,6 +490,13 @@ class Samples(Readable[T_co]):
             if self is whole
             else View(files, self._selection, self._fields, self._added, self._steps, self._repeats)
         )
+
+
+def _matching(ds: Samples[Any], where: object, conditions: dict[str, object]) -> Ints:
+    ds._guard(17)
+    rows = labels.matching_rows(ds.labels, conditions, where)
+    # A copy: an index array that is given may be changed later.
+    return rows if where is None else rows.copy()
 
 
 class View(Samples[T_co]):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from torch.utils.data import default_collate
 
 from edcache.base import Ints, OptionError
 from edcache.dataset.concatenation import Combined, collated_of, columns_of, keys_of, likeness_of, samples_of
+from edcache.dataset.indexing import not_as_stored
 from edcache.dataset.view import Samples
 from edcache.format import beside
 from edcache.labels import checked_indices
@@ -107,6 +108,9 @@ class Zipped(Combined):
     def _keys(self) -> tuple[Any, ...] | None:
         known = [keys for keys in self._keys_of_parts if keys is not None]
         return tuple(key for keys in known for key in keys) if len(known) == len(self._parts) else None
+
+    def _stored(self, indices: Ints, places: Ints) -> NoReturn:
+        raise not_as_stored(self, "their fields come from several datasets")
 
     def _label_table(self) -> Any:
         return beside(self._tables([len(self)] * len(self._parts)))

@@ -16,6 +16,7 @@ from .extents import ahead_nbytes as ahead_nbytes
 from .extents import expect as expect
 from .extents import lacking as lacking
 from .extents import prepare as prepare
+from .file_session import FileSession as FileSession
 from .group import Group as Group
 from .group import GroupRecords as GroupRecords
 from .group import joined as joined

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+Trust: TypeAlias = Literal["all", "index", "chunks"]
+"""What is believed of an archive: all, if it agrees; the index of its seal; or the tables of its chunks."""
+
 # Opening walks the chain of at most so many entries: some 10 us each.
 _WALKED = 1 << 10
 # How often a reader looks for the end of a publication, before it takes the state before it.
@@ -38,6 +41,8 @@ class FileSession(Session):
 
     Args:
         io, verify: as in `Reader`. before: an earlier session with the same file.
+        trust: "index" does not compare the index of a seal with the chain, and needs no zip directory behind
+            it. "chunks" reads no seal at all.
     Attributes:
         size: bytes of the file. seal: the headers of its seal; None if it is not sealed. chain: its entries,
             as far as they were walked.
@@ -55,13 +60,16 @@ class FileSession(Session):
         allow_pickle: bool = False,
         decoding: Decoding | None = None,
         before: FileSession | None = None,
+        trust: Trust = "all",
     ) -> None:
         self.file, self.path = file, file.path
-        self._io, self.verify = io, verify
+        self._io, self.verify, self.trust = io, verify, trust
         self.size = file.size()
         head, first = format.read_head(file.pread, self.path)
         is_copy = file.by_request or file.is_partial
-        self.seal = format.read_seal(file.pread, self.size, head.uuid, is_copy)
+        self.seal: format.Seal | None = None
+        if trust != "chunks":
+            self.seal = format.read_seal(file.pread, self.size, head.uuid, is_copy)
         self.chain = format.Chain(head, first, self.path)
         self._tables: dict[int, format.ChunkTable | None] = {}
         self.damaged: list[str] = []
@@ -71,18 +79,7 @@ class FileSession(Session):
             self.chain, self._tables = before.chain.copy(), before._tables
             self.damaged = before.damaged.copy()
             self._contents_before = before._contents
-        if self.seal is None:
-            self.chain.extend(file.pread, self.size)
-            self.chunks = len(self.chain.chunks)
-            if self.chain.seal is not None:
-                # The seal may have been written between the two looks.
-                self.seal = format.read_seal(file.pread, self.size, head.uuid)
-        elif verify == "open" or (verify != "never" and self.seal.index.seq <= _WALKED and not is_copy):
-            # Cheap for few entries, and it proves that the zip directory and the index list just these.
-            announce_headers(file, self.seal.directory_offset, self.size)
-            self.chain.extend(file.pread, self.size)
-            self.chain.check_seal(file.pread, self.size, self.seal)
-            self.chunks = len(self.chain.chunks)
+        self._take_in_chain(is_copy)
         # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self.chain.cursor.offset if self.seal is None else self.size
@@ -106,6 +103,26 @@ class FileSession(Session):
         self._records: GroupRecords | None = None
         self._is_bulk = False
         self.is_uniform: bool | None = None
+
+    def _take_in_chain(self, is_copy: bool) -> None:
+        """Walk the chain of an archive that is not sealed, and of one that is if that is cheap."""
+        file, seal = self.file, self.seal
+        if seal is None:
+            self.chain.extend(file.pread, self.size)
+            self.chunks = len(self.chain.chunks)
+            if self.chain.seal is not None and self.trust != "chunks":
+                # The seal may have been written between the two looks.
+                self.seal = format.read_seal(file.pread, self.size, self.chain.head.uuid)
+            if self.trust == "index":
+                self.seal = self.seal or self.chain.seal
+            return
+        is_cheap = self.verify != "never" and seal.index.seq <= _WALKED and not is_copy
+        if self.trust == "all" and (self.verify == "open" or is_cheap):
+            # Cheap for few entries, and it proves that the zip directory and the index list just these.
+            announce_headers(file, seal.directory_offset, self.size)
+            self.chain.extend(file.pread, self.size)
+            self.chain.check_seal(file.pread, self.size, seal)
+            self.chunks = len(self.chain.chunks)
 
     @property
     def checks(self) -> Checks:
@@ -215,18 +232,6 @@ class FileSession(Session):
         # No sample was published, and no bytes behind the chain could be one.
         is_empty = not self.sealed and self.chain.holds_nothing and self.size <= self.chain.cursor.offset
         return is_empty and not self.has_writer
-
-    def partial_text(self) -> str:
-        """The text of the warning for an archive that is not sealed."""
-        failures, length = self.index.failures, self.chain.length
-        failed = sum(not one.final for one in failures)
-        if failed and not self.damaged and self.present + len(failures) == length:
-            return (
-                f"{self.path}: not sealed: {failed:,} of {length:,} samples failed when they were made (see "
-                '`errors`). Fill it again, which tries them again; on_error="skip_final" seals without them; '
-                "or take it as it is: allow_partial=True"
-            )
-        return format.partial_text(self.path, self.present, length, self.damaged)
 
     @property
     def private_nbytes(self) -> int:

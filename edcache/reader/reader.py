@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edcache import base, storage
+from edcache import base, format, storage
 from edcache.base import EdcacheError, Ints, ReadOptions
 from edcache.codec import STORED, Decode, Decoding
 from edcache.format import Blocks, Failure, Head, Records, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
-from edcache.reader.file_session import FileSession
+from edcache.reader.file_session import FileSession, Trust
 from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
 
@@ -374,6 +374,9 @@ class AnyReader(Archive):
             self.justify(32 + 16 * len(session.head.labels))
         return session.labels
 
+    def distrust_damage(self) -> None:
+        """Read a damaged archive by what is left of it."""
+
     @abstractmethod
     def refresh(self) -> bool:
         """Open what was added since. Returns whether anything changed."""
@@ -433,6 +436,7 @@ class Reader(AnyReader):
         self._expected_digest = None if expected is None else parse_digest(expected)
         self.has_digest = expected is not None
         self._proven_nbytes: int | None = None
+        self._trust: Trust = "all"
         # Identifies the copy that another process opened and this one shall read too.
         self._token: Any = None
 
@@ -472,6 +476,29 @@ class Reader(AnyReader):
             )
         self._keep(newer.settled())
         return True
+
+    def distrust_damage(self) -> None:
+        """Read a damaged archive by its index without the chain, or else by its chunks without the index.
+
+        Raises: CorruptArchiveError, nothing is left to read it by.
+        """
+        ways: tuple[Trust, ...] = (self._trust, "index", "chunks")
+        for trust in ways:
+            try:
+                if trust != self._trust:
+                    self._trust = trust
+                    self._keep(self._opened())
+                session = self.session
+                assert isinstance(session, FileSession)
+                session.index.check_all()
+                self.labels()
+            except base.CorruptArchiveError:
+                if trust == "chunks":
+                    raise
+                continue
+            # A seal may know what a damaged chunk held.
+            if trust == "chunks" or not session.damaged:
+                return
 
     def _open(self) -> FileSession:
         try:
@@ -516,7 +543,8 @@ class Reader(AnyReader):
 
     def _session_with(self, file: ByteSource) -> FileSession:
         def look() -> FileSession:
-            return FileSession(file, self.io, self.verify, self.allow_pickle, self.decoding)
+            options = self.io, self.verify, self.allow_pickle, self.decoding
+            return FileSession(file, *options, trust=self._trust)
 
         # A power cut may have damaged a copy: fetch its bytes again.
         try:
@@ -548,4 +576,17 @@ def _warn_of(session: FileSession) -> None:
     if session.sealed or (session.has_writer and not session.damaged):
         return
     state = session.path, *session.file.tag()
-    base.warn(session.partial_text(), base.PartialArchiveWarning, once=state)
+    base.warn(_partial_text(session), base.PartialArchiveWarning, once=state)
+
+
+def _partial_text(session: FileSession) -> str:
+    """The text of the warning for an archive that is not sealed."""
+    failures, length = session.index.failures, session.chain.length
+    failed = sum(not one.final for one in failures)
+    if failed and not session.damaged and session.present + len(failures) == length:
+        return (
+            f"{session.path}: not sealed: {failed:,} of {length:,} samples failed when they were made (see "
+            '`errors`). Fill it again, which tries them again; on_error="skip_final" seals without them; '
+            "or take it as it is: allow_partial=True"
+        )
+    return format.partial_text(session.path, session.present, length, session.damaged)

@@ -1,0 +1,479 @@
+"""Saving: the stored records of a view copied into a new archive, each compared with its crc32, none decoded.
+
+The new archive is written beside its path, as `path + ".edcache.new"`, and gets its name in one step once it
+is sealed and on the disk (writer/temporary.py).
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import base, format, storage, writer
+from edcache.base import (
+    ArchiveExistsError,
+    ArchiveLockedError,
+    CorruptArchiveError,
+    CorruptRecordError,
+    EdcacheError,
+    Ints,
+    OptionError,
+    PartialArchiveError,
+    StaleArchiveError,
+)
+from edcache.codec import Compression
+from edcache.dataset.indexing import Readable, Stored, stored_shares
+from edcache.format import Extent, Failure, Head, Records, Revision, pa
+from edcache.reader import AnyReader, FileSession, OnProgress
+from edcache.storage import File
+from edcache.writer import CHUNK_NBYTES, Appender, Chunk
+
+# What a record takes in the table of its chunk and in the index.
+_ROW_NBYTES: Final = 64
+_DIGITS: Final = 5
+
+
+def save(
+    samples: Readable[Any],
+    path: str | os.PathLike[str],
+    max_size: int | str | None,
+    skip_damaged: bool,
+    on_progress: OnProgress | None,
+) -> list[str]:
+    """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
+    target = storage.local_path(path)
+    storage.check_outlives(target)
+    records = StoredRecords(samples, skip_damaged)
+    progress = _Progress(on_progress, int(records.table.nbytes.sum()))
+    if max_size is None:
+        targets = [target]
+        _write_whole(records, target, progress)
+    else:
+        targets = _write_parts(records, target, max_size, progress)
+    if records.damaged:
+        places = base.index_ranges(np.array(records.damaged), hint="; `missing` has all")
+        count = f"{len(records.damaged):,} of {records.length:,} samples"
+        base.warn(
+            f"{target}: the records of {count} are damaged and were left out: {places}",
+            base.PartialArchiveWarning,
+        )
+    return targets
+
+
+def _write_whole(records: StoredRecords, target: str, progress: _Progress) -> None:
+    session = records.archive_at(target)
+    if session is None:
+        _check_free(target)
+        _write(records, range(records.length), target, progress, is_whole=records.is_whole)
+        return
+    with _unchanged(session):
+        pass  # refused before anything is written
+    _write(records, range(records.length), os.path.realpath(target), progress, is_whole=True, over=session)
+
+
+def _write_parts(records: StoredRecords, target: str, max_size: int | str, progress: _Progress) -> list[str]:
+    """Write archives of consecutive samples; after an exception none of them is there."""
+    nbytes = base.parsed_bytes(max_size)
+    if nbytes is None:
+        raise OptionError(f'save(): max_size={base.shown(max_size)}; give bytes, or text such as "2GB"')
+    parts = list(records.parts(nbytes))
+    stem, ending = os.path.splitext(target)
+    digits = max(_DIGITS, len(str(len(parts) - 1)))
+    targets = [f"{stem}-{number:0{digits}}{ending}" for number in range(len(parts))]
+    for name in targets:
+        _check_free(name)
+    written: list[str] = []
+    try:
+        for part, name in zip(parts, targets, strict=True):
+            _write(records, part, name, progress, is_whole=False)
+            written.append(name)
+    except BaseException:
+        for name in written:
+            # The exception that led here is the one to report.
+            with suppress(EdcacheError):
+                storage.remove(name)
+        raise
+    return targets
+
+
+def _check_free(target: str) -> None:
+    if storage.exists(target):
+        raise ArchiveExistsError(f"{target}: exists already; give a path where nothing is")
+
+
+class _Progress:
+    """Counts the bytes of the records that were copied."""
+
+    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
+        self._on_progress, self._done, self._total = on_progress or (lambda done, total: None), 0, total
+        self._on_progress(0, total)
+
+    def advance(self, nbytes: int) -> None:
+        """Report more bytes."""
+        self._done += nbytes
+        self._on_progress(self._done, self._total)
+
+
+# -------------------------------------------------------------------------------------- what is copied
+
+
+class StoredRecords:
+    """The records of a view's samples, in its order, as they lie in open archives.
+
+    Attributes:
+        length: samples of the view. labels: their table, a row each. fields: the field that a label column
+            holds, by the column's name.
+        readers, sessions: the archives in which the records lie. schemas: texts, each once.
+        table: a row for each record, by rising place. `index` has the places in the view, `schema` positions
+            in `schemas`; `raw_nbytes` equals `nbytes` for records that are not compressed.
+        source, sample: int64 [k], of each row the number of its archive, and the index of its sample there.
+        failures: why samples have no record, by rising place.
+        is_whole: the view is all of one archive, in its order.
+        skips_damage: damaged records are left out; `damaged` gets their places.
+    """
+
+    def __init__(self, samples: Readable[Any], skips_damage: bool) -> None:
+        samples._guard(64)
+        self.length, self.skips_damage = len(samples), skips_damage
+        positions = np.arange(self.length)
+        shares = list(stored_shares(samples, positions, positions))
+        archives = list(dict.fromkeys(archive for archive, _, _ in shares))
+        if skips_damage:
+            for archive in archives:
+                archive._readers[0].distrust_damage()
+                archive._labels = None
+        self.readers = [archive._readers[0] for archive in archives]
+        self.sessions = list(map(_session_of, self.readers))
+        self.schemas = list(dict.fromkeys(text for one in self.sessions for text in one.index.schemas))
+        if len(self.schemas) > format.MAX_SCHEMAS:
+            count = f"{len(self.schemas):,} structures of samples together"
+            raise OptionError(f"save(): {count}, an archive holds {format.MAX_SCHEMAS:,}")
+        self.labels = samples.labels.table.combine_chunks()
+        self.fields = {name: field for field, name in samples._root._columns().items()}
+        self.damaged: list[int] = []
+        self.failures: list[Failure] = []
+        found = [self._found(archives.index(share[0]), share) for share in shares]
+        columns = {name: np.concatenate([rows[name] for rows in found]) for name in found[0]}
+        order = np.argsort(columns["index"], kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
+        self.source, self.sample = columns.pop("source"), columns.pop("sample")
+        self.table = Records(**columns)
+        self.failures.sort(key=lambda failure: failure.index)
+        own = np.arange(len(self.readers[0]))
+        self.is_whole = len(shares) == 1 and np.array_equal(shares[0][1], own)
+        if not skips_damage:
+            self._check_missing(samples)
+
+    def _found(self, number: int, share: Stored) -> dict[str, npt.NDArray[Any]]:
+        """The records of samples of one archive, by column, and where they come from."""
+        _, indices, places = share
+        session = self.sessions[number]
+        rows = session.index.rows_of(indices)
+        has_record = rows >= 0
+        self._note_failures(session, indices[~has_record], places[~has_record])
+        records = session.records.take(rows[has_record])
+        schemas = np.array(list(map(self.schemas.index, session.index.schemas)), np.uint16)
+        if np.any(records.schema >= len(schemas)):
+            raise CorruptArchiveError(
+                f"{session.path}: records are of schema {records.schema.max()}, there are {len(schemas)}; "
+                f'run "edcache verify {session.path}"'
+            )
+        return {
+            "index": places[has_record],
+            "offset": records.offset,
+            "nbytes": records.nbytes,
+            "crc32": records.crc32,
+            "schema": schemas[records.schema],
+            "raw_nbytes": records.nbytes if records.raw_nbytes is None else records.raw_nbytes,
+            "source": np.full(len(records.offset), number),
+            "sample": indices[has_record],
+        }
+
+    def _note_failures(self, session: FileSession, indices: Ints, places: Ints) -> None:
+        """Keep why samples that have no record failed when they were made."""
+        failures = {failure.index: failure for failure in session.index.failures}
+        failed = np.isin(indices, np.array(list(failures), np.int64))
+        pairs = zip(indices[failed].tolist(), places[failed].tolist(), strict=True)
+        self.failures += [replace(failures[index], index=place) for index, place in pairs]
+
+    def _check_missing(self, samples: Readable[Any]) -> None:
+        """Raise PartialArchiveError if samples are missing that did not fail for good, or may be."""
+        missing = self.length - len(self.table.offset) - sum(failure.final for failure in self.failures)
+        open_ended = [
+            session.path
+            for session in self.sessions
+            # Nobody knows how many samples were to come.
+            if not session.sealed and session.chain.length is None and self.length >= session.length
+        ]
+        if missing or open_ended:
+            why = f"{missing:,} of {self.length:,} samples have no record"
+            why = why if missing else f"{open_ended[0]} is not sealed, so samples may be missing"
+            raise PartialArchiveError(
+                f"save(): {samples!r}: {why}; fill it first, or pass skip_damaged=True, which leaves them out"
+            )
+
+    def archive_at(self, target: str) -> FileSession | None:
+        """The archive at the target, which is saved over itself; OptionError if samples would go."""
+        for reader, session in zip(self.readers, self.sessions, strict=True):
+            is_file = not session.file.by_request and os.path.isfile(reader.path)
+            if not (is_file and os.path.exists(target) and os.path.samefile(reader.path, target)):
+                continue
+            if not self.is_whole or reader.preload is not None:
+                raise OptionError(
+                    f"{target}: save() replaces an archive only by all of its samples in their order, read "
+                    "from this file; give another path"
+                )
+            return session
+        return None
+
+    def parts(self, max_size: int) -> Iterator[range]:
+        """Consecutive places whose records and labels have about so many bytes, one place at the least."""
+        nbytes = np.full(self.length, self.labels.nbytes // max(1, self.length))
+        nbytes[self.table.samples] += self.table.nbytes.astype(np.int64) + _ROW_NBYTES
+        ends = np.cumsum(nbytes)
+        start = 0
+        while start < self.length or not start:
+            before = int(ends[start - 1]) if start else 0
+            stop = max(int(np.searchsorted(ends, before + max_size, "right")), start + 1)
+            yield range(start, min(stop, self.length))
+            start = stop
+
+    def joint_head(self, length: int) -> Head:
+        """The head of an archive of some of the samples, which no call makes, so without a fingerprint."""
+        first = self.sessions[0]
+        for other in self.sessions:
+            if other.head.codec != first.head.codec:
+                raise OptionError(
+                    f'save(): {first.path} is of codec="{first.head.codec}", {other.path} of '
+                    f'codec="{other.head.codec}"; save them apart'
+                )
+        return Head(
+            uuid=uuid.uuid4().bytes,
+            length=length,
+            codec=first.head.codec,
+            compression=next(filter(None, (one.head.compression for one in self.sessions)), None),
+            labels=tuple((name, self.fields.get(name)) for name in self.labels.column_names),
+            claim_size=first.head.claim_size,
+        )
+
+
+def _session_of(reader: AnyReader) -> FileSession:
+    session = reader.session
+    if isinstance(session, FileSession):
+        return session
+    raise OptionError(
+        f"{reader.path}: save() copies archives that are files; CachedDataset(view, path) stores the samples "
+        "of other caches"
+    )
+
+
+# ------------------------------------------------------------------------------------------ the copying
+
+
+def _write(
+    records: StoredRecords,
+    part: range,
+    target: str,
+    progress: _Progress,
+    *,
+    is_whole: bool,
+    over: FileSession | None = None,
+) -> None:
+    """Write a sealed archive of consecutive places of the view.
+
+    Args:
+        is_whole: it has all samples of one archive, and what that says of where they come from.
+        over: the archive that it takes the place of.
+    """
+    reader = records.readers[0]
+    labels, revision = records.labels.slice(part.start, len(part)), None
+    if is_whole:
+        own = reader.origin.uuid if over is not None else uuid.uuid4().bytes
+        head = replace(reader.origin, uuid=own, length=reader.declared_length)
+        labels, revision = _original_labels(records.sessions[0], labels)
+    else:
+        head = records.joint_head(len(part))
+    with writer.replacing(target) as file:
+        if os.path.isfile(reader.path):
+            storage.copy_permissions(reader.path, file.path)
+        with closing(Appender.open(file.path, head, mode="r+")) as out:
+            absent = _copy_records(records, part, labels, out, progress)
+            changes: dict[str, Any] = {}
+            if max(out.chain.length or 0, out.chain.end_index) < len(part):
+                changes["length"] = len(part)
+            failed = [one for one in records.failures if one.index in part]
+            if failed:
+                changes["failed"] = [replace(f, index=f.index - part.start).to_json() for f in failed]
+            if changes:
+                out.amend(**changes)
+            if revision is not None:
+                out.revise(revision)
+            left = format.labelled_columns(format.take_rows(labels, absent))
+            if left.num_columns:
+                out.revise(Revision(left, (), absent))
+            out.seal()
+            with nullcontext() if over is None else _unchanged(over):
+                if over is None:
+                    _check_free(target)
+                out.move(target)
+
+
+def _original_labels(session: FileSession, labels: pa.Table) -> tuple[pa.Table, Revision | None]:
+    """The columns that chunks of the whole archive have, and the labels that were added, changed or dropped.
+
+    Samples that are appended later have values in the former.
+    """
+    is_revised = dict(session.label_columns)
+    names = [name for name, _ in session.head.labels]
+    nulls = pa.nulls(labels.num_rows)
+    columns = [nulls if is_revised.get(name, True) else labels.column(name) for name in names]
+    original = pa.table(columns, names=names)
+    revised = [name for name, is_later in is_revised.items() if is_later]
+    ended = set(names) - is_revised.keys()
+    if revised:
+        # A column may have been dropped and added again: then later samples have no value in it.
+        chain, pread = session.chain.copy(), session.file.pread
+        chain.extend(pread, session.size)
+        with suppress(CorruptArchiveError):
+            for header in chain.revisions:
+                ended.update(format.read_revision(pread, header, session.path).dropped)
+    dropped = [name for name in names if name in ended]
+    if not (revised or dropped):
+        return original, None
+    return original, Revision(labels.select(revised), dropped, None)
+
+
+def _copy_records(
+    records: StoredRecords, part: range, labels: pa.Table, out: Appender, progress: _Progress
+) -> Ints:
+    """Append the records of consecutive places, as chunks of about 4 MiB; returns places without one.
+
+    labels: a row for each of the places. Places are counted from the first.
+    """
+    known = _append_dictionaries(records.sessions, out)
+    has_record = np.zeros(len(part), bool)
+    low, high = np.searchsorted(records.table.samples, [part.start, part.stop]).tolist()
+    for rows in _chunk_rows(records.table.nbytes[low:high]):
+        rows += low
+        progress.advance(int(records.table.nbytes[rows].sum()))
+        rows, data = _sound(records, rows, known)
+        if not len(rows):
+            continue
+        own, data = _compressed(records, rows, data, out.head.compression)
+        places = own.samples - part.start
+        has_record[places] = True
+        chunk_labels = format.take_rows(labels, places)
+        out.append(Chunk.of(replace(own, index=places), chunk_labels, records.schemas, data))
+    return np.flatnonzero(~has_record)
+
+
+def _chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
+    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full."""
+    # Records of a few bytes take as much in the table.
+    ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
+    first = 0
+    while first < len(ends):
+        before = int(ends[first - 1]) if first else 0
+        last = min(int(np.searchsorted(ends, before + CHUNK_NBYTES)) + 1, len(ends))
+        yield np.arange(first, last)
+        first = last
+
+
+def _sound(records: StoredRecords, rows: Ints, known: set[int]) -> tuple[Ints, list[memoryview]]:
+    """The rows whose records fit their crc32 and need no dictionary but the known ones, and these records.
+
+    Those of one archive are read together, in the order in which they lie.
+    Raises: CorruptRecordError, a record does not; unless damage is skipped.
+    """
+    table, data = records.table, np.full(len(rows), None, object)
+    for number in np.unique(records.source[rows]).tolist():
+        own = np.flatnonzero(records.source[rows] == number)
+        own = own[np.argsort(table.offset[rows[own]], kind="stable")]
+        columns = (column[rows[own]].tolist() for column in (table.offset, table.nbytes, table.crc32))
+        session = records.sessions[number]
+        read = session.extents.checked(list(map(Extent, *columns)))
+        for place, record in zip(own.tolist(), read, strict=True):
+            if record is not None and session.index.is_compressed and dictionary_of(record) not in known:
+                record = None
+            if record is None and not records.skips_damage:
+                row = rows[place]
+                raise CorruptRecordError(
+                    f"{session.path}: record {records.sample[row]} at offset {table.offset[row]:,} fails its "
+                    "crc32, or needs a dictionary that does; skip_damaged=True leaves it out"
+                )
+            data[place] = record
+    is_sound = np.array([record is not None for record in data], bool)
+    records.damaged += table.samples[rows[~is_sound]].tolist()
+    return rows[is_sound], data[is_sound].tolist()
+
+
+def _compressed(
+    records: StoredRecords, rows: Ints, data: list[memoryview], compression: str | None
+) -> tuple[Records, list[memoryview]]:
+    """Records as an archive of this compression stores them: those that are not compressed yet are now."""
+    own = records.table.take(rows)
+    if compression is None:
+        return replace(own, raw_nbytes=None), data
+    scheme = Compression.parse(compression)
+    assert scheme is not None
+    nbytes, crc32 = own.nbytes.copy(), own.crc32.copy()
+    is_compressed = np.array([session.index.is_compressed for session in records.sessions])
+    for row in np.flatnonzero(~is_compressed[records.source[rows]]).tolist():
+        data[row] = memoryview(scheme.compress(data[row]))
+        nbytes[row], crc32[row] = len(data[row]), format.crc32(data[row])
+    return replace(own, nbytes=nbytes, crc32=crc32), data
+
+
+def _append_dictionaries(sessions: Sequence[FileSession], out: Appender) -> set[int]:
+    """Append the compression dictionaries of all archives; returns their ids, and 0 for none.
+
+    Raises: OptionError, two have one id: a record says by its id which it needs.
+    """
+    known: dict[int, bytes] = {}
+    for session in sessions:
+        for data in session.dictionaries:
+            number = int.from_bytes(data[4:8], "little")
+            if known.setdefault(number, data) != data:
+                raise OptionError(
+                    f"save(): {session.path} and another archive have different compression dictionaries "
+                    f"of one id, {number}; write one of them anew from its samples"
+                )
+    for data in known.values():
+        out.append_dictionary(data)
+    return {0, *known}
+
+
+def dictionary_of(frame: memoryview) -> int:
+    """The id of the dictionary that a zstd frame needs, 0 for none (RFC 8878, section 3.1.1.1)."""
+    if len(frame) < 5:
+        return 0
+    descriptor = frame[4]
+    start = 5 if descriptor & 0x20 else 6  # a single segment has no window descriptor
+    nbytes = (0, 1, 2, 4)[descriptor & 3]
+    return int.from_bytes(frame[start : start + nbytes], "little")
+
+
+@contextmanager
+def _unchanged(session: FileSession) -> Iterator[None]:
+    """Let nobody append to the archive of a session for the block.
+
+    Raises: ArchiveLockedError, somebody fills it; StaleArchiveError, it changed since the session was opened.
+    """
+    path = os.path.realpath(session.path)
+    with closing(File.open(path, "r+")) as file, file.locked(format.LOCK_APPEND):
+        if file.is_locked(format.LOCK_FILLER, format.FILLERS):
+            raise ArchiveLockedError(
+                f"{path}: somebody writes it; save it when that has ended, or to another path"
+            )
+        newer = session.look_again()
+        if newer is not None:
+            newer.close()
+            raise StaleArchiveError(f"{path}: it changed since it was opened; refresh() it and save it again")
+        yield
