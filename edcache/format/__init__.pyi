@@ -118,6 +118,7 @@ from .types import ColumnType as ColumnType
 from .types import LabelTypes as LabelTypes
 from .types import beside as beside
 from .types import deciding_numbers as deciding_numbers
+from .types import family as family
 from .types import labelled_columns as labelled_columns
 from .types import labelled_rows as labelled_rows
 from .types import may_be_large as may_be_large

@@ -55,23 +55,6 @@ Load = Callable[[Sequence[Extent]], Sequence[memoryview]]
 """Returns the bytes of extents, which it has checked; raises CorruptArchiveError."""
 
 
-class Bounds(NamedTuple):
-    """What the values of each batch lie between, nulls and nans aside; arrays of one entry a batch.
-
-    least, most: int64, uint64 or float64, times as ticks. has_values: there is a value, so they count.
-    has_order: the type has one, else only nulls and rows count. is_revised: a revision behind the seal has
-    rows of it, and what it has now is not known.
-    """
-
-    has_order: bool
-    least: npt.NDArray[Any]
-    most: npt.NDArray[Any]
-    has_values: npt.NDArray[np.bool_]
-    nulls: npt.NDArray[np.int64]
-    rows: npt.NDArray[np.int64]
-    is_revised: npt.NDArray[np.bool_]
-
-
 class Layer(NamedTuple):
     """Values that a revision puts over those in the file. rows: where; None: from the first on."""
 
@@ -232,7 +215,6 @@ class StoredLabels:
     ) -> None:
         self.schema, self.num_rows = schema, rows
         self.parts, self._load, self._where = parts, load, where
-        self._numbers = range(len(parts))
         self.lengths = (
             [min(batch_rows, rows - start) for start in range(0, rows, batch_rows)] if len(parts) else []
         )
@@ -298,7 +280,7 @@ class StoredLabels:
         if column is None:
             self.read([name])
             k = self.schema.get_field_index(name)
-            chunks = [self._arrays[number, k] for number in self._numbers]
+            chunks = [self._arrays[number, k] for number in range(len(self.parts))]
             kind = self.schema.field(k).type
             column = pa.chunked_array(chunks or [pa.nulls(0, kind)], kind)
             self._columns[name] = column if self._taken is None else column.take(self._taken)
@@ -307,7 +289,7 @@ class StoredLabels:
     def read(self, names: Sequence[str]) -> None:
         """Read what columns lack, together."""
         columns = [self.schema.get_field_index(name) for name in names]
-        new = [(n, k) for n in self._numbers for k in columns if (n, k) not in self._arrays]
+        new = [(n, k) for n in range(len(self.parts)) for k in columns if (n, k) not in self._arrays]
         if not new:
             return
         loaded = self._load([_extent(self.parts[n, k]) for n, k in new])
@@ -338,39 +320,6 @@ class StoredLabels:
         array.validate(full=True)
         return array
 
-    def bounds(self, name: str) -> Bounds:
-        """What the values of each batch of a column lie between."""
-        k = self.schema.get_field_index(name)
-        dtype, part = _bound_dtype(self.schema.field(k).type), self.parts[:, k]
-        least, most = (part[end].copy().view(dtype or "<u8") for end in ("least", "most"))
-        nulls, rows = part["nulls"].astype(np.int64), np.array(self.lengths, np.int64)
-        is_revised, layers = np.full(len(rows), name in self._absent), self._layers.get(name, ())
-        for number, length in enumerate(self.lengths):
-            places = (layer.part(number * self.lengths[0], length)[0] for layer in layers)
-            is_revised[number] |= any(map(len, places))
-        return Bounds(dtype is not None, least, most, part["is_bounded"] != 0, nulls, rows, is_revised)
-
-    @property
-    def can_choose(self) -> bool:
-        """Whether `chosen` can leave anything out."""
-        return self._taken is None and len(self._numbers) > 1
-
-    def chosen(self, batches: npt.NDArray[np.bool_]) -> StoredLabels:
-        """The rows of the batches that are True; what is read of them is shared."""
-        some = copy(self)
-        some._numbers = np.flatnonzero(batches).tolist()
-        some.num_rows = sum(self.lengths[number] for number in some._numbers)
-        some._columns = {}
-        return some
-
-    def rows_of(self, chosen: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Change rows of the chosen batches, int64 [n] and rising, to those of the whole that they are."""
-        each = self.lengths[0]  # as many as of every batch but the last of all
-        starts = np.searchsorted(chosen, np.arange(len(self._numbers) + 1) * each)
-        for place, number in enumerate(self._numbers):
-            chosen[starts[place] : starts[place + 1]] += (number - place) * each
-        return chosen
-
     def take(self, rows: pa.Array) -> StoredLabels:
         """The given rows, null for a row of null, taken of each column at its first use."""
         taken = copy(self)
@@ -378,7 +327,7 @@ class StoredLabels:
         return taken
 
     def check_bounds(self) -> None:
-        """Check what the table says of the values, which a filter believes; reads all of it."""
+        """Check what the table says of the values; reads all of it."""
         self.read(self.column_names)
         for (n, k), array in self._arrays.items():
             part = self.parts[n, k]

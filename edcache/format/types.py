@@ -81,6 +81,19 @@ class ColumnType(NamedTuple):
         return self.with_values(other.arrow, known if other.inexact is None else [*known, other.inexact])
 
 
+def family(kind: pa.DataType) -> str:
+    """The kind of a type: null, bool, integer, float, text, bytes, time, UTC time, duration or list."""
+    if pa.types.is_dictionary(kind):
+        return family(kind.value_type)
+    if is_text(kind):
+        return "text" if "string" in str(kind) else "bytes"
+    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
+        return "time" if pa.types.is_date32(kind) or kind.tz is None else "UTC time"
+    of = {"null": pa.types.is_null, "bool": pa.types.is_boolean, "integer": pa.types.is_integer}
+    of |= {"float": pa.types.is_floating, "duration": pa.types.is_duration}
+    return next((name for name, is_of in of.items() if is_of(kind)), "list")
+
+
 def no_type() -> ColumnType:
     """That of no values."""
     return ColumnType(pa.null())

@@ -1,6 +1,6 @@
-"""Comparisons of a label column with plain values and with another column, as pyarrow expressions.
+"""Comparisons of a label column with plain values and with another column.
 
-They are over `comparable` columns, and exact, whatever the types: 2.5 lies between 2 and 3, 10**30 above all
+They are over `comparable` columns, and exact whatever the types: 2.5 lies between 2 and 3, 10**30 above all
 integers, 2**53 + 1 between two values of a float64 column. Only a float is first rounded to the precision of
 a float column, so that 0.1 finds 0.1 in a float32 column.
 """
@@ -12,235 +12,235 @@ import math
 import re
 from collections.abc import Iterable
 from fractions import Fraction
-from functools import cache
 from operator import eq, ge, gt, le, lt, ne
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from edcache.base import LabelTypeError, described, once, unknown_label
-from edcache.format import from_numpy, is_number, is_text, numpy_dtype, pa, pc
+from edcache.base import LabelTypeError, described, once
+from edcache.format import (
+    family,
+    from_numpy,
+    from_texts,
+    missing_rows,
+    numpy_dtype,
+    one_chunk,
+    pa,
+    pc,
+    to_numpy,
+)
 from edcache.labels.column import comparable_type
+from edcache.labels.labels import Labels
 
-_OPERATIONS = {"==": eq, "!=": ne, "<": lt, "<=": le, ">": gt, ">=": ge}
+# By pyarrow, and by numpy.
+_OPERATIONS: dict[str, tuple[str, Any]] = {
+    "==": ("equal", eq), "!=": ("not_equal", ne), "<": ("less", lt), "<=": ("less_equal", le),
+    ">": ("greater", gt), ">=": ("greater_equal", ge),
+}  # fmt: skip
 
 
-class _Point(NamedTuple):
-    """Where a value lies: at the scalar, or if not `exact` right above it, or below all where it is None."""
+class _Place(NamedTuple):
+    """A value as the greatest one of a column's type that is not above it; None if all are above."""
 
-    scalar: pa.Scalar | None
-    exact: bool
+    below: Any
+    is_equal: bool
 
 
 class Column:
-    """One column of a schema as the left side of comparisons; each gives a pyarrow expression.
+    """One column as the left side of comparisons; each gives a bool array, null where it is unknown.
 
     Raises UnknownLabelError, and each method LabelTypeError for what this column does not compare with.
     """
 
-    def __init__(self, name: str, schema: pa.Schema) -> None:
-        if name not in schema.names:
-            raise unknown_label(name, schema.names)
+    def __init__(self, name: str, labels: Labels) -> None:
         self.name = name
-        kind = schema.field(name).type
-        self.type: pa.DataType = kind.value_type if pa.types.is_dictionary(kind) else kind
+        self.type: pa.DataType = labels.whole.column(name).type
+        self._labels = labels
+        self._family = family(self.type)
 
     @once
-    def _field(self) -> pc.Expression:
-        return pc.field(self.name)
+    def _values(self) -> pa.ChunkedArray:
+        return self._labels.comparable(self.name)
 
-    def is_null(self) -> pc.Expression:
+    @once
+    def _missing(self) -> npt.NDArray[np.bool_]:
+        return missing_rows(one_chunk(self._values))
+
+    @once
+    def _integers(self) -> npt.NDArray[Any] | None:
+        """The column as numpy, which compares integers faster than pyarrow; None if it is of other values."""
+        is_whole = self._family == "integer" and not self._values.null_count
+        return self._labels[self.name] if is_whole else None
+
+    def is_null(self) -> pa.Array:
         """True where the value is missing."""
-        return self._field.is_null()
+        return from_numpy(self._missing, pa.bool_())
 
-    def compare(self, operation: str, value: object) -> pc.Expression:
+    def compare(self, operation: str, value: object) -> pa.Array:
         """`column <operation> value`, unknown where the column has no value."""
         if value is None and operation in ("==", "!="):
-            return self.is_null() if operation == "==" else ~self.is_null()
+            return from_numpy(self._missing == (operation == "=="), pa.bool_())
         self._check_order(operation)
-        point = self._point(value)
-        if point is None or (not point.exact and operation in ("==", "!=")):
+        place = self._place(value)
+        if place is None or (not place.is_equal and operation in ("==", "!=")):
             return self._always(operation == "!=")
-        if point.scalar is None:
+        if place.below is None:
             return self._always(operation in (">", ">="))
-        if not point.exact:  # it lies right above the point, and is none of the column's
+        if not place.is_equal:  # right above that value, and none of the column's
             operation = "<=" if operation in ("<", "<=") else ">"
-        return self._compared(operation, point.scalar)
+        by_arrow, by_numpy = _OPERATIONS[operation]
+        if self._integers is not None:
+            return from_numpy(by_numpy(self._integers, place.below), pa.bool_())
+        return one_chunk(getattr(pc, by_arrow)(self._values, self._scalars([place.below])[0]))
 
-    def _always(self, truth: bool) -> pc.Expression:
-        """The same for all values, unknown where there is none."""
-        return pc.if_else(self._field.is_valid(), pc.scalar(truth), _unknown())
-
-    def _compared(self, operation: str, scalar: pa.Scalar) -> pc.Expression:
-        return _OPERATIONS[operation](self._field, pc.scalar(scalar))
-
-    def _among(self, scalars: pa.Array) -> pc.Expression:
-        is_in = self._field.isin(scalars)
-        return pc.if_else(self._field.is_valid(), is_in, _unknown())
-
-    def one_of(self, values: Iterable[object]) -> pc.Expression:
+    def one_of(self, values: Iterable[object]) -> pa.Array:
         """`column in values`, unknown where the column has no value and None is not among the values."""
-        if isinstance(values, np.ndarray) and values.dtype.kind in "iu" and pa.types.is_integer(self.type):
-            limits = np.iinfo(numpy_dtype(self.type))
-            fits = values[(values >= int(limits.min)) & (values <= int(limits.max))]
-            has_null, scalars = False, from_numpy(fits.astype(limits.dtype), self.type)
+        if isinstance(values, np.ndarray):
+            values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
+        values = list(values)
+        present = [value for value in values if value is not None]
+        places = [place for place in map(self._place, present) if place is not None]
+        wanted = [place.below for place in places if place.is_equal]
+        if not wanted:
+            is_in = self._always(False)
+        elif self._integers is not None:
+            is_in = from_numpy(np.isin(self._integers, np.array(wanted, self._integers.dtype)), pa.bool_())
         else:
-            if isinstance(values, np.ndarray):
-                values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
-            values = list(values)
-            present = [value for value in values if value is not None]
-            points = [point for point in map(self._point, present) if point is not None]
-            exact = [point.scalar for point in points if point.exact and point.scalar is not None]
-            has_null, kind = len(present) < len(values), comparable_type(self.type)
-            if is_number(kind):
-                numbers = np.array([scalar.as_py() for scalar in exact], numpy_dtype(kind))
-                scalars = from_numpy(numbers, kind)  # not by pa.array, which imports pandas
-            else:
-                scalars = pa.array(exact, kind)
-        is_in = self._among(scalars) if len(scalars) else self._always(False)
-        return self.is_null() | is_in if has_null else is_in
+            found = one_chunk(pc.is_in(self._values, value_set=self._scalars(wanted)))
+            is_in = from_numpy(to_numpy(found, nullable=False), pa.bool_(), self._missing)
+        return is_in if len(present) == len(values) else pc.or_kleene(self.is_null(), is_in)
 
-    def matches(self, function: str, pattern: str) -> pc.Expression:
+    def in_range(self, wanted: range) -> pa.Array:
+        """Whether the value is a number of the range."""
+        first, last = sorted((wanted[0], wanted[-1])) if wanted else (0, -1)
+        between = pc.and_kleene(self.compare(">=", first), self.compare("<=", last))
+        if first >= last or (wanted.step in (1, -1) and self._family == "integer"):
+            return between
+        mask = to_numpy(between.fill_null(False), nullable=False).copy()
+        rows = np.flatnonzero(mask)
+        values = to_numpy(one_chunk(self._values).take(from_numpy(rows, pa.int64())), nullable=False)
+        mask[rows] = _on_step(values, range(first, last + 1, abs(wanted.step)))
+        return from_numpy(mask, pa.bool_())
+
+    def matches(self, function: str, pattern: str) -> pa.Array:
         """`startswith(column, pattern)` or `contains(column, pattern)`."""
-        if pa.types.is_null(self.type):
-            return _unknown()
-        family = _family(self.type)
-        if family != "string":
+        if self._family == "null":
+            return self._always(False)
+        if self._family != "text":
             raise LabelTypeError(
-                f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[family]}'
+                f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[self._family]}'
             )
-        if function == "startswith":
-            return pc.starts_with(self._field, pattern=pattern)
-        return pc.match_substring(self._field, pattern=pattern)
+        search = pc.starts_with if function == "startswith" else pc.match_substring
+        return one_chunk(search(self._values, pattern=pattern))
 
-    def truth(self) -> pc.Expression:
+    def truth(self) -> pa.Array:
         """The column as a condition of its own."""
-        if pa.types.is_null(self.type):
-            return _unknown()
-        if not pa.types.is_boolean(self.type):
+        if self._family not in ("bool", "null"):
             raise LabelTypeError(
                 f'label "{self.name}" is {self.type}, not a condition; compare it with a value'
             )
-        return self._field
+        return self._always(False) if self._family == "null" else one_chunk(self._values)
 
-    def compare_column(self, operation: str, other: Column) -> pc.Expression:
+    def compare_column(self, operation: str, other: Column) -> pa.Array:
         """`column <operation> other column`, unknown where one of them has no value."""
-        families = {_family(self.type), _family(other.type)}
-        if "null" in families:
-            return _unknown()
-        if len(families) > 1 or "other" in families:
+        if "null" in (self._family, other._family):
+            return pa.nulls(len(self._missing), pa.bool_())
+        kinds = {_KINDS.get(one, one) for one in (self._family, other._family)}
+        if len(kinds) > 1 or "list" in kinds:
             raise LabelTypeError(
                 f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}; only columns of one '
                 f"kind can be compared; give a function: filter(lambda table: ...)"
             )
         self._check_order(operation)
-        compare = _OPERATIONS[operation]
-        (coarse, fine), (other_coarse, other_fine) = self._steps(other.type), other._steps(self.type)
-        if fine is None or other_fine is None:
-            return compare(coarse, other_coarse)
-        return pc.if_else(coarse == other_coarse, compare(fine, other_fine), compare(coarse, other_coarse))
+        try:
+            return one_chunk(getattr(pc, _OPERATIONS[operation][0])(self._values, other._values))
+        except pa.ArrowInvalid as error:
+            # To compare a column with one of another type pyarrow casts both to a third, if no value changes.
+            raise LabelTypeError(
+                f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}, and no type holds '
+                f"the values of both: {error}; give a function: filter(lambda table: ...)"
+            ) from None
 
-    def _steps(self, other: pa.DataType) -> tuple[pc.Expression, pc.Expression | None]:
-        """What compares exactly with another type: this, if equal that. Arrow would round, or refuse."""
-        field, kind = self._field, self.type
-        if _family(kind) in _TIMES and _unit(kind) != _unit(other):
-            ticks = field.cast(pa.int32()) if pa.types.is_date32(kind) else field
-            ticks = ticks.cast(pa.int64())
-            ratio = pc.scalar(max(_ATTOSECONDS[_unit(other)] // _ATTOSECONDS[_unit(kind)], 1))
-            whole = pc.divide(ticks, ratio)
-            return whole, ticks - whole * ratio
-        if pa.types.is_integer(kind) and pa.types.is_floating(other):
-            # So that of an integer it is not rounded to what is beyond all integers of its type.
-            most = pc.scalar(float(np.nextafter(2.0 ** (64 - pa.types.is_signed_integer(kind)), 0)))
-            rounded = field.cast(pa.float64(), safe=False)
-            return pc.if_else(rounded > most, most, rounded), field
-        if pa.types.is_floating(kind) and pa.types.is_integer(other):
-            wide = pa.int64() if pa.types.is_signed_integer(other) else pa.uint64()
-            return field.cast(pa.float64()), field.cast(wide, safe=False)
-        if pa.types.is_integer(kind) and kind != other and pa.uint64() in (kind, other):
-            return field.cast(pa.float64(), safe=False), field.cast(pa.uint64(), safe=False)
-        return field, None
+    def _always(self, truth: bool) -> pa.Array:
+        """The same for all values, unknown where there is none."""
+        return from_numpy(np.full(len(self._missing), truth), pa.bool_(), self._missing)
+
+    def _scalars(self, values: list[Any]) -> pa.Array:
+        # Not by pa.array, which imports pandas.
+        if self._family in ("text", "bytes"):
+            return from_texts(values, pa.string() if self._family == "text" else pa.binary())
+        kind = comparable_type(self.type)
+        return from_numpy(np.array(values, _ticks_dtype(kind)), kind)
 
     def _check_order(self, operation: str) -> None:
-        if operation not in ("==", "!=") and pa.types.is_boolean(self.type):
+        if operation not in ("==", "!=") and self._family == "bool":
             raise LabelTypeError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
 
-    def _point(self, value: Any) -> _Point | None:
-        """Where `value` lies among the column's values; None if nothing compares with it."""
+    def _place(self, value: Any) -> _Place | None:
+        """Where `value` lies among the column's values; None if it is a nan, or else nothing's equal."""
         is_time = isinstance(value, (np.datetime64, np.timedelta64))
         if not is_time and (isinstance(value, np.generic) or getattr(value, "shape", None) == ()):
             value = value.item()
-        family = _family(self.type)
-        if family == "null":
+        if self._family == "null":
             return None
-        if family == "number" and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if (
+            self._family in ("integer", "float")
+            and isinstance(value, (int, float))
+            and type(value) is not bool
+        ):
             if value != value:
                 return None
-            is_integer = pa.types.is_integer(self.type)
-            return _integer_point(value, self.type) if is_integer else _float_point(value, self.type)
-        if family in _TIMES:
-            time = _attoseconds(value, self.type)
-            if time is _NAT:
-                return None
-            if time is not None:
-                return _integer_point(Fraction(time, _ATTOSECONDS[_unit(self.type)]), self.type)
-        if isinstance(value, _EXPECTED.get(family, ())):
-            try:
-                return _Point(pa.scalar(value, self.type), exact=True)
-            except UnicodeEncodeError:
-                return None
+            return (_integer_place if self._family == "integer" else _float_place)(value, self.type)
+        if self._family in _TIMES:
+            seconds = _seconds(value, self._family)
+            if seconds is not None:
+                return (
+                    None if seconds is _NAT else _integer_place(seconds * _per_second(self.type), self.type)
+                )
+        if isinstance(value, _EXPECTED.get(self._family, ())):
+            is_valid = not isinstance(value, str) or value.encode(errors="ignore").decode() == value
+            return _Place(value, is_equal=True) if is_valid else None
         raise LabelTypeError(
             f'label "{self.name}" is {self.type}; {described(value)} cannot be compared with it; '
-            f"{_REMEDIES[family]}"
+            f"{_REMEDIES[self._family]}"
         )
 
 
-@cache
-def _unknown() -> pc.Expression:
-    return pc.scalar(pa.scalar(None, pa.bool_()))
-
-
-_EXPECTED: dict[str, type] = {"bool": bool, "string": str, "bytes": bytes}
+_EXPECTED: dict[str, type] = {"bool": bool, "text": str, "bytes": bytes}
+_KINDS = {"integer": "number", "float": "number"}
 _TIMES = ("time", "UTC time", "duration")
 _REMEDIES = {
     "bool": "compare it with True or False",
-    "number": "compare it with a number",
-    "string": "compare it with a str",
+    "integer": "compare it with a number",
+    "float": "compare it with a number",
+    "text": "compare it with a str",
     "bytes": "compare it with bytes",
     "time": "compare it with a date, a time without a zone or an ISO string",
     "UTC time": "compare it with a date, a time or an ISO string",
     "duration": "compare it with a timedelta",
-    "null": "",
-    "other": "such a column compares with None alone; give a callable that gets the numpy column",
+    "list": "such a column compares with None alone; give a callable that gets the numpy column",
 }
 
 
-def _family(kind: pa.DataType) -> str:
-    if pa.types.is_boolean(kind):
-        return "bool"
-    if is_number(kind):
-        return "number"
-    if is_text(kind):
-        return "string" if "string" in str(kind) else "bytes"
-    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        return "time" if pa.types.is_date32(kind) or kind.tz is None else "UTC time"
-    if pa.types.is_duration(kind):
-        return "duration"
-    return "null" if pa.types.is_null(kind) else "other"
+def _ticks_dtype(kind: pa.DataType) -> np.dtype[Any]:
+    """The dtype of a column's numbers, for times of their ticks."""
+    if pa.types.is_date32(kind):
+        return np.dtype(np.int32)
+    dtype = numpy_dtype(kind)
+    return np.dtype(np.int64) if dtype.kind in "mM" else dtype
 
 
-def _integer_point(value: float | Fraction, kind: pa.DataType) -> _Point:
+def _integer_place(value: float | Fraction, kind: pa.DataType) -> _Place:
     """Where a number lies among the integers of a type, or the ticks of a time's."""
-    ticks = pa.int32() if pa.types.is_date32(kind) else pa.int64()
-    dtype = numpy_dtype(kind if pa.types.is_integer(kind) else ticks)
-    limits = np.iinfo(dtype)
+    limits = np.iinfo(_ticks_dtype(kind))
     if value < int(limits.min):
-        return _Point(None, exact=False)
+        return _Place(None, is_equal=False)
     floor = int(limits.max) if value > int(limits.max) else math.floor(value)
-    return _Point(_scalar(floor, dtype, kind), exact=floor == value)
+    return _Place(floor, is_equal=floor == value)
 
 
-def _float_point(value: float, kind: pa.DataType) -> _Point:
+def _float_place(value: float, kind: pa.DataType) -> _Place:
     dtype = numpy_dtype(kind)
     try:
         wide = float(value)
@@ -248,82 +248,89 @@ def _float_point(value: float, kind: pa.DataType) -> _Point:
         wide = math.inf if value > 0 else -math.inf
     with np.errstate(over="ignore"):
         below = dtype.type(wide)
-        # A finite float is what it is rounded to.
-        is_exact = isinstance(value, float) and bool(np.isfinite(below))
-        if not is_exact and float(below) > value:
+        if isinstance(value, float) and np.isfinite(below):  # what it is rounded to
+            return _Place(float(below) + 0.0, is_equal=True)  # -0.0 becomes 0.0
+        if float(below) > value:
             below = np.nextafter(below, dtype.type(-np.inf))
-    # -0.0 becomes 0.0.
-    wider = comparable_type(kind)
-    scalar = _scalar(float(below) + 0.0, numpy_dtype(wider), wider)
-    return _Point(scalar, is_exact or float(below) == value)
+    return _Place(float(below) + 0.0, is_equal=float(below) == value)
 
 
-def _scalar(value: float, dtype: np.dtype[Any], kind: pa.DataType) -> pa.Scalar:
-    """A number or a time's ticks as Arrow has it; not by pa.scalar, which imports pandas."""
-    return from_numpy(np.array([value], dtype), kind)[0]
+_PLACES = {"integer": _integer_place, "float": _float_place}
 
 
-# ---- times, and durations, as attoseconds since 1970: an int, which is exact for all that numpy has
+def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
+    """Which of the values, all between the first and the last of `wanted`, are in it."""
+    if not len(values):
+        return np.empty(0, np.bool_)
+    is_whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), np.bool_)
+    if wanted.step >= 2**63 or values.min().item() < -(2**63) or values.max().item() >= 2**63:
+        pairs = zip(values.tolist(), is_whole.tolist(), strict=True)
+        return np.array([whole and int(value) in wanted for value, whole in pairs])
+    is_on: npt.NDArray[np.bool_] = values.astype(np.int64) % wanted.step == wanted[0] % wanted.step
+    return is_on & is_whole
 
-_NAT = object()
-_SECOND = 10**18
-_ATTOSECONDS: dict[str, int] = {
-    **{unit: 10 ** (18 - 3 * i) for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
-    **{unit: _SECOND * seconds for unit, seconds in (("m", 60), ("h", 3600), ("D", 86_400), ("W", 604_800))},
+
+# ---- times and durations as seconds since 1970: a Fraction, which is exact for all that numpy has
+
+_NAT: Any = object()
+_UNITS: dict[str, Fraction] = {
+    **{unit: Fraction(1, 1000**i) for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
+    **{unit: Fraction(n) for unit, n in (("m", 60), ("h", 3600), ("D", 86_400), ("W", 604_800))},
 }
 _ISO = re.compile(
-    r"\d{4}-\d\d(-\d\d)?"
-    r"([T ]\d\d(:\d\d(:\d\d(?P<fraction>\.\d{1,18})?)?)?(?P<zone>Z|[+-]([01]\d|2[0-3]):?[0-5]\d)?)?",
+    r"(?P<seconds>\d{4}-\d\d(-\d\d)?([T ]\d\d(:\d\d(:\d\d)?)?)?)"
+    r"(?P<fraction>(?<=:\d\d:\d\d)\.\d{1,18})?(?P<zone>(?<=.{13})(Z|[+-]([01]\d|2[0-3]):?[0-5]\d))?",
     re.ASCII,
 )
 # Years and months beyond all that a column has, which numpy still counts in days.
 _FAR = 10**15
 
 
-def _attoseconds(value: Any, kind: pa.DataType) -> Any:
-    """A value as attoseconds, _NAT for NaT; None if it is no time of the column's kind."""
-    if pa.types.is_duration(kind):
-        if hasattr(value, "to_timedelta64"):  # a pandas.Timedelta, which has nanoseconds
-            value = value.to_timedelta64()
-        if isinstance(value, dt.timedelta):
-            return _elapsed(value)
-        return _ticks(value) if isinstance(value, np.timedelta64) else None
-    has_zone = pa.types.is_timestamp(kind) and kind.tz is not None
+def _per_second(kind: pa.DataType) -> Fraction:
+    return 1 / _UNITS["D" if pa.types.is_date32(kind) else kind.unit]
+
+
+def _seconds(value: Any, family: str) -> Any:
+    """A value as seconds, _NAT for NaT; None if it is no time of the column's kind."""
+    if isinstance(value, dt.timedelta) and family == "duration":
+        if not hasattr(value, "to_timedelta64"):
+            return Fraction(value // dt.timedelta(microseconds=1), 10**6)
+        value = value.to_timedelta64()  # of a pandas.Timedelta, which has nanoseconds
+    if isinstance(value, np.timedelta64) or family == "duration":
+        is_duration = isinstance(value, np.timedelta64) and family == "duration"
+        return _counted(value) if is_duration else None
     if isinstance(value, str):
-        return _parsed(value, has_zone)
+        return _parsed(value, family)
     if isinstance(value, dt.datetime):
-        if value.tzinfo is not None and not has_zone:
+        if value.tzinfo is not None and family != "UTC time":
             return None  # a column without a zone has no instant to compare with
         if not hasattr(value, "to_datetime64"):
-            since = value.replace(tzinfo=None) - dt.datetime(1970, 1, 1)
-            return _elapsed(since - (value.utcoffset() or dt.timedelta()))
+            since = (
+                value.replace(tzinfo=None) - dt.datetime(1970, 1, 1) - (value.utcoffset() or dt.timedelta())
+            )
+            return Fraction(since // dt.timedelta(microseconds=1), 10**6)
         value = value.to_datetime64()  # of a pandas.Timestamp, which has nanoseconds
     elif isinstance(value, dt.date):
         value = np.datetime64(value, "D")
-    return _ticks(value) if isinstance(value, np.datetime64) else None
+    return _counted(value) if isinstance(value, np.datetime64) else None
 
 
-def _elapsed(value: dt.timedelta) -> int:
-    return value // dt.timedelta(microseconds=1) * 10**12
-
-
-def _parsed(text: str, has_zone: bool) -> int | None:
+def _parsed(text: str, family: str) -> Fraction | None:
     # Not by numpy or Python alone, which lose or wrap what has more digits than their types.
     parts = _ISO.fullmatch(text)
-    if parts is None or (parts["zone"] and not has_zone):
+    if parts is None or (parts["zone"] and family != "UTC time"):
         return None
-    fraction, zone = parts["fraction"] or "", parts["zone"] or "Z"
-    seconds = text.removesuffix(parts["zone"] or "").removesuffix(fraction)
-    minutes = 0 if zone == "Z" else int(zone[0] + "1") * (int(zone[1:3]) * 60 + int(zone[-2:]))
     try:
-        whole: int = _ticks(np.datetime64(seconds))
+        whole = _counted(np.datetime64(parts["seconds"]))
     except ValueError:
         return None
-    return whole + int(fraction[1:].ljust(18, "0")) - minutes * 60 * _SECOND
+    zone = parts["zone"] or "Z"
+    minutes = 0 if zone == "Z" else int(zone[0] + "1") * (int(zone[1:3]) * 60 + int(zone[-2:]))
+    return whole + Fraction("0" + (parts["fraction"] or "")) - minutes * 60  # type: ignore[no-any-return]
 
 
-def _ticks(value: Any) -> Any:
-    """A numpy time as attoseconds, _NAT for NaT; None if its unit has no fixed length."""
+def _counted(value: Any) -> Any:
+    """A numpy time as seconds, _NAT for NaT; None if its unit has no fixed length."""
     if np.isnat(value):
         return _NAT
     unit, step = np.datetime_data(value.dtype)
@@ -331,8 +338,4 @@ def _ticks(value: Any) -> Any:
     if unit in ("Y", "M") and value.dtype.kind == "M":
         near = np.int64(max(-_FAR, min(count, _FAR))).astype(f"M8[{unit}]")
         unit, count = "D", int(near.astype("M8[D]").astype("i8"))
-    return count * _ATTOSECONDS[unit] if unit in _ATTOSECONDS else None
-
-
-def _unit(kind: pa.DataType) -> str:
-    return "D" if pa.types.is_date32(kind) else str(kind.unit)
+    return count * _UNITS[unit] if unit in _UNITS else None

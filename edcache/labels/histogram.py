@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import math
 import re
 import sys
@@ -14,8 +15,8 @@ import numpy as np
 from edcache.base import Markup, element, fragment
 from edcache.format import from_numpy, is_number, is_text, number_values, numpy_dtype, one_chunk, pa, to_numpy
 from edcache.labels.column import as_python
-from edcache.labels.where import quoted, quoted_name
 
+_WRITTEN = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _MANY_ROWS = 200_000
 _HEAD = 10_000  # rows that usually tell whether a column has many values
 _WIDEST = 200  # characters of a text on a page
@@ -242,3 +243,15 @@ def plot(spread: Histogram, axes: Any = None) -> Any:
     axes.invert_yaxis()
     axes.set(xlabel="samples", ylabel=spread.name.replace("$", r"\$"))
     return axes
+
+
+def quoted(text: str) -> str:
+    """A text as a where-string has it."""
+    return '"' + re.sub(r'[\\"\n\t\r]', lambda match: _WRITTEN[match[0]], text) + '"'
+
+
+def quoted_name(name: str) -> str:
+    """A column's name as a where-string has it: as it is, or col("odd name")."""
+    parts = name.split(".")
+    is_plain = name.isascii() and all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
+    return name if is_plain else f"col({quoted(name)})"

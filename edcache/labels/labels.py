@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from array import array as Longs
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
 from typing import Any, TypeAlias
@@ -264,6 +264,12 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
         return self._taken(column)
+
+    def read(self, names: Iterable[str]) -> None:
+        """Read columns at once, those that are there; each is read at its first use otherwise."""
+        source, wanted = self.source, set(names)
+        if isinstance(source, StoredLabels):
+            source.read([name for name in source.column_names if name in wanted])
 
     def comparable(self, name: str) -> pa.ChunkedArray:
         """The column in the form for comparisons (see column.py), made once for all views."""

@@ -13,7 +13,6 @@ from fuzz_draw import Draw
 from edcache.errors import LabelError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
-from edcache.labels.where import parse_where
 
 TOKENS = [
     *(
@@ -60,10 +59,7 @@ TOKENS = [
         "1e308",
     ),
 ]
-_EVALUATED = 60  # the engine behind an expression takes most of the time; longer ones are parsed alone
-_FORBIDDEN = frozenset(
-    {"exec", "compile", "os.system", "subprocess.Popen", "pickle.find_class", "open", "import"}
-)
+_FORBIDDEN = frozenset({"exec", "os.system", "subprocess.Popen", "pickle.find_class", "open", "import"})
 _is_armed = False
 
 
@@ -110,9 +106,6 @@ def run(data: bytes) -> None:
     labels, text = _labels(), _text(draw)
     _is_armed = True
     try:
-        if len(text) > _EVALUATED:
-            parse_where(text, labels.table.schema)
-            return
         rows = matching_rows(labels, {}, text)
     except LabelError:
         return
@@ -133,8 +126,8 @@ def seeds() -> list[bytes]:
         "0 <= label < 3",
         "name not in ['a', None]",
         "__import__('os').system('true')",
-        "(" * 60 + "label = 1" + ")" * 60,
-        "big = 18446744073709551615 or odd > 1.5",
+        "(" * 60 + "label == 1" + ")" * 60,
+        "big == 18446744073709551615 or odd > 1.5",
     ]
     return [b"\1" + text.encode() for text in texts] + [
         bytes([0, 1, 0, 1, 24, 1, 44]),

@@ -8,6 +8,7 @@ import json
 import math
 import operator
 import struct
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pandas
@@ -63,7 +64,7 @@ def floats(code):
             return None
 
     special = [struct.unpack(code, struct.pack(WIDTHS[code], bits))[0] for bits in FLOAT_BITS[code]]
-    usual = [as_float(value) for value in [*EDGES, 0.1, 0.5, -1.5]]
+    usual = [as_float(value) for value in [*EDGES, 0.1, 0.5, -1.5, 1e-17, 3e-8]]
     return special + [value for value in usual if value is not None]
 
 
@@ -250,12 +251,20 @@ def combined(children):
 @given(RECORDS, st.recursive(comparisons(), combined, max_leaves=3), st.data())
 def test_where_strings_are_exact_on_every_column(rows, condition, data):
     text, truth = condition
-    labels = Labels(table(rows))
+    labels, whole = Labels(table(rows)), rows
     if rows and data.draw(st.booleans()):
         picks = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=4))
         labels, rows = labels.take(picks), [rows[k] for k in picks]
     expected = [k for k, row in enumerate(rows) if truth(row) is True]
-    assert matching_rows(labels, {}, text).tolist() == expected
+    # Two columns of different types are refused if no type holds the values of both.
+    with suppress(LabelTypeError) if any(map(is_far, whole)) else nullcontext():
+        assert matching_rows(labels, {}, text).tolist() == expected
+
+
+def is_far(row):
+    """Whether a value is there that another type of its kind does not hold."""
+    far = {"day": 2**31 - 1} | dict.fromkeys(SECONDS, 2**63 - 1) | dict.fromkeys(NUMBERS, 2**53)
+    return any(row[name] is not None and abs(row[name]) >= least for name, least in far.items())
 
 
 @settings(max_examples=scaled(80, 20))
@@ -278,6 +287,12 @@ def test_keywords_are_exact_on_every_column(rows, data):
         ]
         expected = [k for k, row in enumerate(rows) if member(row[name], wanted) is True]
     assert matching_rows(Labels(table(rows)), {name: given_value}).tolist() == expected
+
+
+def test_a_range_has_whole_numbers_alone():
+    labels = Labels(pa.table({"x": [1e-17, 0.0, 3e-8, 1.0, 0.5, 3 + 4e-16, 3.0, None]}))
+    assert matching_rows(labels, {"x": range(-1, 4)}).tolist() == [1, 3, 6]
+    assert matching_rows(labels, {"x": range(-3, 5, 3)}).tolist() == [1, 6]
 
 
 def in_range(value, numbers):
@@ -474,10 +489,10 @@ def test_zeros_are_one_value_in_every_way_to_ask(archive, name):
     for conditions in zeros:
         assert ds.filter(**conditions).indices.tolist() == expected
         assert ds.exclude(**conditions).indices.tolist() == [k for k in range(60) if k not in expected]
-    for text in (f"{name} == 0", f"{name} in (0)", f"{name} in (-0.0)", f"0 <= {name} <= -0.0"):
+    for text in (f"{name} == 0", f"{name} in (0,)", f"{name} in (-0.0,)", f"0 <= {name} <= -0.0"):
         assert ds.filter(text).indices.tolist() == expected
     others = [k for k, value in enumerate(columns[name]) if value is not None and value != 0]
-    for text in (f"{name} != 0", f"{name} not in (0)", f"not {name} == 0.0", f"not ({name} in [0, -0.0])"):
+    for text in (f"{name} != 0", f"{name} not in (0,)", f"not {name} == 0.0", f"not ({name} in [0, -0.0])"):
         assert ds.filter(text).indices.tolist() == others
     assert ds.labels.counts(name)[0.0] == len(expected)
 
@@ -492,7 +507,7 @@ def test_archives_and_command_line_have_the_same_classes(archive, tmp_path, name
     assert sorted(row["count"] for row in map(json.loads, printed.output.splitlines())) == sorted(
         map(len, groups)
     )
-    zeros = CliRunner().invoke(main, ["labels", str(ds.path), "--where", f"{name} in (0)", "--jsonl"])
+    zeros = CliRunner().invoke(main, ["labels", str(ds.path), "--where", f"{name} in (0,)", "--jsonl"])
     expected = [k for k, value in enumerate(columns[name]) if value == 0]
     assert [row["index"] for row in map(json.loads, zeros.output.splitlines())] == expected
 
@@ -644,10 +659,10 @@ TABLE_FUNCTION = "a function gets the label table, a pyarrow Table, and returns 
     [
         ("contains(d, 'a')", {}, LabelTypeError, r'"d" is double; contains\(\) looks into text; compare'),
         ("startswith(b, 'a')", {}, LabelTypeError, r'"b" is bool; startswith\(\) looks into text; compare'),
-        ("s like 'a%'", {}, WhereError, f'found "like".*; {SEARCHED}'),
+        ("s like 'a%'", {}, WhereError, f"invalid syntax; {SEARCHED}"),
         ("like(s, 'a%')", {}, WhereError, f'"like" is no function here; {SEARCHED}'),
-        ("s contains 'a'", {}, WhereError, f'found "contains".*; {SEARCHED}'),
-        ("contains('a', s)", {}, WhereError, r'contains\(\) takes a column and a string, contains\(name'),
+        ("s contains 'a'", {}, WhereError, f"invalid syntax; {SEARCHED}"),
+        ("contains(s, s)", {}, WhereError, r"expected a column or a literal"),
         (None, {"s": 1}, LabelTypeError, r'"s" is string; an int \(1\) cannot be compared with it; compare'),
         (None, {"d": lambda v: v == 0 and v}, OptionError, f'"d" raised ValueError: .*; {COLUMN_FUNCTION}'),
         (None, {"d": lambda v: 3}, OptionError, rf'label "d" gave an int \(3\); {COLUMN_FUNCTION}'),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edcache.errors import LabelTypeError, UnknownLabelError, WhereError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
-from edcache.labels.where import parse_where
+from edcache.labels.where import where_truth
 
 TABLE = pa.table(
     {
@@ -32,6 +32,7 @@ TABLE = pa.table(
         "when": pa.array([dt.datetime(2024, 1, d, 12) for d in range(1, 6)], pa.timestamp("s")),
         "nothing": pa.nulls(5),
         "große": [1, 2, 3, 4, 5],
+        "class": [1, 2, 3, 4, 5],
     }
 )
 
@@ -44,7 +45,6 @@ def rows(text):
     ("text", "expected"),
     [
         ("label == 1", [1]),
-        ("label = 1", [1]),
         (" label==1 ", [1]),
         ("1 == label", [1]),
         ("label != 1", [0, 2, 4]),
@@ -66,7 +66,11 @@ def rows(text):
         ("small != 256", [0, 1, 2, 3, 4]),
         ("label in (1, 2)", [1, 2]),
         ("label in [1, 2,]", [1, 2]),
-        ("label in (1)", [1]),
+        ("label in ((1, 2))", [1, 2]),
+        ("label == 1 # one\n or\n label == 2", [1, 2]),
+        ("\nlabel == 1\nand split == 'test'\n", [1]),
+        ("label != 18446744073709551616", [0, 1, 2, 4]),
+        ("label == 0x2", [2]),
         ("label in ()", []),
         ("label in (1, None)", [1, 3]),
         ("label in (None,)", [3]),
@@ -82,8 +86,6 @@ def rows(text):
         ("not not label == 1", [1]),
         ("label == 1 or split == 'train'", [0, 1]),
         ("label == 1 and split == 'train' or label == 2", [1 + 1]),
-        ("label == 1 OR label == 3 AND NOT split == 'test'", [0, 1]),
-        ("label IN (1) or label IS None or label NOT IN (1, 2, 3)", [1, 3, 4]),
         ("(label == 1 or label == 2) and split == 'test'", [1]),
         ("((label)) == (1)", [1]),
         ("(label) in (1, 2)", [1, 2]),
@@ -136,9 +138,6 @@ HOSTILE = [
     "__import__('os')",
     "__import__('os').system('true')",
     "().__class__",
-    "label.__class__",
-    "label.__class__ == 1",
-    "label == label.real",
     "lambda: 1",
     "lambda x: x == 1",
     "[x for x in (1, 2)]",
@@ -147,25 +146,32 @@ HOSTILE = [
     "(label := 1)",
     "label := 1",
     "label == 1; label == 2",
-    "label == 1 # comment",
     "label == " + "9" * 5000,
-    "label == 18446744073709551616",
-    "label == -18446744073709551616",
     "score == 1e400",
     "score == -1e400",
-    "label == 0x10",
-    "label == 1_000",
     "label == 1j",
     "label == 1.5.2",
-    "label == 12or label == 3",
-    "(" * 51 + "label == 1" + ")" * 51,
     "(" * 5000,
+    "(" * 300 + "label == 1" + ")" * 300,
     "not " * 2499,
+    "not " * 2499 + "flag",
+    "-" * 9000 + "1 == label",
+    "label" + ".a" * 4990,
+    "1 + " * 2400 + "label == 1",
+    "lambda: " * 1200 + "label",
+    "f" + "(" * 199 + ")" * 199,
+    "label = 1",
+    "label in (1)",
+    "label == 1 AND flag",
+    "NOT flag",
+    "label == '\ud800'",
+    "label == *label",
+    "label == 1,",
+    "label == 1) or (flag] == 1",
     "label == 1\0",
     "\0",
     "label == '\n'",
     'label == "unclosed',
-    r'split == "\x41"',
     "",
     "   ",
     "label",
@@ -185,7 +191,6 @@ HOSTILE = [
     "label in 1",
     "label in other",
     "label in (other)",
-    "label in ((1, 2))",
     "label in (1 2)",
     "label in (1, 2",
     "1 in (1, 2)",
@@ -222,34 +227,36 @@ HOSTILE = [
 def test_everything_else_is_a_where_error(text):
     # The bare int column is a condition of the wrong type, which has an error of its own.
     with pytest.raises(LabelTypeError if text == "label" else WhereError, match=r"where|not a condition"):
-        parse_where(text, TABLE.schema)
+        where_truth(text, Labels(TABLE))
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("label = = 3", 'where "label = = 3": column 9: found "=", expected a column or a literal; allowed'),
-        ("label == ", 'column 9: found the end, expected a column or a literal'),
-        ("label == 3 $", r"column 12: cannot read '$'"),
+        ("label = = 3", 'where "label = = 3": column 7: invalid syntax; values are compared by ==; allowed'),
+        ("label = 3", "column 1: invalid syntax; values are compared by ==; allowed are column names"),
+        ("flag AND flag", "invalid syntax; and, or, not, in, is are written in lower case; allowed"),
+        ("label == ", "the end: invalid syntax"),
+        ("label == 3 $", "column 12: invalid syntax"),
         ("os('x')", 'column 1: "os" is no function here'),
-        ("label.real == 1", 'column 1: "label.real" is no column, and columns have no attributes'),
-        ("label == 99999999999999999999999", "column 10: an integer beyond 64 bits"),
-        ("score < 1e400", "column 9: 1e400 is beyond float64"),
-        ("label < None", "column 7: < orders no None"),
-        ("label is 1", 'column 10: found "1", expected None (with any other value use ==)'),
+        ("score < 1e400", "column 9: a number beyond float64"),
+        ("label < None", "column 9: < orders no None"),
+        ("label is 1", 'column 10: "is" asks whether a column "is None"; values are compared by =='),
         ("1 in (1, 2)", 'column 1: "in" has no column on its left'),
-        ("flag and 1", "column 10: a literal alone is not a condition"),
-        ("1 == 2", 'column 3: "==" compares no column'),
-        (r"split == 'a\d'", r"column 10: the string holds the unknown escape \d"),
-        ("flag flag", 'column 6: found "flag", expected the end, and, or'),
-        ("(" * 60, "column 51: nested deeper than 50"),
+        ("flag and 1", "column 10: this is no condition"),
+        ("1 == 2", "column 1: this compares no column"),
+        ("flag flag", "column 1: invalid syntax"),
+        ("not " * 51 + "flag", "nested deeper than 50"),
         ("x" * 10_001, "where-string of 10001 characters; at most 10000 are read"),
-        ("label in 3", 'column 10: found "3", expected a list of literals'),
+        ("label in 3", "column 10: expected a list of literals, as in (0, 1), (0,)"),
+        ("große == 1 and\n große == (label == 1)", "line 2, column 12: expected a column or a literal"),
+        ("große == 1 and große + 1", "column 16: this is no condition"),
+        ("class == 1", '"class" is a word of Python: write col("class")'),
     ],
 )  # fmt: skip
 def test_where_error_texts(text, message):
     with pytest.raises(WhereError, match=re.escape(message)):
-        parse_where(text, TABLE.schema)
+        where_truth(text, Labels(TABLE))
 
 
 @pytest.mark.parametrize(
@@ -258,6 +265,9 @@ def test_where_error_texts(text, message):
         ("lable == 1", UnknownLabelError, 'no label "lable"; this archive has: label, small'),
         ("col('x y') == 1", UnknownLabelError, 'no label "x y"'),
         ("target.boxes == 1", UnknownLabelError, 'no label "target.boxes"'),
+        ("label.__class__ == 1", UnknownLabelError, 'no label "label.__class__"'),
+        ("split == train", UnknownLabelError, 'write text in quotes: "train"'),
+        ("lable == 1", UnknownLabelError, "did you mean label?"),
         (
             "split == 1",
             LabelTypeError,
@@ -285,7 +295,7 @@ def test_where_error_texts(text, message):
 )
 def test_names_and_types(text, error, message):
     with pytest.raises(error, match=message):
-        parse_where(text, TABLE.schema)
+        where_truth(text, Labels(TABLE))
 
 
 def test_long_chains_do_not_nest():
@@ -293,13 +303,14 @@ def test_long_chains_do_not_nest():
     assert rows(text) == [1]
     assert rows("label" + "<=label" * 1400) == [0, 1, 2, 4]
     assert rows("(" * 50 + "label == 1" + ")" * 50) == [1]
+    assert rows("not " * 48 + "label == 1") == [1]
 
 
 @settings(max_examples=300)
 @given(st.text(alphabet="label split()'\"=<>!.,-0129e\\[]andornotinis ", max_size=60) | st.text(max_size=20))
 def test_any_text_parses_or_raises_our_errors(text):
     with contextlib.suppress(WhereError, UnknownLabelError, LabelTypeError):
-        parse_where(text, TABLE.schema)
+        where_truth(text, Labels(TABLE))
 
 
 def test_integers_beyond_float_precision_compare_exactly():

@@ -341,7 +341,7 @@ def long_batches(f: Forge):
     base="rich",
 )
 def lying_bounds(f: Forge):
-    """A filter believes the table, as it believes the labels: verify compares them."""
+    """Verify compares them with the values."""
     _lie(f, "y", most=1)
 
 
