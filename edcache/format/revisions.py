@@ -157,7 +157,7 @@ def check_types(chunks: LabelTypes | None, revisions: Sequence[RevisionTypes], w
         for name, new in revision.columns.types.items():
             old = types.get(name, no_type())
             try:
-                types[name] = old.with_type(new)
+                types[name] = old.joined(new)
             except Clash as clash:
                 raise LabelTypeError(
                     f'{where}: label "{name}" is {old.arrow} in the archive and {new.arrow} in labels that '

@@ -49,19 +49,30 @@ class ColumnType(NamedTuple):
     beyond: bool = False
     inexact: int | None = None
 
-    def with_values(self, kind: pa.DataType, numbers: Iterable[int]) -> ColumnType:
-        """The type that also holds values of `kind`; Clash if there is none. numbers: ints that decide."""
-        arrow = merged(self.arrow, kind)
+    @classmethod
+    def of(cls, kind: pa.DataType, numbers: Iterable[int] = ()) -> ColumnType:
+        """That of values of a type. numbers: the integers among them, or those that decide."""
+        numbers = list(numbers)
+        inexact = (n for n in numbers if abs(n) > EXACT and int(float(n)) != n)
+        return cls(kind, any(n < 0 for n in numbers), any(n >= 2**63 for n in numbers), next(inexact, None))
+
+    @classmethod
+    def of_column(cls, column: pa.ChunkedArray) -> ColumnType:
+        """That of the values of a column."""
+        if not pa.types.is_integer(element_type(column.type)):
+            return cls(column.type)
+        chunks = [list_items(chunk) if is_list(column.type) else chunk for chunk in column.chunks]
+        return cls.of(column.type, (n for chunk in chunks for n in deciding_numbers(number_values(chunk))))
+
+    def joined(self, other: ColumnType) -> ColumnType:
+        """The type that also holds the values of another; Clash if there is none."""
+        arrow = merged(self.arrow, other.arrow)
         if arrow is None:
             raise Clash
-        negative, beyond, inexact = self.negative, self.beyond, self.inexact
-        for number in numbers:
-            negative = negative or number < 0
-            beyond = beyond or number >= 2**63
-            if inexact is None and abs(number) > EXACT and int(float(number)) != number:
-                inexact = number
+        negative, beyond = self.negative or other.negative, self.beyond or other.beyond
+        inexact = other.inexact if self.inexact is None else self.inexact
         element = element_type(arrow)
-        signed = (pa.types.is_signed_integer(element_type(one)) for one in (self.arrow, kind))
+        signed = (pa.types.is_signed_integer(element_type(one.arrow)) for one in (self, other))
         if element == pa.uint64() and not beyond and any(signed):
             element = pa.int64()
             arrow = list_of(element, arrow) if is_list(arrow) else element
@@ -70,15 +81,6 @@ class ColumnType(NamedTuple):
         if inexact is not None and pa.types.is_floating(element):
             raise Clash(f", and float64 does not hold {inexact} exactly")
         return ColumnType(arrow, negative, beyond, inexact)
-
-    def with_column(self, column: pa.ChunkedArray) -> ColumnType:
-        """The type that also holds the values of a column; Clash if there is none."""
-        return self.with_values(column.type, _numbers_in(column))
-
-    def with_type(self, other: ColumnType) -> ColumnType:
-        """The type that also holds the values of another; Clash if there is none."""
-        known = [-1] * other.negative + [2**63] * other.beyond
-        return self.with_values(other.arrow, known if other.inexact is None else [*known, other.inexact])
 
 
 def family(kind: pa.DataType) -> str:
@@ -139,13 +141,6 @@ def deciding_numbers(values: npt.NDArray[Any]) -> Sequence[int]:
     return (low, high, *(int(value) for value in values[inexact[:1]]))
 
 
-def _numbers_in(column: pa.ChunkedArray) -> Iterable[int]:
-    if not pa.types.is_integer(element_type(column.type)):
-        return
-    for chunk in column.chunks:
-        yield from deciding_numbers(number_values(list_items(chunk) if is_list(column.type) else chunk))
-
-
 class LabelTypes:
     """The types of label columns over many chunks, with what decides whether one more chunk fits.
 
@@ -158,7 +153,7 @@ class LabelTypes:
     @classmethod
     def of(cls, table: pa.Table) -> LabelTypes:
         """The types of one chunk's labels."""
-        return cls({name: no_type().with_column(table.column(name)) for name in table.column_names})
+        return cls({name: ColumnType.of_column(table.column(name)) for name in table.column_names})
 
     def joined(self, other: LabelTypes, where: str) -> LabelTypes:
         """The types of both together; raises as `unify`."""
@@ -166,7 +161,7 @@ class LabelTypes:
         for name in _common_names([list(self.types), list(other.types)], where):
             old, new = self.types[name], other.types[name]
             try:
-                types[name] = old.with_type(new)
+                types[name] = old.joined(new)
             except Clash as clash:
                 raise _chunk_clash(name, old.arrow, new.arrow, clash, where) from None
         return LabelTypes(types)
@@ -232,17 +227,24 @@ def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: 
     whole, part = no_type(), parts[0]
     try:
         for part in parts:
-            whole = whole.with_column(part)
+            whole = whole.joined(ColumnType.of_column(part))
     except Clash as clash:
         raise _chunk_clash(name, whole.arrow, part.type, clash, where, piece) from None
-    kind = whole.arrow
-    if is_list(kind):
-        items = sum(len(list_items(chunk)) for part in parts if is_list(part.type) for chunk in part.chunks)
-        return pa.large_list(kind.value_type) if items > _OFFSET_LIMIT else kind
+    return _addressing(whole.arrow, sum(map(_size, parts)))
+
+
+def _size(column: pa.ChunkedArray) -> int:
+    """What the offsets of a column address: the items of lists, else bytes."""
+    chunks = column.chunks if is_list(column.type) else ()
+    return sum(len(list_items(chunk)) for chunk in chunks) if chunks else column.nbytes
+
+
+def _addressing(kind: pa.DataType, size: int) -> pa.DataType:
+    """A type, or the large one of its kind if 31 bits do not address so many bytes or items."""
+    if size <= _OFFSET_LIMIT:
+        return kind
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-    if kind in large and sum(part.nbytes for part in parts) > _OFFSET_LIMIT:
-        return large[kind]
-    return kind
+    return pa.large_list(kind.value_type) if is_list(kind) else large.get(kind, kind)
 
 
 def may_be_large(kind: pa.DataType, nbytes: int) -> bool:
@@ -275,20 +277,12 @@ class WholeSchema:
         own = LabelTypes.of(table)
         self._types = own if self._types is None else self._types.joined(own, self._where)
         for name, column in zip(table.column_names, table.columns, strict=True):
-            lists = column.chunks if is_list(column.type) else ()
-            self._sizes[name] += sum(len(list_items(one)) for one in lists) if lists else column.nbytes
+            self._sizes[name] += _size(column)
 
     def schema(self) -> pa.Schema:
         """The columns of all tables so far; what 31 bits do not address is large."""
         types = {} if self._types is None else self._types.types
-        fields = []
-        for name, kind in types.items():
-            arrow = kind.arrow
-            if self._sizes[name] > _OFFSET_LIMIT:
-                large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-                arrow = pa.large_list(arrow.value_type) if is_list(arrow) else large.get(arrow, arrow)
-            fields.append(pa.field(name, arrow))
-        return pa.schema(fields)
+        return pa.schema([(name, _addressing(kind.arrow, self._sizes[name])) for name, kind in types.items()])
 
 
 def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from typing import Any, NamedTuple
+from functools import cache, reduce
+from typing import Any
 
 import numpy as np
 
@@ -17,11 +17,12 @@ from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
-_FLOATS = (float, np.float16, np.float32, np.float64)
+_FLOATS = (np.float16, np.float32, np.float64)
 _INTEGERS = tuple(np.dtype(code).type for code in np.typecodes["AllInteger"])
-# No value of these classes can change a column's type, but for a str that is not UTF-8.
-_SETTLED = frozenset({bool, bytes, np.bool_, *_FLOATS})
-_COUNTED = frozenset({int, *_INTEGERS, str})
+# Once there is one, no other value of these classes changes a column's type; of the second if it is ASCII, or
+# an integer that every type of numbers holds.
+_SETTLED = frozenset({bool, float, bytes, np.bool_, *_FLOATS})
+_COUNTED = frozenset({str, int, *_INTEGERS})
 
 
 class LabelCollector:
@@ -49,7 +50,7 @@ class LabelCollector:
             self._rows += 1
 
     def add_values(self, index: int, values: Sequence[Any]) -> None:
-        """The same of the values of its labels, one for each."""
+        """Keep the values of a sample's labels, one for each column; raises as `add`."""
         try:
             for column, value in zip(self._columns, values, strict=True):
                 column.add(index, value)
@@ -65,8 +66,8 @@ class LabelCollector:
         """
         try:
             for column in self._columns:
-                label = column._name, column._source
-                is_function = callable(column._source)
+                label = column.name, column.source
+                is_function = callable(column.source)
                 values = None if is_function else value_of(*label, index, columns)
                 # A tree of columns is no column of trees.
                 if is_function or isinstance(values, (dict, tuple)):
@@ -90,52 +91,57 @@ class LabelCollector:
     def successor(self) -> LabelCollector:
         """An empty collector for the next chunk, which knows the types of all samples seen here."""
         following = LabelCollector(self.spec)
-        following._columns = [_Column(c._name, c._source, c._seen) for c in self._columns]
+        following._columns = [_Column(c.name, c.source, c.joined_type()) for c in self._columns]
         return following
 
 
 class _Column:
-    """The values of one label in the chunk at hand."""
+    """The values of one label in the chunk at hand. before: the type of those in chunks before it."""
 
-    def __init__(self, name: str, source: LabelSource, seen: ColumnType) -> None:
-        self._name = name
-        self._source = source
-        self._seen = seen
-        self._chunk = no_type()
+    def __init__(self, name: str, source: LabelSource, before: ColumnType) -> None:
+        self.name = name
+        self.source = source
+        self._before = before
+        self._type = no_type()
         # Whole columns, and lists of values between them; of so many rows together. Behind them the values.
         self._parts: list[Any] = []
         self._rows = 0
         self._values: list[Any] = []
-        self._class: type | None = None  # the class whose next value needs no look at the types
-        self._low = 0
-        self._undo = (0, self._seen, self._chunk)
+        # Of values that were added: their classes, and the least integer that changes nothing.
+        self._classes: frozenset[type] = frozenset()
+        self._least = 0
+        self._undo = (0, self._type)
+
+    def joined_type(self) -> ColumnType:
+        """The type of all values so far."""
+        return self._before.joined(self._type)
 
     def add(self, index: int, value: Any) -> None:
+        """Append a value, and copy it if it can change; LabelTypeError names the sample."""
         cls = type(value)
         if value is None or (
-            cls is self._class
-            and (cls in _SETTLED or (value.isascii() if cls is str else self._low <= value <= EXACT))
+            cls in self._classes
+            and (cls in _SETTLED or (value.isascii() if cls is str else self._least <= value <= EXACT))
         ):
             self._values.append(value)
             return
         try:
-            cell = _cell(value)
-            seen, chunk = (of.with_values(cell.type, cell.numbers) for of in (self._seen, self._chunk))
+            own, value = _typed(value)
+            self._widen(own)
         except _NotALabel as problem:
             what = f"{str(problem) or described(value)}; a label is {_KINDS}"
             raise self._error(index, what, "convert it") from None
         except format.Clash as clash:
-            what = f"{described(value)}, earlier samples are {self._seen.arrow}{clash}"
+            what = f"{described(value)}, earlier samples are {self.joined_type().arrow}{clash}"
             raise self._error(index, what, "make it one type") from None
-        self._undo = (self._rows + len(self._values), self._seen, self._chunk)
-        self._seen, self._chunk = seen, chunk
-        self._values.append(cell.value)
-        self._low = -EXACT if seen.negative and chunk.negative else 0
-        self._class = cls if cls in _SETTLED or cls in _COUNTED else None
+        self._values.append(value)
+        if cls in _SETTLED or cls in _COUNTED:
+            self._classes |= {cls}
+            self._least = -EXACT if self._type.negative else 0
 
     def add_all(self, index: int, values: Any, count: int) -> None:
-        """Add the values of `count` samples: an array of numbers at once, if it goes with the others."""
-        undo = (self._rows + len(self._values), self._seen, self._chunk)
+        """Append the values of `count` samples: an array of numbers at once, if it goes with the others."""
+        undo = (self._rows + len(self._values), self._type)
         try:
             if not self._add_array(_whole(values)):
                 for row in range(count):
@@ -146,41 +152,47 @@ class _Column:
     def _add_array(self, array: Any) -> bool:
         if array is None:
             return False
-        kind, numbers = _numpy_types()[array.dtype.type], deciding_numbers(array)
         try:
-            seen, chunk = (of.with_values(kind, numbers) for of in (self._seen, self._chunk))
+            self._widen(ColumnType.of(_numpy_types()[array.dtype.type], deciding_numbers(array)))
         except format.Clash:
             return False  # one by one, which names the sample
         rows = self._rows + len(self._values) + len(array)
-        self._seen, self._chunk, self._class = seen, chunk, None
         # One assignment, so that an interrupt finds all of it or nothing.
         self._parts, self._rows, self._values = [*self._parts, self._values, array], rows, []
         return True
 
+    def _widen(self, own: ColumnType) -> None:
+        """Let the type hold the values of another one; Clash if there is none, or not with those before."""
+        wider = self._type.joined(own)
+        self._before.joined(wider)
+        self._undo, self._type = (self._rows + len(self._values), self._type), wider
+
     def truncate(self, rows: int) -> None:
+        """Keep the first `rows` values; at most what was added last may go."""
         if self._rows + len(self._values) > rows:
             del self._values[max(0, rows - self._rows) :]
             while self._rows > rows:
                 self._rows -= len(self._parts.pop())
             if self._undo[0] == rows:
-                _, self._seen, self._chunk = self._undo
-                self._class = None
+                self._type, self._classes = self._undo[1], frozenset()
 
     def array(self) -> pa.Array:
-        kind = self._chunk.arrow
+        """The values as one array of their type."""
+        kind = self._type.arrow
         parts = [_build(part, kind) for part in (*self._parts, self._values) if len(part)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [_build([], kind)])
 
     def _error(self, index: int, what: str, verb: str) -> LabelTypeError:
         remedy = f"{verb} in the callable or the dataset"
-        if isinstance(self._source, (str, int)):
-            key = f'"{self._source}"' if isinstance(self._source, str) else str(self._source)
-            remedy = f'{verb}, for example in_memory_keys={{"{self._name}": lambda s: str(s[{key}])}}'
-        return LabelTypeError(f'label "{self._name}": sample {index} is {what}; {remedy}')
+        if isinstance(self.source, (str, int)):
+            key = f'"{self.source}"' if isinstance(self.source, str) else str(self.source)
+            remedy = f'{verb}, for example in_memory_keys={{"{self.name}": lambda s: str(s[{key}])}}'
+        return LabelTypeError(f'label "{self.name}": sample {index} is {what}; {remedy}')
 
 
 def _build(values: Any, kind: pa.DataType) -> pa.Array:
     """One Arrow array of the values, which are known to fit `kind`; no validity bitmap without a None."""
+    # Not by pa.array, which imports pandas: 0.3 s and 57 MB in every process that writes.
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
     if isinstance(values, np.ndarray):
@@ -191,8 +203,7 @@ def _build(values: Any, kind: pa.DataType) -> pa.Array:
     if format.is_list(kind):
         present = [value for value in values if value is not None]
         if present and all(isinstance(value, np.ndarray) for value in present):
-            dtype = format.numpy_dtype(kind.value_type)
-            items = format.from_numpy(np.concatenate(present, dtype=dtype, casting="unsafe"), kind.value_type)
+            items = _build(np.concatenate(present), kind.value_type)
         else:
             items = _build([item for value in present for item in value], kind.value_type)
         ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
@@ -223,44 +234,111 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
     return format.unify([*tables, collector.table()], "")
 
 
-# ---- one value, as its column keeps it
-
-
-class _Cell(NamedTuple):
-    """A value, and the ints that decide about a wider type: all, or least, greatest, first inexact."""
-
-    type: pa.DataType
-    value: Any
-    numbers: Sequence[int] = ()
+# ---- one value: its type, and what its column keeps of it
 
 
 class _NotALabel(Exception):
     """A value that no column holds; the text says why, where the type alone does not."""
 
 
-def _cell(value: Any) -> _Cell:
-    """The value of one sample: a scalar, or a flat list of scalars."""
-    value = _from_tensor(value)
-    if isinstance(value, np.ma.MaskedArray):
-        raise _NotALabel
-    if isinstance(value, (list, tuple)):
-        return _list_cell([_scalar_cell(_from_tensor(item)) for item in value])
-    if not isinstance(value, np.ndarray) or value.ndim == 0:
-        return _scalar_cell(value)
-    if value.ndim > 1:
-        raise _NotALabel
-    kind = _numpy_types().get(value.dtype.type)
-    if kind is None:
-        return _list_cell([_scalar_cell(item) for item in value])
-    # A copy: the caller may fill the same buffer again for the next sample.
-    own = np.array(value, dtype=value.dtype.newbyteorder("="))
-    return _Cell(pa.list_(kind), own, deciding_numbers(own))
+@cache
+def _numpy_types() -> dict[type, pa.DataType]:
+    return {scalar: pa.from_numpy_dtype(np.dtype(scalar)) for scalar in (np.bool_, *_INTEGERS, *_FLOATS)}
 
 
 @cache
-def _numpy_types() -> dict[type, pa.DataType]:
-    scalars = (np.bool_, *_INTEGERS, *_FLOATS[1:])
-    return {scalar: pa.from_numpy_dtype(np.dtype(scalar)) for scalar in scalars}
+def _plain_types() -> dict[type, pa.DataType]:
+    return {bool: pa.bool_(), float: pa.float64(), bytes: pa.binary(), str: pa.string()}
+
+
+def _typed(value: Any) -> tuple[ColumnType, Any]:
+    """A scalar, or a flat list of scalars, with its type."""
+    value = _from_tensor(value)
+    if isinstance(value, np.ma.MaskedArray) or (isinstance(value, np.ndarray) and value.ndim > 1):
+        raise _NotALabel
+    if isinstance(value, np.ndarray) and value.ndim == 1:
+        kind = _numpy_types().get(value.dtype.type)
+        if kind is not None:
+            # A copy: the caller may fill the same buffer again for the next sample.
+            own = np.array(value, dtype=value.dtype.newbyteorder("="))
+            return ColumnType.of(pa.list_(kind), deciding_numbers(own)), own
+    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):
+        return _list(value)
+    return _scalar(value)
+
+
+def _list(values: Iterable[Any]) -> tuple[ColumnType, Any]:
+    items = [_scalar(_from_tensor(item)) for item in values]
+    try:
+        inner = reduce(ColumnType.joined, (own for own, _ in items), no_type())
+    except format.Clash as clash:
+        kinds = " and ".join(dict.fromkeys(str(own.arrow) for own, _ in items))
+        raise _NotALabel(f"a list of mixed types ({kinds}{clash})") from None
+    return inner._replace(arrow=pa.list_(inner.arrow)), [item for _, item in items]
+
+
+def _scalar(value: Any) -> tuple[ColumnType, Any]:
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if value is None:
+        return no_type(), None
+    known = _numpy_types().get(type(value))
+    if known is not None:
+        item = value.item()
+        return ColumnType.of(known, [item] if pa.types.is_integer(known) else ()), item
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not -(2**63) <= value < 2**64:
+            raise _NotALabel(f"an int of {value.bit_length()} bits, which neither int64 nor uint64 holds")
+        return ColumnType.of(pa.int64() if value < 2**63 else pa.uint64(), [int(value)]), int(value)
+    for cls, kind in _plain_types().items():
+        if isinstance(value, cls):
+            # Of a subclass, such as an enum, as the class itself has it.
+            plain = str.__str__(value) if cls is str else cls(value)
+            if cls is str and plain.encode(errors="ignore").decode() != plain:
+                raise _NotALabel(f"a str that is not UTF-8 ({shown(plain)})")
+            return ColumnType.of(kind), plain
+    return _time(value)
+
+
+def _time(value: Any) -> tuple[ColumnType, Any]:
+    """A date, a time or a duration, as numpy's scalar of the unit that its column has."""
+    zone = None
+    try:
+        if isinstance(value, dt.datetime):
+            if value.tzinfo is not None:
+                value, zone = value.astimezone(dt.timezone.utc).replace(tzinfo=None), "UTC"
+            # A pandas.Timestamp has nanoseconds.
+            has_more = hasattr(value, "to_datetime64")
+            value = value.to_datetime64() if has_more else np.datetime64(value, "us")
+        elif isinstance(value, dt.date):
+            value = np.datetime64(value, "D")
+        elif isinstance(value, dt.timedelta):
+            value = np.timedelta64(value // dt.timedelta(microseconds=1), "us")
+    except OverflowError:
+        reach = (
+            "the years 1 to 9999 in UTC" if zone or isinstance(value, dt.datetime) else "64-bit microseconds"
+        )
+        raise _NotALabel(f"a {type(value).__name__} outside of {reach}") from None
+    if not isinstance(value, (np.datetime64, np.timedelta64)):
+        raise _NotALabel
+    code, unit = value.dtype.kind, np.datetime_data(value.dtype)[0]
+    if unit == "generic" and np.isnat(value):
+        return no_type(), None
+    if code == "m" and unit in ("generic", "Y", "M"):
+        raise _NotALabel(f"a timedelta64 without a fixed length (unit {unit})")
+    if unit in ("ps", "fs", "as"):
+        raise _NotALabel(f"a time in {unit}, finer than the ns that Arrow has")
+    if code == "M" and unit in ("Y", "M", "W", "D"):
+        kind, unit = pa.date32(), "D"
+    else:
+        unit = unit if unit in ("s", "ms", "us", "ns") else "s"
+        kind = pa.duration(unit) if code == "m" else pa.timestamp(unit, zone)
+    ticks = value.astype(f"{code}8[{unit}]")
+    if np.isnat(ticks):
+        return ColumnType.of(kind), None
+    if unit == "D" and not -(2**31) <= int(ticks.astype("i8")) < 2**31:
+        raise _NotALabel("a date outside the years that 32-bit days reach")
+    return ColumnType.of(kind), ticks
 
 
 def _whole(values: Any) -> Any:
@@ -282,87 +360,3 @@ def _from_tensor(value: Any) -> Any:
         return detached(value)
     except (TypeError, RuntimeError):
         raise _NotALabel from None
-
-
-def _list_cell(items: list[_Cell]) -> _Cell:
-    inner = no_type()
-    try:
-        for item in items:
-            inner = inner.with_values(item.type, item.numbers)
-    except format.Clash as clash:
-        kinds = " and ".join(dict.fromkeys(str(item.type) for item in items))
-        raise _NotALabel(f"a list of mixed types ({kinds}{clash})") from None
-    numbers = [number for item in items for number in item.numbers]
-    return _Cell(pa.list_(inner.arrow), [item.value for item in items], numbers)
-
-
-def _scalar_cell(value: Any) -> _Cell:
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if value is None:
-        return _Cell(pa.null(), None)
-    known = _numpy_types().get(type(value))
-    if known is not None:
-        item = value.item()
-        return _Cell(known, item, (item,) if pa.types.is_integer(known) else ())
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not -(2**63) <= value < 2**64:
-            raise _NotALabel(f"an int of {value.bit_length()} bits, which neither int64 nor uint64 holds")
-        return _Cell(pa.int64() if value < 2**63 else pa.uint64(), int(value), (int(value),))
-    plain: dict[Any, pa.DataType] = {bool: pa.bool_(), float: pa.float64(), bytes: pa.binary()}
-    for cls, kind in plain.items():
-        if isinstance(value, cls):
-            return _Cell(kind, cls(value))
-    if not isinstance(value, str):
-        return _time_cell(value)
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise _NotALabel(f"a str that is not UTF-8 ({shown(value)})") from None
-    return _Cell(pa.string(), str.__str__(value))
-
-
-def _time_cell(value: Any) -> _Cell:
-    """A date, a time or a duration, as numpy's scalar of the unit that its column has."""
-    time, zone = _numpy_time(value)
-    code, unit = time.dtype.kind, np.datetime_data(time.dtype)[0]
-    if unit == "generic" and np.isnat(time):
-        return _Cell(pa.null(), None)
-    if code == "m" and unit in ("generic", "Y", "M"):
-        raise _NotALabel(f"a timedelta64 without a fixed length (unit {unit})")
-    if unit in ("ps", "fs", "as"):
-        raise _NotALabel(f"a time in {unit}, finer than the ns that Arrow has")
-    if code == "M" and unit in ("Y", "M", "W", "D"):
-        kind, unit = pa.date32(), "D"
-    else:
-        unit = unit if unit in ("s", "ms", "us", "ns") else "s"
-        kind = pa.duration(unit) if code == "m" else pa.timestamp(unit, zone)
-    ticks = time.astype(f"{code}8[{unit}]")
-    if np.isnat(ticks):
-        return _Cell(kind, None)
-    if unit == "D" and not -(2**31) <= int(ticks.astype("i8")) < 2**31:
-        raise _NotALabel("a date outside the years that 32-bit days reach")
-    return _Cell(kind, ticks)
-
-
-def _numpy_time(value: Any) -> tuple[Any, str | None]:
-    """A time as a datetime64 or timedelta64, and its zone."""
-    if isinstance(value, (np.datetime64, np.timedelta64)):
-        return value, None
-    if isinstance(value, dt.datetime):
-        zone = None if value.tzinfo is None else "UTC"
-        if hasattr(value, "to_datetime64"):  # a pandas.Timestamp has nanoseconds, and converts to UTC
-            return value.to_datetime64(), zone
-        try:
-            utc = value if zone is None else value.astimezone(dt.timezone.utc).replace(tzinfo=None)
-        except OverflowError:
-            raise _NotALabel("a datetime outside the years 1 to 9999 in UTC") from None
-        return np.datetime64(utc, "us"), zone
-    if isinstance(value, dt.date):
-        return np.datetime64(value, "D"), None
-    if not isinstance(value, dt.timedelta):
-        raise _NotALabel
-    micros = value // dt.timedelta(microseconds=1)
-    if not -(2**63) <= micros < 2**63:
-        raise _NotALabel("a timedelta longer than 64-bit microseconds reach")
-    return np.timedelta64(micros, "us"), None
