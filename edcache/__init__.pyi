@@ -56,8 +56,6 @@ from .errors import WorkerError as WorkerError
 from .interop import export as export
 from .interop import image_folder as image_folder
 from .interop import import_cache as import_cache
-from .labels import Labels as Labels
-from .reader import Reader as Reader
 from .reader import collate as collate
 from .tools import compact as compact
 from .tools import digest as digest

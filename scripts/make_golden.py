@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "conformance")]
 import golden_samples as samples  # noqa: E402
 
 import edcache  # noqa: E402
-from edcache import Reader  # noqa: E402
 from edcache.format import spec as format  # noqa: E402
+from edcache.reader import Reader  # noqa: E402
 from edcache.writer.appender import Appender  # noqa: E402
 
 VERSIONS = {"pyarrow": pyarrow.__version__, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}

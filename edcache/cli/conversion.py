@@ -117,8 +117,9 @@ def _fill(
         if is_anew:
             state = "is as it was before, a rebuild starts from nothing"
         raise KeyboardInterrupt(f"interrupted; {shown(path)} {state}") from None
-    failed, computed = len(cache.errors), cache.reader.present - kept
-    nbytes, seconds = cache.reader.nbytes, time.monotonic() - began
+    info = cache.info()
+    failed, computed = len(cache.errors), info["present"] - kept
+    nbytes, seconds = info["nbytes"], time.monotonic() - began
     counts = f"{computed:,} computed now, {kept:,} kept"
     counts += f", {plural(failed, 'sample')} failed" if failed else ""
     size = f"{human_bytes(nbytes)}, {seconds:.1f} s"
@@ -223,7 +224,11 @@ def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options:
     ds = dataset.CachedDataset.from_cache(
         paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=options["allow_pickle"]
     )
-    view = ds.available() if options["available"] else ds[:]
+    view: Any = ds
+    if options["available"]:
+        import numpy as np
+
+        view = ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]
     view = view if options["where"] is None else view.filter(options["where"])
     view = view.select(*options["fields"]) if options["fields"] else view
     with bar("exporting to", output, options["progress"], unit="") as on_progress:

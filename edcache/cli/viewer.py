@@ -59,7 +59,9 @@ def _archive(path: str, name: str) -> display.Shown:
     def has_changed() -> bool:
         return bool(opened) and not opened[0].sealed and opened[0].refresh()
 
-    return display.Shown(name, shown(path), labels, partial(_opened, path), code, has_changed)
+    return display.Shown(
+        name, shown(path), labels, partial(_opened, path), code, dataset.readers_of, has_changed
+    )
 
 
 def _opened(path: str) -> Any:

@@ -6,6 +6,7 @@ from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
+from .indexing import readers_of as readers_of
 from .mixture import mix as mix
 from .transforms import Seeded as Seeded
 from .view import Samples as Samples

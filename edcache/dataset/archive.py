@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from edcache.base import ImageError, Ints, MissingSampleError, Selection, Transform
+from edcache.base import ImageError, Ints, MissingSampleError
 from edcache.codec import Decoding, Node, read_through
 from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Root, T_co
-from edcache.dataset.view import Samples, View
-from edcache.format import Failure, Head
+from edcache.dataset.view import Samples
+from edcache.format import Failure
 from edcache.labels import Labels, checked_indices
 from edcache.reader import AnyReader, FieldPath, Memory, Projection, Session, Special, ahead_nbytes, collated
 
@@ -24,19 +23,15 @@ if TYPE_CHECKING:
 
 Self = TypeVar("Self", bound="ArchiveDataset")
 
-# To know the keys of all samples, each schema is looked at.
-_MOST_LOOKED_AT = 8
-
 
 class ArchiveDataset(Root[T_co], Samples[T_co]):
     """The samples of an archive, and what is missing of them from a filler, where there is one.
 
-    A subclass sets what is annotated; zero_copy: whether arrays lie over what was read.
+    A subclass sets what is annotated.
     """
 
     path: str
-    zero_copy: bool
-    _batch_transform: Transform = None
+    _zero_copy = False  # True: arrays lie over what was read
     _reader: AnyReader
     _filler: LazyFiller | None = None
     _store: Store
@@ -44,10 +39,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     def __len__(self) -> int:
         return self._reader.session.length
-
-    @property
-    def _caches(self) -> Sequence[Any]:  # type: ignore[override]  # nobody sets it here
-        return (self,)
 
     @property
     def labels(self) -> Labels:
@@ -63,7 +54,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 return fields.read(self._reader, self.labels, position)
             return fields.of_sample(self._one(position, None))
         try:
-            return self._reader.session.read(position, not self.zero_copy)
+            return self._reader.session.read(position, not self._zero_copy)
         except MissingSampleError:
             if self._filler is None:
                 raise
@@ -82,7 +73,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         reader = self._reader
         if fields is None and reader.has_all:
             try:
-                return reader.read_many(indices, copy=not self.zero_copy)
+                return reader.read_many(indices, copy=not self._zero_copy)
             except MissingSampleError:
                 # A server may lose records at any time.
                 if self._filler is None:
@@ -120,19 +111,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             if source is not None and name not in revised
         }
 
-    def _keys(self) -> tuple[Any, ...] | None:
-        keys = set()
-        if not self._reader.present or len(self._reader.schemas) > _MOST_LOOKED_AT:
-            return None
-        several = self._reader.records if len(self._reader.schemas) > 1 else None
-        index = self._reader.session.index
-        for number in range(len(self._reader.schemas)):
-            row = int(np.argmax(several.schema == number)) if number and several is not None else 0
-            decoder = self._reader.decoder(index.sample_of(row))
-            node = None if decoder is None else decoder.structure
-            keys.add(node.keys if node is not None and node.kind in ("dict", "OrderedDict") else None)
-        return keys.pop() if len(keys) == 1 else None
-
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))
         index = self._reader.session.index
@@ -143,7 +121,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if len(absent):
             raise MissingSampleError(
                 f"{self.path}: {len(absent):,} of {len(indices):,} samples have no record, the first is "
-                f"sample {absent[0]}; take available()"
+                f"sample {absent[0]}; leave out those of ds.missing"
             )
         _, first, numbers = np.unique(index.schemas_of(rows), return_index=True, return_inverse=True)
         decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
@@ -157,6 +135,12 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         other._reader.decoding = Decoding.of(None)
         return other
 
+    def _chunk_of(self, indices: Ints) -> Ints:
+        return self._reader.chunk_of(indices)
+
+    def _chunk_size(self) -> int | None:
+        return self._reader.chunk_size()
+
     def _justify(self, nbytes: int, count: int) -> None:
         self._reader.justify(nbytes, count)
 
@@ -167,22 +151,12 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if filler.is_published(position) and self._reader.refresh():
             self._labels = None
             if self._reader.has(position):
-                return self._reader.read(position, copy=not self.zero_copy)
+                return self._reader.read(position, copy=not self._zero_copy)
         sample = filler.get(position)
         try:
             return read_through(sample, self._reader.decoding)
         except ImageError as error:
             raise self._reader.placed(error, position) from error
-
-    @property
-    def head(self) -> Head:
-        """What the archive says about itself: uuid, length, codec, fingerprint."""
-        return self._reader.head
-
-    @property
-    def reader(self) -> AnyReader:
-        """The archive underneath."""
-        return self._reader
 
     @property
     def _readers(self) -> list[AnyReader]:
@@ -201,13 +175,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         """
         return list(self._reader.failures)
 
-    def available(self) -> View[T_co]:
-        """The samples that have a record, as a view."""
-        reader = self._reader
-        index = None if reader.present == len(reader) else reader.records.index
-        selection = None if index is None else Selection(np.array(index, np.int64))
-        return self._view(".available()", selection=selection)
-
     def info(self) -> dict[str, Any]:
         """The state of the archive, and what reading it takes in this process.
 
@@ -216,26 +183,12 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             that are mapped, shared by all processes and given back when memory is short) and private
             (bytes of this process alone; they do not grow with what is read).
         """
-        reader = self._reader
-        return {
-            "path": self.path,
-            "samples": len(self),
-            "present": reader.present,
-            "sealed": reader.sealed,
-            "labels": reader.label_names,
-            "nbytes": reader.nbytes,
-            **reader.memory(),
-        }
+        return info_of(self._reader)
 
     @property
     def missing(self) -> Ints:
         """The indices without a record: int64 [k], sorted."""
         return self._reader.missing()
-
-    @property
-    def is_lazy(self) -> bool:
-        """Whether a sample that is missing is computed when it is asked for."""
-        return self._filler is not None
 
     def refresh(self) -> bool:
         """See what others have added since, or that they compacted it; says whether anything changed."""
@@ -257,5 +210,15 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _chain(self) -> str:
-        return f"CachedDataset({self.path!r}, {len(self):,} samples)"
+
+def info_of(reader: AnyReader) -> dict[str, Any]:
+    """The state of an archive, and what reading it takes in this process; see `ArchiveDataset.info`."""
+    return {
+        "path": reader.path,
+        "samples": len(reader),
+        "present": reader.present,
+        "sealed": reader.sealed,
+        "labels": reader.label_names,
+        "nbytes": reader.nbytes,
+        **reader.memory(),
+    }

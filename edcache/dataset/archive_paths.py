@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import TypeAlias
 
 from edcache import writer
@@ -42,28 +42,6 @@ def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
             raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
         seen.add(real)
     return archives
-
-
-def digests_of(paths: Sequence[str], expected: object) -> list[str | None]:
-    """The digest that is expected of each of several archives: of a sequence, or a mapping by their paths."""
-    if expected is None:
-        return [None] * len(paths)
-    if isinstance(expected, Mapping):
-        by_path = {_real(path): digest for path, digest in expected.items()}
-        real = list(map(_real, paths))
-        lacking = [path for path in paths if _real(path) not in by_path]
-        extra = [path for path in expected if _real(path) not in real]
-        if lacking or extra:
-            what = f"none for {lacking[0]}" if lacking else f"one for {extra[0]}, which is not among them"
-            raise OptionError(f"expected_digest= has {what}; give one for each of the archives")
-        return [by_path[name] for name in real]
-    if isinstance(expected, str) or not isinstance(expected, Sequence) or len(expected) != len(paths):
-        what = f"a list of {len(expected)}" if isinstance(expected, list | tuple) else repr(expected)
-        raise OptionError(
-            f"expected_digest={what} for {len(paths):,} archives; give a list with one for each, in their "
-            "order, or a dict by path"
-        )
-    return list(expected)
 
 
 def natural_key(path: str) -> tuple[list[list[object]], str]:

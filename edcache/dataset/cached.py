@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
@@ -20,9 +20,9 @@ from edcache.base import (
     takes,
 )
 from edcache.dataset.archive import ArchiveDataset
-from edcache.dataset.archive_paths import Path, digests_of, expand_paths
+from edcache.dataset.archive_paths import Path, expand_paths
 from edcache.dataset.build import Building, identity
-from edcache.dataset.concatenation import Several
+from edcache.dataset.concatenation import Concat
 from edcache.dataset.indexing import T_co
 from edcache.labels import LabelSpec
 from edcache.reader import AnyReader
@@ -83,8 +83,6 @@ class CachedDataset(ArchiveDataset[T_co]):
         else:
             self._make(store, source, options, fingerprint)
 
-    _fixed = base.FIXED
-
     def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
         self._begin(store, options, reader)
@@ -100,7 +98,7 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
         # At once: `__setattr__` is for who sets an attribute of an open dataset.
-        vars(self).update(_store=store, _reader=reader, path=reader.path, zero_copy=options.zero_copy)
+        vars(self).update(_store=store, _reader=reader, path=reader.path, _zero_copy=options.zero_copy)
         vars(self).update(_transform=options.transform, _batch_transform=options.batch_transform)
 
     def _make(
@@ -153,13 +151,13 @@ class CachedDataset(ArchiveDataset[T_co]):
     @overload
     def from_cache(
         cls, path: Iterable[Path], name: None = None, **keywords: Unpack[base.OpenKeywords]
-    ) -> Several: ...
+    ) -> Concat: ...
 
     @classmethod
     @takes(OpenOptions)
     def from_cache(
         cls, path: Path | Iterable[Path], name: str | None = None, **keywords: Any
-    ) -> CachedDataset | Several:
+    ) -> CachedDataset | Concat:
         """Open an archive, or several as one dataset, without the source dataset.
 
         Args:
@@ -168,12 +166,11 @@ class CachedDataset(ArchiveDataset[T_co]):
                 The results of globs and folders are sorted by path, part-2 before part-10. A list may hold
                 globs and folders too. With `name`, the path is edflow's root.
             name: opens `<path>/cached/<name>.zip`.
-            keywords: these options. For several archives, expected_digest is a list in their order, or a
-                dict by path.
+            keywords: these options. expected_digest is of one archive.
         Returns:
-            A CachedDataset for one path. A list, a glob or a folder gives an `edcache.dataset.Several`, even
-            if it has one archive only. That is an `edcache.concat` of the archives, with `archives`,
-            `refresh`, `info`, `missing`, `errors`, `available` and `close`.
+            A CachedDataset for one path. A list, a glob or a folder gives what `edcache.concat` makes of the
+            archives, even if it has one archive only. Its `parts` are the archives. The transforms that are
+            given are those of the joined dataset.
         Raises:
             ArchiveNotFoundError: "train.zip: no such file"; no file matches a glob; a folder has no .zip.
             NotAnArchiveError, FormatVersionError, CorruptArchiveError: the message names the archive.
@@ -188,26 +185,31 @@ class CachedDataset(ArchiveDataset[T_co]):
         stores. If the remote archive is replaced while it is open, the next read of what is not here raises
         StaleArchiveError, and refresh() opens the new state.
         """
-        expected = keywords.pop("expected_digest", None)
         OpenOptions.of(None, keywords, "from_cache")
         if name is not None:
             if not isinstance(path, str | os.PathLike):
                 raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
             path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
         elif (paths := expand_paths(path)) is not None:
+            if keywords.get("expected_digest") is not None:
+                raise OptionError(
+                    "expected_digest= is of one archive; open several one by one, and concat() them"
+                )
 
-            def open_one(one: tuple[str, str | None]) -> CachedDataset:
-                return cls(None, one[0], expected_digest=one[1], **keywords)
+            def open_one(one: str) -> CachedDataset:
+                return cls(None, one, **keywords)
 
             archives: list[CachedDataset] = []
-            named = zip(paths, digests_of(paths, expected), strict=True)
+            own = {name: keywords.pop(name, None) for name in ("transform", "batch_transform")}
             with ExitStack() as opened:
                 take = opened.enter_context
-                base.in_threads(open_one, named, lambda one: archives.append(take(one)), 8, "edcache-open")
+                base.in_threads(open_one, paths, lambda one: archives.append(take(one)), 8, "edcache-open")
                 opened.pop_all()
-            return Several(archives)
+            several = Concat(archives)
+            several.transform, several.batch_transform = own["transform"], own["batch_transform"]
+            return several
         assert isinstance(path, str | bytes | os.PathLike)
-        return cls(None, os.fsdecode(path), expected_digest=expected, **keywords)
+        return cls(None, os.fsdecode(path), **keywords)
 
     def __repr__(self) -> str:
         try:
@@ -231,8 +233,6 @@ class CachedDataset(ArchiveDataset[T_co]):
         values: Any = None,
         *,
         on: str | None = None,
-        fields: Sequence[Any] | None = None,
-        num_workers: int = 0,
     ) -> CachedDataset[T_co]:
         """Add label columns, or change some, in the archive; no sample is written again.
 
@@ -241,19 +241,17 @@ class CachedDataset(ArchiveDataset[T_co]):
             values: one value per sample, as a numpy or Arrow array [len(self)], a Series or a list; None is a
                 missing value. A dict {index: value} changes these samples only, and the column keeps its
                 type where that holds the numbers exactly. A function is called with each sample as it is
-                stored, without `transform`.
+                stored, without `transform`, in this process.
             on: a label column of this dataset that the table has too. A sample gets the row of the table that
-                has its value in this column. A sample without such a row gets None. In the table each value
-                may stand once.
-            fields: the function gets only these fields, as `select(*fields)` returns them.
-            num_workers: the number of processes that call the function; 0 calls it in this process.
+                has its value in this column. A sample without such a row gets None, and a warning says how
+                many these are. In the table each value may stand once.
         Returns:
             This dataset. It has the new labels at once. Other open datasets have them after refresh().
         Raises:
             OptionError: 'label "cluster" got 9 values, but the dataset has 10 samples; ...'.
             LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
                 added; ...'. Samples that are written later have values of that type too.
-            LabelError: the function raised; a value of `on` stands twice in the table.
+            LabelError: the function raised; a value of `on` stands twice in the table, or no sample has one.
             StorageError: the archive cannot be written here.
 
         Samples that are appended later have None in a new column. In a column of `in_memory_keys` they have
@@ -264,11 +262,11 @@ class CachedDataset(ArchiveDataset[T_co]):
         Safety: any number of processes may add labels and append samples at the same time.
 
         >>> ds.add_labels("cluster", clusters)
-        >>> ds.add_labels("bright", lambda s: float(s["image"].mean()) > 99, fields=("image",))
+        >>> ds.add_labels("bright", lambda sample: float(sample["image"].mean()) > 99)
         """
         from edcache.dataset import relabel
 
-        relabel.publish(self, lambda: relabel.given(self, what, values, on, fields, num_workers))
+        relabel.publish(self, lambda: relabel.given(self, what, values, on))
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -323,8 +321,6 @@ class CachedDataset(ArchiveDataset[T_co]):
             building.fill(options)
             self.refresh()
         return self
-
-    cache_dataset = warmup
 
     def _unsealed(self) -> list[str]:
         return [] if self._building is not None or self._reader.sealed else [self.path]

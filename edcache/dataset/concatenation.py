@@ -1,4 +1,4 @@
-"""Several datasets as one, their samples one after the other; and the archives that one call opened."""
+"""Several datasets as one, their samples one after the other."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from edcache import base
-from edcache.base import ArchiveClosedError, EdcacheError, Ints, OptionError, Selection, Transform
+from edcache.base import EdcacheError, Ints, OptionError
 from edcache.codec import Node
 from edcache.dataset.ahead import Shares
-from edcache.dataset.archive import ArchiveDataset
+from edcache.dataset.archive import ArchiveDataset, info_of
 from edcache.dataset.indexing import Root, Stored, stored_shares
 from edcache.dataset.transforms import places_of
-from edcache.dataset.view import Samples, View
+from edcache.dataset.view import Samples
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
@@ -37,8 +38,7 @@ from edcache.reader import (
 # A dataset, the places of samples among those asked for, and their positions in it.
 _Share = tuple[Samples, Ints, Ints]
 
-_MOST_NAMED = 3
-_OF_THIS_PROCESS = ("_together", "_common_batch_transform", "_labelled")
+_OF_THIS_PROCESS = ("_together", "_labelled")
 _NEVER = -1, -1
 
 
@@ -56,9 +56,9 @@ def concat(datasets: Iterable[Samples]) -> Concat:
             in another; ...'.
 
     `labels` has the columns of all datasets, with null for samples of a dataset that does not have a column.
-    It is a copy, made at its first use, and again once the labels of a dataset have changed. `cache` and
-    `indices` of views refer to the joined dataset. Each dataset keeps its transforms, and `select` chooses
-    fields of their results. Samples that are appended to an archive later are not in it. Samples of the same
+    It is a copy, made at its first use, and again once the labels of a dataset have changed. `indices` of
+    views refer to the joined dataset. Each dataset keeps its transforms, and `select` chooses fields of their
+    results. Samples that are appended to an archive later are not in it. Samples of the same
     structure are read together, also from several archives: where all parts are complete, uncompressed
     archives of one structure, by one gather a field.
 
@@ -68,12 +68,13 @@ def concat(datasets: Iterable[Samples]) -> Concat:
 
 
 class Combined(Root, Samples):
-    """A root that is made of other datasets, of so many samples; `called` is the function that makes it."""
+    """A root that is made of other datasets, of so many samples; `called` is the function that makes it.
+
+    parts: the datasets.
+    """
 
     called = ""
-    _parts: tuple[Samples, ...]
-    _common_batch_transform: tuple[int, Transform] = -1, None
-    _common_is_drawn: tuple[int, bool] = -1, False
+    parts: tuple[Samples, ...]
     _labelled: tuple[Sequence[Labels], Labels | None] = (), None
 
     def __init__(self, parts: Sequence[Samples]) -> None:
@@ -85,49 +86,67 @@ class Combined(Root, Samples):
                 )
         if not parts:
             raise OptionError(f"{self.called}() takes at least one dataset")
-        self._parts = tuple(parts)
-        self._batch_transform  # noqa: B018 - that of all
+        self.parts = tuple(parts)
+        self._batch_transform = self.parts[0]._batch_transform
+        if any(part._batch_transform is not self._batch_transform for part in self.parts):
+            raise OptionError(
+                f"{self.called}(): the datasets have different batch_transforms; open all of them with the "
+                "same one, or without"
+            )
+        self._is_drawn = any(part._is_seeded for part in self.parts)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
 
     @property
-    def _batch_transform(self) -> Transform:
-        # Every batch asks for it, and there may be thousands of parts.
-        times, first = self._common_batch_transform
-        if times == self._times_set:
-            return first
-        times, first = self._times_set, self._parts[0]._batch_transform
-        if any(part._batch_transform is not first for part in self._parts):
-            raise OptionError(
-                f"{self.called}(): the datasets have different batch_transforms; open all of them with the "
-                "same one, or without"
-            )
-        self._common_batch_transform = times, first
-        return first
+    def complete(self) -> bool:
+        """Whether every archive is sealed, and no sample of it may still be computed."""
+        return all(reader.complete for reader in self._readers)
 
-    @property
-    def _is_drawn(self) -> bool:  # type: ignore[override]
-        # As above.
-        times, is_drawn = self._common_is_drawn
-        if times != self._times_set:
-            is_drawn = any(part._is_seeded for part in self._parts)
-            self._common_is_drawn = self._times_set, is_drawn
-        return is_drawn
+    def info(self) -> dict[str, Any]:
+        """The state of the archives, and what reading them takes in this process, as of one archive.
+
+        Numbers are sums, sealed is whether all are, labels has the columns of any; path is the list of paths,
+        and archives the info of each.
+        """
+        infos = [info_of(reader) for reader in self._readers]
+        summed = ("present", "nbytes", "mapped", "private")
+        return {
+            "path": [info["path"] for info in infos],
+            "samples": len(self),
+            "sealed": all(info["sealed"] for info in infos),
+            "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
+            **{name: sum(info[name] for info in infos) for name in summed},
+            "archives": infos,
+        }
+
+    def close(self) -> None:
+        """Let go of the archives; idempotent."""
+        for part in self.parts:
+            part._root.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self.parts):,} datasets, {len(self):,} samples)"
 
     @property
     def _readers(self) -> list[AnyReader]:
-        return [reader for part in self._parts for reader in part._readers]
+        return [reader for part in self.parts for reader in part._readers]
 
     def _with_image_files(self) -> Root:
-        return type(self)([part._with_files() for part in self._parts])
+        return type(self)([part._with_files() for part in self.parts])
 
     @property
     def labels(self) -> Labels:
         """The label columns of all samples; see the base class."""
         # They may have been revised since, and lazy caches have more.
-        known = [part._root.labels for part in self._parts]
+        known = [part._root.labels for part in self.parts]
         before, made = self._labelled
         if made is None or any(a is not b for a, b in zip(before, known, strict=True)):
             made = Labels(self._label_table, num_rows=len(self))
@@ -139,19 +158,13 @@ class Combined(Root, Samples):
 
     def _tables(self, counts: Sequence[int]) -> list[Any]:
         """The label tables of the samples that there were when the datasets were put together."""
-        return [part.labels.table.slice(0, count) for part, count in zip(self._parts, counts, strict=True)]
-
-    def _chain(self) -> str:
-        named = [part._chain() for part in self._parts[:_MOST_NAMED]]
-        if len(self._parts) > _MOST_NAMED:
-            named.append(f"{len(self._parts) - _MOST_NAMED:,} more")
-        return f"{self.called}({', '.join(named)})"
+        return [part.labels.table.slice(0, count) for part, count in zip(self.parts, counts, strict=True)]
 
     def _unsealed(self) -> list[str]:
-        return [path for part in self._parts for path in part._root._unsealed()]
+        return [path for part in self.parts for path in part._root._unsealed()]
 
     def _justify(self, nbytes: int, count: int) -> None:
-        for part in self._parts:
+        for part in self.parts:
             part._root._justify(nbytes, min(count, len(part), len(part._root)))
 
 
@@ -172,21 +185,35 @@ class Concat(Combined):
     def __len__(self) -> int:
         return int(self._bounds[-1])
 
-    def chunk_of(self, indices: Ints) -> Ints:
-        """Which chunk holds the record of each sample: int64 [n], numbered over all archives, -1 for none."""
+    @property
+    def missing(self) -> Ints:
+        """The indices without a record: int64 [k], sorted."""
+        return np.concatenate(
+            [part.missing + start for part, start in zip(self.parts, self.starts, strict=True)]
+        )
+
+    @property
+    def errors(self) -> list[Failure]:
+        """Why samples have no record, for those that failed when they were made; as of one archive."""
+        return [
+            replace(failure, index=failure.index + start)
+            for part, start in zip(self.parts, self.starts, strict=True)
+            for failure in part.errors
+        ]
+
+    def _chunk_of(self, indices: Ints) -> Ints:
         numbers, first = np.full(len(indices), -1, np.int64), 0
         for part, places, positions in self._shares(indices):
-            reader, root = _chunked(part), part._root
-            chunks = reader.chunk_of(part._root_indices(positions) % len(root))
+            root = part._root
+            chunks = root._chunk_of(part._root_indices(positions) % len(root))
             numbers[places] = np.where(chunks < 0, -1, chunks + first)
             first += int(chunks.max(initial=-1)) + 1
         return numbers
 
-    def chunk_size(self) -> int | None:
-        """The number of samples in a chunk, on average; None if those of a part do not lie in their order."""
+    def _chunk_size(self) -> int | None:
         chunks = 0
-        for part, count in zip(self._parts, np.diff(self._bounds).tolist(), strict=True):
-            size, step = _chunked(part).chunk_size(), part._whole_selection().step
+        for part, count in zip(self.parts, np.diff(self._bounds).tolist(), strict=True):
+            size, step = part._root._chunk_size(), part._whole_selection().step
             if size is not None and step is not None:
                 chunks += -(-count * abs(step) // size)
             elif count:
@@ -194,7 +221,7 @@ class Concat(Combined):
         return -(-len(self) // chunks) if chunks else None
 
     def _far_sessions(self) -> list[Session]:
-        return [session for part in self._parts for session in part._root._far_sessions()]
+        return [session for part in self.parts for session in part._root._far_sessions()]
 
     def _far_shares(self, indices: Ints) -> Shares:
         return [
@@ -211,10 +238,10 @@ class Concat(Combined):
             return together
         sessions: list[Session] = []
         with suppress(EdcacheError):  # of an archive that is closed or damaged; reading it raises
-            sessions += filter(None, map(_plain_session, self._parts))
+            sessions += filter(None, map(_plain_session, self.parts))
         state = self._times_set, last_change()
         known = [] if together is None else together.sessions
-        if len(sessions) < max(2, len(self._parts)):
+        if len(sessions) < max(2, len(self.parts)):
             together = None
         elif len(known) < len(sessions) or any(a is not b for a, b in zip(known, sessions, strict=True)):
             together = None
@@ -261,7 +288,7 @@ class Concat(Combined):
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         if fields is None and self._joint() is not None:
-            return likeness_of(self._parts[0], np.zeros(1, np.int64), None)
+            return likeness_of(self.parts[0], np.zeros(1, np.int64), None)
         return _common(self._shares(indices), fields)
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
@@ -274,16 +301,12 @@ class Concat(Combined):
         return numbers, trees
 
     def _columns(self) -> Mapping[FieldPath, str]:
-        first, *others = map(columns_of, self._parts)
+        first, *others = map(columns_of, self.parts)
         return {path: name for path, name in first.items() if all(o.get(path) == name for o in others)}
-
-    def _keys(self) -> tuple[Any, ...] | None:
-        keys = {keys_of(part) for part in self._parts}
-        return keys.pop() if len(keys) == 1 else None
 
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
         # Of no samples those of the first part are none.
-        for part, own, positions in self._shares(indices) or [(self._parts[0], indices[:0], indices[:0])]:
+        for part, own, positions in self._shares(indices) or [(self.parts[0], indices[:0], indices[:0])]:
             yield from stored_shares(part, positions, places[own])
 
     def _label_table(self) -> Any:
@@ -296,7 +319,7 @@ class Concat(Combined):
         shares = []
         for k in np.unique(which).tolist():
             places = np.flatnonzero(which == k)
-            shares.append((self._parts[k], places, positions[places]))
+            shares.append((self.parts[k], places, positions[places]))
         return shares
 
     def _places(self, indices: Ints) -> tuple[Ints, Ints]:
@@ -306,127 +329,14 @@ class Concat(Combined):
         return which, indices - self._bounds[which]
 
 
-class Several(Samples):
-    """The samples of several archives, in order; `CachedDataset.from_cache` makes it.
-
-    It can do what `edcache.concat` of them can, and `refresh`. Its views are of what was there when they were
-    made: they stay the same samples when an archive grows. Its transforms are set for all `archives`.
-    """
-
-    def __init__(self, archives: Sequence[ArchiveDataset]) -> None:
-        self._caches = self.archives = tuple(archives)
-        self._concat = concat(self.archives)
-
-    def __repr__(self) -> str:
-        try:
-            count = len(self) - sum(archive.reader.present for archive in self.archives)
-        except ArchiveClosedError:
-            return f"Several({len(self.archives):,} archives, closed)"
-        state = "" if self.complete else f", {count:,} missing" if count else ", not all sealed"
-        return f"{self._chain()} ({len(self):,} samples{state})"
-
-    @property
-    def _root(self) -> Concat:
-        return self._concat
-
-    @property
-    def transform(self) -> Transform:
-        """The transform that all archives have; to set it sets that of each."""
-        return self.archives[0].transform
-
-    @transform.setter
-    def transform(self, function: Transform) -> None:
-        for archive in self.archives:
-            archive.transform = function
-
-    @property
-    def paths(self) -> list[str]:
-        """Of the archives, in order."""
-        return [archive.path for archive in self.archives]
-
-    @property
-    def complete(self) -> bool:
-        """Whether every archive is: sealed, and without a sample that may still be computed."""
-        return all(archive.complete for archive in self.archives)
-
-    @property
-    def missing(self) -> Ints:
-        """The indices without a record: int64 [k], sorted."""
-        return np.concatenate([archive.missing + start for archive, start in self._placed()])
-
-    @property
-    def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made; as of one archive."""
-        return [
-            replace(failure, index=failure.index + start)
-            for archive, start in self._placed()
-            for failure in archive.errors
-        ]
-
-    def available(self) -> View:
-        """The samples that have a record, as a view."""
-        indices = [archive.available().indices + start for archive, start in self._placed()]
-        return self._view(".available()", selection=Selection(np.concatenate(indices)))
-
-    def info(self) -> dict[str, Any]:
-        """The state of the archives, and what reading them takes in this process, as of one archive.
-
-        Numbers are sums, sealed is whether all are, labels has the columns of any; path is the list of paths,
-        and archives the info of each.
-        """
-        infos = [archive.info() for archive in self.archives]
-        summed = ("present", "nbytes", "mapped", "private")
-        return {
-            "path": self.paths,
-            "samples": len(self),
-            "sealed": all(info["sealed"] for info in infos),
-            "labels": list(dict.fromkeys(name for info in infos for name in info["labels"])),
-            **{name: sum(info[name] for info in infos) for name in summed},
-            "archives": infos,
-        }
-
-    def refresh(self) -> bool:
-        """See what others have added to the archives since; says whether anything changed.
-
-        Samples behind an archive that grew get other indices; views that were made before keep theirs.
-        """
-        changed = True in [archive.refresh() for archive in self.archives]
-        if changed and len(self) != sum(map(len, self.archives)):
-            self._concat = concat(self.archives)
-        return changed
-
-    def close(self) -> None:
-        """Let go of the archives; idempotent."""
-        for archive in self.archives:
-            archive.close()
-
-    def __enter__(self) -> Several:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _placed(self) -> Iterable[tuple[ArchiveDataset, int]]:
-        """Each archive, and the index of its first sample."""
-        return zip(self.archives, self._concat.starts, strict=True)
-
-
 # ------------------------------------------------------------------- what a root asks of its parts
-
-
-def _chunked(part: Samples) -> Any:
-    """What has the chunks of a part: its reader, or what it is a concatenation of."""
-    reader = getattr(part._root, "reader", part._root)
-    if not hasattr(reader, "chunk_of"):
-        raise OptionError(f"the samples of {part!r} are put together, and have no chunk of their own")
-    return reader
 
 
 def _plain_session(part: Any) -> Session | None:
     """What is open of a part that is an archive as it is stored; None for any other part."""
     is_plain = isinstance(part, ArchiveDataset) and part._transform is None and part._filler is None
     is_plain = is_plain and not part._is_drawn
-    return part.reader.session if is_plain and not part.zero_copy else None
+    return part._reader.session if is_plain and not part._zero_copy else None
 
 
 def _inner_fields(part: Samples, fields: Projection | None) -> Any:
@@ -497,12 +407,3 @@ def columns_of(part: Samples) -> Mapping[FieldPath, str]:
         return known
     held = {} if part._fields.as_tuple else part._fields.columns
     return {path: name for path, name in held.items() if known.get(path) == name}
-
-
-def keys_of(part: Samples) -> tuple[Any, ...] | None:
-    """See `Root._keys`, of the samples of a part."""
-    if part._transform is not None:
-        return None
-    if part._fields is None:
-        return part._root._keys()
-    return None if part._fields.as_tuple else part._fields.paths

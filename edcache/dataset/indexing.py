@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
 
@@ -26,6 +27,7 @@ from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.dataset.transforms import is_seeded, turns_of
+from edcache.format import Failure
 from edcache.labels import Labels, integers
 from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Session, Special
 
@@ -47,12 +49,10 @@ class Readable(Dataset[T_co]):
     _selection: Selection | None = None  # of the root's indices; None for all
     _fields: Projection | None = None
     _added: Transform = None  # what samples pass behind the root's own transform
-    _steps: tuple[str, ...] = ()  # how it was made of the root, for the repr
     _repeats: bool = False  # whether it was made to have samples several times
     _labels: Labels | None = None
-    _caches: Sequence[Any] = ()  # whose batch_transform is this one's
     _times_set: ClassVar[int] = 0  # how often transforms of any dataset were set in this process
-    _fixed: frozenset[str] = base.FIXED | {"zero_copy"}  # names that are options, and no attributes to be set
+    _fixed: frozenset[str] = base.FIXED  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -82,16 +82,6 @@ class Readable(Dataset[T_co]):
     def __len__(self) -> int:
         return len(self._root) if self._selection is None else len(self._selection)
 
-    def __repr__(self) -> str:
-        try:
-            return f"{self._chain()} ({len(self):,} samples)"
-        except base.ArchiveClosedError:
-            return f"{type(self).__name__}(closed)"
-
-    def _chain(self) -> str:
-        """What it was made of and how, for the repr."""
-        return self._root._chain() + "".join(self._steps)
-
     @property
     def transform(self) -> Transform:
         """The function that is called for every sample at every read, or None. It may be set at any time.
@@ -111,19 +101,15 @@ class Readable(Dataset[T_co]):
     def batch_transform(self) -> Transform:
         """The function that is called for every collated batch, also of views; or None.
 
-        It may be set at any time, for a cache or for several archives that were opened together.
+        It may be set at any time, but for a view, which has that of its dataset.
         """
         return self._batch_transform
 
     @batch_transform.setter
     def batch_transform(self, function: Transform) -> None:
-        if not self._caches:
-            raise OptionError(
-                f"{self!r} uses the batch_transform of its cache; set it there: cache.batch_transform = ..."
-            )
-        Readable._times_set += 1
-        for cache in self._caches:
-            cache._batch_transform = checked_function("batch_transform", function)
+        raise OptionError(
+            f"{self!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
+        )
 
     @property
     def _batch_transform(self) -> Transform:
@@ -152,6 +138,25 @@ class Readable(Dataset[T_co]):
         if self._labels is None or self._labels.whole is not whole.whole:  # labels may have been added
             self._labels = whole.take(self.indices)
         return self._labels
+
+    @property
+    def missing(self) -> Ints:
+        """The positions without a record: int64 [k], rising."""
+        absent = self._root.missing
+        return absent if self._selection is None else np.flatnonzero(np.isin(self.indices, absent))
+
+    @property
+    def errors(self) -> list[Failure]:
+        """Why samples have no record, for those that failed when they were made.
+
+        Each has index (the position here), final (absent for good), error (the exception's name), message and
+        traceback.
+        """
+        failures = self._root.errors
+        if self._selection is None or not failures:
+            return failures
+        positions = {int(self.indices[position]): position for position in self.missing.tolist()}
+        return [replace(one, index=positions[one.index]) for one in failures if one.index in positions]
 
     @property
     def schema(self) -> display.Schema:
@@ -188,7 +193,7 @@ class Readable(Dataset[T_co]):
             is_near = all(reader.has_all and reader.memory()["mapped"] for reader in readers)
             is_plain = _is_stored(self) and not any(reader.allow_pickle for reader in readers)
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
-            return display.dataset_html(self, self._chain(), readers, grid)
+            return display.dataset_html(self, repr(self), readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged
             return base.fragment(str(error))
 
@@ -199,7 +204,10 @@ class Readable(Dataset[T_co]):
 
     @property
     def indices(self) -> Ints:
-        """The positions of the samples in `cache`: int64 [len(self)], read-only, a view of an index array."""
+        """The positions of the samples in the dataset that a view is of: int64 [len(self)], read-only.
+
+        It is a view of an index array. Of a dataset that is no view they are 0 to len(self) - 1.
+        """
         self._guard(8)
         return self._whole_selection().array()
 
@@ -359,9 +367,10 @@ class Root(Readable[T_co]):
     """
 
     _transform: Transform = None
+    _batch_transform: Transform = None
     _is_drawn: bool = False  # whether samples differ from read to read before any transform of its own
     _epoch: torch.Tensor | None = None  # int64 [], in memory that workers share
-    _parts: Sequence[Readable[Any]] = ()  # what it is put together of
+    parts: Sequence[Readable[Any]] = ()  # what it is put together of
 
     @property
     def transform(self) -> Transform:
@@ -372,6 +381,29 @@ class Root(Readable[T_co]):
     def transform(self, function: Transform) -> None:
         Readable._times_set += 1
         self._transform = checked_function("transform", function)
+
+    @property
+    def batch_transform(self) -> Transform:
+        """The function that is called for every collated batch, of views too; see the base class."""
+        return self._batch_transform
+
+    @batch_transform.setter
+    def batch_transform(self, function: Transform) -> None:
+        self._batch_transform = checked_function("batch_transform", function)
+
+    def close(self) -> None:
+        """Let go of the archives underneath; idempotent."""
+        raise NotImplementedError
+
+    @property
+    def missing(self) -> Ints:
+        """The indices without a record: int64 [k], sorted."""
+        raise NotImplementedError
+
+    @property
+    def errors(self) -> list[Failure]:
+        """Why samples have no record, for those that failed when they were made."""
+        raise NotImplementedError
 
     @property
     def _root(self) -> Root:
@@ -425,10 +457,6 @@ class Root(Readable[T_co]):
         """The label columns that hold a field of the samples, by the field's path."""
         raise NotImplementedError
 
-    def _keys(self) -> tuple[Any, ...] | None:
-        """The keys of the samples where all are dicts with the same; None where only reading would tell."""
-        raise NotImplementedError
-
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         """How samples are built: a number for each, and by number the schema's tree; None: reading tells."""
         return np.zeros(len(indices), np.int64), [None]
@@ -436,6 +464,14 @@ class Root(Readable[T_co]):
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
         """The archives that store samples at some indices; see `stored_shares`."""
         return [(self, indices, places)]
+
+    def _chunk_of(self, indices: Ints) -> Ints:
+        """The number of the chunk of each sample, counted over all archives: int64 [n], -1 without one."""
+        raise OptionError(f"the samples of {self!r} are put together, and have no chunk of their own")
+
+    def _chunk_size(self) -> int | None:
+        """The number of samples in a chunk, on average; None if samples do not lie in their order."""
+        return None
 
     def _unsealed(self) -> list[str]:
         """The archives underneath that are not sealed, but for those whose source is at hand."""
@@ -474,6 +510,11 @@ def not_as_stored(ds: Readable[Any], change: str) -> OptionError:
     )
 
 
+def readers_of(ds: Readable[Any]) -> list[AnyReader]:
+    """The archives underneath a dataset."""
+    return ds._readers
+
+
 def _is_stored(ds: Readable[Any]) -> bool:
     """Whether samples are as archives hold them, of a part too: no function of a user's makes them."""
-    return ds._transform is None and all(map(_is_stored, ds._root._parts))
+    return ds._transform is None and all(map(_is_stored, ds._root.parts))

@@ -136,7 +136,7 @@ class Loader:
         return self._sampler.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Begin the next iteration where a `state_dict` was taken, with any batch size, threads and ranks.
+        """Begin the next iteration where a `state_dict` was taken, with any batch size and ranks.
 
         Args and errors are those of `edcache.samplers.Shuffle.load_state_dict`.
         """

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 from edcache import labels
 from edcache.base import (
     CorruptArchiveError,
-    Ints,
     LabelError,
     OptionError,
     StaleArchiveError,
@@ -32,8 +29,6 @@ from edcache.writer import Appender, retry_if_replaced
 
 if TYPE_CHECKING:
     from edcache.dataset.archive import ArchiveDataset
-    from edcache.dataset.view import Samples
-    from edcache.reader import FieldPath
 
 _READ_ONLY = (errno.EACCES, errno.EPERM, errno.EROFS)
 _BATCH = 64
@@ -44,28 +39,24 @@ def given(
     what: Any,
     values: Any,
     on: str | None,
-    fields: Sequence[FieldPath] | None,
-    num_workers: int,
 ) -> Revision:
     """The columns that `CachedDataset.add_labels` was given."""
     if not isinstance(what, str):
-        if values is not None or fields is not None:
-            raise OptionError("add_labels(table) takes on= alone; values and fields= go with a name")
+        if values is not None:
+            raise OptionError("add_labels(table) takes on= alone; values go with a name")
         return _of_table(cache, what, on)
     name = checked_name(what, "add_labels() got")
     if on is not None:
         raise OptionError(f'add_labels("{name}", ..., on="{on}"): on= goes with a table, not with a name')
-    if fields is not None and not callable(values):
-        raise OptionError(f'add_labels("{name}", ..., fields=...): fields= goes with a function')
     if values is None:
         raise OptionError(
             f'add_labels("{name}") got no values; give an array, {{index: value}} or a function'
         )
     if callable(values):
-        return _computed(cache, LabelSpec({name: values}), fields, num_workers)
+        return _computed(cache, LabelSpec({name: values}))
     if isinstance(values, Mapping):
         stored = None
-        if name in cache.reader.label_names:
+        if name in cache._reader.label_names:
             # Damaged labels are sealed anew (test_behind_seal.py, test_a_damaged_table_of_labels_*).
             with suppress(CorruptArchiveError):
                 stored = cache.labels.source.schema.field(name).type
@@ -79,7 +70,7 @@ def given(
 def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
     """The columns of `in_memory_keys` of a complete archive, from its samples."""
     try:
-        return _computed(cache, spec, None, 0)
+        return _computed(cache, spec)
     except LabelError as error:
         raise type(error)(f"{cache.path}: {error}") from error
 
@@ -105,8 +96,8 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
     revision = make()
 
     def append() -> None:
-        with closing(Appender.open(cache.path, cache.head, mode="r+", sync=sync)) as appender:
-            if appender.head.uuid != cache.head.uuid:
+        with closing(Appender.open(cache.path, cache._reader.head, mode="r+", sync=sync)) as appender:
+            if appender.head.uuid != cache._reader.head.uuid:
                 raise StaleArchiveError(
                     f"{cache.path}: another archive is here now than the one that was opened; open it again"
                 )
@@ -129,7 +120,7 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
 def _check(cache: ArchiveDataset) -> None:
     """Raise OptionError where labels cannot be changed."""
     cache._store.check_relabelling()
-    reader = cache.reader
+    reader = cache._reader
     if reader.by_request:
         raise OptionError(
             f"{cache.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
@@ -168,36 +159,19 @@ def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
     return Revision(table)
 
 
-class _Rows(Dataset[Any]):
-    """The label columns that a spec makes of samples, a batch of them at a time."""
+def _computed(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
+    """Compute labels from the samples that are there, or that a lazy cache can make."""
+    stored = copy.copy(cache)
+    stored._transform = None
+    indices = np.arange(len(cache))
+    if cache._filler is None:
+        indices = np.setdiff1d(indices, cache.missing)
 
-    def __init__(self, spec: LabelSpec, samples: Samples, indices: Ints) -> None:
-        self._spec, self._samples, self._indices = spec, samples, indices
+    def rows() -> Iterator[tuple[int, list[Any]]]:
+        for start in range(0, len(indices), _BATCH):
+            batch = indices[start : start + _BATCH].tolist()
+            for index, sample in zip(batch, stored.__getitems__(batch), strict=True):
+                yield index, spec.extract(index, sample)
 
-    def __len__(self) -> int:
-        return len(self._indices)
-
-    def __getitems__(self, positions: Sequence[int]) -> list[tuple[int, list[Any]]]:
-        indices = self._indices[list(positions)].tolist()
-        samples = self._samples.__getitems__(indices)
-        return [(k, self._spec.extract(k, sample)) for k, sample in zip(indices, samples, strict=True)]
-
-
-def _computed(
-    cache: ArchiveDataset, spec: LabelSpec, fields: Sequence[FieldPath] | None, num_workers: int
-) -> Revision:
-    """The labels of the samples that are there, or that a lazy cache can make."""
-    plain = copy.copy(cache)
-    plain._transform = None
-    samples = plain if fields is None else plain.select(*fields)
-    indices = np.arange(len(cache)) if cache.is_lazy else cache.available().indices
-    loader = DataLoader(
-        _Rows(spec, samples, indices),
-        batch_size=_BATCH,
-        num_workers=num_workers,
-        collate_fn=list,
-        # Without one, it draws a seed from the generator of whoever trains.
-        generator=torch.Generator(),
-    )
-    columns = labels.collected_columns(spec.names, (row for batch in loader for row in batch))
+    columns = labels.collected_columns(spec.names, rows())
     return Revision(columns, (), None if len(indices) == len(cache) else indices)

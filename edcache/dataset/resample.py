@@ -1,4 +1,4 @@
-"""More of the rare classes, or fewer of the frequent ones; the first of each."""
+"""Views that repeat the samples of rare classes."""
 
 from __future__ import annotations
 
@@ -24,24 +24,6 @@ def oversampled(classes: Classes, strategy: str, seed: int) -> Ints:
     if strategy == "exact":
         times += _is_drawn(random, classes, counts, rest)
     return np.repeat(np.arange(len(times), dtype=np.int64), times)
-
-
-def undersampled(classes: Classes, count: int | None, seed: int) -> Ints:
-    """The positions of at most `count` samples of each class, ascending; None for those of the rarest."""
-    random = generator(seed)
-    is_count = isinstance(count, (int, np.integer)) and not isinstance(count, bool) and count >= 0
-    if count is not None and not is_count:
-        raise OptionError(f"count={shown(count)}; give how many samples of each class to keep, or None")
-    most = len(classes.codes)
-    counts = np.bincount(classes.codes, minlength=len(classes.values))
-    kept = int(counts.min(initial=most)) if count is None else min(int(count), most)
-    return np.flatnonzero(_is_drawn(random, classes, counts, np.minimum(counts, kept)))
-
-
-def firsts(classes: Classes) -> Ints:
-    """The position of the first sample of each class, ascending; codes are numbered as they appear."""
-    latest = np.maximum.accumulate(classes.codes)
-    return np.concatenate([np.arange(min(len(latest), 1)), np.flatnonzero(latest[1:] != latest[:-1]) + 1])
 
 
 def _is_drawn(random: np.random.Generator, classes: Classes, counts: Ints, wanted: Ints) -> npt.NDArray[Any]:

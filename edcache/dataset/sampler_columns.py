@@ -24,11 +24,11 @@ def warn_of_absent(ds: Any, asked_by: str, columns: str, chosen: Any = slice(0))
     columns: a text with the names of those that are asked.
     """
     root: Any = getattr(ds, "_root", None)
-    if not getattr(root, "is_lazy", False) or root.reader.has_all:
+    if getattr(root, "_filler", None) is None or root._reader.has_all:
         return
     # Labels that were added later are known without a record.
-    if any(name in columns for name in {*dict(root.reader.head.labels)} - root.reader.unoriginal_labels):
-        absent = root.reader.session.index.rows_of(ds.indices) < 0
+    if any(name in columns for name in {*dict(root._reader.head.labels)} - root._reader.unoriginal_labels):
+        absent = root._reader.session.index.rows_of(ds.indices) < 0
         absent[chosen] = False
         text = f"{np.count_nonzero(absent):,} of {len(ds):,} samples, which have no record yet"
         if absent.any():

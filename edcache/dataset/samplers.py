@@ -84,7 +84,7 @@ class ChunkShuffle(EpochSampler):
             it: give it, for the same order in jobs of more than 8 ranks that begin anew.
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Raises:
-        OptionError: "12 of 100 samples have no record, and so no chunk; take ds.available()".
+        OptionError: "12 of 100 samples have no record, and so no chunk; leave out ds.missing".
 
     The chunks come in a new random order every epoch. A lane permutes a window of them together, then the
     next one, and no two lanes change windows at the same time. The first six windows of a lane are smaller,
@@ -111,12 +111,11 @@ class ChunkShuffle(EpochSampler):
         check_count("buffer", buffer)
         if lanes is not None:
             check_count("lanes", lanes)
-        cache = getattr(ds, "cache", None)
-        reader: Any = getattr(cache, "reader", cache)
-        if not hasattr(reader, "chunk_of"):
+        root = getattr(ds, "_root", None)
+        if root is None:
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
         self.buffer, self._lanes = buffer, lanes
-        self._positions, self._size = _runs(ds, reader)
+        self._positions, self._size = _runs(ds, root)
         super().__init__(ds, len(ds), seed, **keywords)
 
     @property
@@ -195,16 +194,16 @@ class Foreign(EpochSampler):
         return [_positions(each) for each in drawn] if self._is_of_lists else Selection(_positions(drawn))
 
 
-def _runs(ds: Any, reader: Any) -> tuple[Selection, int]:
+def _runs(ds: Any, root: Any) -> tuple[Selection, int]:
     """The positions of a dataset by the chunk of the sample, and how many a chunk has on average."""
-    size, step = reader.chunk_size(), ds._whole_selection().step
+    size, step = root._chunk_size(), ds._whole_selection().step
     if size is not None and step is not None:
         return Selection(range(len(ds))), -(-size // abs(step))
-    chunks = reader.chunk_of(ds.indices) if size is None else ds.indices // size
+    chunks = root._chunk_of(ds.indices) if size is None else ds.indices // size
     missing = int(np.count_nonzero(chunks < 0))
     if missing:
         raise OptionError(
-            f"{missing:,} of {len(ds):,} samples have no record, and so no chunk; take ds.available()"
+            f"{missing:,} of {len(ds):,} samples have no record, and so no chunk; leave out ds.missing"
         )
     places, ends = base.grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
     return Selection(places), -(-len(ds) // max(1, int(np.count_nonzero(np.diff(ends))))) or 1

@@ -34,7 +34,7 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
 
 def selections_of(ds: Any) -> list[Selection]:
     """The selection of a dataset, and the selections of the datasets that it is put together of."""
-    parts = getattr(getattr(ds, "_root", None), "_parts", ())
+    parts = getattr(getattr(ds, "_root", None), "parts", ())
     own = [ds._whole_selection()] if hasattr(ds, "_whole_selection") else []
     return own + [one for part in parts for one in selections_of(part)]
 

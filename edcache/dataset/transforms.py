@@ -23,8 +23,7 @@ class Seeded:
 
     Args:
         function: takes a sample and a parameter `rng`: a new `numpy.random.Generator` for each read, or a
-            `torch.Generator` of the CPU where the parameter has this annotation. A parameter `ctx` is as in
-            `with_transform`.
+            `torch.Generator` of the CPU where the parameter has this annotation.
         seed: an integer of 0 or more.
         seed_global: True also seeds torch's generator of the CPU, `random` and `numpy.random` while the
             function runs, and sets them back after it, for functions that take no `rng`.
@@ -68,8 +67,9 @@ class Seeded:
     def __getstate__(self) -> dict[str, Any]:
         return {"function": self.function, "seed": self.seed, "seed_global": self.seed_global}
 
-    def __call__(self, sample: Any, **options: Any) -> Any:
+    def __call__(self, sample: Any) -> Any:
         """The sample as the function makes it."""
+        options: dict[str, Any] = {}
         key = base.step_key(self.seed)
         if key is None:
             raise OptionError(
@@ -123,33 +123,24 @@ def places_of(ds: Any, positions: Ints) -> list[int]:
 
 @dataclass(frozen=True)
 class Step:
-    """A function of samples, or of one field of theirs.
-
-    takes_ctx: whether it is called with `ctx=`, the dict in which it notes what it drew.
-    """
+    """A function of samples, or of one field of theirs."""
 
     function: Callable[..., Any]
     field: FieldPath = None
-    takes_ctx: bool = False
 
-    def __call__(self, sample: Any, ctx: dict[str, Any]) -> Any:
+    def __call__(self, sample: Any) -> Any:
         """The sample as the function makes it; a field of another name or place is an OptionError."""
-        options = {"ctx": ctx} if self.takes_ctx else {}
         if self.field is None:
-            return self.function(sample, **options)
+            return self.function(sample)
         place = steps(sample, self.field, "with_transform")
-        return replaced(sample, place, self.function(at(sample, place), **options))
+        return replaced(sample, place, self.function(at(sample, place)))
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Steps in their order, with one dict for each sample.
-
-    returns_ctx: whether to give (sample, ctx) at the end.
-    """
+    """Steps in their order."""
 
     steps: tuple[Step, ...]
-    returns_ctx: bool = False
 
     @base.once
     def _is_seeded(self) -> bool:
@@ -157,17 +148,16 @@ class Pipeline:
 
     def __call__(self, sample: Any) -> Any:
         """A sample after all steps."""
-        ctx: dict[str, Any] = {}
         for step in self.steps:
-            sample = step(sample, ctx)
-        return (sample, ctx) if self.returns_ctx else sample
+            sample = step(sample)
+        return sample
 
 
-def extended(before: Callable[[Any], Any] | None, step: Step, returns_ctx: bool = False) -> Pipeline:
+def extended(before: Callable[[Any], Any] | None, step: Step) -> Pipeline:
     """What samples pass so far, and one step more."""
     if isinstance(before, Pipeline):
-        return Pipeline((*before.steps, step), before.returns_ctx or returns_ctx)
-    return Pipeline((step,) if before is None else (Step(before), step), returns_ctx)
+        return Pipeline((*before.steps, step))
+    return Pipeline((step,) if before is None else (Step(before), step))
 
 
 def checked_step(function: Any, field: FieldPath, seed: int | None, seed_global: bool) -> Step:
@@ -182,7 +172,7 @@ def checked_step(function: Any, field: FieldPath, seed: int | None, seed_global:
     rng = parameters.get("rng")
     if rng is not None and rng.default is rng.empty and not isinstance(function, Seeded):
         raise OptionError(f"{_name(function)} takes rng; give its seed: with_transform(..., seed=0)")
-    return Step(function, field, "ctx" in parameters)
+    return Step(function, field)
 
 
 def _further_parameters(function: Any) -> Mapping[str, inspect.Parameter]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import operator
 import os
-import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -17,7 +16,7 @@ import torch
 from edcache import base, labels
 from edcache.base import Draw, Ints, OptionError, Selection, Transform, repeated
 from edcache.dataset import resample, split
-from edcache.dataset.indexing import Readable, Root, T_co
+from edcache.dataset.indexing import Readable, Root, T_co, readers_of
 from edcache.dataset.sampler_columns import warn_of_absent
 from edcache.dataset.save import save
 from edcache.dataset.transforms import Step, checked_step, extended, turns_of
@@ -29,23 +28,16 @@ if TYPE_CHECKING:
 
     from edcache.display import Viewer
 
-_MOST_STEPS = 6
-
 
 class Samples(Readable[T_co]):
     """The methods of a cache and of its views: a sequence of samples with labels.
 
     No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made
-    from it share. The views of slices, take, skip, percent, repeat and shuffle have none. Random choices
+    from it share. The views of slices, take, repeat and shuffle have none. Random choices
     depend on the seed only, so they are equal in every process and on every platform. A label column that
     does not exist raises UnknownLabelError. A column whose values are lists or dicts raises LabelTypeError.
     A missing value counts as a value of its own.
     """
-
-    @property
-    def cache(self) -> Samples[Any]:
-        """The dataset that this view was made from; for a cache, the cache itself."""
-        return self._root  # type: ignore[return-value]  # every root is one
 
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
@@ -61,8 +53,8 @@ class Samples(Readable[T_co]):
 
         Raises:
             SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
-            CorruptRecordError, MissingSampleError: as `Reader.read`.
-        The caller owns the memory of the sample, unless the dataset was opened with zero_copy=True.
+            CorruptRecordError, MissingSampleError: the sample is damaged, or has no record.
+        The caller owns the memory of the sample.
         """
         if type(index) is int and 0 <= index < len(self):
             return self._read(index)
@@ -70,14 +62,12 @@ class Samples(Readable[T_co]):
             column = self._label_column()
             if column is not None:
                 return self.labels[column][index]
-            ends = (index.start, index.stop) if index.step is None else (index.start, index.stop, index.step)
-            step = f"[{':'.join('' if end is None else str(end) for end in ends)}]"
-            return self._cut(range(len(self))[index], step)
+            return self._cut(range(len(self))[index])
         if is_array(index):
             length = len(self)
             # A copy: what is given may be changed later.
             positions = np.array(checked_indices(integers(np.asarray(index), length), length))
-            return self._picked(positions, "[...]")
+            return self._picked(positions)
         position = self._position(index)
         return self._read(Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position)
 
@@ -113,22 +103,12 @@ class Samples(Readable[T_co]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        rows = _matching(self, where, conditions)
+        self._guard(17)
+        rows = labels.matching_rows(self.labels, conditions, where)
         columns = [where, *conditions] if isinstance(where, str) else conditions
         warn_of_absent(self, "filter()", " ".join(columns), rows)
-        return self._picked(rows, _conditions("filter", where, conditions))
-
-    def exclude(self, where: object = None, /, **conditions: object) -> View[T_co]:
-        """A view of the samples that `filter` does not choose, in their order.
-
-        A missing value fulfils only the condition None, so its sample is in this view for all others.
-
-        >>> ds.exclude(split="test")
-        """
-        rows = _matching(self, where, conditions)
-        kept = np.ones(len(self), bool)
-        kept[rows] = False
-        return self._picked(np.flatnonzero(kept), _conditions("exclude", where, conditions))
+        # A copy: an index array that is given may be changed later.
+        return self._picked(rows if where is None else rows.copy())
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
         """A view in the order of a label column. Equal values keep their order; text is in code point order.
@@ -136,23 +116,7 @@ class Samples(Readable[T_co]):
         Missing values and nans are last, also with descending=True.
         """
         self._guard(32)
-        order = sorted_rows(self.labels.singles(name, "sort_by"), descending)
-        return self._picked(order, _call("sort_by", name, descending=descending or None))
-
-    def unique(self, name: str) -> View[T_co]:
-        """A view of the first sample of each value of a label column."""
-        return self._picked(resample.firsts(self._classes(name, "unique")), _call("unique", name))
-
-    def group_by(self, name: str) -> dict[Any, View[T_co]]:
-        """A dict from each value of a label column to a view of its samples, in order of first occurrence.
-
-        None is the key of the samples without a value. All views share one index array.
-        """
-        groups = self._classes(name, "group_by")
-        order, ends = base.grouped(groups.codes, len(groups.values))
-        runs = zip(groups.values, _runs(Selection(self._root_indices(order)), ends), strict=True)
-        step = _call("group_by", name)
-        return {value: self._view(f"{step}[{_SHORT.repr(value)}]", selection=run) for value, run in runs}
+        return self._picked(sorted_rows(self.labels.singles(name, "sort_by"), descending))
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
         """A view of all samples that repeats those of smaller classes. Copies of a sample are neighbours.
@@ -165,17 +129,9 @@ class Samples(Readable[T_co]):
             seed: see strategy.
         """
         positions = resample.oversampled(self._classes(name, "oversample"), strategy, seed)
-        oversampled = self._picked(positions, _call("oversample", name, strategy))
+        oversampled = self._picked(positions)
         oversampled._repeats = True
         return oversampled
-
-    def undersample(self, name: str, count: int | None = None, seed: int = 0) -> View[T_co]:
-        """A view of at most `count` samples of each value of a label column, in their order.
-
-        The samples are drawn by `seed`. count=None is the size of the smallest class.
-        """
-        positions = resample.undersampled(self._classes(name, "undersample"), count, seed)
-        return self._picked(positions, _call("undersample", name, count))
 
     def _classes(self, name: str, asked_by: str) -> Classes:
         self._guard(48)
@@ -185,24 +141,7 @@ class Samples(Readable[T_co]):
 
     def take(self, n: int) -> View[T_co]:
         """A view of the first n samples; of all samples if there are fewer."""
-        return self._cut(range(len(self))[: _count("take", n)], _call("take", n))
-
-    def skip(self, n: int) -> View[T_co]:
-        """A view of the samples after the first n; it is empty if there are no more."""
-        return self._cut(range(len(self))[_count("skip", n) :], _call("skip", n))
-
-    def percent(self, start: float, stop: float) -> View[T_co]:
-        """A view of the samples from one fraction of the dataset to another, such as 0.25 to 0.75.
-
-        Both ends are rounded to samples, so `percent(0, x)` and `percent(x, 1)` together are all samples.
-        """
-        if not 0 <= start <= stop <= 1:
-            raise OptionError(
-                f"percent({start!r}, {stop!r}): give fractions between 0 and 1, the first not above the "
-                "second: percent(0.25, 0.75)"
-            )
-        part = range(round(len(self) * start), round(len(self) * stop))
-        return self._cut(part, _call("percent", start, stop))
+        return self._cut(range(len(self))[: _count("take", n)])
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
         """A view that repeats the dataset n times, or until it has at least `min_size` samples."""
@@ -210,7 +149,6 @@ class Samples(Readable[T_co]):
             raise OptionError(
                 "repeat() needs a number of times, repeat(3), or a size, repeat(min_size=10_000)"
             )
-        step = _call("repeat", n, min_size=min_size)
         if n is None:
             wanted = _count("repeat", min_size)
             if wanted and not len(self):
@@ -220,7 +158,7 @@ class Samples(Readable[T_co]):
             selection = repeated(self._whole_selection(), _count("repeat", n))
         except OverflowError:
             raise OptionError(f"repeat({n}): this is more samples than fit into 64 bits") from None
-        return self._view(step, selection=selection, repeats=self._repeats or n > 1)
+        return self._view(selection=selection, repeats=self._repeats or n > 1)
 
     def shuffle(self, seed: int) -> View[T_co]:
         """A view of all samples in a random order. It is the same for the same seed and length.
@@ -228,8 +166,7 @@ class Samples(Readable[T_co]):
         The order stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or
         `shuffle=True` of a DataLoader or of `loader`.
         """
-        order = base.shuffled(self._whole_selection(), base.checked_seed(seed))
-        return self._view(_call("shuffle", seed), selection=order)
+        return self._view(selection=base.shuffled(self._whole_selection(), base.checked_seed(seed)))
 
     # ------------------------------------------------------------------------------------- parts
 
@@ -256,7 +193,6 @@ class Samples(Readable[T_co]):
         >>> train, val, test = ds.split(0.8, 0.1, 0.1, seed=0, stratify="label", group="patient")
         """
         weights = split.weights_of(parts, len(self))
-        step = _call("split", *parts, seed=seed, stratify=stratify, group=group)
         if seed is None and stratify is None and group is None:
             runs = _runs(self._whole_selection(), np.cumsum([0, *split.sizes_of(len(self), weights)]))
         else:
@@ -264,7 +200,7 @@ class Samples(Readable[T_co]):
             strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
             order, ends = split.parted(len(self), weights, seed, strata, groups)
             runs = _runs(Selection(self._root_indices(order)), ends)
-        return tuple(self._view(f"{step}[{k}]", selection=run) for k, run in enumerate(runs))
+        return tuple(self._view(selection=run) for run in runs)
 
     def kfold(
         self, n: int, *, seed: int | None = 0, stratify: str | None = None, group: str | None = None
@@ -283,14 +219,14 @@ class Samples(Readable[T_co]):
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
         split.check_folds(n, len(self), group, groups)
         order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)
-        step = _call("kfold", n, seed=seed, stratify=stratify, group=group)
         twice = Selection(self._root_indices(np.concatenate([order, order])))
-        folds = []
-        for k, (start, end) in enumerate(itertools.pairwise(bounds.tolist())):
-            train = self._view(f"{step}[{k}][0]", selection=twice.cut(range(end, start + len(order))))
-            test = self._view(f"{step}[{k}][1]", selection=twice.cut(range(start, end)))
-            folds.append((train, test))
-        return folds
+        return [
+            (
+                self._view(selection=twice.cut(range(end, start + len(order)))),
+                self._view(selection=twice.cut(range(start, end))),
+            )
+            for start, end in itertools.pairwise(bounds.tolist())
+        ]
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
         """The value of a label column that each sample has, numbered from 0."""
@@ -317,10 +253,10 @@ class Samples(Readable[T_co]):
         """
         chosen = Projection(fields, as_tuple, {})
         if self._added is not None:
-            return self._view(f".{chosen}", added=extended(self._added, Step(chosen.of_sample)))
+            return self._view(added=extended(self._added, Step(chosen.of_sample)))
         if self._fields is not None:
-            return self._view(f".{chosen}", fields=self._fields.narrowed(fields, as_tuple))
-        return self._view(f".{chosen}", fields=Projection(fields, as_tuple, self._root._columns()))
+            return self._view(fields=self._fields.narrowed(fields, as_tuple))
+        return self._view(fields=Projection(fields, as_tuple, self._root._columns()))
 
     def _label_column(self) -> str | None:
         """The label column that is all of a sample, where one field is selected and nothing transforms it."""
@@ -336,18 +272,14 @@ class Samples(Readable[T_co]):
         fn: Callable[..., Any],
         *,
         field: FieldPath = None,
-        return_ctx: bool = False,
         seed: int | None = None,
         seed_global: bool = False,
     ) -> View[Any]:
         """A view that calls a function for each sample at every read, such as a random augmentation.
 
         Args:
-            fn: takes a sample and returns the sample to use instead. If it has a second parameter `ctx`, it
-                also gets a dict, new for each read, in which it can note its random choices. All transforms
-                of one sample share this dict.
+            fn: takes a sample and returns the sample to use instead.
             field: the path of one field, as in `select`. `fn` then gets and returns only this field.
-            return_ctx: True makes samples pairs (sample, ctx). Later transforms get the sample alone.
             seed: makes the random choices of fn a function of seed, epoch and sample. fn then has a parameter
                 `rng`, a `numpy.random.Generator` or, if annotated so, a `torch.Generator`.
             seed_global: True also seeds torch's, Python's and numpy's global generators for fn. Both are as
@@ -361,13 +293,7 @@ class Samples(Readable[T_co]):
 
         >>> ds.with_transform(field="image", fn=augment)
         """
-        step = _call("with_transform", fn, field=field, return_ctx=return_ctx or None, seed=seed)
-        added = extended(self._added, checked_step(fn, field, seed, seed_global), return_ctx)
-        return self._view(step, added=added)
-
-    def ctx(self, fn: Callable[..., Any], *, field: FieldPath = None, seed: int | None = None) -> View[Any]:
-        """Short for `with_transform(fn, ..., return_ctx=True)`: samples are (sample, ctx)."""
-        return self.with_transform(fn, field=field, return_ctx=True, seed=seed)
+        return self._view(added=extended(self._added, checked_step(fn, field, seed, seed_global)))
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the seeded transforms of a dataset, and of all its views, the epoch that is read.
@@ -457,53 +383,39 @@ class Samples(Readable[T_co]):
         """
         from edcache import display
 
-        path = getattr(self._root, "path", None)
-        name = (self._root._chain() if path is None else os.path.basename(path)) + "".join(self._steps)
-        one = display.Shown(name, repr(self), lambda: self.labels, lambda: self, "ds")
+        name = os.path.basename(getattr(self._root, "path", repr(self._root)))
+        one = display.Shown(name, repr(self), lambda: self.labels, lambda: self, "ds", readers_of)
         return display.view([one], port=port, open_browser=open_browser, block=block)
 
     # ------------------------------------------------------------------------------- making views
 
-    def _view(self, step: str, **changes: Any) -> View[Any]:
-        """A view like this but for the selection, the fields or what is added."""
+    def _view(self, **changes: Any) -> View[Any]:
+        """Make a view like this but for the selection, the fields, the transforms or the repeats."""
         state: dict[str, Any] = {"selection": self._selection, "fields": self._fields, "added": self._added}
-        state |= {"repeats": self._repeats} | changes
-        steps = (*self._steps, step)
-        if len(steps) > _MOST_STEPS:
-            steps = (*steps[:2], " ... ", *steps[-3:])
-        return View(self._root, **state, steps=steps)
+        return View(self._root, **state | {"repeats": self._repeats} | changes)
 
-    def _cut(self, part: range, step: str) -> View[T_co]:
-        """A view of the samples at the positions of a range, which holds no array of them."""
-        return self._view(step, selection=self._whole_selection().cut(part))
+    def _cut(self, part: range) -> View[T_co]:
+        """Make a view of the samples at the positions of a range, without an array."""
+        return self._view(selection=self._whole_selection().cut(part))
 
-    def _picked(self, positions: Ints, step: str) -> View[T_co]:
-        """A view of the samples at positions in [0, len(self)); the array is its own now."""
-        return self._view(step, selection=Selection(self._root_indices(positions)))
+    def _picked(self, positions: Ints) -> View[T_co]:
+        """Make a view of the samples at positions in [0, len(self)), which keeps the array."""
+        return self._view(selection=Selection(self._root_indices(positions)))
 
     def _with_files(self) -> Samples[Any]:
         """The same with image files that nothing decodes; what transforms them gets what it got."""
         whole: Any = self._root
         files = whole if self._transform is not None else whole._with_image_files()
-        return (
-            files
-            if self is whole
-            else View(files, self._selection, self._fields, self._added, self._steps, self._repeats)
-        )
-
-
-def _matching(ds: Samples[Any], where: object, conditions: dict[str, object]) -> Ints:
-    ds._guard(17)
-    rows = labels.matching_rows(ds.labels, conditions, where)
-    # A copy: an index array that is given may be changed later.
-    return rows if where is None else rows.copy()
+        if self is whole:
+            return files  # type: ignore[no-any-return]
+        return View(files, self._selection, self._fields, self._added, self._repeats)
 
 
 class View(Samples[T_co]):
-    """Some samples of a cache, in some order, perhaps with some fields only or with a transform.
+    """Some samples of a dataset, in some order, perhaps with some fields only or with a transform.
 
-    The methods of datasets return views. `cache` is the dataset of a view, and `indices` are the positions
-    in it. A view is pickled with its index array, as its cache is, in less than 2 kB besides.
+    The methods of datasets return views. `indices` are the positions in the dataset that a view is of. A view
+    is pickled with its index array, as that dataset is, in less than 2 kB besides.
     """
 
     def __init__(
@@ -512,15 +424,21 @@ class View(Samples[T_co]):
         selection: Selection | None,
         fields: Projection | None,
         added: Transform,
-        steps: tuple[str, ...],
         repeats: bool = False,
     ) -> None:
         # At once: `__setattr__` is for who sets an attribute of a view.
-        vars(self).update(_whole=root, _selection=selection, _fields=fields, _added=added, _steps=steps)
+        vars(self).update(_whole=root, _selection=selection, _fields=fields, _added=added)
         if repeats:
             self._repeats = True
 
     _whole: Root
+
+    def __repr__(self) -> str:
+        whole = getattr(self._root, "path", self._root)
+        try:
+            return f"View({whole!r}, {len(self):,} samples)"
+        except base.ArchiveClosedError:
+            return f"View({whole!r}, closed)"
 
     @property
     def _root(self) -> Root:
@@ -528,56 +446,9 @@ class View(Samples[T_co]):
 
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
         """Raise OptionError, because labels belong to the complete dataset."""
-        raise OptionError("labels of a view cannot be changed; change those of its dataset, view.cache")
+        raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
-
-
-class _Short(reprlib.Repr):
-    """Arguments in the repr of a view: short, whatever was given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.maxlist, self.maxstring, self.maxother = 4, 40, 40
-
-    def repr1(self, x: Any, level: int) -> str:
-        """See the base class."""
-        if hasattr(x, "__array__") and getattr(x, "ndim", None) != 0:
-            kind = getattr(x, "dtype", None) or getattr(x, "type", None)
-            return f"<{len(x):,} {'bools' if 'bool' in str(kind) else 'values'}>"
-        if callable(x):
-            return str(getattr(x, "__name__", type(x).__name__))
-        if isinstance(x, int) and x.bit_length() > 128:  # of which Python may refuse to make digits
-            return f"<{x.bit_length()} bits>"
-        return super().repr1(x.item() if isinstance(x, np.generic) else x, level)
-
-    def repr_set(self, x: Any, level: int) -> str:
-        """Not sorted, as `reprlib` would: there may be a million values."""
-        if len(x) <= self.maxset:
-            return super().repr_set(x, level)
-        first = ", ".join(self.repr1(item, level - 1) for item in itertools.islice(x, self.maxset))
-        return f"{{{first}, ...}}"
-
-    def repr_Expression(self, x: Any, level: int) -> str:
-        """One of pyarrow."""
-        return str(x)[: self.maxother]
-
-
-_SHORT = _Short()
-
-
-def _call(name: str, *arguments: object, **options: object) -> str:
-    """A step of a view's repr: a call of a method, with the arguments that are not None."""
-    given = [_SHORT.repr(value) for value in arguments if value is not None]
-    given += [f"{key}={_SHORT.repr(value)}" for key, value in options.items() if value is not None]
-    return f".{name}({', '.join(given)})"
-
-
-def _conditions(name: str, where: object, conditions: dict[str, object]) -> str:
-    """The same of filter or exclude; None is a condition there."""
-    given = [] if where is None else [_SHORT.repr(where)]
-    given += [f"{column}={_SHORT.repr(value)}" for column, value in conditions.items()]
-    return f".{name}({', '.join(given)})"
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:

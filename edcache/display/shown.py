@@ -16,6 +16,7 @@ from edcache.base import Ints, SampleIndexError, brief, plain
 from edcache.display import cells
 from edcache.display.summary import summary
 from edcache.labels import Histogram, Labels, matching_rows
+from edcache.reader import AnyReader
 
 _MOST_CELLS: Final = 4096
 _MOST_FILTERS: Final = 6
@@ -52,6 +53,7 @@ class Shown:
         labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
         dataset: opens it; called once, by a thread of its own.
         code: the line of Python that opens it.
+        archives: returns the archives underneath what `dataset` has opened.
         has_changed: whether the archive has grown since the labels were asked for; then all is asked for anew
             when the page is loaded again.
     """
@@ -63,9 +65,10 @@ class Shown:
         labels: Callable[[], Labels],
         dataset: Callable[[], Any],
         code: str,
+        archives: Callable[[Any], Sequence[AnyReader]],
         has_changed: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.name, self._path, self._code = name, path, code
+        self.name, self._path, self._code, self._archives = name, path, code, archives
         self._sources, self._has_changed = (labels, dataset), has_changed
         self._forget()
 
@@ -203,27 +206,19 @@ class Shown:
     # -------------------------------------------------------------------------------- as a whole
 
     def summary(self) -> dict[str, Any]:
-        """What the archives underneath say of themselves."""
-        dataset = self._dataset()
-        archives = getattr(dataset, "archives", None) or [getattr(dataset, "cache", dataset)]
-        readers = [one.reader for one in archives[:_MOST_ARCHIVES] if hasattr(one, "reader")]
-        return {"archives": [plain(summary(reader)) for reader in readers], "all": len(archives)}
+        """Describe the archives underneath."""
+        archives = self._archives(self._dataset())
+        return {"archives": [plain(summary(one)) for one in archives[:_MOST_ARCHIVES]], "all": len(archives)}
 
     def missing(self) -> dict[str, Any]:
         """The rows without a record, and of those that failed, why."""
         dataset = self._dataset()
-        whole = dataset if hasattr(dataset, "missing") else getattr(dataset, "cache", dataset)
-        rows = indices = np.asarray(getattr(whole, "missing", ()), np.int64)
-        if whole is not dataset and len(indices):  # a view has its own numbers
-            rows = np.flatnonzero(np.isin(dataset.indices, indices))
-            indices = dataset.indices[rows]
-        row_of = dict(zip(indices[::-1].tolist(), rows[::-1].tolist(), strict=True))
+        rows = dataset.missing.tolist()
         failed = {
-            row_of[one.index]: {"error": one.error, "message": one.message[:_LONGEST], "final": one.final}
-            for one in getattr(whole, "errors", ())
-            if one.index in row_of
+            one.index: {"error": one.error, "message": one.message[:_LONGEST], "final": one.final}
+            for one in dataset.errors
         }
-        others = [row for row in rows.tolist() if row not in failed]
+        others = [row for row in rows if row not in failed]
         return {
             "count": len(rows),
             "failed": [{"row": row} | failure for row, failure in [*failed.items()][:_MOST_MISSING]],

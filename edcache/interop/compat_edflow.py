@@ -46,6 +46,10 @@ class PathCachedDataset(edcache.dataset.CachedDataset):
             source, options = Indexed(dataset), defaults | options
         super().__init__(source, path, **options)
 
+    def cache_dataset(self) -> None:
+        """Compute every missing sample now, as `warmup`."""
+        self.warmup()
+
     def get_example(self, i: int) -> Any:
         """The sample at an index, as `self[i]`."""
         return self[i]

@@ -78,7 +78,7 @@ def export(
         PartialArchiveError: an archive is not sealed, so that samples may be missing.
         ExportError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such
             type; ...'. Before anything is written, unless a transform gives other things every time.
-        MissingSampleError: a sample has no record; `ds.available()` leaves those out.
+        MissingSampleError: a sample has no record.
         OptionError, MissingDependencyError, ArchiveExistsError, ArchiveLockedError, StorageError.
     Cost: reads every sample once; those that a transform makes, and in parquet, hf and npz those with arrays
         of varying shapes, once before. Some 16 MiB of samples a worker are in memory. hf and npz write twice.

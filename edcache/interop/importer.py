@@ -214,7 +214,7 @@ def migrated(
         ds = import_cache(source, path, **chosen)
         for note in source.notes:
             logger.warning("%s: %s", old, note)
-        logger.warning("%s: its %s samples are in %s now", old, f"{ds.reader.present:,}", path)
+        logger.warning("%s: its %s samples are in %s now", old, f"{ds.info()['present']:,}", path)
     return path
 
 

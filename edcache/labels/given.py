@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError, article, shown
+from edcache.base import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError, article, shown, warn
 from edcache.format import pa, pc
 from edcache.labels.collector import collected
 from edcache.labels.column import comparable
@@ -173,7 +173,8 @@ def given_table(table: Any) -> pa.Table:
 def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     """For each key the row of `table` whose column `on` has it, without that column; nulls where none has.
 
-    Raises OptionError for no column `on`, LabelTypeError for keys of another kind, LabelError for one twice.
+    Warns of the number of samples without a row. Raises OptionError for no column `on`, LabelTypeError for
+    keys of another kind, LabelError for a key that stands twice, or for no match at all.
     """
     if on not in table.column_names:
         names = ", ".join(map(str, table.column_names))
@@ -199,6 +200,14 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     else:  # no type of Arrow holds both, and Python compares any two numbers exactly
         places = {value: row for row, value in enumerate(known.to_pylist()) if value is not None}
         rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
+    if len(rows) and rows.null_count == len(rows):
+        example = f"{known[0].as_py()!r} for example" if len(known) else "no rows"
+        raise LabelError(
+            f'no sample has a row in the table: "{on}" is {keys[0].as_py()!r} in the first, and the table '
+            f"has {example}"
+        )
+    if rows.null_count:
+        warn(f'{rows.null_count:,} of {len(rows):,} samples have no row in the table of "{on}", and get None')
     rest = [name for name in table.column_names if name != on]
     return table.select(rest).take(rows)
 

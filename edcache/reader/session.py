@@ -132,7 +132,7 @@ class Session(ABC):
         if failure is not None:
             again = "it counts as absent for good" if failure.final else "a later fill tries again"
             return base.SampleFailedError(
-                f"{self.path}: sample {index} failed when it was made, {again}; available() leaves it out\n"
+                f"{self.path}: sample {index} failed when it was made, {again}; ds.missing has it\n"
                 f"{failure.error}: {failure.message}\n{failure.traceback}"
             )
         return base.MissingSampleError(

@@ -91,7 +91,7 @@ def verify(
         on_progress: a function that is called with (bytes checked, bytes of the file) now and then.
         quick: True does not read the records of samples. It checks headers, tables and the seal.
         expected_digest: "sha256:...", as `digest` returned it for the archive. It is compared first.
-        storage_options: for a URL, as in `edcache.Reader`.
+        storage_options: for a URL, as in `edcache.reader.Reader`.
     Returns:
         A report. `report.sound` is True if nothing is wrong, and `report.problems` is a list of sentences.
         Damage is reported and not raised, unless the head of the file cannot be read.
@@ -141,7 +141,7 @@ def digest(
     Args:
         path: the path or URL of the archive.
         on_progress: a function that is called with (bytes hashed, bytes of the file) now and then.
-        storage_options: for a URL, as in `edcache.Reader`.
+        storage_options: for a URL, as in `edcache.reader.Reader`.
     Returns:
         "sha256:" and the hex digits that `sha256sum` prints for the file.
     Raises:

@@ -39,7 +39,7 @@ class Store(Location):
         return self
 
     def reader(self, options: base.ReadOptions) -> AnyReader:
-        """What reads its samples; errors as of `edcache.Reader`, and OptionError for what only files take."""
+        """What reads its samples; errors as of `Reader`, and OptionError for what only files take."""
         from edcache.reader import Reader
 
         return Reader(self, options)

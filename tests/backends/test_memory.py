@@ -188,7 +188,7 @@ def test_what_is_in_memory_is_what_was_written_and_is_gone_with_the_last_that_cl
     check(cache)
     assert cache.path == name
     assert cache.complete
-    assert cache.reader.sealed
+    assert cache._reader.sealed
     assert cache.labels["y"].tolist() == [i % 3 for i in range(40)]
     assert [s["name"] for s in cache.filter(y=1)] == [f"né{i}" for i in range(40) if i % 3 == 1]
     again = CachedDataset.from_cache(name)
@@ -280,8 +280,8 @@ def test_a_name_that_another_source_has_is_refused(name, source, options, error,
 def test_building_anew_takes_the_name_and_leaves_the_old_to_who_has_it(name, source):
     old = CachedDataset(source, name)
     new = CachedDataset(source, name, keep_existing=False)
-    assert new.head.uuid != old.head.uuid
-    assert CachedDataset.from_cache(name).head.uuid == new.head.uuid
+    assert new._reader.head.uuid != old._reader.head.uuid
+    assert CachedDataset.from_cache(name)._reader.head.uuid == new._reader.head.uuid
     check(old)
     check(new)
     with pytest.raises(StaleArchiveError, match="replaced since it was opened"):
@@ -309,7 +309,7 @@ def test_what_takes_the_name_and_goes_while_a_cache_is_opened_is_not_missed(name
     monkeypatch.setattr(LazyFiller, "create", create_late)
     cache = CachedDataset(Source(), name, lazy=True, **same)
     assert built
-    assert cache.head.uuid != first.head.uuid
+    assert cache._reader.head.uuid != first._reader.head.uuid
     check(cache)
     cache.close()
     first.close()
@@ -461,7 +461,7 @@ def test_random_kills_leave_nothing_wrong_and_nothing_behind(name, log, tally):
         while True:
             with suppress(ArchiveNotFoundError, NotAnArchiveError):
                 cache = CachedDataset.from_cache(name, allow_partial=True)
-                check(cache, [i for i in range(length) if cache.reader.has(i)])
+                check(cache, [i for i in range(length) if cache._reader.has(i)])
                 say(".")
                 time.sleep(0.001)
                 cache.close()
@@ -581,7 +581,7 @@ def test_jobs_that_start_at_once_make_one_copy(archive):
     def job(say):
         cache = CachedDataset.from_cache(archive, preload="shm")
         check(cache)
-        say("-".join(map(str, cache.reader.session.file.identity())))
+        say("-".join(map(str, cache._reader.session.file.identity())))
         time.sleep(60)
 
     with children(*[job] * 4) as started:
@@ -717,7 +717,7 @@ def test_memory_that_ends_is_an_error_and_what_was_published_stays(name):
         CachedDataset(Large(), name, chunk_size=2)
     assert e.value.errno == errno.EFBIG
     keeper.refresh()
-    assert 0 < keeper.reader.present < 10
+    assert 0 < keeper._reader.present < 10
     check_large(keeper)
     assert len(CachedDataset(Large(), name, chunk_size=2).missing) == 0
 
@@ -731,7 +731,7 @@ def test_a_lazy_cache_computes_what_memory_cannot_hold(name):
     with files_no_larger_than(1_000_000), pytest.warns(RuntimeWarning, match="File too large"):
         check_large(cache)
     cache.refresh()
-    assert 0 < cache.reader.present < 40
+    assert 0 < cache._reader.present < 40
     check_large(cache)
     cache.close()
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
@@ -22,7 +23,7 @@ from range_server import serving
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.backends.remote.object import GAP_NBYTES, PART_NBYTES, RemoteObject, Run, cut, runs_of
 from edcache.backends.remote.url import Url
 from edcache.cli import main
@@ -37,6 +38,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.format.spec import BLOCK_NBYTES
+from edcache.reader import Reader
 
 COUNT = 1500
 SECRET = "s3cr3t-t0ken"
@@ -144,7 +146,7 @@ def test_the_headers_of_chunks_are_read_where_that_is_asked_for_alone(served):
     served.forget()
     ds = CachedDataset.from_cache(served.url, verify="open")
     assert few == 2 < len(served.requests)
-    assert ds.reader.chunks == COUNT // 100
+    assert ds._reader.chunks == COUNT // 100
     assert Reader(served.url).chunks is None
 
 
@@ -152,7 +154,7 @@ def test_one_sample_is_one_request_for_its_bytes(served):
     ds = opened(served)
     assert same(ds[77], sample(77))
     assert len(served.requests) == 1
-    assert served.sent == ds.reader.records.nbytes[77]
+    assert served.sent == ds._reader.records.nbytes[77]
 
 
 def test_a_batch_is_one_concurrent_fetch(served):
@@ -162,7 +164,7 @@ def test_a_batch_is_one_concurrent_fetch(served):
     assert same(ds.batch(indices), default_collate([sample(k) for k in indices.tolist()]))
     assert len(served.requests) == len(indices)
     assert served.most_in_flight > 8
-    assert served.sent == ds.reader.records.nbytes[indices].sum()
+    assert served.sent == ds._reader.records.nbytes[indices].sum()
 
 
 def test_neighbours_come_by_one_request(served):
@@ -304,8 +306,8 @@ def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
     )
     assert len(here) == len(there)
     for read in (
-        lambda ds: [outcome(lambda k=k: bytes(ds.reader.record(k)))[0] for k in range(len(ds))],
-        lambda ds: ds.available().batch(range(len(ds.available()))),
+        lambda ds: [outcome(lambda k=k: bytes(ds._reader.record(k)))[0] for k in range(len(ds))],
+        lambda ds: available(ds).batch(range(len(available(ds)))),
         lambda ds: ds.labels.table.to_pydict(),
         lambda ds: edcache.verify(ds.path).problems,
         lambda ds: edcache.digest(ds.path),
@@ -431,7 +433,7 @@ def test_a_record_of_many_parts_is_whole(tmp_path):
         ds = opened(served)
         assert same(ds[1], large(1))
         assert len(served.requests) == 6
-        assert served.sent == ds.reader.records.nbytes[1]
+        assert served.sent == ds._reader.records.nbytes[1]
 
 
 # --- one state of the object ------------------------------------------------------------------------
@@ -547,7 +549,7 @@ def test_an_object_of_s3_opens_by_two_requests_too(served):
     assert [request[0] for request in served.requests] == ["GET", "GET"]
     served.forget()
     assert same(ds[3], sample(3))
-    assert served.sent == ds.reader.records.nbytes[3]
+    assert served.sent == ds._reader.records.nbytes[3]
     served.etag = "v2"
     with pytest.raises(StaleArchiveError, match="s3://data/a.zip: .*412"):
         ds[4]
@@ -637,7 +639,7 @@ def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, m
     Odd().pipe_file("/b/a.zip", written(tmp_path / "a.zip", count=30).read_bytes())
     ds = CachedDataset.from_cache("odd://b/a.zip", storage_options={"token": SECRET, "request_tries": 2})
     # A tail so short that this record is not in it.
-    monkeypatch.setattr(ds.reader.session.file, "_windows", [])
+    monkeypatch.setattr(ds._reader.session.file, "_windows", [])
     monkeypatch.setattr(Odd, "does", staticmethod(does))
     with pytest.raises((StorageError, ArchiveNotFoundError), match=message) as raised:
         ds[3]
@@ -679,8 +681,8 @@ def test_credentials_are_sent_and_shown_nowhere(served, caplog):
     headers = served.requests[-1][3]
     assert headers["Authorization"].startswith("Basic ")
     assert headers["X-Key"] == SECRET
-    told = [repr(ds), str(ds), repr(ds.reader), ds.path, ds.reader.path, str(ds.info()), caplog.text]
-    told += [repr(ds.filter(label=3)), repr(pickle.dumps(ds)), repr(vars(ds.reader))]
+    told = [repr(ds), str(ds), repr(ds._reader), ds.path, ds._reader.path, str(ds.info()), caplog.text]
+    told += [repr(ds.filter(label=3)), repr(pickle.dumps(ds)), repr(vars(ds._reader))]
     assert [text for text in told if SECRET in text] == []
     assert ds.path == served.url
 
@@ -852,7 +854,7 @@ def test_texts_of_libraries_are_shown_without_credentials():
 def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
     code = (
         "import sys, threading, edcache\n"
-        "reader = edcache.Reader('https://localhost/a.zip', storage_options={'headers': {}})\n"
+        "reader = edcache.reader.Reader('https://localhost/a.zip', storage_options={'headers': {}})\n"
         "assert threading.active_count() == 1\n"
         "sys.exit('aiohttp' in sys.modules or 's3fs' in sys.modules)"
     )
@@ -939,7 +941,7 @@ def test_a_closed_port_is_told():
 def test_a_file_url_is_a_path(local):
     ds = CachedDataset.from_cache(local.as_uri())
     assert ds.path == str(local)
-    assert not ds.reader.by_request
+    assert not ds._reader.by_request
 
 
 def test_the_command_line_reads_urls_and_shows_no_credentials(served, monkeypatch):

@@ -26,7 +26,7 @@ from systems import Full, Killing, Watching, ended, in_child, replace_system
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, copy_to_local, storage, verify
+from edcache import CachedDataset, CacheWriter, copy_to_local, storage, verify
 from edcache.backends.mirror.copy import copy_local
 from edcache.backends.mirror.local import _open_by
 from edcache.backends.mirror.read_through import ReadThrough
@@ -40,6 +40,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.format import PAGE
+from edcache.reader import Reader
 from edcache.reader.file_session import FileSession
 from edcache.storage import File
 from edcache.writer.temporary import SIDE
@@ -75,7 +76,7 @@ def opened(far: Path | str, ssd: Path, **options: Any) -> CachedDataset:
 
 
 def file_of(ds: CachedDataset) -> ReadThrough:
-    file = ds.reader.session.file
+    file = ds._reader.session.file
     assert isinstance(file, ReadThrough)
     return file
 
@@ -113,7 +114,7 @@ def damage(path: Path, start: int, nbytes: int = 1) -> None:
 
 
 def extent(ds: CachedDataset, i: int) -> tuple[int, int]:
-    records = ds.reader.records
+    records = ds._reader.records
     return int(records.offset[i]), int(records.nbytes[i])
 
 
@@ -396,7 +397,7 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     ssd.mkdir()
     file = _open_by(origin.path, ("a1",), str(ssd), None, lambda: origin)
     session = FileSession(file, "auto", "touch")
-    assert session.head == CachedDataset.from_cache(far).head
+    assert session.head == CachedDataset.from_cache(far)._reader.head
     file.accept()
     session.group(np.arange(0, COUNT // 3, 7), None)
     offsets = [offset for offset, nbytes in origin.read if nbytes >= BLOCK_NBYTES]
@@ -527,8 +528,8 @@ def test_dictionaries_index_and_labels_are_mended_too(tmp_path, ssd):
     for first in range(0, 20_000, 1000):
         assert ds.batch(range(first, first + 1000))["n"].tolist() == list(range(first, first + 1000))
     assert len(ds.labels["n"]) == 20_000
-    dictionaries = ds.reader.session.index.dictionaries
-    index, labels = ds.reader.session.seal.index, ds.reader.session.seal.labels
+    dictionaries = ds._reader.session.index.dictionaries
+    index, labels = ds._reader.session.seal.index, ds._reader.session.seal.labels
     assert dictionaries
     assert index.offset + index.payload_nbytes // 2 > 2 * BLOCK_NBYTES
     ds.close()

@@ -13,6 +13,7 @@ import pytest
 import redis_server
 import torch
 from click.testing import CliRunner
+from filled import available
 from likeness import outcome, same
 from scale import scaled, seeded
 from torch.utils.data import DataLoader
@@ -259,7 +260,7 @@ def test_a_lazy_cache_computes_what_is_asked_for_once(server, log):
     other = CachedDataset.from_cache(server.url("digits"))
     assert other.missing.tolist() == list(range(10, COUNT))
     assert not other.complete
-    assert len(other.available()) == 10
+    assert len(available(other)) == 10
     assert other.labels["y"][:3].tolist() == [0, 1, 2]
     with pytest.raises(MissingSampleError, match=r"sample 10 has no record yet \(10 of 60 have\)"):
         other[10]
@@ -373,7 +374,7 @@ def test_those_who_create_at_once_end_up_with_one_cache(server, log):
         thread.start()
     for thread in threads:
         thread.join()
-    assert len({ds.head.uuid for ds in found}) == 1
+    assert len({ds._reader.head.uuid for ds in found}) == 1
     assert all(map(is_whole, found))
     assert filled.computed(log) == list(range(COUNT))
 
@@ -417,26 +418,26 @@ def test_of_those_who_build_anew_at_once_one_does_and_the_others_join_it(server)
     from edcache.backends.redis.appender import RedisAppender
 
     url = server.url("digits")
-    first = CachedDataset(Source(), url).head.uuid
-    head = CachedDataset(Source(), url, keep_existing=False).head
+    first = CachedDataset(Source(), url)._reader.head.uuid
+    head = CachedDataset(Source(), url, keep_existing=False)._reader.head
     assert head.uuid != first
     filling = RedisAppender.open(url, head)
     filling.claims.join_fillers()
     store_at(url).begin_anew(type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
-    assert CachedDataset.from_cache(url).head.uuid == head.uuid
+    assert CachedDataset.from_cache(url)._reader.head.uuid == head.uuid
     filling.close()
     store_at(url).begin_anew(type(head)(**{**head.__dict__, "uuid": bytes(range(16))}))
-    assert CachedDataset.from_cache(url).head.uuid == bytes(range(16))
+    assert CachedDataset.from_cache(url)._reader.head.uuid == bytes(range(16))
     assert server.all_keys() == ["digits:head"]
 
 
 def test_samplers_know_with_which_publication_a_sample_came(server):
     ds = CachedDataset(Source(), server.url("digits"), chunk_size=10)
-    assert ds.reader.chunk_of(np.array([0, 9, 10, 59])).tolist() == [0, 0, 1, 5]
+    assert ds._reader.chunk_of(np.array([0, 9, 10, 59])).tolist() == [0, 0, 1, 5]
     order = list(ChunkShuffle(ds, buffer=2, seed=1))
     assert sorted(order) == list(range(COUNT))
     lazy = CachedDataset(Source(), server.url("lazy"), lazy=True)
-    assert lazy.reader.chunk_of(np.array([3])).tolist() == [-1]
+    assert lazy._reader.chunk_of(np.array([3])).tolist() == [-1]
     lazy.close()
 
 
@@ -481,17 +482,17 @@ def test_a_password_is_in_nothing_that_is_shown_or_pickled(server, monkeypatch):
     assert same(ds[3], sample(3))
     shown = [
         repr(ds),
-        repr(ds.reader),
+        repr(ds._reader),
         str(ds.info()),
         repr(ds[:3]),
-        repr(ds.reader.path),
+        repr(ds._reader.path),
         str(ds._building.job),
     ]
     shown += [str(outcome(lambda: CachedDataset(Another(), url))[1]), str(outcome(lambda: ds[99])[1])]
     for text in shown:
         assert PASSWORD not in text
         assert "someone" not in text
-    for pickled in (pickle.dumps(ds), pickle.dumps(ds[:5]), pickle.dumps(ds.reader)):
+    for pickled in (pickle.dumps(ds), pickle.dumps(ds[:5]), pickle.dumps(ds._reader)):
         assert PASSWORD.encode() not in pickled
     ds.close()
     # Another program has its own.
@@ -636,7 +637,7 @@ def test_what_takes_a_file_refuses_a_url(server, tmp_path, monkeypatch):
         lambda: edcache.CacheWriter(url),
         lambda: edcache.CacheWriter(url, "a"),
         lambda: edcache.CacheWriter(url, "w"),
-        lambda: edcache.Reader(url).head,
+        lambda: edcache.reader.Reader(url).head,
         lambda: edcache.verify(url),
         lambda: edcache.compact(url),
         lambda: edcache.repair(url, tmp_path / "b.zip"),
@@ -714,11 +715,11 @@ def test_a_cache_that_is_being_filled_is_not_deleted_unless_forced(server):
     from edcache.backends.redis.appender import RedisAppender
 
     ds = CachedDataset(Source(), server.url("digits"))
-    filling = RedisAppender.open(server.url("digits"), ds.head)
+    filling = RedisAppender.open(server.url("digits"), ds._reader.head)
     assert filling.claims.join_fillers()
     assert filling.claims.join_fillers()
     assert not filling.claims.has_fillers
-    other = RedisAppender.open(server.url("digits"), ds.head)
+    other = RedisAppender.open(server.url("digits"), ds._reader.head)
     assert not other.claims.join_fillers()
     other.close()
     assert "another process is filling it; wait for it to end, or pass --force" in run(
@@ -743,10 +744,10 @@ def test_several_caches_are_opened_as_one_beside_archives_in_files(server, tmp_p
     assert all(same(ds[k], sample(i)) for k, i in enumerate(expected))
     assert ds.labels["y"].tolist() == [i % 4 for i in expected]
     assert ds.select("x").batch([1, COUNT + 2, COUNT + 9])["x"][:, 0, 0].tolist() == [1, 2, 2]
-    assert ds.paths == [server.url("a"), file, server.url("b")]
+    assert [part.path for part in ds.parts] == [server.url("a"), file, server.url("b")]
     assert not ds.refresh()
     server.lose("b", 3)
-    assert ds.archives[2].missing.tolist() == [3]
+    assert ds.parts[2].missing.tolist() == [3]
     assert ds.missing.tolist() == [COUNT + 7 + 3]
     with pytest.raises(OptionError, match="prefix=a: named twice") as caught:
         CachedDataset.from_cache([urls[0], urls[0]])
@@ -802,7 +803,7 @@ def test_what_takes_files_refuses_a_server_and_shows_no_password(server, tmp_pat
     CachedDataset(Source(), url)
     CachedDataset(Source(), file)
     calls = {
-        "open": lambda: len(edcache.Reader(url)),
+        "open": lambda: len(edcache.reader.Reader(url)),
         "write": lambda: edcache.CacheWriter(url),
         "verify": lambda: tools.verify(url),
         "digest": lambda: tools.digest(url),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import redis_server
 import torch
+from filled import available
 from likeness import outcome, same
 from scale import scaled, seeded
 from test_redis import COUNT, Given, Source, is_whole, sample
@@ -140,7 +141,7 @@ def test_who_was_stopped_for_longer_than_its_claim_lives_does_no_harm(server, lo
 
 def test_a_claim_lives_while_its_holder_does_and_goes_with_it(server):
     url = server.url("digits", claim_seconds=0.4)
-    head = CachedDataset(Source(), url).head
+    head = CachedDataset(Source(), url)._reader.head
     one, other = RedisAppender.open(url, head), RedisAppender.open(url, head)
     one.claims.join_fillers()
     assert one.claims.claim(3)
@@ -158,7 +159,7 @@ def test_a_claim_lives_while_its_holder_does_and_goes_with_it(server):
 
 def test_a_claim_that_another_has_meanwhile_is_not_released(server):
     url = server.url("digits", claim_seconds=5)
-    head = CachedDataset(Source(), url).head
+    head = CachedDataset(Source(), url)._reader.head
     one, other = RedisAppender.open(url, head), RedisAppender.open(url, head)
     assert one.claims.claim(3)
     server.raw.delete(*[key for key in server.all_keys() if ":claim:" in key])
@@ -224,7 +225,7 @@ def test_what_was_evicted_is_a_clear_error_and_is_missing(server):
     assert not ds.complete
     assert unaware.missing.tolist() == [5, 17]
     assert ds.missing.tolist() == [5, 17]
-    assert len(ds.available()) == COUNT - 2
+    assert len(available(ds)) == COUNT - 2
     assert ds.labels["y"][5] == 1
     assert "2 missing" in repr(ds)
 
@@ -441,7 +442,7 @@ def test_a_reader_whose_server_restarted_finds_everything_missing_and_then_fille
 def test_a_log_that_was_lost_alone_is_begun_again(server):
     url = server.url("digits")
     ds = CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=5)
-    filling = RedisAppender.open(url, ds.head)
+    filling = RedisAppender.open(url, ds._reader.head)
     server.raw.delete(server.log("digits"))
     assert len(CachedDataset.from_cache(url).missing) == 40
     again = CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=8)
@@ -458,7 +459,7 @@ def test_a_log_that_was_lost_alone_is_begun_again(server):
 def test_a_log_of_the_same_length_with_other_entries_is_noticed(server):
     url = server.url("digits")
     ds = CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=10)
-    filling = RedisAppender.open(url, ds.head)
+    filling = RedisAppender.open(url, ds._reader.head)
     server.raw.delete(server.log("digits"))
     CachedDataset(Source(count=40), url, in_memory_keys=["y"], chunk_size=12)
     assert server.raw.llen(server.log("digits")) == 4
@@ -522,7 +523,7 @@ def test_whatever_is_under_a_key_no_sample_is_wrong_and_no_code_runs(server, tmp
             lambda ds: [same(ds[i], sample(i)) for i in range(12)],
             lambda ds: [same(x, sample(i)["x"]) for i, x in enumerate(ds.select("x").batch(range(12))["x"])],
             lambda ds: [y in (None, i % 4) for i, y in enumerate(ds.labels["y"].tolist())],
-            lambda ds: [RedisAppender.open(url, ds.head).close() is None],
+            lambda ds: [RedisAppender.open(url, ds._reader.head).close() is None],
         ):
             found, error = outcome(lambda ask=ask: ask(CachedDataset.from_cache(url)))
             assert error is not None or all(found), key
@@ -580,7 +581,7 @@ def test_a_head_that_claims_a_trillion_samples_takes_no_memory(server):
     from edcache.format import spec as format
 
     url = server.url("digits")
-    head = CachedDataset(Source(), url).head
+    head = CachedDataset(Source(), url)._reader.head
     claimed = format.pack_head(type(head)(**{**head.__dict__, "length": 10**12}))
     server.raw.set("digits:head", claimed)
     server.raw.delete(server.log("digits"))

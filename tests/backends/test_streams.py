@@ -66,7 +66,7 @@ def read_all(ds: Any) -> None:
 
 
 def file_of(ds: CachedDataset) -> ReadThrough:
-    file = ds.reader.session.file
+    file = ds._reader.session.file
     assert isinstance(file, ReadThrough)
     return file
 

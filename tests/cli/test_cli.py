@@ -21,12 +21,14 @@ import pictures
 import pytest
 import torch
 from cli_runner import RUNNER
+from filled import available
 
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.base.selection import index_ranges
 from edcache.base.wording import human_bytes
 from edcache.cli import main
 from edcache.format.spec import Head
+from edcache.reader import Reader
 from edcache.writer.appender import Appender
 
 ROOT = str(Path(__file__).parents[2])
@@ -213,7 +215,7 @@ def test_a_cachable_call_opens_what_was_built(here):
     cache = digits.cached("train")
     assert computed(here) == []
     assert cache.labels["label"].tolist() == [0, 1, 2, 0, 1, 2]
-    assert cache.head.fingerprint["version"] == 2
+    assert cache._reader.head.fingerprint["version"] == 2
 
 
 def test_a_stale_archive_is_an_error_that_names_the_difference_and_the_option(here):
@@ -1071,7 +1073,7 @@ def test_a_folder_of_images_is_cached_from_the_command_line(here):
     found = run("images", "tree", "-o", "a.zip", "--decode", "tensor", "--rebuild", "--on-error", "skip")
     assert "a.zip: 4 samples (3 computed now, 0 kept, 1 sample failed), " in found.stdout
     ds = CachedDataset.from_cache("a.zip", allow_partial=True)
-    assert [s["image"].shape for s in ds.available()] == [(3, 17, 23)] * 3
+    assert [s["image"].shape for s in available(ds)] == [(3, 17, 23)] * 3
     assert ds.labels["path"].tolist()[:3] == ["cat/1.jpg", "cat/2.jpg", "dog/1.png"]
     assert "the folder 'cat' has no .png file" in error_of(
         "images", "tree", "-o", "b.zip", "--extension", ".png"

@@ -16,6 +16,7 @@ import pictures
 import pytest
 import torch
 from codec_samples import encoded_bytes
+from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pictures import FILES, as_pillow, by_library
@@ -109,7 +110,7 @@ def test_what_is_no_source_and_no_decoding_is_refused():
     with pytest.raises(OptionError, match="^exif_transpose=2 of a Decoding: choose one of True, False$"):
         Decoding("pil", exif_transpose=2)
     with pytest.raises(OptionError, match="^decode=7: choose"):
-        edcache.Reader("x.zip", decode=7)
+        edcache.reader.Reader("x.zip", decode=7)
 
 
 # --- decoding -----------------------------------------------------------------------------------------
@@ -384,7 +385,7 @@ def test_a_missing_or_foreign_file_fails_its_sample_alone(tmp_path, path):
         "as no JPEG, PNG, WebP, GIF, BMP or TIFF does; leave it out, or store its bytes"
     )
     assert "Is a directory" in ds.errors[2].message
-    assert [s["y"] for s in ds.available()] == [0, 4]
+    assert [s["y"] for s in available(ds)] == [0, 4]
 
 
 def test_every_way_of_reading_names_the_sample_that_does_not_decode(path):

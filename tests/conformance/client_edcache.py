@@ -134,7 +134,7 @@ def canonical(value: Any) -> Any:
 def document(path: str) -> dict[str, Any]:
     with edcache.CachedDataset.from_cache(path, allow_partial=True, decode=None) as ds:
         samples: dict[str, Any] = {}
-        for index in ds.available().indices.tolist():
+        for index in np.setdiff1d(np.arange(len(ds)), ds.missing).tolist():
             try:
                 samples[str(index)] = canonical(ds[index])
             except edcache.EdcacheError as error:

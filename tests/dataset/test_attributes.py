@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from filled import available
 from likeness import same
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
@@ -133,8 +134,9 @@ def finished(batch):
 
 
 def test_a_batch_transform_that_is_set_is_that_of_later_batches(ds, several):
-    view, both = ds[2:5], edcache.concat([ds, ds])
+    view = ds[2:5]
     ds.batch_transform = several.batch_transform = finished
+    both = edcache.concat([ds, ds])
     for dataset in (ds, view, both, several, several[3:6]):
         assert dataset.batch_transform is finished
         expected = finished(default_collate([sample(k % COUNT) for k in dataset.indices.tolist()]))
@@ -145,28 +147,13 @@ def test_a_batch_transform_that_is_set_is_that_of_later_batches(ds, several):
     assert same(view.batch([0]), default_collate([sample(2)]))
 
 
-@pytest.mark.parametrize("make", [lambda ds: ds[:3], lambda ds: edcache.concat([ds, ds])])
-def test_a_batch_transform_belongs_to_the_cache(ds, make):
-    dataset = make(ds)
+def test_a_batch_transform_belongs_to_the_whole_dataset(ds):
+    view = ds[:3]
     with pytest.raises(OptionError) as caught:
-        dataset.batch_transform = finished
+        view.batch_transform = finished
     assert str(caught.value) == (
-        f"{dataset!r} uses the batch_transform of its cache; set it there: cache.batch_transform = ..."
+        f"{view!r} uses the batch_transform of its dataset; set it there: dataset.batch_transform = ..."
     )
-
-
-def test_datasets_put_together_whose_batch_transforms_differ_now_are_an_error(ds):
-    other = CachedDataset.from_cache(ds.path)
-    both = edcache.concat([ds, other])
-    other.batch_transform = finished
-    with pytest.raises(OptionError) as caught:
-        both.batch([0])
-    assert str(caught.value) == (
-        "concat(): the datasets have different batch_transforms; open all of them with the same one, or "
-        "without"
-    )
-    ds.batch_transform = finished
-    assert both.batch([0])["finished"]
 
 
 @pytest.mark.parametrize("name", ["transform", "batch_transform"])
@@ -190,21 +177,6 @@ def test_options_of_opening_are_not_set_afterwards(ds, name, value):
         assert str(caught.value) == (
             f"{name} is chosen when a cache is opened, and stays; open it again with {name}={value!r}"
         )
-
-
-def test_zero_copy_may_be_set_of_a_cache(ds, tmp_path):
-    with CacheWriter(tmp_path / "b.zip") as w:
-        w.extend({"x": np.full(3, k)} for k in range(4))
-    ds = CachedDataset.from_cache(tmp_path / "b.zip")
-    view = ds[1:]
-    ds.zero_copy = True
-    assert not ds[1]["x"].flags.writeable
-    assert not view[0]["x"].flags.writeable
-    assert not ds.__getitems__([1])[0]["x"].flags.writeable
-    with pytest.raises(OptionError, match="^zero_copy is chosen when a cache is opened"):
-        view.zero_copy = False
-    ds.zero_copy = False
-    assert ds[1]["x"].flags.writeable
 
 
 def test_whatever_else_users_hang_on_a_dataset_stays_there(ds):
@@ -257,7 +229,7 @@ def test_with_publishes_what_a_lazy_cache_holds(tmp_path):
     ):
         assert [lazy[3], lazy[1]] == [3, 1]
         raise KeyError("stop")
-    assert CachedDataset.from_cache(tmp_path / "l.zip", allow_partial=True).available().indices.tolist() == [
+    assert available(CachedDataset.from_cache(tmp_path / "l.zip", allow_partial=True)).indices.tolist() == [
         1,
         3,
     ]

@@ -175,7 +175,7 @@ def test_a_failed_rebuild_leaves_the_old_archive(cache: CachedDataset, path: Pat
 def test_cache_dataset_is_warmup(path: Path) -> None:
     source = Source()
     cache = CachedDataset(source, path, lazy=True)
-    assert cache.cache_dataset() is cache
+    assert cache.warmup() is cache
     assert cache.complete
     assert source.computed == list(range(10))
 

@@ -751,7 +751,7 @@ def test_a_large_sealed_archive_tells_who_lengthened_it(
     path, files = tmp_path / "c.zip", list("abcdefgh")
     held(path, Files(files[:2]))
     held(path, Files(files[:5]), grow=True)
-    reader = CachedDataset.from_cache(path).reader
+    reader = CachedDataset.from_cache(path)._reader
     assert reader.chunks is None
     assert (reader.head.length, reader.origin.length) == (2, 5)
     with pytest.raises(StaleCacheError, match="attribute files: "):

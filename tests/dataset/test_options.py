@@ -9,9 +9,10 @@ from typing import get_type_hints
 import pytest
 
 import edcache
-from edcache import CachedDataset, CacheOptions, CacheWriter, FillOptions, Reader, ReadOptions, WriteOptions
+from edcache import CachedDataset, CacheOptions, CacheWriter, FillOptions, ReadOptions, WriteOptions
 from edcache.base import options as room
 from edcache.errors import OptionError, SourceError
+from edcache.reader import Reader
 from edcache.storage.file import File
 
 KEYWORDS = {
@@ -62,11 +63,11 @@ def test_an_unknown_option_is_told_with_the_one_that_was_meant(tmp_path):
 
 
 def test_an_object_says_what_keywords_say_and_keywords_stand_in_its_place(tmp_path):
-    options = CacheOptions(chunk_size=2, in_memory_keys=["y"], zero_copy=True)
+    options = CacheOptions(chunk_size=2, in_memory_keys=["y"], transform=len)
     source = [{"y": k} for k in range(5)]
-    ds = CachedDataset(source, tmp_path / "a.zip", options, zero_copy=False)
-    assert (ds.reader.chunks, list(ds.labels), ds.zero_copy) == (3, ["y"], False)
-    assert CachedDataset(None, tmp_path / "a.zip", options).zero_copy
+    ds = CachedDataset(source, tmp_path / "a.zip", options, transform=str)
+    assert (ds._reader.chunks, list(ds.labels), ds.transform) == (3, ["y"], str)
+    assert CachedDataset(None, tmp_path / "a.zip", options).transform is len
     with CacheWriter(tmp_path / "b.zip", "x", WriteOptions(in_memory_keys=["y"])) as w:
         w.extend(source)
     assert Reader(tmp_path / "b.zip", options).label_names == ["y"]
@@ -113,7 +114,7 @@ def test_a_finished_cache_is_opened_once(tmp_path, monkeypatch, way):
 
     monkeypatch.setattr(File, "open", classmethod(counting))
     ds = make()
-    assert (opens, list(ds), ds.reader.verify) == ([path], data(), "always")
+    assert (opens, list(ds), ds._reader.verify) == ([path], data(), "always")
 
 
 @pytest.mark.parametrize("way", ["a call", "a source"])
@@ -129,11 +130,6 @@ def test_a_warning_of_the_source_names_the_line_that_opened_the_cache(tmp_path, 
         with pytest.warns(RuntimeWarning, match="made by another call") as caught:
             make()
     assert caught[0].filename == __file__
-
-
-def test_what_is_said_of_keywords_in_two_lines_stays_together():
-    text = inspect.cleandoc(CachedDataset.from_cache.__doc__)
-    assert "expected_digest is a list in their order, or a\n        dict by path.\n    zero_copy: " in text
 
 
 @pytest.mark.parametrize(

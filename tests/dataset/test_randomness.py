@@ -227,7 +227,7 @@ def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
         persistent_workers=True,
     )
     for epoch in (3, 4, 0):
-        view.cache.set_epoch(epoch)
+        view._root.set_epoch(epoch)
         assert noises(loader) == epoch_of(epoch)
 
 
@@ -236,7 +236,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(view, 4, shuffle=True)))
     with pytest.raises(OptionError, match=message):  # the sampler is of a dataset that draws nothing
-        next(iter(DataLoader(view, 4, sampler=Shuffle(view.cache))))
+        next(iter(DataLoader(view, 4, sampler=Shuffle(view._root))))
     around = ConcatDataset([view])  # reads one by one
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(around, 4, num_workers=1)))
@@ -250,7 +250,7 @@ def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
 def test_a_position_that_is_drawn_keeps_its_epoch_when_it_is_pickled(view):
     draws = pickle.loads(pickle.dumps(list(Shuffle(view))))
     assert {view[draw]["x"]: view[draw]["noise"] for draw in draws} == epoch_of(0)
-    assert {type(position) for position in Shuffle(view.cache)} == {int}
+    assert {type(position) for position in Shuffle(view._root)} == {int}
 
 
 # --- which sample it is ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import orders
 import pytest
 import reference
 import torch
+from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled, seeded
@@ -33,7 +34,7 @@ class Labelled:
 
     def __init__(self, length, chunk=10, **labels):
         self.length, self.chunk, self.labels = length, chunk, labels
-        self.cache = self.reader = self
+        self._root = self
 
     def __len__(self):
         return self.length
@@ -41,10 +42,10 @@ class Labelled:
     def _whole_selection(self):
         return Selection(range(self.length))
 
-    def chunk_size(self):
+    def _chunk_size(self):
         return self.chunk
 
-    def chunk_of(self, indices):
+    def _chunk_of(self, indices):
         raise AssertionError("the chunk of each sample was asked for")
 
 
@@ -635,7 +636,7 @@ def test_the_chunk_of_a_sample_is_that_of_its_newest_record(tmp_path, tally):
             numbers.index(model.versions[k][-1].seq) if k in model.versions else -1
             for k in range(model.length)
         ]
-        reader = CachedDataset.from_cache(path, allow_partial=True).reader
+        reader = CachedDataset.from_cache(path, allow_partial=True)._reader
         assert reader.chunk_of(np.arange(model.length)).tolist() == expected
         assert reader.chunk_of(np.arange(model.length)[::-3]).tolist() == expected[::-3]
         assert reader.chunk_of(np.arange(0)).tolist() == []
@@ -659,7 +660,7 @@ def test_chunk_shuffle_draws_what_the_written_function_gives(count, size, buffer
 
 
 def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
-    assert ds.reader.chunk_size() == 16
+    assert ds._reader.chunk_size() == 16
     some = ds[np.array([5, 5, 90, 91, 17, 180])]
     for dataset, each in (ds, 16), (ds[::-1], 16), (ds[::3], 6), (ds[7:150], 16), (some, 2):
         by_chunk = (
@@ -711,21 +712,21 @@ def written_as(write, count, tmp_path, **options):
 
 def test_runs_are_taken_for_chunks_where_samples_lie_in_order_and_only_there(tmp_path):
     in_order = written_as(range(100), 100, tmp_path, chunk_size=16)
-    assert in_order.reader.chunk_size() == 15
+    assert in_order._reader.chunk_size() == 15
     mixed = np.random.default_rng(0).permutation(1000).tolist()
     claims = [block + worker + 4 * k for block in range(0, 60, 12) for worker in range(4) for k in range(3)]
     by_four_workers = [16 * claim + k for claim in claims for k in range(16)]
     for places, size in ((mixed, 50), (by_four_workers, 48)):
         ds = written_as(places, len(places), tmp_path, chunk_size=size)
-        assert ds.reader.chunk_size() is None
+        assert ds._reader.chunk_size() is None
         drawn = list(ChunkShuffle(ds, 1, lanes=1))
         assert sorted(drawn) == list(range(len(places)))
         # Of each chunk one after the other, but where one or two windows have the end of one and the next.
-        numbers = ds.reader.chunk_of(np.array(drawn))
+        numbers = ds._reader.chunk_of(np.array(drawn))
         changes = np.flatnonzero(np.diff(numbers))
         assert len(np.unique(changes // size)) <= 2 * len(set(numbers.tolist()))
         assert [np.ptp(np.flatnonzero(numbers == k)) < 3 * size for k in set(numbers.tolist())]
-    assert written_as([0, 2, 3], 4, tmp_path).reader.chunk_size() is None
+    assert written_as([0, 2, 3], 4, tmp_path)._reader.chunk_size() is None
 
 
 def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, tally):
@@ -745,8 +746,8 @@ def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, 
         assert sorted(drawn) == list(range(len(whole)))
         assert sampler._positions.numbers == range(len(whole)), "each position was listed"
         touched = sum(len(set((part.indices // 7).tolist())) for part in parts)
-        assert ds.chunk_size() <= 7
-        assert len(ds) / ds.chunk_size() <= touched + len(parts)
+        assert ds._chunk_size() <= 7
+        assert len(ds) / ds._chunk_size() <= touched + len(parts)
         tally("views of concatenations with runs")
 
 
@@ -799,10 +800,10 @@ def test_chunk_shuffle_wants_records(tmp_path):
     ds = CachedDataset.from_cache(tmp_path / "a.zip")
     with pytest.raises(OptionError) as caught:
         ChunkShuffle(ds)
-    assert str(caught.value) == "3 of 5 samples have no record, and so no chunk; take ds.available()"
-    assert sorted(ChunkShuffle(ds.available())) == [0, 1]
+    assert str(caught.value) == "3 of 5 samples have no record, and so no chunk; leave out ds.missing"
+    assert sorted(ChunkShuffle(available(ds))) == [0, 1]
     with pytest.raises(OptionError, match=r"^buffer=0; give 1 or more$"):
-        ChunkShuffle(ds.available(), 0)
+        ChunkShuffle(available(ds), 0)
 
 
 def test_chunk_shuffle_reads_a_growing_archive_as_it_was(tmp_path):

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from edcache import CachedDataset, Reader
+from edcache import CachedDataset
+from edcache.reader import Reader
 
 APP = """
 import functools

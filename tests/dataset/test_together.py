@@ -113,20 +113,20 @@ def test_archives_of_several_kinds_are_read_as_one_by_one(tmp_path, kind):
 
 def test_a_transform_that_is_set_later_counts_at_once(ds):
     assert ds.batch([0, 100])["label"].tolist() == [0, 100]
-    ds.archives[5].transform = lambda one: one | {"label": -1}
+    ds.parts[5].transform = lambda one: one | {"label": -1}
     assert ds.batch([0, 100])["label"].tolist() == [0, -1]
-    ds.transform = None
+    ds.parts[5].transform = None
     assert ds.batch([0, 100])["label"].tolist() == [0, 100]
-    ds.archives[0].batch_transform = len
-    with pytest.raises(edcache.errors.OptionError, match="different batch_transforms"):
-        ds.batch([0])
+    ds.transform = lambda one: one | {"label": -2}
+    assert ds.batch([0, 100])["label"].tolist() == [-2, -2]
+    ds.transform = None
     ds.batch_transform = len
     assert ds.batch([0, 100]) == 3
 
 
 def test_one_that_was_closed_says_so_and_the_others_are_read(ds):
     ds.batch(range(240))
-    ds.archives[3].close()
+    ds.parts[3].close()
     assert ds.batch([0, 100])["label"].tolist() == [0, 100]
     with pytest.raises(ArchiveClosedError, match=r"3\.zip: closed"):
         ds.batch([0, 70])
@@ -138,7 +138,7 @@ def test_one_that_was_compacted_is_read_from_its_new_file(tmp_path):
     before = ds.batch(range(60))
     edcache.compact(paths[1])
     assert same(ds.batch(range(60)), before)
-    ds.refresh()
+    ds.parts[1].refresh()
     assert same(ds.batch(range(60)), before)
 
 
@@ -158,7 +158,7 @@ def test_damage_is_named(tmp_path, verify):
 
 
 def test_blocks_that_an_index_claims_outside_its_file_are_not_looked_at(tmp_path):
-    sessions = [CachedDataset.from_cache(path).reader.session for path in several(tmp_path, 2)]
+    sessions = [CachedDataset.from_cache(path)._reader.session for path in several(tmp_path, 2)]
     for session in sessions:
         blocks = session.index.blocks.copy()
         blocks[:, 1] += 1 << 40
@@ -176,7 +176,7 @@ def test_archives_that_are_open_hold_no_descriptor(paths, ds):
     indices = list(range(240))
     before = ds.batch(indices)
     assert held() == []
-    assert not ds.archives[0].reader.session.has_writer
+    assert not ds.parts[0]._reader.session.has_writer
     assert held() == []
     one = CachedDataset.from_cache(paths[0], io="pread")
     assert held() == [str(paths[0])]
@@ -193,7 +193,7 @@ def test_an_archive_that_is_deleted_or_replaced_is_read_on(tmp_path):
         assert ds.batch([3, 23, 59])["label"].tolist() == [3, 23, 59]
     assert ds[4]["label"] == 4
     with pytest.raises(StaleArchiveError, match=r"1\.zip: the file was replaced since it was opened"):
-        ds.archives[1].refresh()
+        ds.parts[1].refresh()
 
 
 def test_samples_of_any_order_in_threads(ds):

@@ -1,4 +1,4 @@
-"""with_transform() and ctx(): what samples pass on their way out, and what is noted of it."""
+"""with_transform(): the functions that samples pass on their way out."""
 
 import pickle
 
@@ -38,15 +38,8 @@ def numbered(sample):
     return {**sample, "number": int(sample["image"][0, 0])}
 
 
-def cropped(image, ctx):
-    ctx["before"] = len(ctx)
-    ctx["crop"] = (0, int(image[0, 0]) % 2)
-    return image[:, ctx["crop"][1] :]
-
-
-def flipped(sample, ctx):
-    ctx["flip"] = sample["label"] == 1
-    return sample
+def cropped(image):
+    return image[:, int(image[0, 0]) % 2 :]
 
 
 def test_transforms_run_in_the_order_given_after_the_caches_own(path):
@@ -81,38 +74,6 @@ def test_what_is_no_function_is_refused(ds):
     assert str(caught.value) == "with_transform() takes a function, not 'flip'"
 
 
-def test_the_context_is_new_for_each_sample_and_shared_by_its_transforms(ds):
-    view = ds.with_transform(flipped).with_transform(cropped, field="image", return_ctx=True)
-    for k in (1, 2, 1):
-        made, ctx = view[k]
-        assert ctx == {"flip": k == 1, "before": 1, "crop": (0, k % 2)}
-        assert same(made["image"], sample(k)["image"][:, k % 2 :])
-    without = ds.with_transform(flipped)
-    assert same(without[1], sample(1))
-
-
-def test_a_context_comes_last_whatever_follows(ds):
-    view = ds.with_transform(flipped, return_ctx=True).with_transform(numbered).select("number", "label")
-    assert view[7] == ({"number": 7, "label": 1}, {"flip": True})
-    assert ds.select("label").ctx(flipped)[2] == ({"label": 2}, {"flip": False})
-    assert same(ds.ctx(cropped, field="image")[3][0], sample(3) | {"image": sample(3)["image"][:, 1:]})
-
-
-def test_only_a_further_parameter_of_that_name_gets_the_context(ds):
-    def other(sample, scale=1):
-        return scale
-
-    class Callable:
-        def __call__(self, sample, *, ctx):
-            ctx["seen"] = True
-            return 0
-
-    assert ds.ctx(other)[0] == (1, {})
-    assert ds.ctx(Callable())[0] == (0, {"seen": True})
-    assert ds.ctx(lambda ctx: ctx["label"])[4] == (1, {})
-    assert ds.ctx(dict)[0][1] == {}  # of C, without a signature
-
-
 def test_fields_selected_after_a_transform_are_those_that_it_made(ds):
     view = ds.with_transform(numbered).select("number", "box.left")
     assert view[3] == {"number": 3, "box.left": 3}
@@ -143,10 +104,10 @@ def test_with_transforms_batches_are_collated_from_the_samples(ds):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_transform(ds, context):
-    view = ds.ctx(cropped, field="image").select("label")
+    view = ds.with_transform(numbered).select("number", "label")
     loader = DataLoader(view, 4, num_workers=1, multiprocessing_context=context)
     assert same(list(loader), list(DataLoader(view, 4)))
-    assert pickle.loads(pickle.dumps(view))[5] == ({"label": 2}, {"before": 0, "crop": (0, 1)})
+    assert pickle.loads(pickle.dumps(view))[5] == {"number": 5, "label": 2}
 
 
 def test_a_batch_transform_of_the_cache_gets_the_batches_of_its_views(path):

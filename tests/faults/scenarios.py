@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from disk import MemoryDisk
+from filled import available
 from systems import replace_system
 
 import edcache
@@ -212,7 +213,7 @@ def two_writers(notes: Notes) -> None:
 
 def amend(notes: Notes) -> None:
     """A longer dataset, samples that failed, then records of some of them."""
-    with closing(edcache.Reader(PATH, io="pread", allow_partial=True)) as reader:
+    with closing(edcache.reader.Reader(PATH, io="pread", allow_partial=True)) as reader:
         head = reader.head
     with closing(Appender.open(PATH, head, mode="a")) as appender:
         appender.amend(length=12)
@@ -339,7 +340,7 @@ def read_all(path: str, io: str) -> dict[int, int | str]:
 
 def present(cache: CachedDataset) -> list[int]:
     """The samples that are there, each with its label, and no others with one."""
-    found = cache.available().indices.tolist()
+    found = available(cache).indices.tolist()
     labels = cache.labels.table.column("y").to_pylist() if len(cache) else []
     expected = dict.fromkeys(range(len(cache))) | {index: index for index in found}
     assert labels == list(expected.values()), (found, labels)

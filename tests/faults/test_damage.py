@@ -47,7 +47,7 @@ def test_what_was_synced_behind_damage_is_never_cut(
         assert disk.files()[PATH] == data
         assert not disk.open_files
         edcache.repair(PATH, "/disk/mended.zip")
-        mended = edcache.Reader("/disk/mended.zip", io="pread")
+        mended = edcache.reader.Reader("/disk/mended.zip", io="pread")
         lost = [] if seal else list(range(3 * chunk, 3 * chunk + 3))
         assert mended.missing().tolist() == lost
         mended.close()
@@ -92,7 +92,7 @@ def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_
     options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False, "fingerprint": False}
     with replace_system(disk):
         with pytest.raises(CorruptArchiveError, match=f"ends at offset {2 * PAGE:,}, before its seal"):
-            edcache.Reader(PATH, io="pread").head  # noqa: B018
+            edcache.reader.Reader(PATH, io="pread").head  # noqa: B018
         assert disk.files()[PATH] == data
         edcache.CachedDataset(source, PATH, io="pread", **options).close()
         assert edcache.verify(PATH).sound

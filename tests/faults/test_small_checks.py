@@ -16,13 +16,14 @@ from scenarios import OPTIONS, PATH, sample
 from systems import Full, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptArchiveError, StorageError
 from edcache.format import spec as format
 from edcache.format.chain import read_table
 from edcache.format.spec import PAGE, Cursor, Head, Header
 from edcache.format.tables import Records, pack_chunk_table
 from edcache.labels.label_spec import LabelSpec
+from edcache.reader import Reader
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
@@ -282,7 +283,7 @@ def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -
         w.close()
         with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
             assert [cache[k]["x"] for k in range(len(cache))] == [0, 1, 2, 3]
-            assert cache.reader.chunks == 2
+            assert cache._reader.chunks == 2
 
 
 def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:

@@ -38,7 +38,7 @@ def every_kind() -> bytes:
             w.write(index, sample(index))
         w.abort()
         with Reading() as cache:
-            appender = Appender.open(PATH, cache.reader.head, mode="a")
+            appender = Appender.open(PATH, cache._reader.head, mode="a")
         failure = Failure(COUNT - 1, True, "ValueError", "no such file", "")
         appender.amend(length=COUNT, failed=[failure.to_json()])
         appender.close()
@@ -73,7 +73,7 @@ def reads_wrong(disk: MemoryDisk) -> list[str]:
     found = []
     try:
         with Reading() as cache:
-            if cache.reader.sealed and len(cache) != COUNT:
+            if cache._reader.sealed and len(cache) != COUNT:
                 found.append(f"{len(cache)} samples")
             for index in range(min(len(cache), COUNT)):
                 try:

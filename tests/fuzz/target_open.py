@@ -17,8 +17,9 @@ from fuzz_archives import BASES, assembled, base, drawn, in_memory, lie
 from fuzz_draw import Draw
 from torch.utils.data import default_collate
 
-from edcache import CachedDataset, CacheWriter, Reader, verify
+from edcache import CachedDataset, CacheWriter, verify
 from edcache.errors import EdcacheError
+from edcache.reader import Reader
 
 _READ = 5
 # What is as long as the dataset is said to be takes memory accordingly: a sparse archive may be long.
@@ -115,7 +116,8 @@ def _dataset(path: str) -> None:
                 with _refused():
                     cache.filter(f"col('{name}') == 1" if name.isidentifier() else None)
             with _refused():
-                [cache.available()[k] for k in range(min(4, len(cache.available())))]
+                present = cache[np.setdiff1d(np.arange(len(cache)), cache.missing)]
+                [present[k] for k in range(min(4, len(present)))]
         finally:
             cache.close()
 

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import webdataset
+from filled import available
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -744,9 +745,9 @@ def test_missing_samples_are_refused_and_available_leaves_them_out(tmp_path, out
     with CacheWriter(path) as w:
         for i in (0, 1, 4):
             w.write(i, {"x": i})
-    text = f"{path}: 2 of 5 samples have no record, the first is sample 2; take available()"
+    text = f"{path}: 2 of 5 samples have no record, the first is sample 2; leave out those of ds.missing"
     refused(path, out, "webdataset", text, MissingSampleError)
-    edcache.export(CachedDataset.from_cache(path).available(), out, "webdataset")
+    edcache.export(available(CachedDataset.from_cache(path)), out, "webdataset")
     assert [one["x.cls"] for one in shards(out)] == [0, 1, 4]
 
 

@@ -71,7 +71,7 @@ def test_an_edflow_zip_reads_back_exactly_with_its_labels(old, path, protocol):
     assert same(source[-1], indexed(samples)[-1])
     ds = check(import_cache(old, path), indexed(samples))
     assert ds.complete
-    assert ds.reader.sealed
+    assert ds._reader.sealed
     assert list(ds.labels) == KEYS
     for key in KEYS:
         assert ds.labels[key].tolist() == [sample[key] for sample in samples]

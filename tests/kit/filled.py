@@ -2,6 +2,8 @@
 
 import os
 
+import numpy as np
+
 from edcache.format.spec import Head
 from edcache.writer.appender import Appender
 
@@ -38,3 +40,8 @@ def stored_rows(path):
         return sorted(appender.indices_of(appender.chain.chunks).tolist())
     finally:
         appender.close()
+
+
+def available(ds):
+    """The view of the samples that have a record."""
+    return ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]

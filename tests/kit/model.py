@@ -156,7 +156,7 @@ class Known:
         state, cache = self.state, self.cache
         assert len(cache) == len(state)
         assert cache.missing.tolist() == state.absent
-        assert cache.complete == (state.complete and cache.reader.sealed)
+        assert cache.complete == (state.complete and cache._reader.sealed)
         assert {failure.index: failure.final for failure in cache.errors} == state.failures
         if state.records:
             assert set(cache.labels) == set(state.labels)
@@ -274,7 +274,7 @@ class Archive(RuleBasedStateMachine):
         if self.state.length is not None:
             self.state.length = len(self.state)
         self.writer = None if is_last else self.writer
-        assert CachedDataset.from_cache(self.path, allow_partial=True).reader.sealed
+        assert CachedDataset.from_cache(self.path, allow_partial=True)._reader.sealed
 
     @has_writer
     @rule()

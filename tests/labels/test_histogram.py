@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache import Labels
 from edcache.errors import OptionError, UnknownLabelError
-from edcache.labels import matching_rows
+from edcache.labels import Labels, matching_rows
 
 NAMES = st.sampled_from(
     ["x", "a.b", "in", "True", "col", "odd name", 'q"uote', "back\\slash", "é", "new\nline", ""]

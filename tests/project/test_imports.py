@@ -46,8 +46,8 @@ def test_opening_an_archive_and_reading_a_sample_imports_nothing_heavy(path):
 @pytest.mark.full
 def test_naming_the_classes_does_not_load_pyarrow():
     code = (
-        "import sys, torch; before = set(sys.modules); import edcache\n"
-        "edcache.CachedDataset, edcache.CacheWriter, edcache.Labels, edcache.samplers.Balanced\n"
+        "import sys, torch; before = set(sys.modules); import edcache, edcache.labels\n"
+        "edcache.CachedDataset, edcache.CacheWriter, edcache.labels.Labels, edcache.samplers.Balanced\n"
         "print('pyarrow' in set(sys.modules) - before)"
     )
     answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
@@ -110,8 +110,9 @@ def test_what_an_archive_says_of_itself_takes_no_torch(path):
     code = (
         "import sys, edcache\n"
         "from edcache import display, labels\n"
-        "reader = edcache.Reader(sys.argv[1], allow_partial=True)\n"
-        "columns = edcache.Labels(reader.labels, num_rows=len(reader))\n"
+        "import edcache.labels, edcache.reader\n"
+        "reader = edcache.reader.Reader(sys.argv[1], allow_partial=True)\n"
+        "columns = edcache.labels.Labels(reader.labels, num_rows=len(reader))\n"
         "assert labels.matching_rows(columns, {}, 'label >= 4').tolist() == [4, 5]\n"
         "assert columns.histogram('label').bars[0].where == 'label == 0'\n"
         "fields = display.summary(reader)['schemas'][0]['fields']\n"

@@ -8,7 +8,8 @@ from torch.utils.data import Dataset
 from typing_extensions import assert_type
 
 import edcache
-from edcache import CachedDataset, CacheOptions, CacheWriter, Reader, View, cachable
+from edcache import CachedDataset, CacheOptions, CacheWriter, View, cachable
+from edcache.reader import Reader
 
 Sample = dict[str, Tensor]
 
@@ -49,7 +50,7 @@ def views_keep_the_sample() -> None:
     assert_type(ds[[0, 1]], View[Sample])
     assert_type(ds.filter(label=3).shuffle(0).take(2)[0], Sample)
     assert_type(ds.split(0.9, 0.1), tuple[View[Sample], ...])
-    assert_type(next(iter(ds.available())), Sample)
+    assert_type(next(iter(ds[ds.missing])), Sample)
     assert_type(ds.warmup(4, timeout=3), CachedDataset[Sample])
     assert_type(ds.missing.dtype, np.dtype[np.int64])
 

@@ -226,7 +226,7 @@ def test_a_batch_is_the_callers_own(ds):
 
 
 def test_a_corrupt_record_is_named_as_in_a_single_read(ds):
-    row = int(ds.reader.records.offset[7])
+    row = int(ds._reader.records.offset[7])
     with open(ds.path, "r+b") as file:
         file.seek(row)
         file.write(b"\xff")

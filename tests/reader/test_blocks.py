@@ -77,7 +77,7 @@ class Archive:
     def __init__(self, path, make, count, write):
         write(path, make, count)
         self.path = path
-        records = CachedDataset.from_cache(path).reader.records
+        records = CachedDataset.from_cache(path)._reader.records
         index = range(count) if records.index is None else records.index.tolist()
         self.extents = {
             k: (offset, offset + nbytes)
@@ -360,7 +360,7 @@ def test_a_record_that_was_replaced_is_not_looked_at(tmp_path):
     make = fixed(800)
     with CacheWriter(tmp_path / "a.zip", publish_seconds=None, chunk_size=10) as w:
         w.extend(make(k + 100) for k in range(30))
-    old = CachedDataset.from_cache(tmp_path / "a.zip").reader.records.offset.tolist()
+    old = CachedDataset.from_cache(tmp_path / "a.zip")._reader.records.offset.tolist()
     with CacheWriter(tmp_path / "a.zip", "a", publish_seconds=None) as w:
         for k in range(0, 30, 2):
             w.write(k, make(k))
@@ -376,8 +376,8 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
     w.extend(map(fixed(800), range(50)))
     w.flush()
     ds = CachedDataset.from_cache(tmp_path / "a.zip")
-    assert not ds.reader.sealed
-    start = int(ds.reader.records.offset[33])
+    assert not ds._reader.sealed
+    start = int(ds._reader.records.offset[33])
     with flipped(tmp_path / "a.zip", [start + 100]):
         for ds in (CachedDataset.from_cache(tmp_path / "a.zip") for _ in range(2)):
             with pytest.raises(CorruptRecordError, match="record 33 at offset"):
@@ -397,7 +397,7 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
 
 
 def is_done(ds):
-    return ds.reader.session.checks.is_done
+    return ds._reader.session.checks.is_done
 
 
 def one_by_one(ds, indices):

@@ -13,8 +13,9 @@ import pytest
 from descriptors import needs_proc, open_files
 from scale import scaled
 
-from edcache import CacheWriter, Reader
+from edcache import CacheWriter
 from edcache.errors import ArchiveClosedError
+from edcache.reader import Reader
 from edcache.storage.file import File
 
 THREADS = 4

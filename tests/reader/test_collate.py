@@ -789,7 +789,7 @@ def test_pictures_are_listed(tmp_path, is_lazy):
 
 def test_damaged_and_missing_samples_are_named_as_in_a_single_read(tmp_path, ds):
     with open(ds.path, "r+b") as file:
-        file.seek(int(ds.reader.records.offset[7]))
+        file.seek(int(ds._reader.records.offset[7]))
         file.write(b"\xff")
     with pytest.raises(CorruptRecordError, match="record 7 at offset .*: crc32 0x"):
         edcache.collate(**ALL_WAYS)([CachedDataset.from_cache(ds.path)._batch([1, 7])])

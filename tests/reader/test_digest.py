@@ -15,7 +15,7 @@ from systems import replace_system
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache import CachedDataset, CacheWriter, storage
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -24,6 +24,7 @@ from edcache.errors import (
     OptionError,
     StaleArchiveError,
 )
+from edcache.reader import Reader
 
 WRONG = "sha256:" + "ab" * 32
 

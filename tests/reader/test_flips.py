@@ -110,7 +110,7 @@ class Damaged:
             return found
         except Exception as error:
             return [f"opening: {error!r}"]
-        if len(cache) != self.count and cache.reader.sealed:
+        if len(cache) != self.count and cache._reader.sealed:
             found.append(f"{len(cache)} samples")
         for i in range(min(len(cache), self.count)):
             try:
@@ -211,7 +211,7 @@ def _wrong_choices(damaged: Damaged) -> list[str]:
     for least in (0, 3):
         expected = [i for i in range(COUNT) if SAMPLES[i]["y"] >= least]
         with suppress(EdcacheError), CachedDataset.from_cache(damaged.path, allow_partial=True) as ds:
-            if ds.filter(f"y >= {least}").indices.tolist() != expected and ds.reader.sealed:
+            if ds.filter(f"y >= {least}").indices.tolist() != expected and ds._reader.sealed:
                 wrong.append("a filter chooses others")
     with suppress(EdcacheError), edcache.numpy.open(damaged.path, allow_partial=True) as arrays:
         rows = arrays.where("y >= 3").tolist()
@@ -232,7 +232,7 @@ def test_a_flip_in_any_of_several_pages_and_batches_is_noticed_or_harmless(
     _write(path, chunk_size=5, compression=compression)
     damaged = Damaged(path)
     with CachedDataset.from_cache(path) as ds:
-        assert len(ds.reader.session.index.root.pages) == 4
+        assert len(ds._reader.session.index.root.pages) == 4
         assert ds.labels.table["y"].num_chunks == 4
     assert _wrong_choices(damaged) == []
     start = damaged.original.index(b"index.pages") - 30

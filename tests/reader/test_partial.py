@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import reference
+from filled import available
 from range_server import Served, serving
 from scale import SEED, scaled
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
 from edcache.errors import (
     CorruptArchiveError,
@@ -32,6 +33,7 @@ from edcache.errors import (
     PartialArchiveError,
     PartialArchiveWarning,
 )
+from edcache.reader import Reader
 
 COUNT, PAGE = 40, 4096
 
@@ -196,7 +198,7 @@ def test_the_warning_says_what_is_there_and_what_to_do(whole: Whole, path: Path)
     path.write_bytes(unsealed(whole, 2))
     with pytest.warns(PartialArchiveWarning) as caught:
         ds = CachedDataset.from_cache(path)
-    declared = ds.head.length
+    declared = ds._reader.head.length
     count = "16 samples" if declared is None else "16 of 40 samples"
     assert str(caught[0].message) == (
         f"{path}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
@@ -204,7 +206,7 @@ def test_the_warning_says_what_is_there_and_what_to_do(whole: Whole, path: Path)
         f'in a sealed archive: "edcache repair {path} -o NEW"; or take it as it is: allow_partial=True'
     )
     assert not ds.complete
-    assert ds.reader.has_all == (declared is None)
+    assert ds._reader.has_all == (declared is None)
     assert ("not sealed" if declared is None else "24 missing") in repr(ds)
     with pytest.raises(OptionError, match="not sealed, so samples may|24 samples are missing"):
         ds.warmup()
@@ -263,7 +265,7 @@ def test_what_seals_or_exports_asks_before_it_takes_half(whole: Whole, path: Pat
     data = unsealed(whole, 2)
     path.write_bytes(data)
     ds = CachedDataset.from_cache(path, allow_partial=True)
-    view = ds.available()
+    view = available(ds)
     acts: dict[str, Callable[..., Any]] = {
         "merged.zip": lambda **o: edcache.merge([path], tmp_path / "merged.zip", **o),
         "compact.zip": lambda **o: edcache.compact(path, tmp_path / "compact.zip", **o),

@@ -24,8 +24,9 @@ from systems import CALLS, replace_system, routed
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache import CachedDataset, CacheWriter, storage
 from edcache.errors import ArchiveClosedError, MissingSampleError, StaleArchiveError
+from edcache.reader import Reader
 
 MODULE = '''
 import numpy as np
@@ -124,7 +125,7 @@ def test_a_lazy_cache_fills_from_the_workers_of_a_data_loader(
     cache.close()
     filled = CachedDataset.from_cache(tmp_path / "lazy.zip")
     assert filled.complete
-    assert filled.reader.sealed
+    assert filled._reader.sealed
     assert all(same(filled[i], source[i]) for i in range(60))
     assert filled.labels["y"].tolist() == [i % 4 for i in range(60)]
 
@@ -325,7 +326,7 @@ def test_two_processes_write_one_archive_and_lose_nothing(tmp_path: Path, method
     cache = CachedDataset.from_cache(path)
     assert len(cache) == 300
     assert cache.complete
-    assert cache.reader.sealed
+    assert cache._reader.sealed
     assert [s["y"] for s in cache] == list(range(300))
     assert cache.labels["y"].tolist() == list(range(300))
     report = edcache.verify(path)
@@ -351,7 +352,7 @@ def test_two_appenders_interleave_and_lose_nothing(tmp_path: Path) -> None:
     assert sorted(s["y"] for s in cache) == sorted([*range(10), *range(100, 110), 7])
     assert cache.labels["y"].tolist() == [s["y"] for s in cache]
     assert edcache.verify(path).sound
-    assert cache.reader.sealed
+    assert cache._reader.sealed
 
 
 def in_a_fork(work: Callable[[], str]) -> str:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from edcache import CacheWriter, Reader
+from edcache import CacheWriter
 from edcache.errors import (
     ArchiveClosedError,
     CorruptArchiveError,
@@ -14,6 +14,7 @@ from edcache.errors import (
     SampleIndexError,
 )
 from edcache.format import spec as format
+from edcache.reader import Reader
 from edcache.reader.checks import CheckedBlocks
 from edcache.writer.appender import Appender
 

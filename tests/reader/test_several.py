@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from descriptors import needs_proc, open_files
+from filled import available
 from likeness import same
 from range_server import serving
 from torch.utils.data import DataLoader
@@ -17,8 +18,8 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.archive_paths import natural_key
-from edcache.dataset.concatenation import Several
-from edcache.errors import ArchiveNotFoundError, DigestError, LabelTypeError, NotAnArchiveError, OptionError
+from edcache.dataset.concatenation import Concat
+from edcache.errors import ArchiveNotFoundError, LabelTypeError, NotAnArchiveError, OptionError
 from edcache.samplers import Balanced, ChunkShuffle
 
 
@@ -41,7 +42,11 @@ def folder(tmp_path):
     return tmp_path / "cache"
 
 
-def check(ds: Several, count: int = 30) -> None:
+def paths_of(ds: Concat) -> list[str]:
+    return [part.path for part in ds.parts]
+
+
+def check(ds: Concat, count: int = 30) -> None:
     assert [s["text"] for s in ds] == [f"sample {i}" for i in range(count)]
     assert ds.labels["label"].tolist() == [i % 3 for i in range(count)]
 
@@ -58,7 +63,7 @@ def test_a_glob_a_folder_and_a_list_open_as_one_dataset_in_the_order_of_the_numb
     ]
     for paths in asked:
         ds = CachedDataset.from_cache(paths)
-        assert (type(ds), ds.paths) == (Several, expected)
+        assert (type(ds), paths_of(ds)) == (Concat, expected)
         check(ds)
         ds.close()
 
@@ -72,8 +77,8 @@ def test_numbers_sort_by_their_value_and_files_by_the_folders_they_are_in(tmp_pa
     (tmp_path / "c.zip.edcache.new").write_bytes(b"left by a killed replacement")
     (tmp_path / "notes.txt").write_text("not an archive")
     expected = [str(tmp_path / name) for name in ordered]
-    assert CachedDataset.from_cache(tmp_path).paths == expected
-    assert CachedDataset.from_cache(f"{tmp_path}/**/*.zip*").paths == expected
+    assert paths_of(CachedDataset.from_cache(tmp_path)) == expected
+    assert paths_of(CachedDataset.from_cache(f"{tmp_path}/**/*.zip*")) == expected
 
 
 def test_a_file_whose_name_looks_like_a_glob_is_that_file(tmp_path):
@@ -122,35 +127,21 @@ def test_the_archive_that_cannot_be_opened_is_named_and_the_others_are_let_go(fo
 def test_options_go_to_every_archive(folder):
     ds = CachedDataset.from_cache(folder, transform=lambda s: s["text"].upper(), io="pread", verify="always")
     assert (ds[0], ds[29]) == ("SAMPLE 0", "SAMPLE 29")
-    assert {archive.reader.io for archive in ds.archives} == {"pread"}
-    assert {archive.reader.verify for archive in ds.archives} == {"always"}
+    assert {archive._reader.io for archive in ds.parts} == {"pread"}
+    assert {archive._reader.verify for archive in ds.parts} == {"always"}
     batched = CachedDataset.from_cache(folder, batch_transform=lambda b: b["x"].sum())
     assert batched.batch([0, 1, 20]) == 63
 
 
-def test_expected_digests_are_a_list_in_order_or_a_dict_by_path(folder):
-    paths = CachedDataset.from_cache(folder).paths
-    digests = [edcache.digest(path) for path in paths]
-    check(CachedDataset.from_cache(folder, expected_digest=digests))
-    by_path = dict(zip(reversed(paths), reversed(digests), strict=True))
-    check(CachedDataset.from_cache(f"{folder}/*.zip", expected_digest=by_path))
-    with pytest.raises(DigestError, match=r"part-2.zip: its sha256 is"):
-        CachedDataset.from_cache(folder, expected_digest=[digests[0], digests[0], digests[2]])
-    refused = [
-        (digests[0], f"expected_digest='{digests[0]}' for 3 archives; give a list with one for each"),
-        (digests[:2], "expected_digest=a list of 2 for 3 archives; give a list with one for each, in their"),
-        ({paths[0]: digests[0]}, f"expected_digest= has none for {paths[1]}; give one for each"),
-        (by_path | {"b.zip": digests[0]}, "expected_digest= has one for b.zip, which is not among them"),
-    ]
-    for expected, text in refused:
-        with pytest.raises(OptionError) as caught:
-            CachedDataset.from_cache(folder, expected_digest=expected)
-        assert text in str(caught.value)
+def test_a_digest_is_of_one_archive(folder):
+    digest = edcache.digest(folder / "part-1.zip")
+    with pytest.raises(OptionError, match="expected_digest= is of one archive; open several one by one"):
+        CachedDataset.from_cache(folder, expected_digest=digest)
 
 
 def test_it_is_as_concat_of_the_archives_in_samples_views_batches_and_loaders(folder):
     ds = CachedDataset.from_cache(folder)
-    whole = edcache.concat([CachedDataset.from_cache(path) for path in ds.paths])
+    whole = edcache.concat([CachedDataset.from_cache(path) for path in paths_of(ds)])
     assert all(same(one, other) for one, other in zip(ds, whole, strict=True))
     assert ds.labels.table.equals(whole.labels.table)
     views = [
@@ -172,10 +163,8 @@ def test_it_is_as_concat_of_the_archives_in_samples_views_batches_and_loaders(fo
     assert len(list(Balanced(ds, "label"))) == len(ds)
     again = pickle.loads(pickle.dumps(ds))
     check(again)
-    assert again.refresh() is False
-    assert repr(ds).startswith("concat(CachedDataset(")
-    assert repr(ds).endswith("(30 samples)")
-    assert (ds.cache is ds[:3].cache, ds.indices.tolist()) == (True, list(range(30)))
+    assert repr(ds) == "Concat(3 datasets, 30 samples)"
+    assert ds.indices.tolist() == list(range(30))
 
 
 def test_archives_that_are_far_away_open_at_the_same_time(folder):
@@ -186,7 +175,7 @@ def test_archives_that_are_far_away_open_at_the_same_time(folder):
         served.forget()
         served.delay = 0.05
         ds = CachedDataset.from_cache(urls)
-        assert (ds.paths, len(ds)) == (urls, 120)
+        assert (paths_of(ds), len(ds)) == (urls, 120)
         assert len(served.requests) == 12 * each
         # An archive's head and its end are asked for together.
         assert 4 <= served.most_in_flight <= 16
@@ -203,9 +192,9 @@ def gone(handler: Any) -> bool:
 def test_the_chunks_of_several_archives_are_told_apart(folder):
     ds = CachedDataset.from_cache(folder)
     expected = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2]
-    assert ds.cache.chunk_of(np.arange(30)).tolist() == [k + 3 * part for part in range(3) for k in expected]
+    assert ds._chunk_of(np.arange(30)).tolist() == [k + 3 * part for part in range(3) for k in expected]
     zipped = edcache.concat([edcache.zip_fields(ds.select("x"), ds.select("text"))])
-    with pytest.raises(OptionError, match=r"zip_fields\(.* are put together, and have no chunk of their own"):
+    with pytest.raises(OptionError, match=r"Zipped\(.* are put together, and have no chunk of their own"):
         ChunkShuffle(zipped)
 
 
@@ -219,27 +208,6 @@ def test_labels_that_one_archive_lacks_are_null_and_types_that_clash_are_refused
         LabelTypeError, match='concat\\(\\): label "label" is int64 in one dataset and string'
     ):
         CachedDataset.from_cache(folder).labels.table  # noqa: B018
-
-
-def test_refresh_sees_what_grew_and_views_of_before_keep_their_samples(folder):
-    ds = CachedDataset.from_cache(folder)
-    before = ds.filter(label=2)
-    texts = [s["text"] for s in before]
-    assert ds.refresh() is False
-    with CacheWriter(folder / "part-2.zip", "a") as writer:
-        writer.extend([sample(100), sample(101)])
-    assert len(ds) == 30
-    check(ds)
-    assert ds.refresh() is True
-    assert [s["text"] for s in ds[18:24]] == [f"sample {i}" for i in (18, 19, 100, 101, 20, 21)]
-    assert ds.labels["label"][20:22].tolist() == [1, 2]
-    assert [s["text"] for s in before] == texts
-    assert before.labels["label"].tolist() == [2] * len(texts)
-    assert len(ds.filter(label=2)) == len(texts) + 1
-    CachedDataset.from_cache(folder / "part-1.zip").add_labels("extra", list(range(10)))
-    assert ds.refresh() is True
-    assert ds.labels["extra"].tolist() == [*range(10), *[None] * 22]
-    assert "extra" in ds[:5].labels
 
 
 def test_what_is_missing_and_what_failed_is_told_by_the_index_in_the_whole(folder, tmp_path):
@@ -258,12 +226,12 @@ def test_what_is_missing_and_what_failed_is_told_by_the_index_in_the_whole(folde
     ds = CachedDataset.from_cache(folder, allow_partial=True)
     assert (len(ds), ds.complete, ds.missing.tolist()) == (36, False, [2, 34])
     assert [(failure.index, failure.error) for failure in ds.errors] == [(2, "ValueError")]
-    assert len(ds.available()) == 34
-    assert ds.available().indices.tolist() == [i for i in range(36) if i not in (2, 34)]
-    assert repr(ds).endswith("(36 samples, 2 missing)")
+    assert len(available(ds)) == 34
+    assert available(ds).indices.tolist() == [i for i in range(36) if i not in (2, 34)]
+    assert (ds[30:].missing.tolist(), ds[:3].errors[0].index) == ([4], 2)
     said = ds.info()
-    parts = [archive.info() for archive in ds.archives]
+    parts = [archive.info() for archive in ds.parts]
     assert (said["samples"], said["present"], said["sealed"], said["labels"]) == (36, 34, False, ["label"])
-    assert said["path"] == ds.paths
+    assert said["path"] == paths_of(ds)
     assert said["archives"] == parts
     assert all(said[name] == sum(part[name] for part in parts) for name in ("nbytes", "mapped"))

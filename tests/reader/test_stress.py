@@ -27,10 +27,11 @@ from systems import HANGS, ended, in_child
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveClosedError, EdcacheError
 from edcache.format import spec as format
 from edcache.format.spec import Head
+from edcache.reader import Reader
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 
@@ -168,10 +169,10 @@ def test_a_thousand_forks_of_a_busy_process_read_open_and_end(folder: Path, seal
 
     def work(chosen: list[int], opens: Path | None) -> None:
         assert all(is_sample(busy.cache[i], i) for i in chosen)
-        before = len(busy.reader)
-        busy.reader.refresh()
-        assert len(busy.reader) >= before
-        assert is_sample(busy.reader.read(len(busy.reader) - 1), len(busy.reader) - 1)
+        before = len(busy._reader)
+        busy._reader.refresh()
+        assert len(busy._reader) >= before
+        assert is_sample(busy._reader.read(len(busy._reader) - 1), len(busy._reader) - 1)
         if opens:
             again = Reader(opens)
             assert all(is_sample(again.read(i), i) for i in (0, len(again) - 1))
@@ -296,7 +297,8 @@ def test_what_lies_in_a_cycle_is_let_go_of_and_what_was_handed_out_is_not(sealed
 
 EXITS = """
 import sys, edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
+from edcache.reader import Reader
 path, grown = sys.argv[1:]
 reader, cache = Reader(path), CachedDataset.from_cache(path)
 w = CacheWriter(grown, publish_seconds=None)
@@ -318,7 +320,7 @@ def test_an_interpreter_ends_quietly_with_everything_open(folder: Path, sealed: 
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
     # What was published is there, what was not is not, and nothing claims to be whole.
     cache = CachedDataset.from_cache(folder / "grown.zip", allow_partial=True)
-    assert (list(cache), cache.reader.sealed) == ([{"y": 0}], False)
+    assert (list(cache), cache._reader.sealed) == ([{"y": 0}], False)
     assert not (folder / "grown.zip.w").exists()
     assert edcache.verify(folder / "grown.zip").problems == []
 
@@ -379,7 +381,7 @@ def watch(path: Path, until: int) -> None:
     while watched.seen < until:
         watched.look()
         time.sleep(0.1)
-    watched.reader.close()
+    watched._reader.close()
 
 
 @pytest.mark.full
@@ -399,8 +401,8 @@ def test_fifty_thousand_chunks_of_eight_writers_are_all_there_once_under_four_re
         w.close()
         last = Watched(path)
         last.look()
-        assert (last.next, last.reader.sealed) == ([each] * WRITERS, True)
-        last.reader.close()
+        assert (last.next, last._reader.sealed) == ([each] * WRITERS, True)
+        last._reader.close()
         if round_ == 0:
             assert edcache.verify(path).problems == []
         path.unlink()

@@ -5,8 +5,9 @@ import os
 import pytest
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, cachable
+from edcache import CachedDataset, CacheWriter, cachable
 from edcache.errors import EdcacheError
+from edcache.reader import Reader
 
 STRANGE = [
     *("", "\0", "a\0b", "\ud800", "x" * 300 + ".zip", "/" + "d/" * 3000 + "a.zip", "dir.zip", "dir.zip/"),

@@ -20,7 +20,7 @@ from systems import Refusing, replace_system
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache import CachedDataset, CacheWriter, storage
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
@@ -30,6 +30,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
+from edcache.reader import Reader
 
 CHOICES = ["mmap", "pread", "auto"]
 COUNT = 12
@@ -197,9 +198,9 @@ def test_zero_copy_reads_the_same(path, io):
 @pytest.mark.parametrize("io", CHOICES)
 def test_it_survives_a_pickle_as_it_was_asked_for(path, io):
     ds = pickle.loads(pickle.dumps(CachedDataset.from_cache(path, io=io)))
-    assert ds.reader.io == io
+    assert ds._reader.io == io
     assert same(ds[7], sample(7))
-    assert (ds.reader.memory()["mapped"] == 0) == (io == "pread")
+    assert (ds._reader.memory()["mapped"] == 0) == (io == "pread")
 
 
 @pytest.mark.parametrize("io", CHOICES)
@@ -238,7 +239,7 @@ def test_the_decorator_takes_it(tmp_path, io):
         return Source()
 
     for _ in range(2):
-        assert made().reader.io == io
+        assert made()._reader.io == io
         assert same(made()[3], sample(3))
 
 
@@ -289,7 +290,7 @@ def test_a_damaged_record_raises(tmp_path, io, compression):
 def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
     pread = CachedDataset.from_cache(path, io="pread")
     assert same(list(pread), [sample(k) for k in range(60)])
-    flip(path, int(pread.reader.records.offset[17]))
+    flip(path, int(pread._reader.records.offset[17]))
     with pytest.raises(CorruptRecordError, match="record 17"):
         pread[17]
     with pytest.raises(CorruptRecordError, match="record 17"):
@@ -334,11 +335,11 @@ def test_a_file_that_was_cut_short_before_it_was_opened_raises_alike(path, cut):
 def test_mapped_is_the_file_and_private_is_little(path):
     size = os.path.getsize(path)
     for io in ("mmap", "auto"):
-        memory = CachedDataset.from_cache(path, io=io).reader.memory()
+        memory = CachedDataset.from_cache(path, io=io)._reader.memory()
         assert sorted(memory) == ["mapped", "private"]
         assert memory["mapped"] == size
         assert 0 <= memory["private"] < 4096
-    memory = CachedDataset.from_cache(path, io="pread").reader.memory()
+    memory = CachedDataset.from_cache(path, io="pread")._reader.memory()
     assert memory["mapped"] == 0
     assert 0 <= memory["private"] < 20 * 60 + 4096
     assert all(type(value) is int for value in memory.values())
@@ -352,7 +353,7 @@ def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, io, verify
         write(tmp_path / "a.zip", 300, compression=compression), io=io, verify=verify
     )
     assert ds.labels["label"][7] is not None  # the label table is kept once it was asked for
-    kept = [ds.reader.memory()]
+    kept = [ds._reader.memory()]
     for _ in range(3):
         for k in range(300):
             ds[k]
@@ -360,7 +361,7 @@ def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, io, verify
             ds.batch(range(k, k + 1))
             list(ds.__getitems__(range(k, k + 50)))
             ds.select("label", "image").batch(range(k, k + 50))
-        kept.append(ds.reader.memory())
+        kept.append(ds._reader.memory())
     assert len({memory["mapped"] for memory in kept}) == 1
     # Of few records the offsets are kept, and of a file that is not mapped what was read of the index.
     assert kept[1]["private"] - kept[0]["private"] <= 300 * (8 + 16 * (io == "pread")) + 64
@@ -397,11 +398,11 @@ def test_memory_of_a_growing_archive_follows_it(tmp_path, io):
     w.extend(map(sample, range(20)))
     w.flush()
     ds = CachedDataset.from_cache(tmp_path / "a.zip", io=io)
-    first = ds.reader.memory()
+    first = ds._reader.memory()
     w.extend(map(sample, range(20, 200)))
     w.close()
     assert ds.refresh()
-    second = ds.reader.memory()
+    second = ds._reader.memory()
     assert (second["mapped"] > first["mapped"]) == (io != "pread")
     assert same(ds[199], sample(199))
 
@@ -477,7 +478,7 @@ def large(tmp_path):
 def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
     ds = CachedDataset.from_cache(large, io=io)
     order = [30, 3, 17, 4]
-    offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
+    offset, nbytes = ds._reader.records.offset, ds._reader.records.nbytes
     extent = {k: (int(offset[k]), int(offset[k] + nbytes[k])) for k in order}
     with replace_system(Kernel(is_cached=False)) as kernel:
         batch = ds.batch(order)
@@ -488,7 +489,7 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
 @pytest.mark.parametrize("io", ["mmap", "pread"])
 def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
     ds = CachedDataset.from_cache(large, io=io)
-    offset, nbytes = ds.reader.records.offset, ds.reader.records.nbytes
+    offset, nbytes = ds._reader.records.offset, ds._reader.records.nbytes
     with replace_system(Kernel(is_cached=False)) as kernel:
         assert ds[7]["x"][0] == 7
         # A pass of one record: what follows will be asked for next.
@@ -507,7 +508,7 @@ def test_a_pass_in_file_order_is_announced_ahead(large):
     ds = CachedDataset.from_cache(large)
     with replace_system(Kernel(is_cached=False)) as kernel:
         ds.batch(range(4, 8))
-    (start, end), offset = kernel.announced[0], ds.reader.records.offset
+    (start, end), offset = kernel.announced[0], ds._reader.records.offset
     assert len(kernel.announced) == 1
     assert start == offset[4]
     assert offset[10] < end <= offset[12]
@@ -552,7 +553,7 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
     with replace_system(Kernel(is_cached=False)) as kernel:
         ds = CachedDataset.from_cache(write(tmp_path / "a.zip"))
         assert same(list(ds.__getitems__([7, 40])), [sample(7), sample(40)])
-        ds.reader.session.file.will_need([(0, 4096)])
+        ds._reader.session.file.will_need([(0, 4096)])
     assert kernel.announced == []
 
 

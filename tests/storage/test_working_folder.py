@@ -103,8 +103,8 @@ def test_an_open_archive_stays_the_same_file(home, tmp_path):
     CachedDataset([{"x": -1}] * COUNT, tmp_path / "a.zip").close()
     os.chdir(tmp_path)
     one.add_labels("y", range(COUNT))
+    several.parts[0].refresh()
     for ds in (one, several):
-        ds.refresh()
         copy = pickle.loads(pickle.dumps(ds))
         assert [copy[i]["x"] for i in range(COUNT)] == list(range(COUNT))
         assert copy.labels["y"].tolist() == list(range(COUNT))
@@ -144,7 +144,13 @@ def test_a_folder_above_a_link_is_not_that_above_its_name(home, tmp_path):
 
 @pytest.mark.parametrize("path", ["", "a\0b.zip", "a\ud800.zip"])
 def test_what_is_no_path_is_refused(home, path):
-    for call in (CachedDataset.from_cache, CacheWriter, edcache.verify, edcache.compact, edcache.Reader):
+    for call in (
+        CachedDataset.from_cache,
+        CacheWriter,
+        edcache.verify,
+        edcache.compact,
+        edcache.reader.Reader,
+    ):
         with pytest.raises(OptionError, match="empty path|not a path, because"):
             call(path)
     assert list(home.iterdir()) == []

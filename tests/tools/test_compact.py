@@ -11,6 +11,7 @@ import archives
 import numpy as np
 import pytest
 import reference
+from filled import available
 from golden_samples import same
 from scale import scaled, seeded
 from systems import Full, Rebooted, killed_at, replace_system
@@ -52,7 +53,7 @@ EXPECTED = {i: sample({3: 300, 4: 400}.get(i, i)) for i in range(20)}
 
 def check(path: Path, expected: dict[int, Any] = EXPECTED) -> None:
     cache = CachedDataset.from_cache(path)
-    assert cache.available().indices.tolist() == sorted(expected)
+    assert available(cache).indices.tolist() == sorted(expected)
     assert all(same(cache[i], made) for i, made in expected.items())
     assert [cache.labels["y"][i] for i in expected] == [made["y"] for made in expected.values()]
     cache.close()
@@ -66,7 +67,7 @@ def test_what_is_dead_goes_and_every_sample_stays(path):
     write(path)
     before = edcache.verify(path)
     assert (before.superseded, before.dead.superseded > 0, before.dead.old_seals > 0) == (2, True, True)
-    head = CachedDataset.from_cache(path).head
+    head = CachedDataset.from_cache(path)._reader.head
     report = edcache.compact(path)
     after = edcache.verify(path)
     assert (report.path, report.rewritten, report.samples) == (str(path), True, 20)
@@ -74,7 +75,7 @@ def test_what_is_dead_goes_and_every_sample_stays(path):
     assert report.dead_nbytes == before.nbytes - after.nbytes > before.dead.total
     assert (report.chunks_before, report.chunks, after.chunks) == (6, 1, 1)
     assert (after.problems, after.sealed, after.dead.total, after.superseded) == ([], True, 0, 0)
-    assert CachedDataset.from_cache(path).head == head
+    assert CachedDataset.from_cache(path)._reader.head == head
     assert names(path) == ["a.zip"]
     check(path)
 
@@ -165,12 +166,12 @@ def test_a_live_reader_keeps_the_old_file_and_finds_the_new_one_when_it_looks_ag
     write(path)
     cache = CachedDataset.from_cache(path, zero_copy=True)
     old = cache[7]["x"]
-    nbytes = cache.reader.nbytes
+    nbytes = cache._reader.nbytes
     edcache.compact(path)
     assert same(cache[8], sample(8))
-    assert cache.reader.nbytes == nbytes
+    assert cache._reader.nbytes == nbytes
     assert cache.refresh()
-    assert cache.reader.nbytes == path.stat().st_size < nbytes
+    assert cache._reader.nbytes == path.stat().st_size < nbytes
     assert old.tolist() == [7] * 60
     assert same(cache[9], sample(9))
     assert cache.labels["y"].tolist() == [made["y"] for made in EXPECTED.values()]
@@ -327,7 +328,7 @@ def test_killed_at_any_operation_the_path_leads_to_all_samples_and_a_second_run_
 def test_a_damaged_archive_is_refused_and_left_as_it_is(path):
     write(path)
     sound = path.read_bytes()
-    offset = int(CachedDataset.from_cache(path).reader.records.offset[7])
+    offset = int(CachedDataset.from_cache(path)._reader.records.offset[7])
     chunk = [e.fields for e in reference.entries(path)][2]
     for at, kind, message in [
         (offset, CorruptRecordError, rf"record 7 at offset {offset:,} fails its crc32; run .edcache repair "),
@@ -380,7 +381,7 @@ def test_progress_counts_the_bytes_of_the_records(path):
     write(path)
     seen: list[tuple[int, int]] = []
     edcache.compact(path, on_progress=lambda done, total: seen.append((done, total)))
-    total = int(CachedDataset.from_cache(path).reader.records.nbytes.sum())
+    total = int(CachedDataset.from_cache(path)._reader.records.nbytes.sum())
     assert (seen[0], seen[-1]) == ((0, total), (total, total))
 
 

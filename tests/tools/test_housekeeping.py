@@ -19,7 +19,7 @@ import pytest
 from cli_runner import RUNNER
 from systems import replace_system
 
-from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache import CachedDataset, CacheWriter, storage
 from edcache.cli import main
 from edcache.errors import (
     ArchiveLockedError,
@@ -29,6 +29,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.format import spec as format
+from edcache.reader import Reader
 from edcache.storage.file import File
 from edcache.tools.housekeeping import (
     Listed,

@@ -12,6 +12,7 @@ import archives
 import numpy as np
 import pytest
 import reference
+from filled import available
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
@@ -72,7 +73,7 @@ def expect_as_concat(merged: Path, paths: list[Path]) -> None:
     whole, ds = CachedDataset.from_cache(paths, allow_partial=True), CachedDataset.from_cache(merged)
     assert len(ds) == len(whole)
     assert ds.missing.tolist() == whole.missing.tolist()
-    assert all(same(ds[i], whole[i]) for i in whole.available().indices.tolist())
+    assert all(same(ds[i], whole[i]) for i in available(whole).indices.tolist())
     assert ds.labels.table.schema == whole.labels.table.schema
     assert ds.labels.num_rows == whole.labels.num_rows
     assert same(ds.labels.table.to_pydict(), whole.labels.table.to_pydict())
@@ -93,7 +94,7 @@ def test_random_archives_merge_to_what_concat_of_them_is(tally, seeds):
         report = edcache.merge(paths, merged, allow_partial=True)
         expect_as_concat(merged, paths)
         ds = CachedDataset.from_cache(merged)
-        assert (report.archives, report.samples, report.length) == (len(paths), ds.reader.present, len(ds))
+        assert (report.archives, report.samples, report.length) == (len(paths), ds._reader.present, len(ds))
         assert (report.path, report.nbytes) == (str(merged), merged.stat().st_size)
         tally("random archives merged", len(paths))
 
@@ -126,7 +127,7 @@ def test_archives_with_other_compressions_and_dictionaries_merge(tmp_path, kinds
             w.extend({"t": f"archive {k} " * 9 + f"text of sample {i}"} for i in range(100))
     edcache.merge(paths, tmp_path / "merged.zip")
     expect_as_concat(tmp_path / "merged.zip", paths)
-    head = CachedDataset.from_cache(tmp_path / "merged.zip").head
+    head = CachedDataset.from_cache(tmp_path / "merged.zip")._reader.head
     assert head.compression == next((kind for kind in kinds if kind), None)
     dictionaries = sum(
         entry.fields["kind"] == reference.DICTIONARY for entry in reference.entries(tmp_path / "merged.zip")
@@ -137,8 +138,8 @@ def test_archives_with_other_compressions_and_dictionaries_merge(tmp_path, kinds
 def test_records_of_one_compression_are_copied_as_they_are_stored(tmp_path):
     a, b = write(tmp_path / "a.zip", compression="zstd"), write(tmp_path / "b.zip", compression="zstd:9")
     edcache.merge([a, b], tmp_path / "merged.zip")
-    records = CachedDataset.from_cache(tmp_path / "merged.zip").reader.records
-    parts = [CachedDataset.from_cache(path).reader.records for path in (a, b)]
+    records = CachedDataset.from_cache(tmp_path / "merged.zip")._reader.records
+    parts = [CachedDataset.from_cache(path)._reader.records for path in (a, b)]
     assert records.crc32.tolist() == [crc for part in parts for crc in part.crc32.tolist()]
     assert records.nbytes.tolist() == [n for part in parts for n in part.nbytes.tolist()]
 
@@ -155,7 +156,7 @@ def test_the_fields_of_labels_are_known_where_all_archives_agree(tmp_path):
         edcache.merge(paths, merged)
         expect_as_concat(merged, list(paths))
         ds = CachedDataset.from_cache(merged)
-        assert ds.head.labels == (("y", field),)
+        assert ds._reader.head.labels == (("y", field),)
         assert [ds.select("y")[i]["y"] for i in range(len(ds))] == [s["y"] for s in ds]
         merged.unlink()
 
@@ -239,7 +240,7 @@ def test_a_length_that_no_archive_holds_is_refused(tmp_path):
             w.write(1 << 61, sample(1))
     edcache.merge([paths[0], write(tmp_path / "c.zip")], tmp_path / "long.zip")
     ds = CachedDataset.from_cache(tmp_path / "long.zip")
-    assert (len(ds), ds.reader.present, int(ds[(1 << 61) + 5]["x"][0])) == ((1 << 61) + 11, 11, 4)
+    assert (len(ds), ds._reader.present, int(ds[(1 << 61) + 5]["x"][0])) == ((1 << 61) + 11, 11, 4)
     text = f"merge(): {(1 << 62) + 2:,} samples together, an archive holds {1 << 62:,}"
     refused(paths, tmp_path / "new.zip", LengthError, text)
 
@@ -276,7 +277,7 @@ def test_damage_is_found_before_it_is_copied(tmp_path):
     a = write(tmp_path / "a.zip")
     for _ in range(scaled(20)):
         b = write(tmp_path / "b.zip", range(10, 20))
-        records = CachedDataset.from_cache(b).reader.records
+        records = CachedDataset.from_cache(b)._reader.records
         row = rng.randrange(10)
         data = bytearray(b.read_bytes())
         data[int(records.offset[row]) + rng.randrange(int(records.nbytes[row]))] ^= 1 << rng.randrange(8)
@@ -296,7 +297,7 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
     paths = [write(tmp_path / f"{k}.zip", range(100)) for k in range(3)]
     told: list[tuple[int, int]] = []
     edcache.merge(paths, tmp_path / "new.zip", lambda done, total: told.append((done, total)))
-    nbytes = sum(int(CachedDataset.from_cache(path).reader.records.nbytes.sum()) for path in paths)
+    nbytes = sum(int(CachedDataset.from_cache(path)._reader.records.nbytes.sum()) for path in paths)
     assert [total for _, total in told] == [nbytes] * len(told)
     assert told[0][0] == 0
     assert told[-1][0] == nbytes

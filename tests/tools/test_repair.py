@@ -15,6 +15,7 @@ import archives
 import numpy as np
 import pytest
 import reference
+from filled import available
 from golden_samples import same
 from scale import scaled, seeded
 
@@ -78,17 +79,19 @@ def test_a_sound_archive_is_repaired_into_the_same_samples(path):
     write(path)
     report, cache = mended(path)
     assert (report.kept, report.lost.tolist(), report.problems, report.is_whole) == (20, [], [], True)
-    assert cache.reader.sealed
+    assert cache._reader.sealed
     assert all(same(cache[i], sample(i)) for i in range(20))
     assert cache.labels["y"].tolist() == [i % 3 for i in range(20)]
-    assert cache.head.uuid != CachedDataset.from_cache(path).head.uuid
-    assert replace(cache.head, uuid=b"") == replace(CachedDataset.from_cache(path).head, uuid=b"")
+    assert cache._reader.head.uuid != CachedDataset.from_cache(path)._reader.head.uuid
+    assert replace(cache._reader.head, uuid=b"") == replace(
+        CachedDataset.from_cache(path)._reader.head, uuid=b""
+    )
 
 
 @pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
 def test_a_damaged_record_alone_is_lost(path, seal):
     write(path, seal=seal)
-    offset = int(CachedDataset.from_cache(path, allow_partial=True).reader.records.offset[7])
+    offset = int(CachedDataset.from_cache(path, allow_partial=True)._reader.records.offset[7])
     damage(path, offset, offset + 1)
     report, cache = mended(path)
     assert (report.kept, report.lost.dtype, report.lost.tolist()) == (19, np.int64, [7])
@@ -114,7 +117,7 @@ def test_filling_a_repaired_archive_computes_the_lost_samples_alone(path, log, b
     CachedDataset(Source(), path).close()
     Source.length = 20
     CachedDataset(Source(), path, grow=True).close()
-    offset = int(CachedDataset.from_cache(path).reader.records.offset[7])
+    offset = int(CachedDataset.from_cache(path)._reader.records.offset[7])
     damage(path, offset, offset + 1)
     mended(path)
     log.unlink()
@@ -181,7 +184,7 @@ def test_an_older_record_is_never_taken_for_a_newer_one_that_is_damaged(path):
     with CacheWriter(path, "a", publish_seconds=None) as w:
         w.write(5, sample(500))
         w.write(6, sample(600))
-    offset = int(CachedDataset.from_cache(path).reader.records.offset[5])
+    offset = int(CachedDataset.from_cache(path)._reader.records.offset[5])
     damage(path, offset, offset + 1)
     report, cache = mended(path)
     assert (report.kept, report.lost.tolist(), cache.missing.tolist()) == (19, [5], [5])
@@ -211,7 +214,7 @@ def test_without_its_head_an_archive_is_told_from_the_rest(path, seal, where):
     report, cache = mended(path)
     assert (report.kept, report.head_lost, report.lost.tolist()) == (20, True, [])
     assert "the head is damaged: fingerprint, codec and label paths are not known" in report.problems[0]
-    assert (cache.head.compression, cache.head.labels) == ("zstd", (("y", None),))
+    assert (cache._reader.head.compression, cache._reader.head.labels) == ("zstd", (("y", None),))
     assert cache.labels["y"].tolist() == [i % 3 for i in range(20)]
     assert all(same(cache[i], sample(i)) for i in range(20))
 
@@ -264,7 +267,7 @@ def test_a_file_that_was_cut_keeps_what_is_left_of_its_last_chunk(path):
     w = CacheWriter(path, publish_seconds=None)
     w.extend({"x": np.full(1000, i)} for i in range(8))
     w.abort()
-    offsets = CachedDataset.from_cache(path, allow_partial=True).reader.records.offset
+    offsets = CachedDataset.from_cache(path, allow_partial=True)._reader.records.offset
     os.truncate(path, int(offsets[5]) + 100)
     report, cache = mended(path)
     assert (report.kept, report.lost.tolist()) == (5, [5, 6, 7])
@@ -317,7 +320,7 @@ def test_progress_counts_the_bytes_of_the_records(path, tmp_path):
     write(path)
     seen: list[tuple[int, int]] = []
     edcache.repair(path, tmp_path / "new.zip", lambda done, total: seen.append((done, total)))
-    total = int(CachedDataset.from_cache(path).reader.records.nbytes.sum())
+    total = int(CachedDataset.from_cache(path)._reader.records.nbytes.sum())
     assert seen[0] == (0, total)
     assert seen[-1] == (total, total)
 
@@ -404,7 +407,7 @@ def _complaints(model: archives.Model, data: bytes, path: Path, target: Path) ->
     wrong = [] if path.read_bytes() == data else ["it wrote into the damaged archive"]
     wrong += edcache.verify(target).problems
     cache = CachedDataset.from_cache(target)
-    kept = set(cache.available().indices.tolist())
+    kept = set(available(cache).indices.tolist())
     lost = set(report.lost.tolist())
     hides = bool(report.doubtful) or any(
         "torn tail" in line or "a seal begins" in line for line in report.problems
@@ -558,7 +561,7 @@ def test_an_index_that_lies_with_a_fitting_crc32_gives_no_wrong_sample(path, mon
     # With neither index nor table nothing names the samples of that chunk.
     assert report.kept + len(report.lost) == (16 if lie in NO_INDEX and also else 20)
     # Where the table of a chunk does not read, nothing contradicts the index about its records.
-    trusted = [i for i in range(20) if cache.reader.has(i) and not (also and 8 <= i < 12)]
+    trusted = [i for i in range(20) if cache._reader.has(i) and not (also and 8 <= i < 12)]
     assert all(same(cache[i], sample(i)) for i in trusted)
     tally("hostile files")
 

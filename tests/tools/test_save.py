@@ -17,6 +17,7 @@ import archives
 import numpy as np
 import pytest
 import reference
+from filled import available
 from golden_samples import same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -182,7 +183,7 @@ def test_random_archives_saved_over_themselves_hold_the_same_records(tmp_path, t
         assert found.records == expected.records, number
         assert found.schemas == expected.schemas
         assert (found.length, found.failed) == (expected.length, expected.failed)
-        assert saved.head.uuid == before.head.uuid
+        assert saved._reader.head.uuid == before._reader.head.uuid
         assert all(same(saved[i], model.newest(i)) for i in model.versions)
         rows = saved.labels.table.to_pylist() or [{}] * len(saved)
         assert all(rows[i] == model.labels(model.newest(i)) for i in model.versions)
@@ -198,7 +199,7 @@ def test_a_filter_of_several_archives_is_saved_with_added_labels(tmp_path):
     saved = saved_to(tmp_path / "new.zip", view)
     assert [int(s["x"][0]) for s in saved] == [int(s["x"][0]) for s in view]
     assert saved.labels["note"].tolist() == view.labels["note"].tolist()
-    assert saved.head.fingerprint is None
+    assert saved._reader.head.fingerprint is None
     assert saved.complete
 
 
@@ -216,13 +217,13 @@ def test_a_whole_archive_keeps_where_it_comes_from(path, log):
 
     CachedDataset(Source(), path).close()
     data = bytearray(path.read_bytes())
-    data[int(opened(path).reader.records.offset[7])] ^= 1
+    data[int(opened(path)._reader.records.offset[7])] ^= 1
     path.write_bytes(data)
     with pytest.warns(PartialArchiveWarning, match="1 of 20 samples are damaged and were left out: 7"):
         saved = saved_to(path.with_name("new.zip"), opened(path), skip_damaged=True)
     assert saved.missing.tolist() == [7]
-    assert replace(saved.head, uuid=b"") == replace(opened(path).head, uuid=b"")
-    assert saved.head.uuid != opened(path).head.uuid
+    assert replace(saved._reader.head, uuid=b"") == replace(opened(path)._reader.head, uuid=b"")
+    assert saved._reader.head.uuid != opened(path)._reader.head.uuid
     log.unlink()
     assert CachedDataset(Source(), path.with_name("new.zip")).complete
     assert log.read_text() == "7\n"
@@ -262,14 +263,14 @@ def test_archives_of_other_compressions_are_saved_together(tmp_path, kinds):
     view = opened(paths).shuffle(1)
     saved = saved_to(tmp_path / "new.zip", view)
     assert [s["t"] for s in saved] == [s["t"] for s in view]
-    assert saved.head.compression == next(kind for kind in kinds if kind)
+    assert saved._reader.head.compression == next(kind for kind in kinds if kind)
     assert edcache.verify(tmp_path / "new.zip").problems == []
 
 
 def test_records_are_copied_as_they_are_stored(tmp_path):
     a, b = write(tmp_path / "a.zip", compression="zstd"), write(tmp_path / "b.zip", compression="zstd:9")
-    saved = saved_to(tmp_path / "new.zip", opened([a, b])).reader.records
-    parts = [opened(path).reader.records for path in (a, b)]
+    saved = saved_to(tmp_path / "new.zip", opened([a, b]))._reader.records
+    parts = [opened(path)._reader.records for path in (a, b)]
     assert saved.crc32.tolist() == [crc for part in parts for crc in part.crc32.tolist()]
     assert saved.nbytes.tolist() == [n for part in parts for n in part.nbytes.tolist()]
 
@@ -281,7 +282,7 @@ def test_the_fields_of_labels_are_known_if_all_archives_agree(tmp_path):
     opened(e).add_labels("y", [7] * 20)
     for paths, field in [((a, b), "y"), ((a, c), None), ((a, d), None), ((a, e), None)]:
         saved = saved_to(tmp_path / "new.zip", opened(list(paths)))
-        assert saved.head.labels == (("y", field),)
+        assert saved._reader.head.labels == (("y", field),)
         assert [saved.select("y")[i]["y"] for i in range(len(saved))] == [s["y"] for s in saved]
         os.remove(tmp_path / "new.zip")
 
@@ -306,7 +307,7 @@ def test_missing_samples_stay_missing_with_their_failures_and_labels(tmp_path):
     assert ds.labels["note"].tolist() == notes
     # What failed for good is not missing, nor what a view leaves out.
     assert saved_to(tmp_path / "two.zip", both[2:4]).missing.tolist() == [0]
-    assert saved_to(tmp_path / "eleven.zip", both.available()).complete
+    assert saved_to(tmp_path / "eleven.zip", available(both)).complete
 
 
 def test_an_archive_that_is_not_sealed_passes_for_no_whole_one(path):
@@ -357,8 +358,8 @@ def test_max_size_writes_files_of_about_this_size(tmp_path):
             w.append({"x": x, "name": "n" * int(rng.integers(1, 40)), "y": i})
     for number, (size, most) in enumerate([("1MB", 1_000_000), (2_500_000, 2_500_000)]):
         parts = saved_to(tmp_path / f"part{number}.zip", opened(path), max_size=size)
-        files = [tmp_path / f"part{number}-{k:05}.zip" for k in range(len(parts.paths))]
-        assert parts.paths == list(map(str, files))
+        files = [tmp_path / f"part{number}-{k:05}.zip" for k in range(len(parts.parts))]
+        assert [part.path for part in parts.parts] == list(map(str, files))
         assert all(0.9 * most < file.stat().st_size < 1.1 * most for file in files[:-1])
         assert parts.labels["y"].tolist() == list(range(1500))
     for wrong in ("much", 0, -1, 2.5):
@@ -375,7 +376,7 @@ def test_when_one_of_several_files_fails_none_is_left(tmp_path):
     assert names(path) == before
     os.remove(tmp_path / "new-00002.zip")
     data = bytearray(path.read_bytes())
-    data[int(opened(path).reader.records.offset[7])] ^= 1
+    data[int(opened(path)._reader.records.offset[7])] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptRecordError, match=r"a\.zip: record 7 at offset"):
         opened(path).save(tmp_path / "new.zip", max_size=1)
@@ -460,7 +461,7 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
     paths = [write(tmp_path / f"{k}.zip", range(100)) for k in range(3)]
     told: list[tuple[int, int]] = []
     opened(paths).save(tmp_path / "new.zip", on_progress=lambda done, total: told.append((done, total)))
-    nbytes = sum(int(opened(path).reader.records.nbytes.sum()) for path in paths)
+    nbytes = sum(int(opened(path)._reader.records.nbytes.sum()) for path in paths)
     assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
     assert told == sorted(told)
 
@@ -471,13 +472,13 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
 def test_a_live_reader_keeps_the_old_file_and_finds_the_new_one_when_it_looks_again(path):
     write_grown(path)
     cache = opened(path)
-    nbytes, chunks = cache.reader.nbytes, edcache.verify(path).chunks
+    nbytes, chunks = cache._reader.nbytes, edcache.verify(path).chunks
     opened(path).save(path)
     assert (chunks, edcache.verify(path).chunks) == (6, 1)
     assert all(same(cache[i], made) for i, made in enumerate(GROWN))
-    assert cache.reader.nbytes == nbytes
+    assert cache._reader.nbytes == nbytes
     assert cache.refresh()
-    assert cache.reader.nbytes == path.stat().st_size < nbytes
+    assert cache._reader.nbytes == path.stat().st_size < nbytes
     assert all(same(cache[i], made) for i, made in enumerate(GROWN))
     assert cache.labels["y"].tolist() == [made["y"] for made in GROWN]
     assert not cache.refresh()
@@ -634,7 +635,7 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
     write(path, seal=kind != "unsealed", compression=compression)
     sound = path.read_bytes()
     rng = seeded(f"damaged record {kind}")
-    records = CachedDataset.from_cache(path, allow_partial=True).reader.records
+    records = CachedDataset.from_cache(path, allow_partial=True)._reader.records
     for i in range(20):
         data = bytearray(sound)
         data[int(records.offset[i]) + rng.randrange(int(records.nbytes[i]))] ^= 1 << rng.randrange(8)
@@ -656,7 +657,7 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
 def test_an_older_record_never_stands_for_a_newer_one_that_is_damaged(path):
     write_grown(path)
     data = bytearray(path.read_bytes())
-    data[int(opened(path).reader.records.offset[3])] ^= 1
+    data[int(opened(path)._reader.records.offset[3])] ^= 1
     path.write_bytes(data)
     assert saved_of(path).missing.tolist() == [3]
 
@@ -724,7 +725,7 @@ def test_whatever_is_damaged_what_is_saved_was_written(tmp_path, tally, how):
             saved = None
             with suppress(EdcacheError):
                 saved = saved_of(path)
-            for i in [] if saved is None else saved.available().indices.tolist():
+            for i in [] if saved is None else available(saved).indices.tolist():
                 # The chunk with a newer record may be what is damaged.
                 assert any(same(saved[i], version.sample) for version in model.versions[i])
             tally("damaged archives saved")
@@ -738,7 +739,7 @@ def test_a_sample_that_needs_a_damaged_dictionary_is_left_out(path):
         i
         for i in range(80)
         if dictionary_of(
-            opened(path).reader.session.extents.read(*opened(path).reader.session.index.place(i))
+            opened(path)._reader.session.extents.read(*opened(path)._reader.session.index.place(i))
         )
         == 0
     }
@@ -748,7 +749,7 @@ def test_a_sample_that_needs_a_damaged_dictionary_is_left_out(path):
     path.write_bytes(data)
     with pytest.raises(CorruptArchiveError):
         opened(path).save(path.with_name("new.zip"))
-    assert set(saved_of(path).available().indices.tolist()) == plain
+    assert set(available(saved_of(path)).indices.tolist()) == plain
 
 
 def test_the_dictionary_that_a_frame_needs_is_told_from_its_header():

@@ -188,8 +188,8 @@ def test_labels_are_those_of_a_model_and_of_a_new_seal_for_each_change(tmp_path_
         reader.refresh()
         with CachedDataset.from_cache(path) as ds, CachedDataset.from_cache(sealed_anew) as general:
             assert same_tables(ds.labels.table, general.labels.table)
-            assert ds.reader.label_names == general.reader.label_names
-            assert ds.reader.unoriginal_labels == general.reader.unoriginal_labels
+            assert ds._reader.label_names == general._reader.label_names
+            assert ds._reader.unoriginal_labels == general._reader.unoriginal_labels
             check_values(ds.labels, model)
             check_filters(ds, model)
         check_values(reader.labels, model)
@@ -230,7 +230,7 @@ def test_few_rows_leave_the_seal_and_all_before_it_as_it_is(path):
     assert kinds(path)[-1] == REVISION
     assert len(data) - len(before) < 8192
     with CachedDataset.from_cache(path) as ds:
-        assert ds.reader.sealed
+        assert ds._reader.sealed
         assert ds.labels["y"].tolist() == [{7: -1, 200: -2}.get(i, i) for i in range(COUNT)]
     with zipfile.ZipFile(path) as archive:
         assert archive.namelist()[-3:] == [archive.namelist()[-3], "index.pages", "labels.arrow"]
@@ -384,5 +384,5 @@ def test_a_kill_before_the_header_leaves_the_labels_as_they_were(path):
         ds.drop_labels("text")
     assert path.read_bytes()[: len(before)] == before
     with CachedDataset.from_cache(path) as ds:
-        assert ds.reader.sealed
+        assert ds._reader.sealed
         assert list(ds.labels) == ["y"]

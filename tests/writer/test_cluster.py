@@ -13,14 +13,15 @@ from multiprocessing import get_context
 
 import pytest
 import torch
-from filled import computed, last_process, note, processes, stored_rows
+from filled import available, computed, last_process, note, processes, stored_rows
 from pages import PAGES
 from scale import thinned
 from systems import Small, replace_system
 
 import edcache
-from edcache import CachedDataset, Reader
+from edcache import CachedDataset
 from edcache.errors import OptionError, SourceError, StorageError, WorkerError
+from edcache.reader import Reader
 
 COUNT = 150
 
@@ -317,9 +318,9 @@ def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log):
     with ThreadPoolExecutor(2) as executor:
         ds = fill(TwoKinds(log), path, executor, on_error="skip_final")
     assert ds.complete
-    assert len(ds.errors) + ds.reader.present == COUNT
+    assert len(ds.errors) + ds._reader.present == COUNT
     assert {e.error for e in ds.errors} == {"LabelTypeError"}
-    kept = {type(sample["y"]) for sample in ds.available()}
+    kept = {type(sample["y"]) for sample in available(ds)}
     assert len(kept) == 1
     assert edcache.verify(path).sound
 

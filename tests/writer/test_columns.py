@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import LabelError, LabelTypeError, LengthError, UnsupportedTypeError
 from edcache.labels.collector import LabelCollector
+from edcache.reader import Reader
 from edcache.writer.features import columns_of as reader_of
 from edcache.writer.features import declared
 

@@ -512,7 +512,7 @@ def test_a_lost_chunk_stays_missing_when_the_writer_that_found_it_is_killed(tmp_
         w.abort()
     cache = CachedDataset([sample(i) for i in range(10)], path, in_memory_keys=["y"], fingerprint=False)
     assert readable(path) == 10
-    assert cache.reader.sealed
+    assert cache._reader.sealed
     grow(path, lambda count: None)
     assert readable(path) == 16
 
@@ -558,7 +558,7 @@ def test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Pat
     w = CacheWriter(path, chunk_size=3, **OPTIONS)
     w.extend(sample(i) for i in range(6))
     w.abort()
-    appender = Appender.open(path, edcache.Reader(path, allow_partial=True).head, mode="a")
+    appender = Appender.open(path, edcache.reader.Reader(path, allow_partial=True).head, mode="a")
     appender.amend(length=6)
     appender.close()
     _without_payload(path, "amendment")

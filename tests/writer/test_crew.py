@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from filled import computed, note, processes
+from filled import available, computed, note, processes
 
 import edcache
-from edcache import CachedDataset, Reader
+from edcache import CachedDataset
 from edcache.base.options import FillOptions
 from edcache.errors import (
     LabelError,
@@ -25,6 +25,7 @@ from edcache.errors import (
     WorkerError,
 )
 from edcache.labels.label_spec import LabelSpec
+from edcache.reader import Reader
 from edcache.writer.cache import new_head
 from edcache.writer.crew import Crew, usable_cpus
 from edcache.writer.job import Job
@@ -293,7 +294,7 @@ def test_skipped_samples_are_recorded_and_tried_again(path, log, count):
     assert "in happen" in ds.errors[0].traceback
     assert not ds.complete
     assert ds.missing.tolist() == [7, 90]
-    assert len(ds.available()) == COUNT - 2
+    assert len(available(ds)) == COUNT - 2
     with pytest.raises(
         SampleFailedError, match=r"sample 7 failed when it was made, a later fill tries again"
     ):
@@ -322,13 +323,11 @@ def test_samples_that_are_absent_for_good_do_not_keep_the_archive_open(path, log
     opened = fill(Source(log), path, count)
     assert not log.exists()
     assert [error.index for error in opened.errors] == [7, 90]
-    text = (
-        f"{path}: sample 90 failed when it was made, it counts as absent for good; available() leaves it out"
-    )
+    text = f"{path}: sample 90 failed when it was made, it counts as absent for good; ds.missing has it"
     with pytest.raises(SampleFailedError) as caught:
         CachedDataset.from_cache(path, allow_partial=True)[90]
     assert str(caught.value).startswith(f"{text}\nValueError: bad 90\nTraceback")
-    assert opened.available().batch(range(COUNT - 2))["y"].tolist() == [
+    assert available(opened).batch(range(COUNT - 2))["y"].tolist() == [
         i % 3 for i in range(COUNT) if i not in (7, 90)
     ]
     check_whole(path, but=(7, 90))

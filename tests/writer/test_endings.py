@@ -9,8 +9,9 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import pytest
 
 import edcache
-from edcache import CachedDataset, Reader
+from edcache import CachedDataset
 from edcache.errors import SampleFailedError, SourceError, WorkerError
+from edcache.reader import Reader
 
 COUNT, BAD = 40, 23
 EXITS = [SystemExit, GeneratorExit, asyncio.CancelledError, StopIteration]

@@ -11,7 +11,7 @@ import torch
 from systems import Small, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
     LabelError,
     LabelTypeError,
@@ -21,6 +21,7 @@ from edcache.errors import (
     StorageError,
     UnsupportedTypeError,
 )
+from edcache.reader import Reader
 
 
 class Counted:

@@ -18,8 +18,9 @@ from systems import Small, replace_system
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, Reader
+from edcache import CachedDataset
 from edcache.errors import OptionError, SourceError, StaleCacheError, UnsupportedTypeError
+from edcache.reader import Reader
 from edcache.writer import lazy
 from edcache.writer.job import Job
 from edcache.writer.lazy import bytes_limit
@@ -363,7 +364,7 @@ def test_a_forked_or_spawned_worker_publishes_what_it_computed_when_it_ends(path
     ds.close()
     found = CachedDataset.from_cache(path, allow_partial=True)
     assert (found[7]["y"], found[39]["y"]) == (1, 0)
-    assert found.reader.present == 2
+    assert found._reader.present == 2
 
 
 def test_no_thread_is_left_by_a_closed_cache(path, log):

@@ -46,11 +46,11 @@ def test_a_decorated_factory_refuses_them_too(path):
 
 def test_what_takes_more_memory_for_each_sample_is_refused_too(path):
     ds = CachedDataset(Long(10), path, lazy=True)
-    ds.reader.known_length = 1 << 48
+    ds._reader.known_length = 1 << 48
     with pytest.raises(
         LengthError, match="281,474,976,710,656 samples; their books take 9 bytes of memory each"
     ):
-        ds.reader.justify(9, 1 << 48)
+        ds._reader.justify(9, 1 << 48)
 
 
 class Odd(Exception):

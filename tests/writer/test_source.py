@@ -30,10 +30,11 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, cachable
+from edcache import CachedDataset, CacheWriter, cachable
 from edcache.backends.redis.url import prefix_for
 from edcache.display import provenance
 from edcache.errors import OptionError, StaleCacheError
+from edcache.reader import Reader
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.fingerprint_code import source_digest
 

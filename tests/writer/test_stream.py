@@ -9,12 +9,14 @@ import time
 
 import pytest
 import torch
+from filled import available
 from torch.utils.data import IterableDataset, get_worker_info
 
 import edcache
-from edcache import CachedDataset, Reader
+from edcache import CachedDataset
 from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
 from edcache.format.spec import Head
+from edcache.reader import Reader
 from edcache.writer.appender import Appender
 from edcache.writer.publisher import Publisher
 from edcache.writer.store import store_at
@@ -117,7 +119,7 @@ def test_a_sample_that_cannot_be_stored_ends_it_or_is_recorded(path):
     assert [error.index for error in ds.errors] == [7, 49]
     assert len(ds) == 50
     assert ds.complete
-    assert [s["y"] for s in ds.available()] == [i % 3 for i in range(49) if i != 7]
+    assert [s["y"] for s in available(ds)] == [i % 3 for i in range(49) if i != 7]
 
 
 @pytest.mark.full

@@ -17,7 +17,7 @@ from codec_samples import encoded_bytes
 from systems import Full, Rebooted, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Reader, storage
+from edcache import CachedDataset, CacheWriter, storage
 from edcache.codec.encoder import Encoder
 from edcache.errors import (
     ArchiveClosedError,
@@ -37,6 +37,7 @@ from edcache.errors import (
 )
 from edcache.format import spec as format
 from edcache.labels.label_spec import LabelSpec
+from edcache.reader import Reader
 from edcache.writer.appender import Appender
 from edcache.writer.log import TimedSync
 from edcache.writer.publisher import ChunkEncoder, Publisher

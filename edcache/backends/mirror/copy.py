@@ -57,7 +57,7 @@ def copy_to_local(
         max_bytes: a limit for all copies in the folder together, as a number or as "200GB". Copies that no
             process has open are deleted to make room, the least recently used first. Other archives are never
             deleted.
-        storage_options: options for the library that reads a URL, see `edcache.Reader`.
+        storage_options: options for the library that reads a URL, see `edcache.reader.Reader`.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
             and log files get a line now and then. A function is called with (bytes copied, bytes in all)
             instead.

@@ -130,7 +130,6 @@ class Ordeal:
         self._try(f"slice{way}", lambda: self._slice(ds, slice(0, 3)))
         self._try(f"all{way}", lambda: ds[:].indices)
         self._try(f"missing{way}", lambda: ds.missing)
-        self._try(f"available{way}", lambda: len(ds.available()))
         self._try(f"indices{way}", lambda: ds.indices)
         self._try(f"errors{way}", lambda: len(ds.errors))
         self._try(f"info{way}", lambda: ds.info())

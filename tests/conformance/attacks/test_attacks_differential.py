@@ -75,7 +75,7 @@ def as_a_tool_sees_it(tool, path, names):
 def accepted(path):
     """Whether the package opens it as a sealed archive and finds nothing wrong."""
     try:
-        if not CachedDataset.from_cache(path, allow_partial=True).reader.sealed:
+        if not CachedDataset.from_cache(path, allow_partial=True)._reader.sealed:
             return False
         report = edcache.verify(path)
     except EdcacheError:
@@ -142,9 +142,9 @@ def test_a_directory_that_lies_is_refused_before_anything_is_read(sound, tmp_pat
     f.entries[500] = f.entries[0].__class__(1, f.entries[0].content, central=lambda r: r.update(crc=1))
     path = tmp_path / "long.zip"
     path.write_bytes(f.build())
-    assert CachedDataset.from_cache(path).reader.chunks is None
+    assert CachedDataset.from_cache(path)._reader.chunks is None
     with pytest.raises(edcache.errors.CorruptArchiveError, match=DIRECTORY):
         CachedDataset.from_cache(path, verify="open")
     f.entries[500].central = lambda record: None
     path.write_bytes(f.build())
-    assert CachedDataset.from_cache(path, verify="open").reader.chunks == 1100
+    assert CachedDataset.from_cache(path, verify="open")._reader.chunks == 1100
