@@ -170,7 +170,7 @@ def dump_key(key: Any) -> Any:
     if key is None:
         return ("none",)
     remedy = ""
-    if isinstance(key, enum.Enum):
+    if isinstance(key, enum.Enum) and isinstance(key, str):
         if is_registered(kind) and kind.__members__.get(key.name) is key:
             return "enum", *class_name(kind), key.name
         remedy = f"edcache.register({kind.__name__}), or "

@@ -1,10 +1,9 @@
 """dtype <-> its text in a schema, for numpy and torch.
 
 numpy: the text is `dtype.str` ("<f4", "|b1", ">M8[ns]", "<U12"). C's second 32 or 64 bit integer keeps its
-letter ("<q"), because its scalars are of another class. Compound dtypes are lists:
+letter ("<q"), because its scalars are of another class. A structure of fields is a list:
 
-    ["struct" | "record", [[name, title | null, offset, dtype], ...], itemsize, aligned]
-    ["sub", dtype, shape]
+    ["struct", [[name, offset, dtype], ...], itemsize]
 
 torch: the text is the attribute's name ("uint8", "bfloat16"). numpy has no twin for some of them; those
 travel as an integer array of the same item size, called their bits.
@@ -42,19 +41,12 @@ _NUMPY_TWIN = (
 )
 _BITS = {
     "bfloat16": "int16",
-    "complex32": "int32",
     "float8_e4m3fn": "uint8",
     "float8_e4m3fnuz": "uint8",
     "float8_e5m2": "uint8",
     "float8_e5m2fnuz": "uint8",
     "float8_e8m0fnu": "uint8",
     "float4_e2m1fn_x2": "uint8",
-    "bits8": "uint8",
-    "bits16": "int16",
-    "bits1x8": "uint8",
-    "bits2x4": "uint8",
-    "bits4x2": "uint8",
-    **{f"{sign}{n}": "uint8" for sign in ("int", "uint") for n in range(1, 8)},
 }
 
 
@@ -88,16 +80,9 @@ def _describe(dtype: Dtype) -> Any:
     """What would stand for a dtype, if `parse` takes it."""
     if dtype.names is not None:
         fields: Any = dtype.fields
-        rows = tuple(
-            (name, title, offset, _describe(field))
-            for name in dtype.names
-            for field, offset, title in [(*fields[name], None)[:3]]
-        )
-        kind = "record" if dtype.type is np.record else "struct"
-        return kind, rows, dtype.itemsize, bool(dtype.isalignedstruct)
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return "sub", _describe(base), shape
+        # A field with a title has three parts, and comes back as another dtype: `describe` refuses it.
+        rows = tuple((name, fields[name][1], _describe(fields[name][0])) for name in dtype.names)
+        return "struct", rows, dtype.itemsize
     if dtype.char in _TWIN_INTEGERS and np.dtype(dtype.str).char != dtype.char:
         return dtype.str[0] + dtype.char
     return dtype.str
@@ -139,34 +124,19 @@ def _parse(description: Any, depth: int) -> Dtype:
         return np.dtype(description)
     if type(description) not in (list, tuple) or depth > MAX_DEPTH:
         raise ValueError("neither text nor list, or nested too deep")
-    kind, *parameters = description
-    if kind == "sub" and len(parameters) == 2:
-        return np.dtype((_parse(parameters[0], depth + 1), check_shape(parameters[1])))
-    if kind in ("struct", "record") and len(parameters) == 3:
-        return _parse_struct(description, depth)
-    raise ValueError("unknown list")
-
-
-def _parse_struct(description: list[Any], depth: int) -> Dtype:
-    kind, rows, itemsize, aligned = description
-    if type(rows) not in (list, tuple) or type(itemsize) is not int or type(aligned) is not bool:
+    kind, rows, itemsize = description
+    if kind != "struct" or type(rows) not in (list, tuple) or type(itemsize) is not int:
         raise ValueError("malformed struct")
-    parts = []
-    for name, title, offset, inner in rows:
-        if type(name) is not str or type(offset) is not int or not (title is None or type(title) is str):
+    names, offsets, formats = [], [], []
+    for name, offset, inner in rows:
+        if type(name) is not str or type(offset) is not int:
             raise ValueError("malformed field")
-        parts.append((name, title, offset, _parse(inner, depth + 1)))
-    dtype = structured(parts, itemsize, aligned)
-    return np.dtype((np.record, dtype)) if kind == "record" else dtype
-
-
-def structured(parts: Sequence[tuple[Any, Any, Any, Dtype]], itemsize: Any, aligned: bool) -> Dtype:
-    """Return the dtype of a structure of parts: name, title or None, offset, dtype."""
-    names, titles, offsets, formats = map(list, zip(*parts, strict=True)) if parts else ([], [], [], [])
+        names.append(name)
+        offsets.append(offset)
+        formats.append(_parse(inner, depth + 1))
     spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
-    if any(title is not None for title in titles):
-        spec["titles"] = titles
-    return np.dtype(spec, align=aligned)  # type: ignore[no-any-return]
+    dtype: Dtype = np.dtype(spec)
+    return dtype
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:

@@ -255,14 +255,13 @@ def _dtype_of(text: Any, state: Any, depth: int) -> np.dtype[Any]:
     def inner(part: Any) -> np.dtype[Any]:
         return _dtype_of(_part(part).arguments[0], part.state, depth + 1)
 
-    _, order, sub, names, fields, itemsize, _, flags = state[:8]
+    _, order, sub, names, fields, itemsize, _, _ = state[:8]
     if sub is not None:
         base, shape = sub
         return np.dtype((inner(base), dtypes.check_shape(list(shape))))
     if names is not None:
-        rows = [(name, *fields[name], None)[:4] for name in names]
-        parts = [(name, title, offset, inner(dtype)) for name, dtype, offset, title in rows]
-        return dtypes.structured(parts, itemsize, bool(flags & 0x80))
+        rows = [(name, fields[name][1], dtypes.describe(inner(fields[name][0]))) for name in names]
+        return dtypes.parse(("struct", rows, itemsize))
     if text in ("M8", "m8"):
         unit, number, *_ = state[8][1]
         plain = unit.decode("ascii") if isinstance(unit, bytes) else unit

@@ -78,9 +78,6 @@ def _array(value: dtypes.Array, values: list[Any]) -> Any:
 
 
 def _scalar(value: np.generic, values: list[Any]) -> Any:
-    if type(value) is np.void and value.dtype.names is None:
-        values.append(value.tobytes())
-        return "numpy.void"
     description = dtypes.describe(value.dtype)
     if description is None:
         raise Refusal(f"a numpy scalar of dtype {value.dtype}; call .item() on it")
@@ -93,8 +90,10 @@ def _zone(tz: dt.tzinfo | None) -> Any:
     if tz is None:
         return None
     if type(tz) is dt.timezone:
-        offset, name = tz.utcoffset(None), tz.tzname(None)
-        return (offset // _US, None if name == dt.timezone(offset).tzname(None) else name)
+        offset = tz.utcoffset(None)
+        if tz.tzname(None) != dt.timezone(offset).tzname(None):
+            raise Refusal(f"a time zone with a name of its own, {tz!r}; use dt.timezone({offset!r})")
+        return (offset // _US,)
     if type(tz) is zoneinfo.ZoneInfo and tz.key is not None:
         return tz.key
     raise Refusal(f"a time zone of type {type_name(tz)}; use zoneinfo.ZoneInfo or datetime.timezone")
@@ -117,13 +116,10 @@ def encode_enum(value: enum.Enum, values: list[Any]) -> Any:
     if not is_registered(cls):
         raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
     # A combination of flags has no name, or one that leads nowhere.
-    if value.name is not None and cls.__members__.get(value.name) is value:
-        values.append(text_bytes(value.name))
-        return "enum", *class_name(cls)
-    if isinstance(value, enum.Flag) and type(value.value) is int:
-        values.append(_int_bytes(value.value))
-        return "flag", *class_name(cls)
-    raise Refusal(f"{value!r}, which is no member of its enum; store its value")
+    if value.name is None or cls.__members__.get(value.name) is not value:
+        raise Refusal(f"{value!r}, which is no member of its enum; store its value")
+    values.append(text_bytes(value.name))
+    return "enum", *class_name(cls)
 
 
 def _image_file(value: ImageFile, values: list[Any]) -> Any:
@@ -207,12 +203,10 @@ def _parse_zone(tz: Any) -> Any:
         if not _ZONE.fullmatch(tz):
             raise ValueError("malformed zone key")
     elif tz is not None:
-        offset, name = tz
+        (offset,) = tz
         if type(offset) is not int or not -_DAY_US < offset < _DAY_US:
             raise ValueError("malformed zone offset")
-        if not (name is None or type(name) is str):
-            raise ValueError("malformed zone name")
-        tz = (offset, name)
+        return offset
     return tz
 
 
@@ -224,9 +218,7 @@ def _tzinfo(tz: Any) -> dt.tzinfo | None:
             return zoneinfo.ZoneInfo(tz)
         except (zoneinfo.ZoneInfoNotFoundError, OSError):
             raise MissingDependencyError(f"no time zone {tz!r} on this system; pip install tzdata") from None
-    offset, name = tz
-    delta = dt.timedelta(microseconds=offset)
-    return dt.timezone(delta) if name is None else dt.timezone(delta, name)
+    return dt.timezone(dt.timedelta(microseconds=tz))
 
 
 def _revive_datetime(tz: Any) -> Callable[[int], dt.datetime]:
@@ -344,12 +336,10 @@ LEAVES: dict[str, LeafKind] = {
     "bigint": LeafKind(_bigint),
     "numpy.str": LeafKind(lambda data: np.str_(_text(data)), cls=np.str_, wire=text_bytes),
     "numpy.bytes": LeafKind(lambda data: np.bytes_(bytes(data)), cls=np.bytes_, wire=bytes),
-    "numpy.void": LeafKind(lambda data: np.void(bytes(data))),
     "path": LeafKind(_revive_path, parse=_one_of(*_PATHS)),
     "enum": LeafKind(
         lambda name: lambda data: member_named(registered(name), _text(data)), parse=parse_class
     ),
-    "flag": LeafKind(lambda name: lambda data: registered(name)(_bigint(data)), parse=parse_class),
     "imagefile": LeafKind(
         lambda decoding: lambda data: revived(data, decoding),
         parse=lambda form, mode, is_turned: Decoding(form, mode, is_turned),
@@ -381,7 +371,7 @@ def _path(value: pathlib.PurePath, values: list[Any]) -> Any:
 
 # By class: what appends the wire value of a leaf, and returns its node. It raises Refusal.
 ENCODERS: dict[type, Encode] = {
-    **{cls: _scalar for cls in {*np.sctypeDict.values(), np.record} if issubclass(cls, np.generic)},
+    **{cls: _scalar for cls in {*np.sctypeDict.values()} if issubclass(cls, np.generic)},
     **{leaf.cls: _plain(kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None},
     **dict.fromkeys(_PATHS.values(), _path),
     type(None): lambda value, values: "none",

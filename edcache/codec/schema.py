@@ -21,11 +21,10 @@ Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a li
     ["array" | "tensor", DTYPE, NDIM] NDIM         slots: the dimensions; data: the items in C order
     "str", "numpy.str"                1            UTF-8, lone surrogates as three bytes each
     "bytes", "bytearray"              1            the bytes
-    "numpy.bytes", "numpy.void"       1            the bytes
+    "numpy.bytes"                     1            the bytes
     "bigint"                          1            two's complement, an int outside int64
     ["path", CLASS]                   1            text, as "str"
     ["enum", MODULE, QUALNAME]        1            name of the member
-    ["flag", MODULE, QUALNAME]        1            value, as "bigint": a combination without a name
     ["ints" | "floats", "list" | "tuple"]   1      int64 or double each
     ["bools", "list" | "tuple"]       1            one byte each
     ["strs", "list" | "tuple"]        1            int64 count, int64 nbytes of each, the texts
@@ -40,7 +39,7 @@ Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a li
 
     KEYS: text, or ["none"], ["bool", b], ["int", n], ["float", hex of its 8 bytes], ["bytes", hex],
     ["str", hex of its UTF-8] for a key with surrogates, ["enum", MODULE, QUALNAME, name of the member].
-    TZ: null, [microseconds, name | null], or the key of a zone. FORM: what a reader makes of the bytes unless
+    TZ: null, [microseconds], or the key of a zone. FORM: what a reader makes of the bytes unless
     told otherwise, "pil", "numpy", "tensor" or null; MODE: "L", "RGB", "RGBA" or null; TURN: whether it is
     turned by its EXIF orientation. The slot of a leaf that is no array is the length of its data in bytes.
 

@@ -64,11 +64,6 @@ def _tensor_array(value: torch.Tensor, bits: str | None) -> Array:
     """The memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
     if bits is None:
         return value.resolve_conj().resolve_neg().contiguous().numpy()
-    if value.is_conj():
-        # torch has no conj_physical for complex32; its real view is half precision, which has negation.
-        pairs = torch.view_as_real(value.conj()).clone()
-        pairs[..., 1].neg_()
-        value = torch.view_as_complex(pairs)
     # Viewed first: torch copies integers, but not every one of its dtypes.
     return value.view(getattr(torch, bits)).contiguous().numpy()
 

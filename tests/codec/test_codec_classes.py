@@ -65,8 +65,8 @@ register(Key)
 
 
 @register
-class Place(enum.IntEnum):
-    FIRST = 1
+class Place(str, enum.Enum):
+    FIRST = "first"
 
 
 def as_of(text: str, record: bytes):

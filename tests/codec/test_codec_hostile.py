@@ -35,7 +35,7 @@ RICH = {
     "floats": (0.5,) * 9,
     "big": 1 << 100,
     "color": Color.RED,
-    "access": Access.READ | Access.RUN,
+    "access": Access.READ,
     "box": Box(Point(1, b"x"), np.float32(2)),
     "m": np.zeros(3, "M8[s]"),
     "v": np.void(b"abc"),
@@ -160,9 +160,7 @@ def test_dimensions_beside_a_zero_cost_nothing():
 
 
 @pytest.mark.parametrize("length", [-1, 1 << 62, (1 << 63) - 1, 9, 7], ids=str)
-@pytest.mark.parametrize(
-    "kind", ['"str"', '"bytes"', '["ints","list"]', '["strs","tuple"]', '"bigint"', '"numpy.void"']
-)
+@pytest.mark.parametrize("kind", ['"str"', '"bytes"', '["ints","list"]', '["strs","tuple"]', '"bigint"'])
 def test_hostile_lengths(kind, length):
     with pytest.raises(CorruptRecordError, match=r"record of 16 bytes, its lea"):
         Decoder(kind).decode(memoryview(struct.pack("<q", length) + b"\0" * 8))
@@ -222,14 +220,14 @@ BAD_TEXTS = [
     '["array","O",[1]]', '["array","|O8",[1]]', '["array","f4,f4",[1]]', '["array","<f4",[4611686018427387904]]',
     '["array","<M8[xx]",[1]]', '["array",["struct",[["a",null,0,"|O8"]],8,false],[1]]',
     '["array",["struct",[["a",null,-4,"<f4"]],8,false],[1]]', '["array",["struct",[["a",null,8,"<f4"]],8,false],[1]]',
-    '["array",["struct",[["a",null,0,"<f4"],["a",null,4,"<f4"]],8,false],[1]]', '["array",["sub","<f4",[99999999999]],[1]]',
-    '["array",["struct",1,8,false],[1]]', '["array",["other"],[1]]', '["array","<U99999999999",[1]]',
+    '["array",["struct",[["a",0,"<f4"],["a",4,"<f4"]],8],[1]]', '["array",["sub","<f4",[2]],[1]]',
+    '["array",["struct",1,8],[1]]', '["array",["other"],[1]]', '["array","<U99999999999",[1]]',
     '["enum","m"]', '["enum",1,"q"]', '["namedtuple","m","q",["a"],[]]', '["namedtuple","m","q",["class"],["int"]]',
     '["namedtuple","m","q",["a; import os"],["int"]]', '["dataclass","m","q",[1],["int"]]', '["path","Popen"]',
-    '["datetime","../../etc/passwd"]', '["datetime","/etc/passwd"]', '["datetime",[1]]', '["datetime",[86400000000,null]]',
+    '["datetime","../../etc/passwd"]', '["datetime","/etc/passwd"]', '["datetime",[1,2]]', '["datetime",[86400000000]]',
     '["image","RGB",null,["int","int","bytes","int"]]', '["image","XX",null,["int","int","bytes",["dict",[],[]]]]',
     '["image","RGB",null,["int","int"]]', "[" * 100_000, '["list",[' * 70 + '"int"' + "]]" * 70, '["ints","set"]',
-    '["array",5,[1]]', '["array",["struct",[[1,null,0,"<f4"]],8,false],[1]]', '["datetime",[3600000000,5]]',
+    '["array",5,[1]]', '["array",["struct",[[1,0,"<f4"]],8],[1]]', '["datetime",["x"]]',
     '["list",["int"],["int"]]', '["scalar","|O8"]', '["list",[' + '"none",' * MAX_NODES + '"none"]]', '"\udcff"',
 ]  # fmt: skip
 

@@ -47,8 +47,7 @@ def zone(tz: Any) -> Any:
         return None
     if isinstance(tz, zoneinfo.ZoneInfo):
         return tz.key
-    offset, name = tz.utcoffset(None), tz.tzname(None)
-    return [offset // US, None if name == dt.timezone(offset).tzname(None) else name]
+    return [tz.utcoffset(None) // US]
 
 
 def moment(kind: str, value: dt.datetime) -> dict[str, Any]:
@@ -63,8 +62,8 @@ def name_of(cls: type) -> list[str]:
 def of_numpy(value: Any) -> Any:
     if isinstance(value, np.str_):
         return {"numpy.str": str(value)}
-    if type(value) is np.bytes_ or (type(value) is np.void and value.dtype.names is None):
-        return coded("numpy.bytes" if type(value) is np.bytes_ else "numpy.void", value)
+    if type(value) is np.bytes_:
+        return coded("numpy.bytes", value)
     array = dtypes.own_bytes(np.asarray(value))
     if isinstance(value, np.generic):
         return {"scalar": [dtypes.describe(value.dtype), array.tobytes().hex()]}
@@ -77,10 +76,7 @@ def of_tensor(value: torch.Tensor) -> Any:
 
 
 def of_enum(value: enum.Enum) -> Any:
-    cls = type(value)
-    if value.name is not None and cls.__members__.get(value.name) is value:
-        return {"enum": [*name_of(cls), value.name]}
-    return {"flag": [*name_of(cls), str(value.value)]}
+    return {"enum": [*name_of(type(value)), value.name]}
 
 
 def of_time(value: Any) -> Any:

@@ -70,10 +70,7 @@ PLAIN = {
     "timedelta": lambda data: {"timedelta": list(struct.unpack("<3i", data))},
     "str": text,
     "numpy.str": lambda data: {"numpy.str": text(data)},
-    **{
-        kind: (lambda data, kind=kind: {kind: coded(data)})
-        for kind in ("bytes", "bytearray", "numpy.bytes", "numpy.void")
-    },
+    **{kind: (lambda data, kind=kind: {kind: coded(data)}) for kind in ("bytes", "bytearray", "numpy.bytes")},
 }
 
 
@@ -90,8 +87,6 @@ def leaf(node: Any, data: bytes, dims: Any) -> Any:
         return moment(kind, data, rest[0])
     if kind in ("path", "enum"):
         return {kind: [*rest, text(data)]}
-    if kind == "flag":
-        return {kind: [*rest, integer(data)["int"]]}
     if kind == "imagefile":
         return {kind: digest(data)}
     return {rest[0]: packed(kind, data)}
