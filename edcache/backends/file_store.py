@@ -17,7 +17,7 @@ from edcache.writer import ALLOW_PARTIAL, Store
 
 if TYPE_CHECKING:
     from edcache.reader import AnyReader
-    from edcache.writer import AnyAppender
+    from edcache.writer import Appender
 
 _PIECE_NBYTES: Final = 1 << 24
 
@@ -70,7 +70,7 @@ class FileStore(Store):
         reader.close()
         return None
 
-    def appender(self, head: Head, sync: Sync) -> AnyAppender:
+    def appender(self, head: Head, sync: Sync) -> Appender:
         from edcache.writer import Appender
 
         def differs(there: Head) -> bool:

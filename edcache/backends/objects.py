@@ -24,7 +24,7 @@ from edcache.writer import Store
 
 if TYPE_CHECKING:
     from edcache.format import Head
-    from edcache.writer import AnyAppender
+    from edcache.writer import Appender
 
 
 class ObjectStore(Store):
@@ -67,11 +67,10 @@ class ObjectStore(Store):
         self.check_writable()
         return Spool(self)
 
-    def check_fill(self, *, is_stream: bool, is_lazy: bool, sync: Sync) -> None:
-        if is_lazy:
-            raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
+    def check_lazy(self) -> None:
+        raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
 
-    def appender(self, head: Head, sync: Sync) -> AnyAppender:
+    def appender(self, head: Head, sync: Sync) -> Appender:
         """Raise OptionError: nothing is appended to an object; see `stage`."""
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
 

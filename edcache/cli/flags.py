@@ -10,7 +10,6 @@ import click
 from click.shell_completion import CompletionItem
 
 from edcache.base import NBYTES, Codec, OnError, ReadOptions
-from edcache.storage import hidden
 
 # As in edcache.interop, which imports torch.
 KINDS: Final = (
@@ -23,10 +22,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class _Path(click.Path):
-    """The path of an archive, or a URL; what is shown of that has no password."""
+    """The path of an archive, or a URL."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return hidden(str(value))
+        return str(value)
 
 
 class _NameAtPath(click.types.StringParamType):

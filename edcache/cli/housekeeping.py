@@ -146,28 +146,19 @@ def rm(paths: Sequence[str], yes: bool, as_json: bool, force: bool) -> None:
     """Delete archives, and what a killed rebuild left beside them.
 
     All are looked at first: where one is no archive, or another process is filling it, none goes.
-    Whoever has an archive open keeps reading it. Of a URL of a Redis server the keys go that caches made
-    under its prefix, and no others; whoever reads them finds them gone.
+    Whoever has an archive open keeps reading it.
 
     \b
     Example:
       edcache rm old.zip cache/digits-*.zip
-      edcache rm 'redis://localhost:6379/0?prefix=digits'
     """
     for path in paths:
         tools.check_deletable(path, force=force)
-    stores = {path: writer.store_at(path) for path in paths}
-    files = [path for path, store in stores.items() if store.naming is not None]
-    served = {path: store for path, store in stores.items() if store.naming is None}
-    doomed = dict.fromkeys(file for path in files for file in (path, *_leftover(path)))
-    _confirm(f"delete {', '.join([*doomed, *served])}?", yes)
+    doomed = dict.fromkeys(file for path in paths for file in (path, *_leftover(path)))
+    _confirm(f"delete {', '.join(doomed)}?", yes)
     gone = dict(_deleted(doomed, force))
     lines = [f"{file}: deleted, {human_bytes(nbytes)}" for file, nbytes in gone.items()]
-    counted = {path: dict(store.delete()) for path, store in served.items()}
-    for path, counts in counted.items():
-        parts = ", ".join(out.plural(count, noun) for noun, count in counts.items())
-        lines.append(f"{path}: deleted, {parts} among them")
-    out.print_report(as_json, {"deleted": {**gone, **counted}}, map(out.printable, lines))
+    out.print_report(as_json, {"deleted": gone}, map(out.printable, lines))
     if len(gone) < len(doomed):
         sys.exit(out.FAILED)
 

@@ -14,7 +14,7 @@ from edcache import __version__
 from edcache.base import suggestion
 from edcache.cli import analysis, contents, conversion, housekeeping, maintenance, viewer
 from edcache.cli.output import FAILED, errors_in_one_line
-from edcache.storage import hidden, shown
+from edcache.storage import shown
 
 # By what they are for, in the order of the help.
 _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
@@ -54,7 +54,7 @@ class _Commands(click.Group):
             return super().make_context(*arguments, **options)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        name, names = shown(hidden(args[0])), self.list_commands(ctx)
+        name, names = shown(args[0]), self.list_commands(ctx)
         if name == "help" and not ctx.resilient_parsing:
             if args[1:]:
                 return self.resolve_command(ctx, [args[1], "--help"])

@@ -3,6 +3,7 @@
     edflow       CachedDataset, PathCachedDataset, ExamplesFolder, cachable
     torch_xla    CachedDataset
     monai        CacheDataset, PersistentDataset; it imports MONAI
+    kappadata    RedisDataset
 
-docs/migrating.md has old code beside new code, and what is different. All of it is made in edcache/interop/.
+docs/migrating.md has old code beside new code, and what is different.
 """

@@ -72,12 +72,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
         reader = self._reader
         if fields is None and reader.has_all:
-            try:
-                return reader.read_many(indices, copy=not self._zero_copy)
-            except MissingSampleError:
-                # A server may lose records at any time.
-                if self._filler is None:
-                    raise
+            return reader.read_many(indices, copy=not self._zero_copy)
         ahead: AbstractContextManager[None] = nullcontext()
         if reader.by_request:  # what they take is read by one fetch
             if fields is None:

@@ -34,7 +34,8 @@ class Building:
             )
         self._store = store
         self._stage = store.stage()
-        store.check_fill(is_stream=self._is_stream, is_lazy=self._is_lazy, sync=options.sync)
+        if self._is_lazy:
+            store.check_lazy()
         self._max_bytes = writer.bytes_limit(options.max_bytes, store.path)
         self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
@@ -64,7 +65,7 @@ class Building:
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
         archive = self._done() if keep_existing else None
-        if archive is not None and not (self._is_lazy and self._store.may_lose):
+        if archive is not None:
             return None, archive
         if self._is_stream or not self._is_lazy:
             self.fill(self.job.options, rebuild=not keep_existing)

@@ -50,7 +50,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             attributes of the source. "shm://name" is an archive in shared memory, for all processes of the
             user on this host; it is freed when the last of them closes it or ends.
             "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket) is an archive in a
-            Redis server, which several hosts share; see the guide to Redis.
+            Redis server; see the guide to Redis.
         fingerprint: identifies the source, and must be equal to that of the archive. By default it is made
             from the class of the source and its attributes, including the datasets that it wraps. A JSON-able
             dict replaces it. False compares nothing.
@@ -106,7 +106,6 @@ class CachedDataset(ArchiveDataset[T_co]):
     ) -> None:
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
-        store = store.completed(lambda: origin)
         # What is missing is computed, or was told; max_bytes is of what is filled.
         self._begin(store, options, store.reader(replace(provisional(options), preload=options.preload)))
         if options.preload and options.lazy:
@@ -223,7 +222,7 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
-        if self._building is not None and self.complete and not (self._filler and self._store.may_lose):
+        if self._building is not None and self.complete:
             state |= {"_building": None, "_filler": None}
         return state
 
@@ -315,8 +314,6 @@ class CachedDataset(ArchiveDataset[T_co]):
             )
         if self._filler is not None:
             self._filler.flush()
-        if self._store.may_lose:
-            self._reader.missing()  # what the server has lost
         if not self.complete:
             building.fill(options)
             self.refresh()

@@ -19,7 +19,7 @@ from edcache.dataset.build import label_differences, warn_of_code
 from edcache.dataset.cached import CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
 from edcache.reader import AnyReader
-from edcache.storage import hidden
+from edcache.storage import shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -61,12 +61,9 @@ class CachedFactory(Generic[P, T_co]):
         return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The path of the archive of this call, which need not exist; nothing is opened or written."""
+        """The path or the URL, without credentials, of the archive of this call; nothing is opened."""
         arguments = self._arguments(args, kwargs)
-        path = self._locate(arguments)
-        store = writer.store_at(path)
-        completed = self._completed(arguments, store)
-        return path if completed is store else completed.path
+        return shown(self._locate(arguments))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
@@ -78,16 +75,14 @@ class CachedFactory(Generic[P, T_co]):
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Now: the factory may change the folder that this process works in.
-        store = self._completed(arguments, writer.store_at(self._locate(arguments), options.storage_options))
+        store = writer.store_at(self._locate(arguments), options.storage_options)
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
-        # What may be lost is computed again when a lazy cache is asked for it.
-        may_grow = options.grow or (store.may_lose and options.lazy)
         dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
         rebuild = False
-        if archive is not None and not (archive.complete and may_grow):
+        if archive is not None and not (archive.complete and options.grow):
             rebuild, _ = self._is_stale(archive, fingerprint)
-        if archive is not None and archive.complete and not rebuild and not may_grow:
+        if archive is not None and archive.complete and not rebuild and not options.grow:
             if options.preload:
                 archive.close()
                 archive = store.reader(replace(self._reading, preload=options.preload))
@@ -145,25 +140,21 @@ class CachedFactory(Generic[P, T_co]):
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _completed(self, arguments: Mapping[str, Any], store: writer.Store) -> writer.Store:
-        return store.completed(lambda: writer.call_fingerprint(self.uncached, arguments))
-
     def _locate(self, arguments: Mapping[str, Any]) -> str:
         described = writer.call_fingerprint(self.uncached, arguments)
         slugs = {name: _slug(value, described["arguments"][name]) for name, value in arguments.items()}
         if self._path is None:
             return _default_path(described, slugs)
         try:
-            # That of a server has its credentials along.
             return self._path.format(**slugs)
         except (KeyError, IndexError) as error:
             raise OptionError(
-                f'the path "{self._path}" contains {{{error.args[0]}}}, but the parameters of '
+                f'the path "{shown(self._path)}" contains {{{error.args[0]}}}, but the parameters of '
                 f"{writer.qualified_name(self.uncached)} are: {', '.join(arguments) or 'none'}"
             ) from None
         except (ValueError, AttributeError, TypeError) as error:
             raise OptionError(
-                f'the path "{self._path}" cannot be formatted: {error}; write parameters as in '
+                f'the path "{shown(self._path)}" cannot be formatted: {error}; write parameters as in '
                 '"cache/{split}.zip"'
             ) from None
 
@@ -220,7 +211,7 @@ def cachable(
     if callable(path):
         return CachedFactory(path, None, None, "error", CacheOptions())
     options = CacheOptions.of(None, keywords, "cachable")
-    path = None if path is None else hidden(os.fspath(path))
+    path = None if path is None else os.fspath(path)
 
     def decorate(factory: Callable[P, Any]) -> CachedFactory[P, Any]:
         return CachedFactory(factory, path, version, on_stale, options)

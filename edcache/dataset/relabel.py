@@ -119,7 +119,6 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
 
 def _check(cache: ArchiveDataset) -> None:
     """Raise OptionError where labels cannot be changed."""
-    cache._store.check_relabelling()
     reader = cache._reader
     if reader.by_request:
         raise OptionError(

@@ -12,7 +12,6 @@ from typing import Any
 
 import edcache.dataset
 from edcache.interop.importer import migrated
-from edcache.storage import backend_of
 
 
 class CachedDataset(edcache.dataset.CachedDataset):
@@ -39,8 +38,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
         **options: Any,
     ) -> None:
         given = os.fspath(path).rstrip("/")
-        ending = backend_of(given).ending
-        where = given if given.endswith(ending) else f"{given}{ending}"
+        where = given if given.endswith(".zip") else f"{given}.zip"
         where = migrated(where, data_set, options, old=given, trust_pickle=trust_pickle)
         if data_set is not None:
             options = {"lazy": True} | options

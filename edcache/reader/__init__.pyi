@@ -4,7 +4,6 @@ from .batch import collated as collated
 from .batch import collated_group as collated_group
 from .batch import fresh as fresh
 from .batch import merged as merged
-from .checks import Piece as Piece
 from .collation import Memory as Memory
 from .collation import Special as Special
 from .digests import OnProgress as OnProgress
@@ -18,9 +17,6 @@ from .extents import lacking as lacking
 from .extents import prepare as prepare
 from .file_session import FileSession as FileSession
 from .group import Group as Group
-from .group import GroupRecords as GroupRecords
-from .group import joined as joined
-from .index import RecordIndex as RecordIndex
 from .projection import FieldPath as FieldPath
 from .projection import Projection as Projection
 from .projection import at as at

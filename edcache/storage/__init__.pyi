@@ -23,10 +23,8 @@ from .paths import touch as touch
 from .registry import PATHS as PATHS
 from .registry import Location as Location
 from .registry import Naming as Naming
-from .registry import backend_of as backend_of
 from .registry import check_outlives as check_outlives
 from .registry import copies_on_disk as copies_on_disk
-from .registry import hidden as hidden
 from .registry import local_path as local_path
 from .registry import located as located
 from .registry import open_copy as open_copy

@@ -108,7 +108,7 @@ class Location(ABC):
     path: as messages name it, without credentials. by_request: whether reading it is asking another machine,
     which may answer wrongly once. has_query: whether `path` lacks what may tell it from another one.
     is_volatile: whether it is gone with the last process that has it open. naming: how the system finds the
-    file of a name, where there is one. ending: of names of archives there.
+    file of a name, where there is one.
 
     Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
@@ -118,7 +118,6 @@ class Location(ABC):
     has_query: bool = False
     is_volatile: ClassVar[bool] = False
     naming: ClassVar[Naming | None] = None
-    ending: ClassVar[str] = ".zip"
 
     @abstractmethod
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None: ...
@@ -144,11 +143,6 @@ class Location(ABC):
         OptionError where nothing can be written there.
         """
         return None
-
-    @classmethod
-    def text(cls, given: str) -> str:
-        """A path as it was given, to be shown: text without credentials, which go along and come back."""
-        return given
 
 
 def scheme_of(path: str) -> str:
@@ -213,11 +207,6 @@ def shown(path: str | os.PathLike[str]) -> str:
     """A path or URL as messages name it, without credentials."""
     text = path if isinstance(path, str) else os.fsdecode(path)
     return located(text).path if scheme_of(text) else text
-
-
-def hidden(path: str) -> str:
-    """A path as it was given; of a URL text without its credentials, which go along."""
-    return backend_of(path).text(path)
 
 
 def check_outlives(path: str | os.PathLike[str]) -> None:

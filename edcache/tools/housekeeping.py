@@ -223,10 +223,7 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
     What is no archive raises as `head_of`. force: also what is in use; who fills it loses what it computes.
     """
     name = os.fspath(path)
-    store = store_at(path)
-    store.check_deletable(force=force)
-    if store.naming is None:
-        return
+    store_at(path).check_deletable()
     if os.path.islink(name):
         raise base.OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
     if _partial_copy(name) is None:

@@ -28,7 +28,6 @@ from .lazy import bytes_limit as bytes_limit
 from .recovery import never_created as never_created
 from .recovery import recover as recover
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
-from .store import AnyAppender as AnyAppender
 from .store import Store as Store
 from .store import store_at as store_at
 from .stream import is_stream as is_stream

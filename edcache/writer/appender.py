@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Final, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from edcache import format, storage
-from edcache.base import CorruptArchiveError, StaleArchiveError, StorageError, Sync
-from edcache.format import Revision, Seal
+from edcache.base import ArchiveClosedError, CorruptArchiveError, StaleArchiveError, StorageError, Sync
+from edcache.format import Chain, Header, LabelTypes, Revision, Seal
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.log import Log
 from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
-from edcache.writer.store import AnyAppender
 
 _MOST_REPLACED: Final = 20
 # Of the bytes of its labels, what may be written behind a seal before it is made anew.
@@ -34,20 +37,23 @@ def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = l
 
 
 class _Claims:
-    """Locks on bytes far behind a file's data, which the kernel frees when a process ends."""
+    """Locks on bytes far behind a file's data, which say who computes what, and which the kernel frees."""
 
     def __init__(self, file: File) -> None:
         self._file = file
 
     @property
     def can_lock(self) -> bool:
+        """Whether other processes can share the work; False once the file system has refused a lock."""
         return self._file.can_lock
 
     @property
     def has_fillers(self) -> bool:
+        """Whether another process fills the archive; False where the system cannot tell."""
         return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
 
     def join_fillers(self) -> bool:
+        """Let others see, until the archive is closed, that this process writes it; whether no other did."""
         is_first = not self.has_fillers
         # Of several that begin at once, one gets the first byte.
         if self._file.try_lock(format.LOCK_FILLER):
@@ -59,6 +65,7 @@ class _Claims:
         return False
 
     def claim(self, number: int, most: int = 1) -> int:
+        """Take a claim of a fill if nobody else has it, and at most so many from it on; returns how many."""
         # The first alone: where another has it, as is mostly so near others, one call says so.
         if not self._file.try_lock(format.LOCK_CLAIM + number):
             return 0
@@ -67,20 +74,30 @@ class _Claims:
         return most
 
     def wait(self, number: int) -> None:
+        """Take a claim, waiting until its holder publishes or dies."""
         self._file.lock(format.LOCK_CLAIM + number)
 
     def release(self, number: int, count: int = 1) -> None:
+        """Let go of so many claims from one on."""
         self._file.unlock(format.LOCK_CLAIM + number, count)
 
 
-class Appender(AnyAppender):
-    """An archive in a file: each publication takes its append lock, and cuts the torn tail of who died."""
+class Appender:
+    """An archive in a file, open for appending by this process; any number of others may have it open too.
 
-    _log: Log
+    Each publication takes the append lock, cuts the torn tail of a writer that died, and first takes in what
+    others published. Nothing that was published is written again.
+    """
+
+    path: str
+    head: format.Head
 
     def __init__(self, log: Log) -> None:
-        super().__init__(log, _Claims(log.file))
+        self._pid = os.getpid()
+        self._log = log
+        self._claims = _Claims(log.file)
         self.path, self.head = log.file.path, log.head
+        self._label_types: tuple[Header, LabelTypes] | None = None
         self._revision_types: dict[int, format.RevisionTypes] = {}
 
     @classmethod
@@ -125,15 +142,53 @@ class Appender(AnyAppender):
             raise
         return appender
 
-    def append(self, chunk: Chunk, *, restores: bool = False) -> None:
-        """See the base class."""
+    @property
+    def chain(self) -> Chain:
+        """The entries, as far as this process has seen them."""
+        return self._log.chain
+
+    @property
+    def claims(self) -> _Claims:
+        """Who computes what."""
+        self.check_usable()
+        return self._claims
+
+    def catch_up(self) -> None:
+        """Take in what others published since; reads headers only and takes no lock."""
+        self.check_usable()
+        self._log.catch_up()
+
+    def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
+        """The sample indices in these chunks, in their order: int64 [n], a copy; reads their tables."""
+        tables = [self._log.table(header).records.index for header in chunks]
+        return np.concatenate([np.empty(0, np.int64), *(index for index in tables if index is not None)])
+
+    def label_types(self) -> LabelTypes | None:
+        """The types of the label columns; None where nothing is published yet."""
+        if not self.chain.chunks:
+            return None
+        header = self.chain.chunks[-1]  # knows the types of all before it, whoever wrote them
+        if self._label_types is None or self._label_types[0] != header:
+            self._label_types = header, self._log.table(header).label_types
+        return self._label_types[1]
+
+    def append(self, chunk: Chunk) -> None:
+        """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
+
+        Raises:
+            LabelTypeError: its label columns do not go with those of the archive.
+            StorageError: none of it was published.
+        After any exception the same chunk may be given again: it is published once.
+        """
         with self._appending():
             if self._log.is_published(chunk):
                 return
             records = chunk.records
             if chunk.appended:
                 records = replace(records, index=records.samples - records.samples[0] + self.chain.end_index)
-            types = self._joined_types(chunk.labels)
+            types, known = LabelTypes.of(chunk.labels), self.label_types()
+            if known is not None:
+                types = known.joined(types, self.path)
             format.check_types(types, self._revised_types(), self.path)
             table = replace(chunk, records=records).table(types)
             self._log.publish(
@@ -148,7 +203,7 @@ class Appender(AnyAppender):
             self._label_types = self.chain.chunks[-1], types
 
     def append_dictionary(self, dictionary: bytes) -> None:
-        """See the base class."""
+        """Publish a compression dictionary, synced, since the records of every later chunk need it."""
         with self._appending():
             self._log.publish_whole(format.KIND_DICTIONARY, dictionary)
             self._log.sync()
@@ -159,8 +214,10 @@ class Appender(AnyAppender):
         payloads = ((pread(h.payload_offset, h.table_nbytes), h.table_crc) for h in self.chain.dictionaries)
         return [data for data, crc in payloads if format.crc32(data) == crc]
 
-    def _publish_amendment(self, text: bytes) -> None:
+    def amend(self, **changes: object) -> None:
+        """Revise the head's `length`, and `fingerprint`; or tell of entries `lost`, samples that `failed`."""
         with self._appending():
+            text = json.dumps(changes, ensure_ascii=True).encode("ascii")
             self._log.publish_whole(format.KIND_AMENDMENT, text)
 
     def revise(self, revision: Revision) -> None:
@@ -217,7 +274,10 @@ class Appender(AnyAppender):
         return [self._revision_types[header.seq] for header in self.chain.revisions]
 
     def seal(self) -> None:
-        """See the base class; reads every chunk's table, writes 4 to 12 bytes a sample plus its labels."""
+        """Write index, labels and zip directory behind the chain; does nothing where they are there.
+
+        Cost: it reads every chunk's table, and writes 4 to 12 bytes a sample plus its labels.
+        """
         with self._appending():
             if self.chain.seal is None:
                 self._log.seal()
@@ -234,23 +294,39 @@ class Appender(AnyAppender):
         self.path = target
 
     def _appending(self) -> AbstractContextManager[None]:
-        super().check_usable()
+        self._check_open()
         self.check_usable()
         return self._log.appending()
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        # In a forked child, which lost what it inherited, another error says why.
+        return self._pid == os.getpid() and self._log.file.closed
 
     def check_usable(self) -> None:
         """Raise ArchiveClosedError after close() or in a forked child, StorageError after a failed sync."""
         log = self._log
         if log.file.closed:  # also in a forked child, of which no system call need say so
-            super().check_usable()
+            self._check_open()
         if log.failed:
             raise StorageError(f"{self.path}: {log.failed}; open it again, which checks what is there")
 
-    def _is_closed(self) -> bool:
-        return self._log.file.closed
+    def _check_open(self) -> None:
+        if self._pid != os.getpid():
+            # A child does not keep a file: every lock on it would be the parent's too.
+            raise ArchiveClosedError(
+                f"{self.path}: opened for appending by process {self._pid}, used in its child "
+                f"{os.getpid()}; open it again in the child"
+            )
+        if self._log.file.closed:
+            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
 
     def close(self) -> None:
-        """See the base class; StorageError where sync= is a number, and the last could not be synced."""
+        """Let go of it without sealing; idempotent, and nothing in a process that inherited it.
+
+        StorageError where sync= is a number, and the last could not be synced.
+        """
         try:
             if not self.closed and self._pid == os.getpid() and not self._log.failed:
                 self._log.finish()

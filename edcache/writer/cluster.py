@@ -14,12 +14,12 @@ from typing import Final, TypeAlias
 
 from edcache.base import EdcacheError, SourceError, WorkerError
 from edcache.format import Failure
+from edcache.writer.appender import Appender
 from edcache.writer.cache import adopt_labels
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Carried, Job, carried
 from edcache.writer.part import Presence
 from edcache.writer.publisher import ChunkEncoder
-from edcache.writer.store import AnyAppender
 
 # The most tasks that are submitted and whose chunks are not appended yet: this bounds the driver's memory.
 _IN_FLIGHT: Final = 64
@@ -60,7 +60,7 @@ class Cluster:
     look: brings `presence` up to date and shows the progress; called several times a second.
     """
 
-    def __init__(self, job: Job, appender: AnyAppender, presence: Presence, look: Callable[[], None]) -> None:
+    def __init__(self, job: Job, appender: Appender, presence: Presence, look: Callable[[], None]) -> None:
         # The head says how records are encoded; tasks do not see the archive's.
         self._job = replace(job, head=appender.head)
         self._executor = job.options.executor

@@ -21,8 +21,8 @@ from typing import Any
 from edcache.base import OptionError, SourceError, WorkerError, check_workers
 from edcache.format import Failure
 from edcache.storage import refused
+from edcache.writer.appender import Appender
 from edcache.writer.job import Job
-from edcache.writer.store import AnyAppender
 from edcache.writer.worker import MOST_ASIDE, Board, work
 
 logger = logging.getLogger("edcache")
@@ -49,7 +49,7 @@ class Crew:
     appender: writes down who is set aside, where that ends no fill. tick: called several times a second.
     """
 
-    def __init__(self, job: Job, workers: int, appender: AnyAppender, tick: Callable[[], None]) -> None:
+    def __init__(self, job: Job, workers: int, appender: Appender, tick: Callable[[], None]) -> None:
         self._job, self._path, self._options = job, job.path, job.options
         self._context = crew_context(job.options.multiprocessing_context)
         self._appender, self._tick = appender, tick

@@ -14,11 +14,11 @@ import numpy as np
 from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import temporary
+from edcache.writer.appender import Appender
 from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_context, worker_count
 from edcache.writer.job import Job, check_length, errors_with, outcome
 from edcache.writer.part import FAILED, Part, Presence, Watch
-from edcache.writer.store import AnyAppender
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 
 logger = logging.getLogger("edcache")
@@ -43,14 +43,13 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
 
     Whatever is raised, everything computed before is published.
     """
-    # What is refused is refused here: to begin anew may delete the old cache at once.
     if is_stream(job.source):
         check_stream_workers(job)
         run = fill_stream
     else:
         crew_context(job.options.multiprocessing_context)
         run = _fill
-    if rebuild and not job.store.begin_anew(job.head):
+    if rebuild:
         _rebuild(job, run)
     else:
         run(job)
@@ -98,7 +97,7 @@ def _fill(job: Job) -> None:
             )
 
 
-def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
+def _compute(job: Job, appender: Appender, presence: Presence) -> None:
     is_first, name = appender.claims.join_fillers(), os.path.basename(job.path)
     with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
         watch = _FillWatch(progress, appender, presence)
@@ -113,7 +112,7 @@ def _compute(job: Job, appender: AnyAppender, presence: Presence) -> None:
         )
 
 
-def _drive(job: Job, appender: AnyAppender, presence: Presence, watch: _FillWatch) -> None:
+def _drive(job: Job, appender: Appender, presence: Presence, watch: _FillWatch) -> None:
     """Have an executor, a crew of workers, or this process compute and publish what is missing."""
     claims, options = presence.missing_claims, job.options
     workers = min(worker_count(options.num_workers), -(-job.length // appender.head.claim_size))
@@ -146,7 +145,7 @@ class _FillWatch(Watch):
         lost: samples that were computed and are not published: lost, where the fill ends so.
     """
 
-    def __init__(self, progress: base.Progress, appender: AnyAppender, presence: Presence) -> None:
+    def __init__(self, progress: base.Progress, appender: Appender, presence: Presence) -> None:
         self._progress = progress
         self._appender = appender
         self._presence = presence

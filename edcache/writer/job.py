@@ -15,10 +15,11 @@ from edcache import base
 from edcache.format import MAX_LENGTH, Failure, Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
+from edcache.writer.appender import Appender
 from edcache.writer.cache import adopt_labels
 from edcache.writer.fingerprint import comparable, differences, stale_message
 from edcache.writer.publisher import FailureOf, Publisher
-from edcache.writer.store import AnyAppender, Store, store_at
+from edcache.writer.store import Store, store_at
 
 # What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
 _BOOKS_NBYTES: Final = 4
@@ -54,7 +55,7 @@ class Job:
         assert self.head.length is not None
         return self.head.length
 
-    def open(self) -> AnyAppender:
+    def open(self) -> Appender:
         """The archive, made if it is not there yet; StaleCacheError for another source or length."""
         appender = self.store.appender(self.head, self.sync)
         try:
@@ -74,7 +75,7 @@ class Job:
             raise
         return appender
 
-    def publisher(self, appender: AnyAppender, *, keeps_failures: bool = True) -> Publisher:
+    def publisher(self, appender: Appender, *, keeps_failures: bool = True) -> Publisher:
         """What encodes and publishes samples, with the label columns that the archive was begun with.
 
         keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.

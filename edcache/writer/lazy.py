@@ -146,7 +146,7 @@ class _OpenArchive:
         """Whether the archive has a sample now."""
         with self._looking:
             self._seen.update()
-        return self._seen.has(index) and bool(self._looker.present([index]))
+        return self._seen.has(index)
 
     def keep(self, index: int, sample: Any) -> None:
         """Encode a sample now, for the thread to publish."""
@@ -256,8 +256,8 @@ class _OpenArchive:
         self._presence.update()
         with self._measuring() as room:
             # A sample may have been computed twice at a time; it is stored once.
-            published = [index for index in builder.indices if self._presence.has(index)]
-            fits = self._publisher.publish_taken(builder, self._appender.present(published), room)
+            published = {index for index in builder.indices if self._presence.has(index)}
+            fits = self._publisher.publish_taken(builder, published, room)
         self._presence.update()
         if self._presence.complete:
             self._appender.seal()

@@ -16,9 +16,9 @@ from typing import Final
 import numpy as np
 
 from edcache.base import SourceError
+from edcache.writer.appender import Appender
 from edcache.writer.features import ColumnsOf, columns_of
 from edcache.writer.job import Job
-from edcache.writer.store import AnyAppender
 
 # Of a sample, in the order in which they rule: it is to be computed; again, as an earlier fill failed at it;
 # this fill failed at it; it is recorded as absent for good; it has a record.
@@ -39,7 +39,7 @@ class Presence:
         state: uint8 [length], the states above. count: how many samples have a record.
     """
 
-    def __init__(self, appender: AnyAppender, length: int, since: int = 0) -> None:
+    def __init__(self, appender: Appender, length: int, since: int = 0) -> None:
         self._appender = appender
         self._claim_size = appender.head.claim_size
         self._since = since
@@ -126,7 +126,7 @@ class Watch:
 class Part:
     """One process's part in filling one archive, which nobody else may use meanwhile; its caller seals."""
 
-    def __init__(self, job: Job, appender: AnyAppender, presence: Presence, watch: Watch) -> None:
+    def __init__(self, job: Job, appender: Appender, presence: Presence, watch: Watch) -> None:
         self._job = job
         self._presence = presence
         self._watch = watch

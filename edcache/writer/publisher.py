@@ -11,8 +11,8 @@ from edcache.base import CodecError, EdcacheError, LabelError, SourceError
 from edcache.codec import Columns, Compression, Encoder, train_dictionary
 from edcache.format import MAX_LENGTH, Failure, Head, LabelTypes
 from edcache.labels import LabelCollector, LabelSpec
+from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
-from edcache.writer.store import AnyAppender
 
 # Between two publications where chunks do not get full: a tenth of the time so far, within these bounds. A
 # kill then costs little of what was computed, even in the first seconds; chunks of slow sources are not tiny.
@@ -145,7 +145,7 @@ class Publisher(ChunkEncoder):
 
     def __init__(
         self,
-        appender: AnyAppender,
+        appender: Appender,
         spec: LabelSpec,
         chunk_size: int | None,
         chunk_nbytes: int = CHUNK_NBYTES,
@@ -250,7 +250,7 @@ class Publisher(ChunkEncoder):
         if most_nbytes is not None:
             fitting = chunk.without(set(chunk.indices[chunk.fits(most_nbytes) :]))
         if fitting.count:
-            self.appender.append(fitting, restores=True)
+            self.appender.append(fitting)
         return fitting is chunk
 
     def _compressor(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:

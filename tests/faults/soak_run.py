@@ -32,7 +32,7 @@ FAMILIES = (
     "tests/backends/test_memory.py",
     "tests/backends/test_copy.py",
     "tests/backends/test_read_through.py",
-    "tests/backends/test_redis_faults.py",
+    "tests/backends/test_redis.py",
     "tests/backends/test_places_faults.py",
     "tests/fuzz",
     "tests/conformance/attacks",

@@ -22,7 +22,6 @@ class Server:
         self._folder = tempfile.TemporaryDirectory(prefix="edcache-redis-")
         self.socket = str(Path(self._folder.name, "r.sock"))
         self._options = options
-        self._process = None
         self._password = options[options.index("--requirepass") + 1] if "--requirepass" in options else None
         self.start()
 
@@ -62,22 +61,10 @@ class Server:
     def all_keys(self, pattern="*"):
         return sorted(key.decode() for key in self.raw.scan_iter(match=pattern, count=10_000))
 
-    def records(self, prefix):
-        return [key for key in self.all_keys(f"{prefix}:*") if ":record:" in key]
-
-    def log(self, prefix):
-        found = [key for key in self.all_keys(f"{prefix}:*") if key.endswith(":log")]
-        assert len(found) == 1
-        return found[0]
-
-    def record(self, prefix, index):
-        """The key of a record."""
-        return self.log(prefix).removesuffix("log") + f"record:{index}"
-
-    def lose(self, prefix, *indices):
-        """What eviction does."""
-        assert self.raw.delete(*[self.record(prefix, index) for index in indices]) == len(indices)
-
     def calls(self, command):
         """How often the server was given a command."""
         return self.raw.info("commandstats").get(f"cmdstat_{command}", {}).get("calls", 0)
+
+    def fill_up(self, nbytes):
+        """Leave room for so many bytes more."""
+        self.raw.config_set("maxmemory", self.raw.info("memory")["used_memory"] + nbytes)

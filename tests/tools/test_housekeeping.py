@@ -40,7 +40,7 @@ from edcache.tools.housekeeping import (
     plan_pruning,
     why_not_now,
 )
-from edcache.writer.store import AnyAppender
+from edcache.writer.appender import Appender
 
 ROOT = str(Path(__file__).parents[2])
 DAY = 86_400.0
@@ -285,7 +285,7 @@ def test_samples_are_counted_where_labels_do_not_go_together(
 ) -> None:
     cache.mkdir(parents=True, exist_ok=True)
     path = cache / "a.zip"
-    monkeypatch.setattr(AnyAppender, "label_types", lambda appender: None)
+    monkeypatch.setattr(Appender, "label_types", lambda appender: None)
     for mode, value in (("x", 1), ("a", "one")):
         with CacheWriter(path, in_memory_keys=["y"], mode=mode) as writer:
             writer.append({"y": value})

@@ -112,28 +112,6 @@ def test_what_is_written_goes_to_a_path(path, target, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["a.zip"]
 
 
-def test_a_cache_in_redis_is_no_file(path, tmp_path):
-    write(path)
-    url = "redis://localhost:1/0?prefix=x"
-    for call in (
-        lambda: edcache.merge([path, url], tmp_path / "new.zip"),
-        lambda: edcache.merge([path], url),
-        lambda: edcache.split(url, tmp_path / "parts", parts=2),
-        lambda: edcache.split(path, url, parts=2),
-        lambda: edcache.compact(url),
-        lambda: edcache.repair(url, tmp_path / "new.zip"),
-        lambda: edcache.repair(path, url),
-        lambda: edcache.verify(url),
-        lambda: edcache.digest(url),
-        lambda: edcache.export(path, url, to="npz"),
-    ):
-        with pytest.raises(
-            OptionError, match="redis://localhost:1/0.*: this takes an archive that is a file; of a"
-        ):
-            call()
-    assert [file.name for file in tmp_path.iterdir()] == ["a.zip"]
-
-
 def test_a_name_in_memory_is_a_source_and_no_target(path, tmp_path):
     write(path)
     name = f"shm://edcache-far-{os.getpid()}"

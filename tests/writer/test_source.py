@@ -31,9 +31,8 @@ from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 
 import edcache
 from edcache import CachedDataset, CacheWriter, cachable
-from edcache.backends.redis.url import prefix_for
 from edcache.display import provenance
-from edcache.errors import OptionError, StaleCacheError
+from edcache.errors import StaleCacheError
 from edcache.reader import Reader
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.fingerprint_code import source_digest
@@ -727,23 +726,6 @@ def test_without_a_fingerprint_nothing_is_compared(tmp_path: Path) -> None:
     CachedDataset(Source(a=1), path, fingerprint=False)
     assert Reader(path).head.fingerprint is None
     CachedDataset(Other(a=2), path, fingerprint=False)
-
-
-def test_a_prefix_cannot_be_made_of_nothing() -> None:
-    with pytest.raises(
-        OptionError, match=r"fingerprint=False leaves nothing to make a prefix of; add \?prefix="
-    ):
-        CachedDataset(Source(), "redis://localhost:1/0", fingerprint=False)
-
-
-def test_a_prefix_is_of_one_source_however_much_was_read() -> None:
-    source = Counting()
-    source[1]
-    one, same, other = (
-        prefix_for(source_fingerprint(held)) for held in (Counting(), source, Counting("val"))
-    )
-    source.handle.close()
-    assert one == same != other
 
 
 def test_the_attributes_of_a_source_are_shown(tmp_path: Path) -> None:

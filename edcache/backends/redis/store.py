@@ -1,161 +1,313 @@
-"""Caches in a Redis server, which several hosts share, and which may lose any of it."""
+"""A sealed archive in a Redis server, under one prefix: uploaded in pieces, replaced as a whole.
+
+PREFIX:archive      "ID NBYTES": the upload that is read
+PREFIX:ID:NUMBER    a piece of it, of 1 MiB but for the last
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from itertools import islice
+import errno
+import os
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NoReturn
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
-from edcache import format
-from edcache.backends.redis.appender import RedisAppender, uuid_of
-from edcache.backends.redis.claims import Claims
-from edcache.backends.redis.client import PIECE_KEYS, Client
-from edcache.backends.redis.log import no_cache, read_head
-from edcache.backends.redis.session import RedisReader
-from edcache.backends.redis.url import ID_LENGTH, Keys, Server, prefix_for
-from edcache.base import ArchiveLockedError, OptionError, ReadOptions, Sync
-from edcache.format import Head
-from edcache.reader import AnyReader
-from edcache.writer import ALLOW_PARTIAL, AnyAppender, Store, differences
-
-_SCANNED: Final = 1000
-_OURS: Final = re.compile(
-    rf"head|([0-9a-f]{{{ID_LENGTH}}}):(log|fillers|(record|claim):(0|[1-9][0-9]{{0,18}}))"
+from edcache.backends import ObjectStore, ShownUrl, scrubbed
+from edcache.base import (
+    ArchiveNotFoundError,
+    MissingDependencyError,
+    NotAnArchiveError,
+    OptionError,
+    PerProcess,
+    StaleArchiveError,
+    StorageError,
 )
-_GLOB: Final = re.compile(r"([*?\[\]\\])")
-# Keys: head. Arguments: the head that was seen, the one that takes its place.
-_REPLACE: Final = """
-if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[2])
-return 1
-"""
+from edcache.storage import ByteSource, File
+
+_PIECE_NBYTES: Final = 1 << 20
+_MOST_KEYS: Final = 1000
+# Pieces of an upload that never ends, since its process was killed, expire so much later.
+_UPLOAD_MS: Final = 86_400_000
+_CREDENTIALS: Final = ("username", "password", "ssl_password")
+_USERNAME, _PASSWORD = "EDCACHE_REDIS_USERNAME", "EDCACHE_REDIS_PASSWORD"
+_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 30.0
+_EVICTED: Final = (
+    "the server has evicted a part of the archive, or it has expired; build it again, and give the server "
+    "more memory (maxmemory)"
+)
+_TRIES, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 0.1, 1.0
 
 
-class RedisStore(Store):
-    """A URL of a Redis server."""
+class Server(ShownUrl):
+    """A URL without its credentials; read one by `Server.of`.
 
-    path: Server
-    by_request = True
-    ending = ""
-    called = "a cache in Redis"
-    may_lose = True
+    Attributes:
+        secrets: credentials, by redis-py's names. client_url: the URL without them and without our options.
+        prefix: the start of every key. ttl_ms: milliseconds until a key expires; None for never.
+    """
 
-    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self.path = Server.of(text)
-        if storage_options:
-            raise OptionError(
-                f"{self.path}: storage_options are for URLs, and this is a URL of a Redis server, which says "
-                "all options itself"
-            )
+    secrets: dict[str, Any]
+    client_url: str
+    prefix: str
+    ttl_ms: int | None
 
     @classmethod
-    def text(cls, given: str) -> str:
-        return Server.of(given)
+    def of(cls, url: str, secrets: Mapping[str, Any] | None = None) -> Server:
+        """Read a URL; OptionError: 'redis://localhost/0?ttl=soon: ttl=soon; give seconds above 0'."""
+        try:
+            parts = urlsplit(url)
+            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+            is_sound = parts.port != 0 and not parts.fragment and "@" not in parts.path
+        except ValueError:
+            is_sound = False
+        if not is_sound:
+            # Neither the URL nor the reason: nobody knows where its password ends.
+            raise OptionError(
+                "a Redis URL that does not read; percent-encode what is not a letter or a digit in its "
+                "password, as in redis://:p%40ss@host:6379/0?prefix=name"
+            )
+        found = {"username": parts.username, "password": parts.password}
+        known = {name: unquote(value) for name, value in found.items() if value}
+        known |= {name: options.pop(name) for name in _CREDENTIALS if name in options}
+        # What is before the last @ are credentials, however it is written.
+        place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        server = cls(_with_query(place, options))
+        server.secrets = {**known, **(secrets or {})}
+        server.prefix, seconds = options.pop("prefix", ""), options.pop("ttl", None)
+        server.client_url = _with_query(place, options)
+        if not server.prefix or server.prefix != "".join(server.prefix.split()):
+            raise OptionError(
+                f"{server}: names no prefix, with which all its keys begin; append ?prefix=name, a name "
+                "without spaces"
+            )
+        server.ttl_ms = None
+        if seconds is not None:
+            with suppress(ValueError, OverflowError):
+                server.ttl_ms = int(float(seconds) * 1000)
+            if server.ttl_ms is None or not 0 < server.ttl_ms < 1e12:
+                raise OptionError(f"{server}: ttl={seconds}; give seconds above 0")
+        return server
 
-    def local_path(self) -> NoReturn:
+    def _pickled(self, with_credentials: bool) -> tuple[Any, ...]:
+        return Server.of, (str(self), self.secrets if with_credentials else {})
+
+
+def _with_query(place: str, options: Mapping[str, str]) -> str:
+    query = urlencode(options, quote_via=quote, safe="/:,=")
+    return f"{place}?{query}" if query else place
+
+
+class Client:
+    """Asks a server, from any thread or process; each process connects at its first question."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self._connections: PerProcess[Any] = PerProcess()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Client, (self.server,)
+
+    def ask(self, *commands: tuple[Any, ...], is_atomic: bool = False) -> list[Any]:
+        """Send commands in one round trip, each a method of redis-py with its arguments; the answers.
+
+        Raises: StorageError for the first command that failed, with the errno ENOSPC for a full memory.
+        """
+        try:
+            import redis
+        except ImportError:
+            raise MissingDependencyError(
+                f"{self.server}: Redis needs redis-py; install it with: pip install edcache[redis]"
+            ) from None
+        try:
+            pipeline = self._connections.get(self._connected).pipeline(transaction=is_atomic)
+            for command, *arguments in commands:
+                getattr(pipeline, command)(*arguments)
+            # Not raised there: the text would quote the command, whatever bytes it has.
+            answers: list[Any] = pipeline.execute(raise_on_error=False)
+            failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
+            if failed is not None:
+                raise failed
+        except redis.RedisError as error:
+            raise self._translated(error) from None
+        return answers
+
+    def _connected(self) -> Any:
+        import redis
+        from redis.backoff import ExponentialBackoff
+        from redis.retry import Retry
+
+        known = {"username": os.environ.get(_USERNAME), "password": os.environ.get(_PASSWORD)}
+        options = {name: value for name, value in known.items() if value} | self.server.secrets
+        try:
+            client = redis.Redis.from_url(
+                self.server.client_url,
+                socket_connect_timeout=_CONNECT_SECONDS,
+                socket_timeout=_ANSWER_SECONDS,
+                retry=Retry(ExponentialBackoff(_LONGEST_PAUSE, _FIRST_PAUSE), _TRIES - 1),
+                retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
+                **options,
+            )
+            client.connection_pool.make_connection()  # refuses options that it does not know
+        except (ValueError, TypeError) as error:
+            text = scrubbed(str(error), self._secrets())
+            raise OptionError(f"{self.server}: redis-py does not take this URL: {text}") from None
+        return client
+
+    def _secrets(self) -> list[str]:
+        return [value for value in self.server.secrets.values() if isinstance(value, str)]
+
+    def _translated(self, error: Exception) -> StorageError:
+        from redis import exceptions
+
+        text = scrubbed(str(error), self._secrets())
+        refusals = exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError
+        if isinstance(error, refusals):
+            return StorageError(
+                f"{self.server}: the server refuses this user: {text}; give the password in the URL or in "
+                f"{_PASSWORD}; a pickle does not carry it to another program"
+            )
+        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
+            return StorageError(
+                f"{self.server}: the server does not answer: {text}; it was asked {_TRIES} times"
+            )
+        if isinstance(error, exceptions.OutOfMemoryError):
+            full = StorageError(f"{self.server}: the server's memory is full; give it more (maxmemory)")
+            full.errno = errno.ENOSPC
+            return full
+        return StorageError(f"{self.server}: the server refused: {text}")
+
+
+class _Upload(ByteSource):
+    """The archive under a prefix, as one upload left it. When another takes its place, reading raises."""
+
+    by_request = True
+
+    def __init__(self, server: Server) -> None:
+        self.path, self._client, self._prefix = str(server), Client(server), server.prefix
+        self._id, self._nbytes = self._state()
+        self._keys = _keys(self._prefix, self._id, self._nbytes)
+        for start in range(0, len(self._keys), _MOST_KEYS):
+            keys = self._keys[start : start + _MOST_KEYS]
+            if self._client.ask(("exists", *keys)) != [len(keys)]:
+                raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}")
+
+    def _state(self) -> tuple[str, int]:
+        """The id of the upload that is there now, and the bytes of the archive."""
+        (found,) = self._client.ask(("get", f"{self._prefix}:archive"))
+        if found is None:
+            raise ArchiveNotFoundError(f"{self.path}: no archive under this prefix; build it first")
+        state = _parsed(found)
+        if state is None:
+            raise NotAnArchiveError(
+                f"{self.path}: another program keeps {self._prefix}:archive; choose another prefix"
+            )
+        return state
+
+    def size(self) -> int:
+        return self._nbytes
+
+    def identity(self) -> tuple[str, int]:
+        return self._id, self._nbytes
+
+    def tag(self) -> tuple[object, ...]:
+        return self.path, self._id
+
+    def reopened(self) -> _Upload:
+        return _Upload(self._client.server)
+
+    def check_unchanged(self) -> None:
+        """See `ByteSource`: one round trip."""
+        if self._state() != self.identity():
+            raise StaleArchiveError(
+                f"{self.path}: another archive was put there since it was opened; open it again"
+            )
+
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        return bytes(self.read_many([(offset, nbytes)])[0])
+
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """See `ByteSource`: one round trip."""
+        commands: list[tuple[Any, ...]] = []
+        counts = []
+        for offset, nbytes in extents:
+            end = min(offset + nbytes, self._nbytes)
+            pieces = range(offset // _PIECE_NBYTES, -(-end // _PIECE_NBYTES)) if offset < end else range(0)
+            for number in pieces:
+                low = number * _PIECE_NBYTES
+                part = max(offset - low, 0), min(end - low, _PIECE_NBYTES) - 1
+                commands.append(("getrange", self._keys[number], *part))
+            counts.append((len(pieces), max(end - offset, 0)))
+        answers = iter(self._client.ask(*commands) if commands else ())
+        found = []
+        for count, nbytes in counts:
+            data = b"".join(next(answers) for _ in range(count))
+            if len(data) != nbytes:
+                self.check_unchanged()
+                raise StorageError(f"{self.path}: {_EVICTED}")
+            found.append(memoryview(data))
+        return found
+
+    def map(self, nbytes: int) -> NoReturn:
+        raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: they are in a server")
+
+    def close(self) -> None:
+        """See `ByteSource`: connections are closed with the last reference to them."""
+
+
+class RedisStore(ObjectStore):
+    """A URL of a Redis server, with more options of redis-py; its prefix names one archive."""
+
+    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        self.url = Server.of(text, storage_options)
+        super().__init__(str(self.url))
+
+    def open(self) -> _Upload:
+        return _Upload(self.url)
+
+    def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
+        """See the base class. The pieces of the archive that was there before go when the new one stands."""
+        client, prefix, ttl_ms = Client(self.url), self.url.prefix, self.url.ttl_ms
+        upload, nbytes, name = uuid.uuid4().hex, os.path.getsize(path), f"{self.url.prefix}:archive"
+        keys = _keys(prefix, upload, nbytes)
+        try:
+            with open(path, "rb") as file:
+                for key in keys:
+                    data = file.read(_PIECE_NBYTES)
+                    client.ask(("set", key, data, None, _UPLOAD_MS))
+                    tell(len(data))
+            if not all(client.ask(*(("exists", key) for key in keys))):
+                raise StorageError(f"{self.path}: {_EVICTED}")
+        except BaseException:
+            with suppress(StorageError):  # they expire
+                _delete(client, keys)
+            raise
+        kept = [("persist", key) if ttl_ms is None else ("pexpire", key, ttl_ms) for key in keys]
+        swap = [("get", name), ("set", name, f"{upload} {nbytes}", None, ttl_ms)]
+        *_, before, _ = client.ask(*kept, *swap, is_atomic=True)
+        found = None if before is None else _parsed(before)
+        if found is not None and found[0] != upload:
+            _delete(client, _keys(prefix, *found))
+
+    def check_lazy(self) -> None:
         raise OptionError(
-            f"{self.path}: this takes an archive that is a file; of a cache in Redis there are "
-            "CachedDataset, @cachable, and edcache info, show, ls, labels, export and rm"
+            f"{self.path}: lazy=True fills a file; samples that are kept in Redis as they are asked for are "
+            "an edcache.compat.kappadata.RedisDataset(source, url)"
         )
 
-    def open(self) -> NoReturn:
-        self.local_path()
 
-    def completed(self, described: Callable[[], Mapping[str, Any] | None]) -> Store:
-        """See the base class; the prefix is what a URL may leave out."""
-        if self.path.prefix:
-            return self
-        fingerprint = described()
-        if fingerprint is None:
-            raise OptionError(
-                f"{self.path}: fingerprint=False leaves nothing to make a prefix of; add ?prefix=name"
-            )
-        return RedisStore(self.path.with_prefix(prefix_for(fingerprint)))
-
-    def reader(self, options: ReadOptions) -> AnyReader:
-        # What each record is checked by is in its frame; what is missing is known.
-        for name in ("io", "expected_digest", "preload", "local", "max_bytes"):
-            if getattr(options, name) not in (None, "auto"):
-                raise OptionError(f"{self.path}: {name}= is for an archive that is a file")
-        return RedisReader(self.path, allow_pickle=options.allow_pickle, decode=options.decode)
-
-    def found(self, options: ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
-        reader = super().found(options)
-        if reader is not None:
-            reader.missing()
-        return reader
-
-    def check_fill(self, *, is_stream: bool, is_lazy: bool, sync: Sync) -> None:
-        if is_stream:
-            raise OptionError(
-                f"{self.path}: the source can only be iterated; Redis takes one with len() and [index]"
-            )
-        if sync != "seal":
-            raise OptionError(
-                f"{self.path}: sync={sync!r}; what a server keeps when it ends, its configuration says"
-            )
-
-    def appender(self, head: Head, sync: Sync) -> AnyAppender:
-        return RedisAppender.open(self.path, head)
-
-    def begin_anew(self, head: Head) -> bool:
-        """See the base class: the old one's keys are deleted; who does the same at once is joined."""
-        with closing(Client(self.path)) as client:
-            known = read_head(client)
-            if known is None:
-                return True
-            packed, before, _ = known
-            is_rebuild = before.uuid != uuid_of(before)
-            is_same = head.fingerprint is None or not differences(before.fingerprint, head.fingerprint)
-            if is_rebuild and is_same and _has_fillers(client, before):
-                return True
-            if client.run(_REPLACE, [self.path.head_key], [packed, format.pack_head(head)]):
-                _unlink(client, before.uuid.hex()[:ID_LENGTH])
-        return True
-
-    def check_relabelling(self) -> None:
-        raise OptionError(
-            f"{self.path}: labels of a cache in Redis stay as they are; give them as in_memory_keys="
-        )
-
-    def check_deletable(self, *, force: bool = False) -> None:
-        with closing(Client(self.path)) as client:
-            if not any(_ours(client)):
-                raise no_cache(self.path)
-            known = read_head(client)
-            if not force and known is not None and _has_fillers(client, known[1]):
-                raise ArchiveLockedError(
-                    f"{self.path}: another process is filling it; wait for it to end, or pass --force"
-                )
-
-    def delete(self) -> dict[str, int]:
-        """See the base class: all keys that caches made; the server walks over all of its keys for that."""
-        with closing(Client(self.path)) as client:
-            return _unlink(client)
+def _keys(prefix: str, upload: str, nbytes: int) -> list[str]:
+    """The keys of the pieces of an archive."""
+    return [f"{prefix}:{upload}:{number}" for number in range(-(-nbytes // _PIECE_NBYTES))]
 
 
-def _has_fillers(client: Client, head: Head) -> bool:
-    return Claims(client, Keys(client.server, head.uuid)).has_fillers
+def _parsed(found: bytes) -> tuple[str, int] | None:
+    """The id of an upload and the bytes of its archive; None for the value of another program."""
+    name, _, nbytes = found.decode("ascii", "replace").partition(" ")
+    return (name, int(nbytes)) if nbytes.isdecimal() and len(nbytes) < 16 else None
 
 
-def _unlink(client: Client, cache_id: str | None = None) -> dict[str, int]:
-    """Delete our keys, or those with one id; says how many went, and how many of them were records."""
-    keys = records = 0
-    ours = (matched for matched in _ours(client) if cache_id in (None, matched[1]))
-    while doomed := {matched.string: matched for matched in islice(ours, PIECE_KEYS)}:
-        keys += client.ask("unlink", *doomed)
-        records += sum(matched[3] == "record" for matched in doomed.values())
-    return {"key": keys, "record": records}
-
-
-def _ours(client: Client) -> Iterator[re.Match[str]]:
-    """Our keys, as a walk over all of the server finds them: not "prefix:users", nor one of "prefix:a"."""
-    stem = client.server.stem
-    with client.translated():
-        for name in client.connected.scan_iter(_GLOB.sub(r"\\\1", stem) + "*", _SCANNED):
-            key = name.decode("utf-8", "replace")  # ours are text; what is none is not ours
-            matched = _OURS.fullmatch(key, len(stem)) if key.startswith(stem) else None
-            if matched is not None:
-                yield matched
+def _delete(client: Client, keys: Sequence[str]) -> None:
+    for start in range(0, len(keys), _MOST_KEYS):
+        client.ask(("unlink", *keys[start : start + _MOST_KEYS]))

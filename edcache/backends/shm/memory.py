@@ -343,7 +343,7 @@ class MemoryStore(FileStore):
     def _free(self) -> int:
         return base.available()
 
-    def check_deletable(self, *, force: bool = False) -> None:
+    def check_deletable(self) -> None:
         held = held_at(self.path)
         if held is not None:
             who = ", ".join(map(str, held.pids))
