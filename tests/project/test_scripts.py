@@ -53,9 +53,7 @@ TRIALS = {
     "release": ("build", r"\.whl: .*PASSED(.|\n)*\.tar\.gz: .*PASSED", 0),
     "surface": ("", r"CachedDataset\.from_cache(.|\n)*", 0),
     "docs": ("", r"/docs/_build/html/index\.html", 0),
-    "rooms": ("", r"<svg (.|\n)*</svg>", 0),
     "specification": ("", r"# The format of an edcache archive(.|\n)*## Schemas and records", 0),
-    "walks": ("", r"reopen +[\d,]+ calls in +\d+ files\n(.*\n)*filter", 0),
     "soak": ("0.0001", r"the time is over; not counted\n(.*\n)*no failure", 0),
 }
 # What CI runs, beside them.
