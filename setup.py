@@ -69,7 +69,6 @@ setup(
         # Pillow decodes JPEG too, where simplejpeg has no wheel.
         "images": ["Pillow>=9", "simplejpeg>=1.7"],
         "dask": ["distributed>=2023.5"],
-        "duckdb": ["duckdb>=1.0"],
         "hf": ["datasets>=2.14", "huggingface_hub>=0.23", "fsspec>=2024.2", "aiohttp>=3.9"],
         "pandas": ["pandas>=1.5"],
         "polars": ["polars>=0.20"],
@@ -82,7 +81,6 @@ setup(
         "litdata": ["litdata>=0.2.30"],
         "datasets": ["datasets>=2.14"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
-        "plot": ["matplotlib>=3.7"],
         "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         # fsspec and aiohttp: edcache reads http by them.
         "bench": [

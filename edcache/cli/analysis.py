@@ -1,42 +1,21 @@
-"""sql, diff: what is asked of an archive as a whole, its labels and its index; no sample is read."""
+"""diff: what differs between two archives, by their labels and their index; no sample is read."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 
 import click
 
-from edcache import labels as label_tables
 from edcache import tools
 from edcache.base import index_ranges, plain
 from edcache.cli import output as out
 from edcache.cli.contents import open_archive
-from edcache.cli.flags import LABEL, PATH, flags, row_flags
+from edcache.cli.flags import PATH, flags
 
 _MOST_RANGES: Final = 5
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@click.argument("query", type=LABEL)
-@row_flags
-def sql(path: str, query: str, **listing: Any) -> None:
-    """Ask the labels in SQL, by duckdb; no sample is read.
-
-    Of the table `labels` each row is a sample. It needs duckdb: pip install edcache[duckdb].
-
-    \b
-    Example:
-      edcache sql train.zip "select split, avg(score) from labels group by split"
-    """
-    answer = open_archive(path)[1].sql(query)
-    # Two columns may have one name, so that they are asked for by number.
-    columns = label_tables.Labels(answer.rename_columns(list(map(str, range(answer.num_columns)))))
-    rows = zip(*map(columns.to_list, columns), strict=True)
-    out.print_rows(answer.column_names, rows, answer.num_rows, **listing)
 
 
 @click.command()

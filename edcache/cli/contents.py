@@ -216,5 +216,5 @@ def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[s
             raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
         else:
             cache.add_labels(name, values)
-    names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.source.schema)
+    names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.schema)
     out.print_lines([f"{out.printable(path)}: labels are now {out.printable(names) or 'none'}"])

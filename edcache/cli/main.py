@@ -21,7 +21,7 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
     "Make": (conversion.build, conversion.images, conversion.import_),
     "Look": (
         *(contents.info, contents.show, viewer.view, contents.ls, contents.labels),
-        *(analysis.sql, analysis.diff, housekeeping.why, housekeeping.caches),
+        *(analysis.diff, housekeeping.why, housekeeping.caches),
     ),
     "Check": (maintenance.verify, maintenance.repair),
     "Share": (conversion.export, maintenance.copy, maintenance.merge, maintenance.split),

@@ -28,7 +28,7 @@ from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader, LoaderOptions
 from edcache.dataset.transforms import is_seeded, turns_of
 from edcache.format import Failure
-from edcache.labels import Labels, integers
+from edcache.labels import Labels, integers, origin
 from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Session, Special
 
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ class Readable(Dataset[T_co]):
         whole = self._root.labels
         if self._selection is None:
             return whole
-        if self._labels is None or self._labels.whole is not whole.whole:  # labels may have been added
+        if (
+            self._labels is None or origin(self._labels)[0] is not origin(whole)[0]
+        ):  # labels may have been added
             self._labels = whole.take(self.indices)
         return self._labels
 

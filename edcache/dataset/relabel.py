@@ -59,7 +59,7 @@ def given(
         if name in cache._reader.label_names:
             # Damaged labels are sealed anew (test_behind_seal.py, test_a_damaged_table_of_labels_*).
             with suppress(CorruptArchiveError):
-                stored = cache.labels.source.schema.field(name).type
+                stored = cache.labels.schema.field(name).type
         index, column = labels.given_rows(name, values, len(cache), stored)
         return Revision(pa.table({name: column}), index=index)
     column = labels.given_column(name, values)

@@ -20,7 +20,15 @@ from edcache.dataset.indexing import Readable, Root, T_co, readers_of
 from edcache.dataset.sampler_columns import warn_of_absent
 from edcache.dataset.save import save
 from edcache.dataset.transforms import Step, checked_step, extended, turns_of
-from edcache.labels import Classes, checked_indices, classes_of, integers, is_array, sorted_rows
+from edcache.labels import (
+    Classes,
+    checked_indices,
+    classes_of,
+    integers,
+    is_array,
+    single_values,
+    sorted_rows,
+)
 from edcache.reader import FieldPath, OnProgress, Projection, batch_for
 
 if TYPE_CHECKING:
@@ -116,7 +124,7 @@ class Samples(Readable[T_co]):
         Missing values and nans are last, also with descending=True.
         """
         self._guard(32)
-        return self._picked(sorted_rows(self.labels.singles(name, "sort_by"), descending))
+        return self._picked(sorted_rows(single_values(self.labels, name, "sort_by"), descending))
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
         """A view of all samples that repeats those of smaller classes. Copies of a sample are neighbours.
@@ -135,7 +143,7 @@ class Samples(Readable[T_co]):
 
     def _classes(self, name: str, asked_by: str) -> Classes:
         self._guard(48)
-        return classes_of(self.labels.singles(name, asked_by))
+        return classes_of(single_values(self.labels, name, asked_by))
 
     # ------------------------------------------------------------------------------- by position
 

@@ -98,7 +98,7 @@ class Shown:
             self._forget()
         labels = self._labels()
         self.start()
-        columns = [{"name": field.name, "type": str(field.type)} for field in labels.source.schema]
+        columns = [{"name": field.name, "type": str(field.type)} for field in labels.schema]
         return {
             "name": self.name,
             "path": self._path,

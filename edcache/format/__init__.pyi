@@ -4,7 +4,6 @@ from .arrays import from_numpy as from_numpy
 from .arrays import from_texts as from_texts
 from .arrays import is_label_type as is_label_type
 from .arrays import is_list as is_list
-from .arrays import is_number as is_number
 from .arrays import is_text as is_text
 from .arrays import missing_rows as missing_rows
 from .arrays import number_values as number_values

@@ -25,4 +25,6 @@ from .labels import bars as bars
 from .labels import checked_indices as checked_indices
 from .labels import integers as integers
 from .labels import is_array as is_array
+from .labels import origin as origin
+from .labels import single_values as single_values
 from .query import matching_rows as matching_rows

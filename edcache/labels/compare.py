@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelTypeError, described, once
+from edcache.base import LabelTypeError, described, once, unknown_label
 from edcache.format import (
     family,
     from_numpy,
@@ -31,7 +31,7 @@ from edcache.format import (
     to_numpy,
 )
 from edcache.labels.column import comparable_type
-from edcache.labels.labels import Labels
+from edcache.labels.labels import Labels, comparable_column
 
 # By pyarrow, and by numpy.
 _OPERATIONS: dict[str, tuple[str, Any]] = {
@@ -54,14 +54,17 @@ class Column:
     """
 
     def __init__(self, name: str, labels: Labels) -> None:
+        if name not in labels:
+            raise unknown_label(name, list(labels))
+        kind = labels.schema.field(name).type
         self.name = name
-        self.type: pa.DataType = labels.whole.column(name).type
+        self.type: pa.DataType = kind.value_type if pa.types.is_dictionary(kind) else kind
         self._labels = labels
         self._family = family(self.type)
 
     @once
     def _values(self) -> pa.ChunkedArray:
-        return self._labels.comparable(self.name)
+        return comparable_column(self._labels, self.name)
 
     @once
     def _missing(self) -> npt.NDArray[np.bool_]:

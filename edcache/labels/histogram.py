@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import keyword
 import math
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edcache.base import Markup, element, fragment
-from edcache.format import from_numpy, is_number, is_text, number_values, numpy_dtype, one_chunk, pa, to_numpy
+from edcache.format import family, from_numpy, is_text, number_values, numpy_dtype, one_chunk, pa, to_numpy
 from edcache.labels.column import as_python
 
-_WRITTEN = {"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"}
 _MANY_ROWS = 200_000
 _HEAD = 10_000  # rows that usually tell whether a column has many values
 _WIDEST = 200  # characters of a text on a page
 _LONGEST = 1_000  # characters of a where-string that is worth a click
-_NICE = (1, 2, 5, 10)
-_DAY = 86_400
-_SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 43_200)
-_DAYS = (1, 2, 7, 14, 30, 90, 180, 365, 730, 1825, 3650, 9125, 18_250, 36_500, 365_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,17 +78,15 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
     """The histogram of a comparable column, or of one of lists; `type` is that of the column as written."""
     if pa.types.is_nested(type):
         return Histogram(name, str(type), ())
-    kind, words = column.type, quoted_name(name)
-    is_scale = is_number(kind) or pa.types.is_timestamp(kind) or pa.types.is_date32(kind)
+    words, is_scale = quoted_name(name), family(column.type) in ("integer", "float", "time", "UTC time")
     missing = (HistogramBar("None", column.null_count, f"{words} is None"),) if column.null_count else ()
     values = column.drop_null() if missing else column
-    head = values.slice(0, _HEAD)
-    counted = (values if len(head.unique()) <= most or not is_scale else head).value_counts()
-    if is_scale and len(counted) > most:
+    has_many = is_scale and len(values.slice(0, _HEAD).unique()) > most
+    counted = None if has_many else values.value_counts()
+    if counted is None or (is_scale and len(counted) > most):
         return Histogram(name, str(type), (*_ranges(values, words, most), *missing))
-    counts = number_values(counted.field("counts"))
-    distinct = counted.field("values")
-    is_sorted = is_scale or pa.types.is_boolean(kind)
+    counts, distinct = number_values(counted.field("counts")), counted.field("values")
+    is_sorted = is_scale or pa.types.is_boolean(column.type)
     order = np.argsort(to_numpy(distinct, nullable=False) if is_sorted else -counts, kind="stable")
     bars = [_bar(distinct[int(i)], int(counts[i]), words) for i in order[:most]]
     rest = int(counts[order[most:]].sum())
@@ -111,115 +105,42 @@ def _bar(value: pa.Scalar, count: int, name: str) -> HistogramBar:
     """One value of a column."""
     kind = value.type
     if pa.types.is_floating(kind):
-        number = numpy_dtype(kind).type(value.as_py())
-        return HistogramBar(str(number), count, _float_is(number, name))
+        return _float_bar(numpy_dtype(kind).type(value.as_py()), count, name)
     if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        text = _time(value.value, kind)
-        return HistogramBar(_short(text), count, _where(f'{name} == "{text}"') if _is_iso(text) else None)
+        return _ticks_bar(value.value, value.value, count, kind, name)
     plain = as_python(value)
     if isinstance(plain, bool | int):
         return HistogramBar(str(plain), count, f"{name} == {plain}")
     if isinstance(plain, str):
-        return HistogramBar(plain, count, _where(f"{name} == {quoted(plain)}"))
+        where = f"{name} == {quoted(plain)}"
+        return HistogramBar(plain, count, where if len(where) <= _LONGEST else None)
     return HistogramBar(plain.hex() if isinstance(plain, bytes) else str(plain), count, None)
 
 
-def _float_is(number: np.floating[Any], name: str) -> str:
+def _float_bar(number: np.floating[Any], count: int, name: str) -> HistogramBar:
+    most = np.finfo(number.dtype).max
     if np.isnan(number):
-        return f"{name} != {name}"
-    if np.isinf(number):
-        most = str(np.finfo(number.dtype).max)
-        return f"{name} > {most}" if number > 0 else f"{name} < -{most}"
-    return f"{name} == {number!s}"
+        where = f"{name} != {name}"
+    elif np.isinf(number):
+        where = f"{name} > {most!s}" if number > 0 else f"{name} < -{most!s}"
+    else:
+        where = f"{name} == {number!s}"
+    return HistogramBar(str(number), count, where)
 
 
-def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[HistogramBar]:
-    """Bars of equal width that begin at round numbers, and one for each value that is not finite."""
-    kind = values.type
-    array = to_numpy(one_chunk(values), nullable=False)
-    if pa.types.is_floating(kind):
-        is_finite = np.isfinite(array)
-        yield from _float_ranges(array[is_finite], name, most)
-        for number, count in zip(*np.unique(array[~is_finite], return_counts=True), strict=True):
-            yield HistogramBar(str(number), int(count), _float_is(number, name))
-        return
-    if pa.types.is_integer(kind):
-        low, high = int(array.min()), int(array.max())
-        step = _nice_step(math.ceil((high - low + 1) / most))
-        edges = range(low // step * step, high + step + 1, step)
-        for start, count in _counted(array, edges):
-            first, last = max(start, -(2**63)), min(start + step - 1, 2**64 - 1)
-            if step == 1:
-                yield HistogramBar(str(first), count, f"{name} == {first}")
-            else:
-                yield HistogramBar(f"{first} to {last}", count, f"{first} <= {name} <= {last}")
-        return
-    yield from _time_ranges(array.view(np.int64) if array.dtype.kind in "mM" else array, kind, name, most)
-
-
-def _time_ranges(ticks: Any, kind: pa.DataType, name: str, most: int) -> Iterator[HistogramBar]:
-    low, high = int(ticks.min()), int(ticks.max())
-    second = 0 if pa.types.is_date32(kind) else {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[kind.unit]
-    steps = [s * second for s in _SECONDS if second] + [d * (second * _DAY or 1) for d in _DAYS]
-    wanted = math.ceil((high - low + 1) / most)
-    round_step = _nice_step(wanted)
-    step = round_step if round_step < second else next((s for s in steps if s >= wanted), round_step)
-    edges = range(low // step * step, high + step + 1, step)
-    for start, count in _counted(ticks, edges):
-        first, end = _time(max(start, low), kind), _time(min(start + step, high), kind)
-        sign = "<=" if start + step > high else "<"
-        where = f'"{first}" <= {name} {sign} "{end}"' if _is_iso(first) and _is_iso(end) else None
-        yield HistogramBar(f"{_short(first)} to {_short(end)}", count, where)
-
-
-def _float_ranges(array: Any, name: str, most: int) -> Iterator[HistogramBar]:
-    if not len(array):
-        return
-    low, high = float(array.min()), float(array.max())
-    if low == high:
-        yield HistogramBar(str(array[0]), len(array), _float_is(array[0], name))
-        return
-    least = min(high / most - low / most, sys.float_info.max)
-    exponent = math.floor(math.log10(max(least, np.finfo(array.dtype).tiny * 10)))
-    # Decimal edges: 0.2 is written so, and not as a sum of steps.
-    step = next(n for n in _NICE if float(f"{n}e{exponent}") >= least or n == 10)
-    width = float(f"{step}e{exponent}")
-    first, last = math.floor(low / width), math.floor(high / width)
-    with np.errstate(over="ignore"):  # an edge beyond the type is inf, and left out below
-        numbers = [array.dtype.type(float(f"{k * step}e{exponent}")) for k in range(first, last + 2)]
-    inside = sorted({number for number in numbers if low < number < high})
-    # A round edge may be beyond the type, or on the wrong side when it is rounded.
-    begins_round, ends_round = -np.inf < numbers[0] <= low, high < numbers[-1] < np.inf
-    edges = [numbers[0] if begins_round else low, *inside, numbers[-1] if ends_round else high]
-    edges = [array.dtype.type(edge) for edge in edges]
-    for i, (start, count) in enumerate(_counted(array, edges)):
-        begin, end = str(start), str(edges[i + 1])
-        sign = "<" if ends_round or i < len(edges) - 2 else "<="
-        yield HistogramBar(f"{begin} to {end}", count, f"{begin} <= {name} {sign} {end}")
-
-
-def _counted(array: Any, edges: Sequence[Any]) -> Iterator[tuple[Any, int]]:
-    """Each edge but the last, with how many values lie from it to the next; the last value counts too."""
-    inner = np.array(list(edges[1:-1]), array.dtype)
-    numbers = np.bincount(np.searchsorted(inner, array, side="right"), minlength=len(inner) + 1)
-    return zip(edges[:-1], numbers.tolist(), strict=True)
-
-
-def _nice_step(least: int) -> int:
-    """The least of 1, 2, 5, 10, 20, ... that is not below."""
-    scale: int = 10 ** (len(str(least)) - 1)
-    return next(n * scale for n in _NICE if n * scale >= least)
-
-
-def _time(ticks: int, kind: pa.DataType) -> str:
-    unit: Any = "D" if pa.types.is_date32(kind) else kind.unit
-    zone = "Z" if pa.types.is_timestamp(kind) and kind.tz is not None else ""
-    return f"{np.datetime_as_string(np.datetime64(ticks, unit))}{zone}"
-
-
-def _is_iso(text: str) -> bool:
-    """Whether a where-string can hold the time: its year has four digits."""
-    return re.match(r"\d{4}-", text) is not None
+def _ticks_bar(first: int, last: int, count: int, kind: pa.DataType, name: str) -> HistogramBar:
+    """The integers, or the times by their ticks, from the first to the last."""
+    ends = [str(first), str(last)]
+    if not pa.types.is_integer(kind):
+        unit: Any = "D" if pa.types.is_date32(kind) else kind.unit
+        zone = "Z" if pa.types.is_timestamp(kind) and kind.tz is not None else ""
+        ends = [f"{np.datetime_as_string(np.datetime64(tick, unit))}{zone}" for tick in (first, last)]
+    texts = list(map(_short, dict.fromkeys(ends)))
+    if pa.types.is_integer(kind) or all(re.match(r"\d{4}-", end) for end in ends):
+        begin, end = ends if pa.types.is_integer(kind) else map(quoted, ends)
+        where = f"{name} == {begin}" if first == last else f"{begin} <= {name} <= {end}"
+        return HistogramBar(" to ".join(texts), count, where)
+    return HistogramBar(" to ".join(texts), count, None)  # the where-language has years of four digits
 
 
 def _short(time: str) -> str:
@@ -227,27 +148,50 @@ def _short(time: str) -> str:
     return re.sub(r"T00:00(:00(\.0+)?)?$", "", re.sub(r"\.0+(?=Z?$)", "", time).removesuffix("Z"))
 
 
-def _where(text: str) -> str | None:
-    return text if len(text) <= _LONGEST else None
+def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[HistogramBar]:
+    """Bars of equal width, and one for each value that is not finite."""
+    kind = values.type
+    array = to_numpy(one_chunk(values), nullable=False)
+    if pa.types.is_floating(kind):
+        is_finite = np.isfinite(array)
+        yield from _float_ranges(array[is_finite], name, most)
+        for number, count in zip(*np.unique(array[~is_finite], return_counts=True), strict=True):
+            yield _float_bar(number, int(count), name)
+        return
+    ticks = array.view(np.int64) if array.dtype.kind in "mM" else array
+    low, high = int(ticks.min()), int(ticks.max())
+    starts = range(low, high + 1, math.ceil((high - low + 1) / most))
+    for start, count in zip(starts, _counts(ticks, starts[1:]), strict=True):
+        yield _ticks_bar(start, min(start + starts.step - 1, high), count, kind, name)
 
 
-def plot(spread: Histogram, axes: Any = None) -> Any:
-    """A histogram as bars on matplotlib's Axes; see `Labels.plot`."""
-    from matplotlib import pyplot
+def _float_ranges(array: npt.NDArray[Any], name: str, most: int) -> Iterator[HistogramBar]:
+    """Bars between edges of three digits, but for the least and the greatest value."""
+    if not len(array):
+        return
+    low, high, of = float(array.min()), float(array.max()), array.dtype.type
+    inner = {of(f"{low * (1 - part) + high * part:.3g}") for part in np.arange(1, most) / most}
+    edges = [of(low), *sorted(edge for edge in inner if low < edge < high), of(high)]
+    if low == high:
+        yield _float_bar(of(low), len(array), name)
+        return
+    for k, count in enumerate(_counts(array, edges[1:-1])):
+        sign = "<=" if k == len(edges) - 2 else "<"
+        where = f"{edges[k]!s} <= {name} {sign} {edges[k + 1]!s}"
+        yield HistogramBar(f"{edges[k]:.4g} to {edges[k + 1]:.4g}", count, where)
 
-    axes = pyplot.subplots(layout="constrained")[1] if axes is None else axes
-    # Of a text matplotlib would read what stands between dollars as a formula.
-    texts = [bar.text[:30].replace("$", r"\$") for bar in spread.bars]
-    axes.barh(range(len(texts)), [bar.count for bar in spread.bars])
-    axes.set_yticks(range(len(texts)), texts)
-    axes.invert_yaxis()
-    axes.set(xlabel="samples", ylabel=spread.name.replace("$", r"\$"))
-    return axes
+
+def _counts(array: npt.NDArray[Any], edges: Sequence[Any]) -> list[int]:
+    """The number of values below the first edge, from each to the next, and from the last on."""
+    # Not np.histogram, which computes with integers as float64.
+    places = np.searchsorted(np.array(edges, array.dtype), array, side="right")
+    counts: list[int] = np.bincount(places, minlength=len(edges) + 1).tolist()
+    return counts
 
 
 def quoted(text: str) -> str:
     """A text as a where-string has it."""
-    return '"' + re.sub(r'[\\"\n\t\r]', lambda match: _WRITTEN[match[0]], text) + '"'
+    return json.dumps(text, ensure_ascii=False)
 
 
 def quoted_name(name: str) -> str:

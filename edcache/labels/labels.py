@@ -16,7 +16,7 @@ from edcache import base
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, element
 from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
-from edcache.labels.histogram import Histogram, has_many_texts, histogram, plot
+from edcache.labels.histogram import Histogram, has_many_texts, histogram
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -27,7 +27,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     Args:
         table: the label table, in which row i is sample i; or a function that returns it. The function is
             called once, at the first use of the table. `StoredLabels` read a column at its first use.
-        indices: the rows of this view, in order; None for all rows.
         num_rows: the samples of the whole dataset. An archive without labels has an empty table.
 
     Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy,
@@ -39,15 +38,13 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     def __init__(
         self,
         table: pa.Table | StoredLabels | Callable[[], pa.Table | StoredLabels],
-        indices: npt.ArrayLike | None = None,
         *,
         num_rows: int | None = None,
     ) -> None:
-        self._source = table
+        self._stored = table
         self._num_rows = num_rows
-        self._parent = None if indices is None else Labels(table, num_rows=num_rows)
+        self._parent: Labels | None = None  # the whole that the rows are of
         self._rows: Rows | None = None
-        self._pending: tuple[npt.NDArray[Any], ...] = () if indices is None else (_as_indices(indices),)
         self._arrays: dict[str, npt.NDArray[Any]] = {}
         self._comparable: dict[str, pa.ChunkedArray] = {}  # of the whole alone
         self._table: pa.Table | None = None
@@ -68,30 +65,31 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return array
 
     def _array(self, name: str) -> npt.NDArray[Any]:
-        column, rows = self.whole.column(name), self.rows
-        if rows is None:
+        whole = self._whole
+        column = whole.column(name)
+        if self._rows is None:
             return to_numpy(one_chunk(column), nullable=column.null_count > 0)
         if is_text(column.type):
             # Make str objects of the selected rows only: the whole column may have millions.
             return to_numpy(one_chunk(self._taken(column)), nullable=False)
-        return self.whole[name][rows]
+        return whole[name][self._rows]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.source.column_names)
+        return iter(self._source.column_names)
 
     def __len__(self) -> int:
         """The number of columns. `num_rows` is the number of samples."""
-        return len(self.source.column_names)
+        return len(self._source.column_names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self.source.column_names
+        return name in self._source.column_names
 
     # Mapping.__eq__ would compare arrays, and make this class unhashable.
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
-        columns = base.printable(", ".join(f"{field.name}: {field.type}" for field in self.source.schema))
+        columns = base.printable(", ".join(f"{field.name}: {field.type}" for field in self.schema))
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
 
     def _repr_html_(self) -> str:
@@ -102,60 +100,49 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     @property
     def num_rows(self) -> int:
         """The number of samples in this view."""
-        if self._pending:
-            return len(self._pending[-1])
         if self._rows is not None:
             return len(self._rows)
-        return int(self.source.num_rows) if self._num_rows is None else self._num_rows
+        return int(self._source.num_rows) if self._num_rows is None else self._num_rows
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The names and types of the columns as a pyarrow Schema; reads no column."""
+        return self._source.schema
 
     @property
     def table(self) -> pa.Table:
         """The columns as a pyarrow Table. A view copies its rows once."""
         if self._table is None:
-            rows = self.rows
-            if rows is not None:
-                self._table = take_rows(self.whole.table, rows)
+            source = self._source
+            if self._rows is not None:
+                self._table = take_rows(self._whole.table, self._rows)
             else:
-                source = self.source
                 self._table = source.table if isinstance(source, StoredLabels) else source
         return self._table
 
     @property
-    def source(self) -> pa.Table | StoredLabels:
-        """The columns of the whole dataset as they are stored."""
-        whole = self.whole
-        if callable(whole._source):
-            whole._source = whole._source()
-        return whole._source
-
-    @property
-    def whole(self) -> Labels:
-        """The labels of the whole dataset, from which this view was taken."""
+    def _whole(self) -> Labels:
         return self if self._parent is None else self._parent
 
     @property
-    def rows(self) -> Rows | None:
-        """int64 [num_rows]: the row of `whole` for each row of this view; None for all rows.
-
-        Raises: SampleIndexError, `take` got an index outside [-n, n). It is checked at the first use.
-        """
-        for step in self._pending:
-            rows = self._rows
-            positions = checked_indices(step, self.whole.num_rows if rows is None else len(rows))
-            self._rows = positions if rows is None else rows[positions]
-        self._pending = ()
-        return self._rows
+    def _source(self) -> pa.Table | StoredLabels:
+        whole = self._whole
+        if callable(whole._stored):
+            whole._stored = whole._stored()
+        return whole._stored
 
     def take(self, indices: npt.ArrayLike) -> Labels:
-        """A view of the given rows, in the given order. Nothing is read yet.
+        """A view of the given rows, in the given order. No column is read yet.
 
         Args:
             indices: integers in [-num_rows, num_rows), repeats allowed. Do not change the array afterwards.
-        Raises: OptionError, not a 1-D array of integers.
+        Raises:
+            SampleIndexError: `indices[3] = 12 not in [-10, 10)`. OptionError: not a 1-D array of integers.
         """
+        positions = checked_indices(_as_indices(indices), self.num_rows)
         taken = copy(self)
-        taken._parent = self.whole
-        taken._pending = (*self._pending, _as_indices(indices))
+        taken._parent = self._whole
+        taken._rows = positions if self._rows is None else self._rows[positions]
         taken._arrays, taken._table = {}, None
         return taken
 
@@ -170,35 +157,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         with _needs("to_polars", "polars"):
             import polars
         return polars.from_arrow(self.table)
-
-    def sql(self, query: str) -> pa.Table:
-        """Run a SQL query with duckdb. The table `labels` has one row per sample of this view.
-
-        Args:
-            query: one statement, such as "select split, count(*) from labels group by split".
-        Returns:
-            A pyarrow Table. Its `.to_pylist()` returns the rows as dicts.
-        Raises:
-            OptionError: 'labels.sql(): Binder Error: ...', the message of duckdb; or several statements.
-            MissingDependencyError: duckdb is not installed.
-
-        >>> ds.labels.sql("select patient, avg(age) as age from labels group by patient")
-        """
-        with _needs("sql", "duckdb"):
-            import duckdb
-        # A query must reach neither variables of the caller nor files.
-        config: dict[str, Any] = dict.fromkeys(
-            ("python_enable_replacements", "enable_external_access"), "false"
-        )
-        with duckdb.connect(":memory:", config=config | {"lock_configuration": "true"}) as connection:
-            connection.register("labels", self.table)
-            try:
-                if len(connection.extract_statements(query)) > 1:
-                    raise OptionError("labels.sql(): several statements; give one")
-                answer = connection.sql(query)
-                return pa.table({}) if answer is None else answer.to_arrow_table()
-            except duckdb.Error as error:
-                raise OptionError(f"labels.sql(): {error}") from error
 
     def describe(self) -> Description:
         """Summarize each column: type, nulls, distinct values, minimum, maximum, most frequent value.
@@ -219,30 +177,16 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         [('0.0 to 0.2', 412, '0.0 <= score < 0.2'), ...]
         """
         base.check_count("most", most)
-        kind = self.column(name).type
-        column = self.column(name) if pa.types.is_nested(kind) else self.comparable(name)
-        return histogram(name, column, kind, most)
-
-    def plot(self, name: str, axes: Any = None) -> Any:
-        """Draw the histogram of a column.
-
-        Args:
-            axes: the matplotlib Axes to draw on; None makes a new figure.
-        Returns: the Axes.
-        Raises: UnknownLabelError; MissingDependencyError, matplotlib is not installed.
-
-        >>> ds.labels.plot("label").figure.savefig("label.png")
-        """
-        spread = self.histogram(name)
-        with _needs("plot", "matplotlib", extra="plot"):
-            return plot(spread, axes)
+        column = self.column(name)
+        is_nested = pa.types.is_nested(column.type)
+        return histogram(name, column if is_nested else comparable_column(self, name), column.type, most)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
         """The sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.
 
         Raises: UnknownLabelError; LabelTypeError, a column of lists.
         """
-        column = self.singles(name, "unique")
+        column = single_values(self, name, "unique")
         if pa.types.is_null(column.type):
             return np.empty(0, object)
         values = pa.chunked_array([column.unique().drop_null()])
@@ -251,13 +195,13 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def counts(self, name: str) -> dict[Any, int]:
         """value -> number of samples, most frequent first; None: missing values. Raises: as `unique`."""
-        codes, values = classes_of(self.singles(name, "counts"))
+        codes, values = classes_of(single_values(self, name, "counts"))
         numbers = np.bincount(codes, minlength=len(values)).tolist()
         return dict(sorted(zip(values, numbers, strict=True), key=lambda pair: -pair[1]))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """The column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
-        source = self.source
+        source = self._source
         if name not in source.column_names:
             raise base.unknown_label(name, source.column_names)
         column = source.column(name)
@@ -265,31 +209,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             column = column.cast(column.type.value_type)
         return self._taken(column)
 
-    def read(self, names: Iterable[str]) -> None:
-        """Read columns at once, those that are there; each is read at its first use otherwise."""
-        source, wanted = self.source, set(names)
-        if isinstance(source, StoredLabels):
-            source.read([name for name in source.column_names if name in wanted])
-
-    def comparable(self, name: str) -> pa.ChunkedArray:
-        """The column in the form for comparisons (see column.py), made once for all views."""
-        column, made = self.whole.column(name), self.whole._comparable
-        if name not in made:
-            made[name] = comparable(column)
-        return self._taken(made[name])
-
-    def singles(self, name: str, method: str) -> pa.ChunkedArray:
-        """`comparable`, for columns that are not lists; `method` is named in the error.
-
-        Raises: LabelTypeError, 'label "boxes" is list<item: int64>; group_by() needs a column of ...'.
-        """
-        kind = self.whole.column(name).type
-        if pa.types.is_nested(kind):
-            raise LabelTypeError(f'label "{name}" is {kind}; {method}() needs a column of single values')
-        return self.comparable(name)
-
     def _taken(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        rows = self.rows
+        rows = self._rows
         return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
     def to_list(self, name: str) -> list[Any]:
@@ -301,13 +222,45 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return values
 
 
+def origin(labels: Labels) -> tuple[Labels, Rows | None]:
+    """The labels of the whole dataset, and the rows of it that these are of; None for all in order."""
+    return labels._whole, labels._rows
+
+
+def read_together(labels: Labels, names: Iterable[str]) -> None:
+    """Read columns at once, those that are there; each is read at its first use otherwise."""
+    source, wanted = labels._source, set(names)
+    if isinstance(source, StoredLabels):
+        source.read([name for name in source.column_names if name in wanted])
+
+
+def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
+    """A column in the form for comparisons (see column.py), made once for all views."""
+    whole = labels._whole
+    column = whole.column(name)
+    if name not in whole._comparable:
+        whole._comparable[name] = comparable(column)
+    return labels._taken(whole._comparable[name])
+
+
+def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:
+    """`comparable_column` of a column that has no lists; `method` is named in the error.
+
+    Raises: LabelTypeError, 'label "boxes" is list<item: int64>; group_by() needs a column of ...'.
+    """
+    kind = labels._whole.column(name).type
+    if pa.types.is_nested(kind):
+        raise LabelTypeError(f'label "{name}" is {kind}; {method}() needs a column of single values')
+    return comparable_column(labels, name)
+
+
 @contextmanager
-def _needs(method: str, package: str, extra: str | None = None) -> Iterator[None]:
+def _needs(method: str, package: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
         raise MissingDependencyError(
-            f"labels.{method}() needs {package}; install it with: pip install edcache[{extra or package}]"
+            f"labels.{method}() needs {package}; install it with: pip install edcache[{package}]"
         ) from None
 
 
@@ -370,7 +323,7 @@ def bars(labels: Labels) -> base.Markup:
     """The histograms as HTML, of as many columns as are drawn in a quarter of a second."""
     drawn, began = [], time.monotonic()
     for name in labels:
-        column = labels.whole.column(name)
+        column = labels._whole.column(name)
         many = Histogram(name, f"{column.type}: many values; labels.histogram(name) counts them", ())
         drawn.append((many if has_many_texts(column) else labels.histogram(name, 12)).drawn())
         if time.monotonic() - began > 0.25 and len(drawn) < len(labels):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edcache.base import LabelTypeError, OptionError, described, unknown_label
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
 from edcache.labels.compare import Column
-from edcache.labels.labels import Labels, Rows, checked_indices
+from edcache.labels.labels import Labels, Rows, checked_indices, comparable_column, origin, read_together
 from edcache.labels.where import where_truth
 
 Mask: TypeAlias = "npt.NDArray[np.bool_]"
@@ -41,10 +41,10 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         WhereError: a where-string that does not parse.
     Cost: of 10 million rows, some 5 ms for one int column and 60 ms for one string column.
     """
-    rows = labels.rows
+    whole, rows = origin(labels)
     # To take the rows of a column costs more than to compare all rows of it.
-    seen = labels if rows is None or 4 * len(rows) < labels.whole.num_rows else labels.whole
-    labels.read(conditions)
+    seen = labels if rows is None or 4 * len(rows) < whole.num_rows else whole
+    read_together(labels, conditions)
     truths: list[pa.Array] = []
     masks: list[Mask] = []
     for name, value in conditions.items():
@@ -163,5 +163,5 @@ def _evaluate(labels: Labels, expression: pc.Expression) -> pa.Array:
 
 
 def _table(labels: Labels) -> pa.Table:
-    labels.read(labels)
-    return pa.table({name: labels.comparable(name) for name in labels})
+    read_together(labels, labels)
+    return pa.table({name: comparable_column(labels, name) for name in labels})

@@ -33,7 +33,7 @@ from typing import TypeAlias
 from edcache.base import UnknownLabelError, WhereError
 from edcache.format import pa, pc
 from edcache.labels.compare import Column
-from edcache.labels.labels import Labels
+from edcache.labels.labels import Labels, read_together
 
 Literal: TypeAlias = "bool | int | float | str | None"
 
@@ -108,7 +108,7 @@ class _Where:
 
     def read(self, tree: ast.AST) -> None:
         """Read the columns of the text together: of an archive that is far away each takes a request."""
-        self._labels.read([name for node in ast.walk(tree) if (name := self._name(node))])
+        read_together(self._labels, [name for node in ast.walk(tree) if (name := self._name(node))])
 
     def condition(self, node: ast.expr, depth: int) -> pa.Array:
         """The rows for which a part of the text is true."""

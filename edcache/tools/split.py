@@ -18,7 +18,7 @@ import numpy as np
 from edcache import base, format, storage
 from edcache.base import EdcacheError, Ints, OptionError, check_count, human_bytes, parsed_bytes
 from edcache.dataset import Path
-from edcache.labels import Labels, classes_of
+from edcache.labels import Labels, classes_of, single_values
 from edcache.reader import OnProgress
 from edcache.storage import local_path
 from edcache.tools.merge import MergeSource, Share, SplitArchive, join, joined_head, opened
@@ -133,7 +133,7 @@ def _by_value(source: MergeSource, name: str) -> Iterator[_Cut]:
     length, file = source.length, source.file
     base.justify(48 * length, file.size(), file.path, f"{length:,} samples")
     labels = Labels(lambda: format.spread(source.labels, source.index, length), num_rows=length)
-    values = classes_of(labels.singles(name, "split"))
+    values = classes_of(single_values(labels, name, "split"))
     for code, value in enumerate(values.values):
         yield value, np.flatnonzero(values.codes == code)
 

@@ -1,4 +1,4 @@
-"""sql and diff: what they print, what they compare, that they read no sample."""
+"""diff: what it prints, what it compares, that it reads no sample."""
 
 import datetime
 import json
@@ -48,15 +48,6 @@ def unread(monkeypatch):
     for name in ("fetch", "read"):
         for cls in (Session, *Session.__subclasses__()):
             monkeypatch.setattr(cls, name, lambda *arguments: pytest.fail("a sample was read"), raising=False)
-
-
-def test_sql_answers_as_a_table_as_csv_and_as_json_lines(ten, unread):
-    query = "select label, count(*) as n, count(*) as n from labels group by label order by label"
-    assert run("sql", ten, query).splitlines()[1].split() == ["0", "4", "4"]
-    assert run("sql", ten, query, "--csv", "--limit", 1) == "label,n,n\n0,4,4\n"
-    rows = run("sql", ten, "select score from labels where label = 1", "--jsonl").splitlines()
-    assert [json.loads(row)["score"] for row in rows] == [0.125, None, 0.875]
-    assert 'Candidate bindings: "label"' in run("sql", ten, "select lable from labels", code=1)
 
 
 def test_the_same_samples_are_no_difference_wherever_they_lie(ten, tmp_path, unread):

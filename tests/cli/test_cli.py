@@ -945,7 +945,7 @@ def test_one_thing_has_one_name_in_all_commands():
         for option in command.params:
             assert ("-o" in option.opts) == ("--output" in option.opts), name
     rows = {name for name, c in main.commands.items() if any("--jsonl" in p.opts for p in c.params)}
-    assert rows == {"labels", "ls", "sql"}
+    assert rows == {"labels", "ls"}
     reports = {name for name, c in main.commands.items() if any("--json" in p.opts for p in c.params)}
     assert set(main.commands) - rows - reports <= {"view"}
 
@@ -995,10 +995,10 @@ def test_what_reads_labels_does_not_wait_for_torch(archive, tmp_path):
         from edcache.cli import main
         path, other = sys.argv[1:]
         calls = ["info"], ["ls"], ["why"], ["labels", "--count", "label"], ["info", other]
-        calls += ["labels", "--where", "label == 1"], ["sql", "select 1 from labels"], ["diff", path]
+        calls += ["labels", "--where", "label == 1"], ["diff", path]
         for name, *rest in calls:
             main([name, path, *rest], standalone_mode=False)
-            assert "pandas" not in sys.modules or "--where" in rest or name in ("sql", "diff"), name
+            assert "pandas" not in sys.modules or name == "diff", name
         items = BashComplete(main, {}, "e", "_E").get_completions(["labels", path, "--where"], "la")
         sys.exit("torch" in sys.modules or [item.value for item in items] != ["label"])
     """

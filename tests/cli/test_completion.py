@@ -81,7 +81,6 @@ NAMES = {
     "a drop": (["labels", "a.zip", "--drop", ""], ["label", "lemon"]),
     "a join": (["labels", "a.zip", "--on", "le"], ["lemon"]),
     "a split": (["split", "a.zip", "--by", "le"], ["lemon"]),
-    "a query": (["sql", "a.zip", "select le"], ["select lemon"]),
     "a field": (["export", "a.zip", "--field", ""], ["x", "y.z"]),
     "no archive": (["labels", "other.zip", "--count", "l"], []),
     "a folder": (["labels", ".", "--count", "l"], []),

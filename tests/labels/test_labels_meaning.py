@@ -26,8 +26,9 @@ import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
-from edcache.labels import Labels, classes_of, sorted_rows
+from edcache.labels import Labels, classes_of, single_values, sorted_rows
 from edcache.labels.given import joined
+from edcache.labels.labels import comparable_column
 from edcache.labels.query import matching_rows
 from edcache.samplers import Balanced
 
@@ -222,7 +223,7 @@ def comparisons(draw):
     if form in ("in", "not in"):
         values = draw(st.lists(st.none() | LITERALS[name], max_size=3))
         wanted = [literal(name, value) for value in values]
-        text = f"{name} {form} ({', '.join(map(repr, values))})"
+        text = f"{name} {form} [{', '.join(map(repr, values))}]"
         if form == "in":
             return text, lambda row: member(row[name], wanted)
         return text, lambda row: opposite(member(row[name], wanted))
@@ -307,7 +308,7 @@ def test_expressions_and_functions_see_equal_values_as_equal(rows, name, value):
     expected = [k for k, row in enumerate(rows) if row[name] == value]
     assert matching_rows(labels, {}, pc.field(name).isin([value])).tolist() == expected
     assert matching_rows(labels, {}, pc.field(name) == value).tolist() == expected
-    values = pa.array([value], labels.comparable(name).type)
+    values = pa.array([value], comparable_column(labels, name).type)
     assert matching_rows(labels, {}, lambda t: pc.is_in(t[name], value_set=values)).tolist() == expected
     assert matching_rows(labels, {name: lambda column: np.equal(column, value)}).tolist() == expected
 
@@ -339,7 +340,7 @@ def test_classes_are_those_of_a_dict(rows, name, data):
         labels, rows = labels.take(picks), [rows[k] for k in picks]
     values = [row[name] for row in rows]
     groups = numbered(values)
-    found = classes_of(labels.singles(name, "test"))
+    found = classes_of(single_values(labels, name, "test"))
     assert [np.flatnonzero(found.codes == code).tolist() for code in range(len(found.values))] == groups
     counts = labels.counts(name)
     assert sorted(counts.values()) == sorted(map(len, groups))
@@ -363,7 +364,7 @@ def test_the_order_is_that_of_python(rows, name, descending):
             for k in present
             if values[k] == value
         ]
-    found = sorted_rows(Labels(table(rows)).singles(name, "test"), descending).tolist()
+    found = sorted_rows(single_values(Labels(table(rows)), name, "test"), descending).tolist()
     assert found == present + last
 
 
@@ -374,7 +375,7 @@ def test_classes_are_those_of_pandas(rows, name):
     series = pandas.Series(values, dtype="f8")
     labels = Labels(pa.table({name: arrow(name, values)}))
     codes = pandas.factorize(series, use_na_sentinel=False)[0]
-    assert classes_of(labels.singles(name, "test")).codes.tolist() == codes.tolist()
+    assert classes_of(single_values(labels, name, "test")).codes.tolist() == codes.tolist()
 
 
 def bits(array):
@@ -390,9 +391,9 @@ def test_what_is_given_back_is_bit_for_bit_what_was_written(rows):
     for name in ("h", "f", "d"):
         written = bits(arrow(name, [row[name] for row in rows]).to_numpy())
         (
-            classes_of(labels.singles(name, "test")),
+            classes_of(single_values(labels, name, "test")),
             labels.counts(name),
-            sorted_rows(labels.singles(name, "test"), False),
+            sorted_rows(single_values(labels, name, "test"), False),
         )
         matching_rows(labels, {}, f"{name} in (0, 1) or {name} < d2")
         assert bits(labels[name]) == written
@@ -699,7 +700,7 @@ def test_what_names_no_column_is_refused_by_every_method(ds, place):
     name = NAMES[place]
     labels = ds.labels
     methods = [ds.sort_by, ds.oversample]
-    lookups = [labels.__getitem__, labels.unique, labels.counts, labels.column, labels.comparable]
+    lookups = [labels.__getitem__, labels.unique, labels.counts, labels.column]
     assert all(refused(method, name) for method in [*methods, *lookups, ds.drop_labels])
     if name is not None:
         assert all(refused(ds.split, 0.5, 0.5, **{rule: name}) for rule in ("stratify", "group"))

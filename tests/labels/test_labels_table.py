@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edcache.errors import LabelTypeError, MissingDependencyError, OptionError, UnknownLabelError
+from edcache.errors import LabelTypeError, MissingDependencyError, UnknownLabelError
 from edcache.labels.column import ColumnSummary
 from edcache.labels.labels import Labels
 
@@ -107,7 +107,6 @@ def test_a_view_is_described_and_asked_by_its_own_rows(labels):
     view = labels.take([1, 1, 3])
     assert view.describe()[0].nulls == 1
     assert view.unique("split").tolist() == ["test"]
-    assert view.sql("select count(*) as n from labels").to_pylist() == [{"n": 3}]
     assert view.to_polars()["age"].to_list() == [41, 41, 30]
 
 
@@ -126,67 +125,16 @@ def test_distinct_values_are_sorted_without_the_missing(labels):
         labels.unique("lable")
 
 
-def test_sql_answers_with_an_arrow_table(labels):
-    asked = "select split, count(*) as n from labels group by split order by n desc, split"
-    answer = labels.sql(asked)
-    assert isinstance(answer, pa.Table)
-    assert answer.to_pylist() == [
-        {"split": "train", "n": 2},
-        {"split": "test", "n": 1},
-        {"split": None, "n": 1},
-    ]
-    assert labels.sql("select boxes[1] as first from labels where age = 30").to_pylist() == [
-        {"first": 1},
-        {"first": 3},
-    ]
-
-
-@pytest.mark.parametrize(
-    "query",
-    [
-        "select * from read_csv('{file}')",
-        "select * from '{file}'",
-        "select * from glob('{folder}/*')",
-        "copy labels to '{folder}/out.csv'",
-        "attach '{folder}/out.db'",
-        "set enable_external_access = true",
-        "install httpfs",
-        "select 1; select 2",
-    ],
-)
-def test_sql_reads_and_writes_no_file(labels, query, tmp_path):
-    file = tmp_path / "in.csv"
-    file.write_text("a\n1\n")
-    with pytest.raises(OptionError, match=r"labels.sql\(\): "):
-        labels.sql(query.format(file=file, folder=tmp_path))
-    assert list(tmp_path.iterdir()) == [file]
-
-
-def test_sql_that_duckdb_refuses_is_an_option_error(labels):
-    with pytest.raises(
-        OptionError, match=r'labels.sql\(\): Binder Error: Referenced column "nope" not found'
-    ):
-        labels.sql("select nope from labels")
-    with pytest.raises(OptionError, match=r"labels.sql\(\): Parser Error"):
-        labels.sql("selekt")
-    secret = pa.table({"a": [1]})
-    with pytest.raises(OptionError, match="Table with name secret does not exist"):
-        labels.sql("select * from secret")
-    assert secret.num_rows == 1
-
-
 def test_polars_gets_the_same_columns(labels):
     frame = labels.to_polars()
     assert isinstance(frame, pl.DataFrame)
     assert frame["boxes"].to_list() == [[1, 2], [], None, [3]]
 
 
-@pytest.mark.parametrize(("library", "call"), [("polars", "to_polars"), ("duckdb", "sql")])
-def test_a_library_that_is_not_there_is_named(labels, monkeypatch, library, call):
-    monkeypatch.setitem(sys.modules, library, None)
-    arguments = ["select 1"] if call == "sql" else []
+def test_a_library_that_is_not_there_is_named(labels, monkeypatch):
+    monkeypatch.setitem(sys.modules, "polars", None)
     with pytest.raises(MissingDependencyError) as raised:
-        getattr(labels, call)(*arguments)
+        labels.to_polars()
     assert str(raised.value) == (
-        f"labels.{call}() needs {library}; install it with: pip install edcache[{library}]"
+        "labels.to_polars() needs polars; install it with: pip install edcache[polars]"
     )

@@ -197,9 +197,9 @@ def test_unknown_labels_list_what_there_is(table):
 def test_a_callable_is_asked_once_and_late(table):
     calls = []
     labels = Labels(lambda: calls.append(1) or table)
+    assert calls == []
     taken = labels.take([1, 0])
     assert taken.num_rows == 2
-    assert calls == []
     assert labels["label"].tolist() == [3, 1, 2, 1]
     assert taken["label"].tolist() == [1, 3]
     assert calls == [1]
@@ -208,32 +208,29 @@ def test_a_callable_is_asked_once_and_late(table):
 def test_an_archive_without_labels_knows_its_length():
     labels = Labels(pa.table({}), num_rows=7)
     assert labels.num_rows == 7
-    assert labels.take([6, -7]).rows.tolist() == [6, 0]
+    assert labels.take([6, -7]).num_rows == 2
     assert labels.take([6]).table.num_columns == 0
     assert repr(labels) == "Labels(no columns; 7 rows)"
 
 
 def test_take_composes(table):
     taken = Labels(table).take([3, 2, 1]).take(np.array([-1, 0, 0], np.int8))
-    assert taken.rows.tolist() == [1, 3, 3]
     assert taken["label"].tolist() == [1, 1, 1]
     assert taken["split"].tolist() == ["test"] * 3
     assert taken.table["maybe"].to_pylist() == [None, 4, 4]
     assert taken["maybe"].dtype == object
     assert taken.take(range(1))["when"].tolist() == [1]
-    assert Labels(table, indices=[2])["box"].tolist() == [[5, 6]]
     assert taken.take([]).num_rows == 0
     assert taken.take([])["split"].tolist() == []
-    assert taken.whole.table is table
 
 
 def test_take_refuses_what_is_no_index(table):
     with pytest.raises(SampleIndexError, match=r"indices\[1\] = 4 not in \[-4, 4\)"):
-        Labels(table).take([0, 4])["label"]
+        Labels(table).take([0, 4])
     with pytest.raises(SampleIndexError, match=r"indices\[0\] = -3 not in \[-2, 2\)"):
-        assert Labels(table).take([0, 1]).take([-3]).table
+        Labels(table).take([0, 1]).take([-3])
     with pytest.raises(SampleIndexError, match="18446744073709551615"):
-        assert Labels(table).take(np.array([2**64 - 1], np.uint64)).rows
+        Labels(table).take(np.array([2**64 - 1], np.uint64))
     with pytest.raises(OptionError, match=r"of bool with 1 dimensions; .* numpy.flatnonzero\(mask\)"):
         Labels(table).take([True, False, True, True])
     with pytest.raises(OptionError, match="of float64"):
