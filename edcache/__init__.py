@@ -17,8 +17,8 @@
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
     merge           several archives copied into one; split() makes several of one
     export          samples as tar shards, folders, Parquet, a Hugging Face dataset or an .npz
-    CacheOptions    what these take by keyword, as an object; ReadOptions, WriteOptions, FillOptions: parts
-    EdcacheError    above every exception; edcache.errors shows the tree, each is edcache.NAME
+    CacheOptions    what these take by keyword, as an object
+    EdcacheError    the base of every exception; edcache.errors has all of them and shows their tree
 
 The rooms, lowest floor first. Imports go down only, and from another room only what its `__init__` names
 (tests/project/test_layers.py):

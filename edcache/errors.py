@@ -1,4 +1,4 @@
-"""The exception tree; each of them is edcache.NAME too."""
+"""The exception tree."""
 
 from collections.abc import Iterator
 

@@ -17,7 +17,8 @@ from systems import replace_system
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, PartialArchiveWarning, StandInWarning, cachable
+from edcache import CachedDataset, CacheWriter, cachable
+from edcache.errors import PartialArchiveWarning, StandInWarning
 
 PACKAGE = Path(edcache.__file__).parent
 

@@ -225,7 +225,8 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 import edcache.numpy
-from edcache import Decoding, ImageFile, MissingDependencyError
+from edcache import Decoding, ImageFile
+from edcache.errors import MissingDependencyError
 """
 
 

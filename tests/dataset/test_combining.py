@@ -102,7 +102,7 @@ def test_labels_that_change_are_those_of_what_was_put_together_before(tmp_path):
     assert several.filter(y=7).indices.tolist() == [4]
     first.drop_labels("z")
     assert all("z" not in whole.labels for whole in wholes)
-    with pytest.raises(edcache.UnknownLabelError, match='no label "z"; this archive has: y'):
+    with pytest.raises(edcache.errors.UnknownLabelError, match='no label "z"; this archive has: y'):
         both.filter(z="a")
 
 

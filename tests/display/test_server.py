@@ -365,7 +365,7 @@ def test_it_listens_on_this_machine_alone_and_ends(path):
     viewer = ds.view(open_browser=False, block=False)
     assert viewer._server.server_address[0] == "127.0.0.1"
     assert re.fullmatch(r"http://127\.0\.0\.1:\d+/\?token=[\w-]{32}", viewer.url)
-    with pytest.raises(edcache.StorageError, match=f"port {viewer.port}: cannot listen there"):
+    with pytest.raises(edcache.errors.StorageError, match=f"port {viewer.port}: cannot listen there"):
         ds.view(port=viewer.port, open_browser=False, block=False)
     assert f'href="{viewer.url}"' in viewer._repr_html_()
     viewer.close()

@@ -154,29 +154,15 @@ def test_the_public_names_are_these():
         edcache.nonsense  # noqa: B018
 
 
-def test_every_error_is_a_name_of_the_package():
-    classes = {
-        c.__name__: c
-        for c in vars(errors).values()
-        if isinstance(c, type) and c.__module__ == errors.__name__
+def test_the_errors_that_most_programs_catch_are_names_of_the_package():
+    named = {name for name in edcache.__all__ if name.endswith("Error")}
+    assert named == {
+        *("EdcacheError", "OptionError", "SourceError", "StaleCacheError"),
+        *("CorruptArchiveError", "MissingSampleError"),
     }
-    assert {"EdcacheError", "StaleCacheError", "CorruptRecordError"} <= classes.keys() <= set(edcache.__all__)
-    assert all(getattr(edcache, name) is kind for name, kind in classes.items())
+    assert all(getattr(edcache, name) is getattr(errors, name) for name in named)
     assert set(edcache.__all__) <= set(dir(edcache))
     assert not {"Any", "annotations"} & {*edcache.__all__, *dir(edcache)}
-
-
-def test_strict_mypy_takes_every_error_from_the_package(tmp_path):
-    raised = [name for name in edcache.__all__ if name in vars(errors)]
-    script = tmp_path / "user.py"
-    script.write_text(
-        f"from edcache import {', '.join(raised)}\n" + "".join(f"reveal_type({n})\n" for n in raised)
-    )
-    doors = ("__init__.pyi", "errors.py", "base/__init__.pyi", "base/errors.py")
-    files = [script, *(PACKAGE / name for name in doors)]
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=skip", *files]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    assert re.findall(r"-> edcache\.base\.errors\.(\w+)", done.stdout) == raised, done.stdout
 
 
 def names_taken(file):

@@ -150,7 +150,7 @@ def act(path, model, kind, name, given):
             ds.add_labels(name, given)
         else:
             ds.add_labels(name, [given[i % 3] for i in range(len(ds))])
-    except (edcache.LabelError, edcache.OptionError) as error:
+    except (edcache.errors.LabelError, edcache.OptionError) as error:
         return str(error).replace(str(path), "")
     finally:
         ds.close()

@@ -335,7 +335,7 @@ def test_samples_that_are_absent_for_good_do_not_keep_the_archive_open(path, log
 
 def test_an_archive_that_only_failed_samples_keep_open_says_so(path, log):
     fill(Source(log, at={7: "raise"}), path, 0, on_error="skip")
-    with pytest.warns(edcache.PartialArchiveWarning) as caught:
+    with pytest.warns(edcache.errors.PartialArchiveWarning) as caught:
         CachedDataset.from_cache(path)
     assert str(caught[0].message) == (
         f"{path}: not sealed: 1 of 200 samples failed when they were made (see `errors`). Fill it again, "

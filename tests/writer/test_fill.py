@@ -332,7 +332,8 @@ def test_the_last_sample_of_a_dataset_that_fails_is_missing_from_an_archive_writ
 FULL = """
 import resource, sys
 import numpy as np
-from edcache import CachedDataset, StorageError
+from edcache import CachedDataset
+from edcache.errors import StorageError
 
 class Source:
     def __len__(self): return 40
