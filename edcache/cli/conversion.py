@@ -1,4 +1,4 @@
-"""build, images, import: archives filled; export: files of other formats; the flags of edflow's command."""
+"""build, images, import: archives filled; export: files of other formats."""
 
 from __future__ import annotations
 
@@ -7,20 +7,17 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, Final
+from functools import partial
+from typing import Any, get_args
 
 import click
 
 from edcache import dataset, interop, writer
 from edcache.base import ArchiveNotFoundError, ForeignCacheError, ReadOptions, human_bytes, index_ranges
 from edcache.cli.call import Call
-from edcache.cli.flags import FOLDER, KINDS, PATH, flags, output
-from edcache.cli.output import FAILED, bar, one_line, plural, print_report, printable
+from edcache.cli.flags import FOLDER, PATH, flags, output
+from edcache.cli.output import FAILED, bar, plural, print_report, printable
 from edcache.storage import check_outlives, shown
-
-# As in edcache.interop, which imports torch.
-FORMATS: Final = ("webdataset", "files", "parquet", "hf", "npz")
-_COMPRESSED: Final = (".tgz", ".gz", ".bz2", ".xz", ".zst", ".7z", ".rar")
 
 
 @click.command()
@@ -170,16 +167,8 @@ def import_(
         options["fingerprint"] = Call(factory, arguments, None).fingerprint()
     elif arguments:
         raise click.UsageError("--arg goes with --for MODULE:FACTORY")
-    if old.lower().endswith(_COMPRESSED):
-        raise click.UsageError(
-            f"{old} is compressed; unpack it, as by tar -xf {old}, and give what came out; "
-            f"import reads caches of {', '.join(KINDS)}"
-        )
-    names = None if order is None else _lines(order)
-    source = interop.old_cache(old, kind, trust_pickle=trust_pickle, order=names)
-    for note in source.notes:
-        click.echo(one_line(f"{old}: {note}"), err=True)
-    cache = _fill(output, as_json, lambda: source, options, interop.import_cache)
+    chosen = {"kind": kind, "trust_pickle": trust_pickle, "order": None if order is None else _lines(order)}
+    cache = _fill(output, as_json, lambda: old, options, partial(interop.import_cache, **chosen))
     if not cache.complete:
         if not as_json:
             click.echo(f"missing: {index_ranges(cache.missing)}")
@@ -196,8 +185,8 @@ def _lines(path: str) -> list[str]:
 
 @click.command()
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
-@output("The folder that is made; of an npz the file.")
-@click.option("--to", type=click.Choice(FORMATS), required=True, help="The format.")
+@output("The folder that is made.")
+@click.option("--to", type=click.Choice(get_args(interop.Format)), required=True, help="The format.")
 @flags("where", "fields", "labels", "no_labels", "available", "shard_size")
 @flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
 def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options: Any) -> None:
@@ -211,8 +200,6 @@ def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options:
       webdataset  tar shards: 017.image.jpg, 017.x.npy, 017.label.cls, 017.text.txt
       files       a folder for each sample with a file for each field
       parquet     a column for each field and label
-      hf          what load_from_disk of Hugging Face's datasets reads
-      npz         one stacked array for each field
 
     \b
     Example:
@@ -245,18 +232,3 @@ def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options:
     files = f"{plural(report.files, 'file')}, {human_bytes(report.nbytes)}"
     line = f"{printable(report.path)}: {plural(report.samples, 'sample')} as {report.to}, {files}"
     print_report(as_json, dataclasses.asdict(report), [line])
-
-
-def as_edflow(dataset: str | None, server: bool, address: str | None) -> None:
-    """What `edcache -d package.factory -s` and `-a HOST` did: fill the cache of a dataset."""
-    if dataset is None or not (server or address):
-        raise click.UsageError("edflow's flags go together: -d package.factory with -s, or with -a HOST")
-    module, _, attribute = dataset.rpartition(".")
-    if not (module or ":" in dataset):
-        raise click.UsageError(f"-d {dataset}: write it as package.factory")
-    source = Call(dataset if ":" in dataset else f"{module}:{attribute}", (), None).make()
-    contacted = f"; {address} is not contacted" if address else ""
-    shared = "every process that runs this fills the same file, and shares the work"
-    click.echo(f"edcache: no server is needed: {shared}{contacted}", err=True)
-    cache = interop.open_or_fill(source)
-    click.echo(f"{cache.path}: {len(cache):,} samples")

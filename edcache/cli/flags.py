@@ -10,11 +10,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from edcache.base import NBYTES, Codec, OnError, ReadOptions
+from edcache.interop import Kind
 
-# As in edcache.interop, which imports torch.
-KINDS: Final = (
-    *("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface", "images"),
-)
 _ABOVE_0: Final = click.FloatRange(min=0, min_open=True)
 _DECODED: Final = click.Choice(["pil", "numpy", "tensor"])
 _SECONDS: Final = {"h": 3600, "d": 86_400, "w": 604_800}
@@ -151,7 +148,9 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             callback=_label_keys,
         ),
         _flag("keep_existing", "Build anew, in the place of what is there.", "--rebuild", **_DENIES),
-        _flag("kind", "What OLD is; by default it is recognised.", "--from", type=click.Choice(KINDS)),
+        _flag(
+            "kind", "What OLD is; by default it is recognised.", "--from", type=click.Choice(get_args(Kind))
+        ),
         _flag("limit", "Most rows shown; 20 by default on a terminal.", metavar="N", type=COUNT),
         _flag("max_bytes", "All copies in DST: 500MB, 1TiB.", "--max-size", metavar="SIZE", callback=size),
         _flag(

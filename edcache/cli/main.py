@@ -72,16 +72,11 @@ class _Commands(click.Group):
 @click.group(
     "edcache",
     cls=_Commands,
-    invoke_without_command=True,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="edcache", message="%(prog)s %(version)s")
-@click.option("-d", "--dataset", hidden=True)
-@click.option("-s", "--server", is_flag=True, hidden=True)
-@click.option("-a", "--address", hidden=True)
-@click.pass_context
-def main(ctx: click.Context, dataset: str | None, server: bool, address: str | None) -> None:
+def main() -> None:
     """Build, look into, check and clear away edcache archives.
 
     An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add
@@ -115,10 +110,6 @@ def main(ctx: click.Context, dataset: str | None, server: bool, address: str | N
     Example:
       edcache info train.zip
     """
-    if ctx.invoked_subcommand is None:
-        conversion.as_edflow(dataset, server, address)
-    elif dataset is not None or server or address is not None:
-        raise click.UsageError(f"-d, -s and -a are edflow's flags, and go without {ctx.invoked_subcommand}")
 
 
 for _command in chain.from_iterable(_COMMANDS.values()):

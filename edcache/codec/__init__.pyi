@@ -12,12 +12,8 @@ from .decoder import decoder_of as decoder_of
 from .decoding import STORED as STORED
 from .decoding import Decode as Decode
 from .decoding import Decoding as Decoding
-from .dtypes import array_nbytes as array_nbytes
-from .dtypes import check_shape as check_shape
-from .dtypes import parse as parse
 from .encoder import Encoder as Encoder
 from .encoder import Repeated as Repeated
-from .foreign_pickles import MOST_NBYTES as MOST_NBYTES
 from .foreign_pickles import restored as restored
 from .foreign_pickles import torch_loaded as torch_loaded
 from .images import ImageFile as ImageFile
@@ -30,5 +26,4 @@ from .pickles import PICKLE_SCHEMA as PICKLE_SCHEMA
 from .schema import Node as Node
 from .schema import stored_fields as stored_fields
 from .tensors import memory_dtype as memory_dtype
-from .tensors import tensor_dtype as tensor_dtype
 from .tensors import torch_dtype as torch_dtype

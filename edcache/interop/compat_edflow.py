@@ -194,11 +194,6 @@ class Indexed:
         return {**sample, "index_": np.int64(index)}
 
 
-def open_or_fill(dataset: Any, **options: Any) -> CachedDataset:
-    """What `edcache --server` and `--address` do: compute what is missing, beside whoever else does."""
-    return CachedDataset(dataset, force_cache=True, keep_existing=True, **options)
-
-
 def _migrated(root: str, name: str, trust_pickle: bool, dataset: Any, options: dict[str, Any]) -> str:
     base = os.path.join(root, "cached", name)
     return migrated(f"{base}.zip", dataset, options, old=base, trust_pickle=trust_pickle)

@@ -1,24 +1,40 @@
-"""Caches that something else reads: litdata's chunks, what datasets saved, a tree of image files."""
+"""Datasets that their own library reads: webdataset, tensordict, MDS, litdata, datasets; image folders."""
 
 from __future__ import annotations
 
-import hashlib
+import glob
 import json
 import os
 from abc import abstractmethod
-from typing import Any, ClassVar, Final
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from typing import Any, BinaryIO, ClassVar, Final
 
-from edcache.base import ForeignCacheError, MissingDependencyError, PickleRefusedError
-from edcache.codec import ImageFile
+import numpy as np
+
+from edcache.base import (
+    EdcacheError,
+    ForeignCacheError,
+    Ints,
+    MissingDependencyError,
+    PickleRefusedError,
+)
+from edcache.codec import ImageFile, restored, torch_loaded
 from edcache.interop.folders import image_folder
-from edcache.interop.import_mds import INDEX, INDEX_NBYTES
-from edcache.interop.import_source import OldCache, read_file
-from edcache.writer import declared, source_fingerprint
+from edcache.interop.import_source import OldCache, foreign_errors, read_file
+from edcache.interop.kinds import Kind
+from edcache.writer import declared
 
+INDEX: Final = "index.json"
 STATE: Final = "state.json"
+META: Final = "meta.json"
+KEY: Final = "__key__"
 BEGUN: Final = "autocopy_start.txt"
 ENDED: Final = "autocopy_end.txt"
 
+_END: Final = bytes(1024)
+_ENCODED: Final = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+_PICKLES: Final = ("pyd", "pickle", "pkl")
 _CONTAINERS = frozenset({None, "builtins.dict", "builtins.list", "builtins.tuple"})
 _SAFE = frozenset(
     {
@@ -28,33 +44,26 @@ _SAFE = frozenset(
 )
 
 
-class Packaged(OldCache):
-    """A folder that only a package reads, which opens it anew in each process.
+def _missing(path: str, kind: str) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"{path}: reading it takes a package; install it with: pip install edcache[{kind}]"
+    )
 
-    package: as pip knows it. described_in: the file whose bytes tell this cache from others.
-    """
 
-    package: ClassVar[str]
-    described_in: ClassVar[str]
+class _Packaged(OldCache):
+    """A folder that only a package reads, which opens it anew in each process."""
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        file = os.path.join(path, self.described_in)
-        text = read_file(file, INDEX_NBYTES)
-        self._check(text, file)
-        self.identity = {self.described_in: hashlib.sha256(text).hexdigest()[:16]}
         self._dataset: Any = None
-        self._set_length(len(self._opened()))
+        self._length = len(self._opened())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_dataset": None}
 
-    def _check(self, text: bytes, file: str) -> None:
-        """Raise where the package would run code for what the file describes."""
-
     @abstractmethod
     def _open(self) -> Any:
-        """The folder as a dataset of the package's. Raises: ImportError."""
+        """The folder as a dataset of the package's; PickleRefusedError where reading it runs code."""
 
     def _opened(self) -> Any:
         # No property: of an AttributeError in one, `Dataset.__getattr__` of older torch hides the cause.
@@ -62,37 +71,96 @@ class Packaged(OldCache):
             try:
                 self._dataset = self._open()
             except ImportError as error:
-                text = f"{self.path}: needs {self.package}; pip install {self.package}"
-                raise MissingDependencyError(text) from error
+                raise _missing(self.path, self.kind) from error
+            except EdcacheError:
+                raise
+            except Exception as error:  # whatever the package raises
+                raise ForeignCacheError(
+                    f"{self.path}: does not open as {self.kind}: {type(error).__name__}: {str(error)[:300]}"
+                ) from error
         return self._dataset
 
     def _read(self, index: int) -> Any:
         return self._opened()[index]
 
 
-class Litdata(Packaged):
+class Tensordict(_Packaged):
+    """A folder or .tdz of a TensorDict with a batch dimension: sample i is the dict of its leaves at [i]."""
+
+    kind = "tensordict"
+
+    def _open(self) -> Any:
+        from tensordict import TensorDict
+
+        try:
+            found = TensorDict.load_memmap(self.path, mode="r", allow_pickle=self.trust_pickle)
+        except RuntimeError as error:
+            if "pickle" not in str(error):
+                raise
+            raise PickleRefusedError(
+                f"{self.path}: has a pickle; if you trust its author, trust_pickle=True reads it"
+            ) from error
+        if not found.batch_dims:
+            raise ForeignCacheError(f"{self.path}: no batch dimension, along which samples would be")
+        return found
+
+    def _read(self, index: int) -> Any:
+        return self._opened()[index].clone().to_dict()
+
+
+class Mds(_Packaged):
+    """A folder that MDSWriter wrote. A sample is the dict of its columns; images are `edcache.ImageFile`."""
+
+    kind = "mds"
+
+    def _open(self) -> Any:
+        from streaming import LocalDataset
+
+        dataset = LocalDataset(self.path)
+        self._own: dict[str, str] = {}
+        for shard in dataset.shards:
+            if not os.path.exists(os.path.join(self.path, shard.raw_data.basename)):
+                raise ForeignCacheError(
+                    f"{self.path}: no {shard.raw_data.basename}; of compressed shards: zstd -d *.zstd"
+                )
+            # streaming would decode images, and unpickle whatever there is.
+            columns = zip(shard.column_names, shard.column_encodings, strict=True)
+            self._own |= {name: kind for name, kind in columns if kind in ("jpeg", "png", "pkl")}
+            shard.column_encodings = [
+                "bytes" if name in self._own else kind
+                for name, kind in zip(shard.column_names, shard.column_encodings, strict=True)
+            ]
+            shard.validate(self.trust_pickle)
+        return dataset
+
+    def _read(self, index: int) -> Any:
+        sample = super()._read(index)
+        for name, kind in self._own.items():
+            place = f"{self.path}: sample {index}: {name}"
+            if kind == "pkl":
+                sample[name] = restored(sample[name], place, trust=self.trust_pickle)
+            else:
+                sample[name] = ImageFile(sample[name])
+        return sample
+
+
+class Litdata(_Packaged):
     """A folder that litdata.optimize wrote; litdata would unpickle any field that is pickled."""
 
-    kind = package = "litdata"
-    described_in = INDEX
+    kind = "litdata"
 
-    def _check(self, text: bytes, file: str) -> None:
-        try:
-            config = json.loads(text)["config"]
-            formats = map(str, config["data_format"] or ())
-            unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
-            unsafe += _unsafe_containers(json.loads(config["data_spec"])[1])
-        except (IndexError, KeyError, TypeError, RecursionError, ValueError) as error:
-            raise ForeignCacheError(f"{file}: not as litdata writes it: {error!r:.200}") from error
+    def _open(self) -> Any:
+        from litdata import StreamingDataset
+
+        config = json.loads(read_file(os.path.join(self.path, INDEX)))["config"]
+        formats = map(str, config["data_format"] or ())
+        unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
+        unsafe += _unsafe_containers(json.loads(config["data_spec"])[1])
         if unsafe and not self.trust_pickle:
             raise PickleRefusedError(
                 f"{self.path}: has {', '.join(dict.fromkeys(unsafe))}, for which litdata may unpickle or "
                 "import; if you trust its author, trust_pickle=True lets it"
             )
-
-    def _open(self) -> Any:
-        from litdata import StreamingDataset
-
         return StreamingDataset(self.path)
 
 
@@ -102,15 +170,13 @@ def _unsafe_containers(spec: dict[str, Any]) -> list[str]:
     return own + [name for child in spec["children_spec"] for name in _unsafe_containers(child)]
 
 
-class HuggingFace(Packaged):
-    """A folder that `Dataset.save_to_disk` wrote, read by datasets; images become `edcache.ImageFile`.
+class HuggingFace(_Packaged):
+    """A folder that `Dataset.save_to_disk` wrote; images become `edcache.ImageFile`.
 
     Sequences of numbers and ArrayXD come as arrays of the dtype that its features declare.
     """
 
     kind = "huggingface"
-    package = "datasets"
-    described_in = STATE
 
     def _open(self) -> Any:
         import datasets
@@ -139,13 +205,80 @@ class Images(OldCache):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         self._folder = image_folder(path)
+        self._length = len(self._folder)
         self.in_memory_keys = self._folder.in_memory_keys
         begun, ended = (os.path.exists(os.path.join(path, name)) for name in (BEGUN, ENDED))
         if begun and not ended:
             note = f"its copying did not end: {BEGUN} is there, {ENDED} is not; files may be missing"
             self.notes.append(note)
-        self.identity = source_fingerprint(self._folder)["arguments"]
-        self._set_length(len(self._folder))
 
     def _read(self, index: int) -> Any:
         return self._folder[index]
+
+
+class Webdataset:
+    """A .tar file, or all of a folder by name, as webdataset iterates them.
+
+    A sample is {"__key__": name, extension: value, ...}, decoded as by webdataset; images become
+    `edcache.ImageFile`. It is iterated by one process; a damaged shard ends it.
+    """
+
+    kind: ClassVar[Kind] = "webdataset"
+    in_memory_keys: Any = (KEY,)
+
+    def __init__(self, path: str, trust_pickle: bool = False) -> None:
+        self.path = path
+        self.trust_pickle = trust_pickle
+        self.notes: list[str] = []
+        self.more_labels: dict[str, list[Any]] = {}
+        self.missing: Ints = np.empty(0, np.int64)
+        folder = sorted(glob.glob(os.path.join(glob.escape(path), "*.tar")))
+        self._shards = folder if os.path.isdir(path) else [path]
+
+    def first(self) -> Any:
+        """Read the first sample."""
+        with closing(self._samples()) as samples:
+            for sample in samples:
+                return sample
+        raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self._samples()
+
+    def _samples(self) -> Generator[dict[str, Any], None, None]:
+        try:
+            from webdataset.autodecode import decoders
+            from webdataset.tariterators import group_by_keys, tar_file_expander
+        except ImportError as error:
+            raise _missing(self.path, self.kind) from error
+        decode: dict[str, Callable[[bytes], Any]] = decoders | dict.fromkeys(_ENCODED, ImageFile)
+        for shard in self._shards:
+            # Opened here: webdataset takes some names for commands and URLs.
+            with foreign_errors(shard), open(shard, "rb") as stream:
+                _check_end(shard, stream)
+                for found in group_by_keys(tar_file_expander([{"url": shard, "stream": stream}])):
+                    sample = {KEY: found[KEY]}
+                    for name, data in found.items():
+                        if not name.startswith("__"):
+                            sample[name] = self._decoded(decode, name, data, f"{shard}: {found[KEY]}.{name}")
+                    yield sample
+
+    def _decoded(self, decode: dict[str, Callable[[bytes], Any]], name: str, data: bytes, place: str) -> Any:
+        last = name.rpartition(".")[2]
+        if last in _PICKLES:
+            return restored(data, place, trust=self.trust_pickle)
+        if last == "pth":
+            return torch_loaded(data, place, trust=self.trust_pickle)
+        try:
+            return decode.get(last, bytes)(data)
+        except Exception as error:  # whatever a decoder raises
+            raise ForeignCacheError(f"{place}: does not decode: {str(error)[:200]}") from error
+
+
+def _check_end(shard: str, stream: BinaryIO) -> None:
+    """Raise ForeignCacheError unless a tar has its end, without which tarfile reads what there is."""
+    size = stream.seek(0, os.SEEK_END)
+    stream.seek(max(0, size - len(_END)))
+    if stream.read() != _END:
+        raise ForeignCacheError(f"{shard}: a tar without its end; it was cut, or is compressed: unpack it")
+    stream.seek(0)

@@ -11,8 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from edcache import import_cache
-from edcache.errors import ForeignCacheError, OptionError, PickleRefusedError
-from edcache.interop.importer import old_cache
+from edcache.errors import ForeignCacheError, PickleRefusedError
 
 # What MONAI deprecates is its own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -188,8 +187,6 @@ def test_a_trusted_folder_is_imported_with_its_metatensors(tmp_path, folder, par
 def test_an_untrusted_folder_says_what_it_needs(tmp_path, folder):
     with pytest.raises(PickleRefusedError, match=r"needs .*; if you trust its author, trust_pickle=True"):
         import_cache(folder, tmp_path / "a.zip", progress=False)
-    with pytest.raises(OptionError, match=r"give kind=, trust_pickle= and order= to old_cache\(\)"):
-        import_cache(old_cache(folder), tmp_path / "a.zip", trust_pickle=True)
 
 
 def test_the_order_of_a_folder_is_given_at_once(tmp_path, folder):

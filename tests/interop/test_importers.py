@@ -1,6 +1,5 @@
 """Caches of edflow, torch_xla and MONAI read back through edcache equal what went in."""
 
-import gc
 import importlib
 import os
 import pickle
@@ -8,9 +7,7 @@ import struct
 import subprocess
 import sys
 import textwrap
-import tracemalloc
 import zipfile
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -23,20 +20,22 @@ from old_caches import edflow_samples, edflow_zip, with_index, xla_folder
 
 import edcache
 from edcache import CachedDataset
-from edcache.cli import flags, main
+from edcache.cli import main
 from edcache.errors import (
     ForeignCacheError,
     MissingSampleError,
     OptionError,
     PickleRefusedError,
-    SampleIndexError,
     SourceError,
     StaleCacheError,
 )
-from edcache.interop import import_members
-from edcache.interop.importer import KINDS, import_cache, old_cache
+from edcache.interop.importer import import_cache, old_cache
 
 KEYS = ["label", "name", "score"]
+
+
+def opened(path, *arguments, **options):
+    return old_cache(str(path), *arguments, **options)
 
 
 def check(ds, samples, skip=()):
@@ -65,10 +64,6 @@ def old(tmp_path):
 def test_an_edflow_zip_reads_back_exactly_with_its_labels(old, path, protocol):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS, protocol=protocol)
-    source = old_cache(old)
-    assert repr(source) == f"EdflowZip({str(old)!r}, 11 samples)"
-    assert source.notes == []
-    assert same(source[-1], indexed(samples)[-1])
     ds = check(import_cache(old, path), indexed(samples))
     assert ds.complete
     assert ds._reader.sealed
@@ -95,7 +90,7 @@ def test_another_old_cache_at_the_same_archive_is_noticed(old, path):
     edflow_zip(old, edflow_samples())
     import_cache(old, path)
     edflow_zip(old, edflow_samples(12))
-    with pytest.raises(StaleCacheError, match="argument samples: 11 in the archive, 12 now"):
+    with pytest.raises(StaleCacheError, match="argument names, sizes and times: "):
         import_cache(old, path)
 
 
@@ -122,28 +117,15 @@ def test_the_dataset_that_made_the_old_cache_takes_the_archive_for_its_own(old, 
 def test_gaps_keep_their_indices_and_are_named(old, path):
     samples = edflow_samples(30)
     edflow_zip(old, samples, KEYS, labels=0, skip=(3, 4, 5, 20))
-    source = old_cache(old)
+    source = opened(old)
     assert source.notes == [
         "4 of 30 samples are not in it: 3-5, 20",
         "it has no labels.p, as an interrupted run leaves none; label columns were not made",
     ]
     assert source.missing.tolist() == [3, 4, 5, 20]
-    assert repr(source).endswith("30 samples, 4 missing)")
     with pytest.raises(MissingSampleError, match=r"toy\.zip: no sample 4; this edflow cache has none$"):
         source[4]
-    check(import_cache(source, path), indexed(samples), skip=(3, 4, 5, 20))
-
-
-def test_many_gaps_are_named_up_to_a_bound(old):
-    edflow_zip(old, edflow_samples(100), skip=range(0, 100, 2))
-    assert (
-        old_cache(old)
-        .notes[0]
-        .endswith(
-            ": 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34, 36, 38, and 30 more runs"
-        )
-    )
-    assert old_cache(old).first() == 1
+    check(import_cache(old, path), indexed(samples), skip=(3, 4, 5, 20))
 
 
 def test_a_killed_edflow_zip_is_read_by_its_headers(old, path):
@@ -152,12 +134,12 @@ def test_a_killed_edflow_zip_is_read_by_its_headers(old, path):
     old_caches.killed(old)
     with pytest.raises(zipfile.BadZipFile):
         zipfile.ZipFile(old)
-    source = old_cache(old)
+    source = opened(old)
     assert (
         source.notes[0]
         == "it has no directory, as when edflow was killed: its members were found by their headers"
     )
-    check(import_cache(source, path), indexed(samples), skip=(7,))
+    check(import_cache(old, path), indexed(samples), skip=(7,))
 
 
 @pytest.mark.parametrize("where", ["in the header", "in the name", "in the sample", "after it"])
@@ -178,7 +160,7 @@ def test_at_any_cut_a_killed_zip_yields_its_whole_members(old, where, tally):
         }[where]
         old.write_bytes(data[:cut])
         whole = number + (where == "after it")
-        source = old_cache(old)
+        source = opened(old)
         assert [same(source[i], with_index(samples[i], i)) for i in range(len(source))] == [True] * whole
     tally("killed foreign zips", 3)
 
@@ -186,9 +168,7 @@ def test_at_any_cut_a_killed_zip_yields_its_whole_members(old, where, tally):
 def test_of_labels_twice_the_last_counts(old, path):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS, labels=2)
-    source = old_cache(old)
-    assert source.notes == ["labels.p is in it 2 times; the last one counts"]
-    assert import_cache(source, path).labels["name"].tolist() == [s["name"] for s in samples]
+    assert import_cache(old, path).labels["name"].tolist() == [s["name"] for s in samples]
 
 
 def test_of_a_sample_twice_the_last_counts(old):
@@ -196,7 +176,7 @@ def test_of_a_sample_twice_the_last_counts(old):
     edflow_zip(old, samples, order=[0, 1, 2, 3])
     with zipfile.ZipFile(old, "a", zipfile.ZIP_DEFLATED) as out, pytest.warns(UserWarning, match="Duplicate"):
         out.writestr("example_2.p", pickle.dumps({"image": "newer"}))
-    assert old_cache(old)[2] == {"image": "newer"}
+    assert opened(old)[2] == {"image": "newer"}
 
 
 @pytest.mark.parametrize("kind", ["folder", "without an ending", "padded"])
@@ -223,21 +203,21 @@ def test_a_folder_without_labels_and_with_gaps(old, path):
 def test_the_files_of_the_decorator_are_read(tmp_path, path):
     samples = edflow_samples()
     old = old_caches.edflow_decorated(tmp_path / "c.zip", samples, KEYS, ("train",), {"n": 2}, length=13)
-    source = old_cache(old)
+    source = opened(old)
     assert source.notes[:2] == [
         "it was made by a call with the arguments ('train',) {'n': 2}",
         "2 of 13 samples are not in it: 11-12",
     ]
-    check(import_cache(source, path), [*indexed(samples), None, None], skip=(11, 12))
+    check(import_cache(old, path), [*indexed(samples), None, None], skip=(11, 12))
     Path(f"{old}parameters.p").write_bytes(pickle.dumps(((os.system,), {})))
     assert (
-        old_cache(old)
+        opened(old)
         .notes[0]
         .startswith(f"the arguments of its call were not read: {old}parameters.p needs posix.system; ")
     )
     Path(f"{old}.p").write_bytes(pickle.dumps("many"))
     with pytest.raises(ForeignCacheError, match=r"c\.zip\.p: no number, as edflow writes it$"):
-        old_cache(old)
+        opened(old)
 
 
 def labels_of(old, labels):
@@ -245,7 +225,7 @@ def labels_of(old, labels):
     edflow_zip(old, samples, labels=0)
     with zipfile.ZipFile(old, "a") as out:
         out.writestr("labels.p", pickle.dumps(labels))
-    return old_cache(old)
+    return opened(old)
 
 
 def test_labels_that_make_no_column_are_left_out_and_named(old, path):
@@ -259,10 +239,10 @@ def test_labels_that_make_no_column_are_left_out_and_named(old, path):
         "label 'short' was left out: no sample has it, and labels.p has 1 values",
         "label 5 was left out: a column is named by a text",
     ]
-    ds = import_cache(source, path)
+    ds = import_cache(old, path)
     assert ds.labels["label"].tolist() == [0, 1, 2]
     assert ds.labels["extra"].tolist() == extra
-    assert list(import_cache(source, path).labels) == ["label", "extra"]
+    assert list(import_cache(old, path).labels) == ["label", "extra"]
 
 
 @pytest.mark.parametrize("labels", [[1], {"label": 5}], ids=["a list", "no lists"])
@@ -282,9 +262,7 @@ def test_a_sample_that_needs_a_class_is_refused_by_name_before_anything_is_writt
     ):
         import_cache(old, path)
     assert not path.exists()
-    source = old_cache(old, trust_pickle=True)
-    assert type(source[0]["x"]) is Custom
-    ds = import_cache(source, path, codec="pickle", allow_pickle=True)
+    ds = import_cache(old, path, trust_pickle=True, codec="pickle", allow_pickle=True)
     assert type(ds[2]["x"]) is Custom
 
 
@@ -300,43 +278,33 @@ def test_a_later_sample_that_needs_a_class_ends_the_import_and_keeps_the_others(
     assert ds.missing.tolist() == [1]
 
 
-# ------------------------------------------------------------------------------ zips from a stranger
+# ------------------------------------------------------------------------------------- damaged zips
 
 
-def patched(old, at, fmt, value, *, header):
-    """One number of the first member changed, in its local header or in the directory."""
+def patched(old, at, fmt, value):
+    """One number of the first member changed in the directory."""
     data = bytearray(old.read_bytes())
-    start = data.index(b"PK\x03\x04" if header else b"PK\x01\x02")
-    struct.pack_into(fmt, data, start + at, value)
+    struct.pack_into(fmt, data, data.index(b"PK\x01\x02") + at, value)
     old.write_bytes(data)
-
-
-def test_a_flipped_bit_is_found_by_the_checksum(old):
-    edflow_zip(old, edflow_samples(2), labels=0, order=[0, 1])
-    patched(old, 16, "<I", 1, header=False)
-    with pytest.raises(
-        ForeignCacheError,
-        match=r"toy\.zip: example_0\.p at offset 0: crc32 0x[0-9a-f]{8}, its header says 0x00000001$",
-    ):
-        old_cache(old)[0]
-    assert old_cache(old)[1]["label"] == 1
 
 
 @pytest.mark.parametrize(
     ("at", "fmt", "value", "told"),
     [
-        (24, "<I", 1 << 31 | 1, r"claims 2,147,483,649 bytes, more than the 2,147,483,648 allowed"),
-        (24, "<I", 5, "unpacks to other than the 5 bytes that it claims"),
-        (24, "<I", 5_000, "unpacks to other than the 5,000 bytes that it claims"),
-        (10, "<H", 12, "packed by method 12; pack it anew with zip"),
+        (16, "<I", 1, "its bytes have another length or crc32 than its header says"),
+        (24, "<I", 5, "its bytes have another length or crc32 than its header says"),
+        (24, "<I", 5_000, "its bytes have another length or crc32 than its header says"),
+        (10, "<H", 12, "its bytes have another length or crc32 than its header says"),
         (42, "<I", 7, "no member begins there"),
     ],
 )
-def test_a_directory_that_lies_is_an_error_that_says_where(old, at, fmt, value, told):
+def test_a_directory_that_lies_is_an_error_that_says_where(old, path, at, fmt, value, told):
     edflow_zip(old, edflow_samples(2), labels=0, order=[0, 1])
-    patched(old, at, fmt, value, header=False)
+    patched(old, at, fmt, value)
     with pytest.raises(ForeignCacheError, match=rf"toy\.zip: example_0\.p at offset [07]: {told}$"):
-        old_cache(old)[0]
+        opened(old)[0]
+    assert opened(old)[1]["label"] == 1
+    assert import_cache(old, path, on_error="skip").missing.tolist() == [0]
 
 
 def test_bytes_that_do_not_unpack_are_an_error(old):
@@ -345,66 +313,18 @@ def test_bytes_that_do_not_unpack_are_an_error(old):
     data[41:60] = b"\xff" * 19
     old.write_bytes(data)
     with pytest.raises(ForeignCacheError, match=r"example_0\.p at offset 0: does not unpack: Error -3"):
-        old_cache(old)[0]
+        opened(old)[0]
 
 
 def test_a_file_that_became_shorter_is_an_error(old):
     edflow_zip(old, edflow_samples(2), labels=0, order=[0, 1])
-    source = old_cache(old)
+    source = opened(old)
     old.write_bytes(old.read_bytes()[:60])
-    with pytest.raises(ForeignCacheError, match="the file ends in the middle of it$"):
+    with pytest.raises(ForeignCacheError, match="its bytes have another length or crc32"):
         source[0]
     old.unlink()
     with pytest.raises(ForeignCacheError, match="example_0.p at offset 0: No such file or directory$"):
         source[0]
-
-
-def test_a_bomb_of_members_that_share_bytes_is_refused(old):
-    body = pickle.dumps({"x": bytes(100_000)})
-    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
-    packed = packer.compress(body) + packer.flush()
-    name = b"example_00000.p"
-    file = struct.pack(
-        "<4sHHHHHIIIHH", b"PK\x03\x04", 20, 0, 8, 0, 0, zlib.crc32(body), len(packed), len(body), 15, 0
-    )
-    file += name + packed
-    entry = struct.Struct("<4sHHHHHHIIIHHHHHII")
-    directory = b"".join(
-        entry.pack(
-            b"PK\x01\x02", 20, 20, 0, 8, 0, 0, zlib.crc32(body), len(packed), len(body), 15, 0, 0, 0, 0, 0, 0
-        )
-        + b"example_%05d.p" % i
-        for i in range(1000)
-    )
-    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 1000, 1000, len(directory), len(file), 0)
-    old.parent.mkdir(parents=True)
-    old.write_bytes(file + directory + end)
-    with pytest.raises(ForeignCacheError, match=r"they share some, as in a bomb$"):
-        old_cache(old)
-
-
-def test_a_size_beyond_reason_is_refused(old):
-    edflow_zip(old, edflow_samples(2), labels=0)
-    with zipfile.ZipFile(old, "a") as out:
-        out.writestr("example_2.p", pickle.dumps({}))
-        out.getinfo("example_0.p").file_size = 1 << 63
-    with pytest.raises(ForeignCacheError, match=r"toy\.zip: its members claim sizes beyond any file's$"):
-        old_cache(old)
-
-
-def test_a_sample_of_a_zip_takes_few_bytes_of_memory(old):
-    count = 4_000
-    edflow_zip(old, [{"x": i} for i in range(count)], labels=0)
-    old_cache(old)
-    tracemalloc.start()
-    try:
-        source = old_cache(old)
-        gc.collect()
-        taken, _ = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert source[count - 1]["x"] == count - 1
-    assert taken < 100 * count
 
 
 def test_an_index_beyond_reason_is_refused(old):
@@ -414,7 +334,7 @@ def test_an_index_beyond_reason_is_refused(old):
     with pytest.raises(
         ForeignCacheError, match="3 samples, and the length would be 1,000,000,000,000; remove"
     ):
-        old_cache(old)
+        opened(old)
 
 
 def test_members_beside_the_samples_and_ways_out_of_the_folder_are_not_looked_at(old):
@@ -428,23 +348,7 @@ def test_members_beside_the_samples_and_ways_out_of_the_folder_are_not_looked_at
             "example_-1.p",
         ):
             out.writestr(name, b"")
-    assert len(old_cache(old)) == 2
-
-
-def test_a_member_of_more_than_4_gib_is_found_by_its_header(tmp_path):
-    """Its sizes are in the ZIP64 field: a sparse file, whose bytes are never read."""
-    big = tmp_path / "big.zip"
-    size = (1 << 32) + 5
-    extra = struct.pack("<HHQQ", 1, 16, size, size)
-    pad = struct.pack("<HH2s", 7, 2, b"ab")
-    header = struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 45, 0, 0, 0, 0, 1, 0xFFFFFFFF, 0xFFFFFFFF, 11, 26)
-    with open(big, "wb") as file:
-        file.write(header + b"example_0.p" + pad + extra)
-        file.seek(size, os.SEEK_CUR)
-        file.write(header[:26] + struct.pack("<HH", 11, 0) + b"example_1.p")
-    found, has_directory = import_members.zip_members(str(big))
-    assert not has_directory
-    assert [(m.name, m.nbytes, m.size) for m in found] == [("example_0.p", size, size)]
+    assert len(opened(old)) == 2
 
 
 def test_links_in_a_folder_are_not_followed(old, tmp_path):
@@ -453,24 +357,14 @@ def test_links_in_a_folder_are_not_followed(old, tmp_path):
     (folder / "example_1.p").unlink()
     (folder / "example_1.p").symlink_to("/etc/passwd")
     (folder / "labels.p").symlink_to("/etc/passwd")
-    source = old_cache(folder)
+    source = opened(folder)
     assert source.missing.tolist() == [1]
     assert source.in_memory_keys is None
     root = xla_folder(tmp_path / "xla", [1, 2, 3], per_folder=2)
     (root / "1" / "2.pt").unlink()
     (root / "1" / "2.pt").symlink_to("/etc/passwd")
     (root / "4").symlink_to("/etc")
-    assert old_cache(root).missing.tolist() == [2]
-
-
-def test_a_file_larger_than_allowed_is_not_read(old):
-    edflow_zip(old, edflow_samples(2), labels=0)
-    folder = Path(old_caches.unpacked(old, old.with_suffix("")))
-    os.truncate(folder / "example_1.p", 1 << 32)
-    with pytest.raises(
-        ForeignCacheError, match=r"example_1\.p has 4,294,967,296 bytes, more than the 2,147,483,648"
-    ):
-        old_cache(folder)[1]
+    assert opened(root).missing.tolist() == [2]
 
 
 # ----------------------------------------------------------------------------------------- torch_xla
@@ -486,11 +380,11 @@ def xla_samples(count):
 def test_a_torch_xla_folder_reads_back_exactly(tmp_path, path, count, per_folder, era, compress):
     samples = xla_samples(min(count, 30))
     root = xla_folder(tmp_path / "xla", samples, per_folder=per_folder, compress=compress, era=era)
-    source = old_cache(root)
+    source = opened(root)
     said = f"it has no METADATA; by its files it has {len(samples)} samples"
     assert source.notes == ([said] if era == "1.6" else [])
     assert source.kind == "torch_xla"
-    ds = check(import_cache(source, path), samples)
+    ds = check(import_cache(root, path), samples)
     assert ds.complete
 
 
@@ -514,9 +408,9 @@ def test_a_view_takes_the_room_of_the_view(tmp_path, path):
 def test_a_torch_xla_folder_that_is_not_full_is_missing_the_rest(tmp_path, path):
     samples = xla_samples(10)
     root = xla_folder(tmp_path / "xla", samples, per_folder=3, skip=(4, 9))
-    source = old_cache(root)
+    source = opened(root)
     assert source.notes == ["2 of 10 samples are not in it: 4, 9"]
-    check(import_cache(source, path), samples, skip=(4, 9))
+    check(import_cache(root, path), samples, skip=(4, 9))
 
 
 def test_files_from_before_a_cache_grew_are_told_apart(tmp_path):
@@ -524,10 +418,10 @@ def test_files_from_before_a_cache_grew_are_told_apart(tmp_path):
     torch.save("old place", root / "7.pt")
     torch.save("beyond", root / "12.pt")
     (root / "notes.txt").write_text("x")
-    source = old_cache(root)
+    source = opened(root)
     assert source.notes == [
-        "1 samples have two files, as when a cache grew; that where torch_xla looks counts",
-        "1 files have an index of 10 or more and were left out",
+        "2 files were left out: torch_xla looks elsewhere for these samples, as after a cache grew, or "
+        "METADATA counts fewer"
     ]
     assert len(source) == 10
     assert source[7][1] == 7
@@ -536,37 +430,30 @@ def test_files_from_before_a_cache_grew_are_told_apart(tmp_path):
 def test_a_truncated_file_fails_its_sample_and_says_which(tmp_path, path):
     root = xla_folder(tmp_path / "xla", xla_samples(4))
     os.truncate(root / "2.pt", 500)
-    with pytest.raises(
-        SourceError, match=r"index 2: ForeignCacheError: .*xla: 2\.pt does not unpickle: EOFError"
-    ):
+    with pytest.raises(SourceError, match=r"index 2: ForeignCacheError: .*xla: 2\.pt does not unpickle: "):
         import_cache(root, path)
     os.truncate(root / "2.pt", 0)
     with pytest.raises(
         ForeignCacheError, match=r"xla: 2\.pt begins with b'', as no file of torch\.save does$"
     ):
-        old_cache(root)[2]
+        opened(root)[2]
 
 
 @pytest.mark.parametrize(
     "said",
-    ["[]", '{"count": -1, "max_files_per_folder": 9}', '{"count": 2, "max_files_per_folder": 1}', "{}"],
+    ["[]", '{"count": -1, "max_files_per_folder": 9}', '{"count": 2, "max_files_per_folder": 1}', "{}", "{"],
 )
 def test_a_metadata_that_torch_xla_did_not_write_is_refused(tmp_path, said):
     root = xla_folder(tmp_path / "xla", xla_samples(2))
     (root / "METADATA").write_text(said)
-    with pytest.raises(
-        ForeignCacheError, match="METADATA: count and max_files_per_folder are not there, or are no"
-    ):
-        old_cache(root)
-    (root / "METADATA").write_text("{")
-    with pytest.raises(ForeignCacheError, match="METADATA: Expecting property name"):
-        old_cache(root)
+    with pytest.raises(ForeignCacheError, match="METADATA: not as torch_xla writes it: "):
+        opened(root)
 
 
 def test_a_count_beyond_reason_is_refused(tmp_path):
     root = xla_folder(tmp_path / "xla", xla_samples(2), count=10**15)
     with pytest.raises(ForeignCacheError, match="2 samples, and the length would be 1,000,000,000,000,000"):
-        old_cache(root)
+        opened(root)
 
 
 # --------------------------------------------------------------------------------------------- MONAI
@@ -579,26 +466,25 @@ def test_a_monai_folder_is_read_by_name_or_in_a_given_order(tmp_path, path):
     samples = [{"image": torch.ones(1, 2) * i, "label": i} for i in range(3)]
     for name, sample in zip(names, samples, strict=True):
         torch.save(sample, root / f"{name}.pt")
-    by_name = old_cache(root)
+    by_name = opened(root)
     assert by_name.notes == ["its samples are in the order of their file names, which are hashes; see order="]
-    assert [s["label"] for s in by_name] == [1, 2, 0]
-    source = old_cache(root, order=names)
-    assert source.notes == []
-    check(import_cache(source, path), samples)
-    some = old_cache(root, order=[f"{names[0]}.pt", "d" * 64])
+    assert [by_name[i]["label"] for i in range(3)] == [1, 2, 0]
+    assert opened(root, order=names).notes == []
+    check(import_cache(root, path, order=names), samples)
+    some = opened(root, order=[f"{names[0]}.pt", "d" * 64])
     assert some.notes == [
         "2 files that the order does not name were left out",
         "1 of 2 samples are not in it: 1",
     ]
     with pytest.raises(OptionError, match="order= names a file twice$"):
-        old_cache(root, order=[names[0], names[0]])
+        opened(root, order=[names[0], names[0]])
 
 
 def test_a_name_that_is_no_utf_8_ends_no_import(tmp_path, path):
     root = tmp_path / "monai"
     root.mkdir()
     torch.save({"label": 7}, root / os.fsdecode(b"\xff.pt"))
-    check(import_cache(old_cache(root, "monai"), path), [{"label": 7}])
+    check(import_cache(root, path, kind="monai"), [{"label": 7}])
 
 
 # --------------------------------------------------------------------------------------- recognition
@@ -606,40 +492,31 @@ def test_a_name_that_is_no_utf_8_ends_no_import(tmp_path, path):
 
 def test_what_is_of_no_known_kind_is_an_error_that_says_so(tmp_path):
     with pytest.raises(ForeignCacheError, match="no: No such file or directory$"):
-        old_cache(tmp_path / "no")
+        opened(tmp_path / "no")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(
         ForeignCacheError, match=r"text: not recognised as one of edflow, torch_xla, monai.*; name its"
     ):
-        old_cache(tmp_path / "text")
+        opened(tmp_path / "text")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ForeignCacheError, match="empty: not recognised as one of"):
-        old_cache(tmp_path / "empty")
+        opened(tmp_path / "empty")
     with pytest.raises(ForeignCacheError, match="empty: no sample in this edflow cache$"):
-        old_cache(tmp_path / "empty", "edflow")
+        opened(tmp_path / "empty", "edflow")
     with pytest.raises(OptionError, match="kind='lmdb'; choose one of edflow, torch_xla, monai"):
-        old_cache(tmp_path / "empty", "lmdb")
+        opened(tmp_path / "empty", "lmdb")
     with pytest.raises(OptionError, match='order= is for "monai", this is "edflow"$'):
-        old_cache(tmp_path / "empty", "edflow", order=[])
+        opened(tmp_path / "empty", "edflow", order=[])
+    with pytest.raises(ForeignCacheError, match="text: no sample in this torch_xla cache$"):
+        opened(tmp_path / "text", "torch_xla")
     with pytest.raises(ForeignCacheError, match="text: Not a directory$"):
-        old_cache(tmp_path / "text", "torch_xla")
-    with pytest.raises(ForeignCacheError, match="text: Not a directory$"):
-        old_cache(tmp_path / "text", "monai")
+        opened(tmp_path / "text", "monai")
 
 
-def test_an_archive_of_our_own_is_no_old_cache(path):
+def test_an_archive_of_our_own_is_no_opened(path):
     CachedDataset([1, 2], path)
     with pytest.raises(ForeignCacheError, match=r"an archive of edcache already; it needs no import$"):
-        old_cache(path)
-
-
-def test_indices_are_those_of_a_sequence(old):
-    edflow_zip(old, edflow_samples(3))
-    with pytest.raises(SampleIndexError, match=r"index 3 not in \[-3, 3\)$"):
-        old_cache(old)[3]
-    with pytest.raises(SampleIndexError):
-        old_cache(old)[-4]
-    assert [s["label"] for s in pickle.loads(pickle.dumps(old_cache(old)))] == [0, 1, 2]
+        import_cache(path, f"{path}.again")
 
 
 # ---------------------------------------------------------------------------------- the command line
@@ -668,7 +545,6 @@ def test_edcache_import_names_what_is_missing_and_exits_with_1(old, path):
     assert done.returncode == 1
     assert done.stdout.splitlines()[1] == "missing: 3-4, 8"
     assert f"{old}: 3 of 11 samples are not in it: 3-4, 8" in done.stderr.splitlines()
-    assert f"{old}: labels.p is in it 2 times; the last one counts" in done.stderr.splitlines()
 
 
 CALLED = """
@@ -719,7 +595,3 @@ def test_edcache_import_refuses_pickles_by_name_and_options_that_do_not_go_toget
     code, text = invoke(old, "-o", path, "--trust-pickle", "--codec", "pickle", "--allow-pickle")
     assert code == 0
     assert type(CachedDataset.from_cache(path, allow_pickle=True)[0]["x"]) is Custom
-
-
-def test_the_command_line_knows_every_kind():
-    assert list(flags.KINDS) == list(KINDS)
