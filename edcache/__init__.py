@@ -10,7 +10,6 @@
     copy_to_local   copy an archive that is far away to a disk of this machine, once for all its processes
     import_cache    an archive from another system's cache; compat has the old names of some
     register        let the codec store a class of yours: an enum, a dataclass, any other
-    Seeded          a transform whose random numbers belong to the sample
     samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle, Mixture: orders for a
                     DataLoader
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it

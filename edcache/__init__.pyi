@@ -7,7 +7,6 @@ from .codec import Decoding as Decoding
 from .codec import ImageFile as ImageFile
 from .codec import register as register
 from .dataset import CachedDataset as CachedDataset
-from .dataset import Seeded as Seeded
 from .dataset import View as View
 from .dataset import cachable as cachable
 from .dataset import concat as concat

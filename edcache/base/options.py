@@ -161,8 +161,8 @@ class OpenOptions(ReadOptions):
     Args:
         zero_copy: True returns views of the mapped file instead of copies that you own. numpy arrays are then
             read-only. torch has no read-only tensors: writing into such a tensor ends the process.
-        transform: a function of a sample. It is called at every read, so random augmentation belongs here;
-            `edcache.Seeded(fn, seed)` is one whose random numbers belong to the sample.
+        transform: a function of a sample. It is called at every read, so random augmentation belongs here.
+            `with_transform(fn, seed=)` adds one whose random numbers belong to the sample.
         batch_transform: a function of a collated batch. It is called for `batch`, `loader`, and a DataLoader
             with torch's `default_collate` or an `edcache.collate`; in the worker process, if there is one.
             Both functions can also be set later, as attributes of the dataset.

@@ -9,8 +9,11 @@ from difflib import get_close_matches
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from edcache.base.errors import UnknownLabelError
+
+Ints = npt.NDArray[np.int64]
 
 _WIDEST: Final = 60
 _MOST_BITS: Final = 2048
@@ -144,3 +147,12 @@ def plain(value: object) -> Any:
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     return value.isoformat() if hasattr(value, "isoformat") else str(value)
+
+
+def index_ranges(indices: Ints, most: int = 200, hint: str = "; --json lists all") -> str:
+    """Sorted indices as "17, 40-63"; the first runs, and how many more there are."""
+    ends = np.flatnonzero(np.diff(indices) != 1)
+    runs = zip(indices[[0, *(ends[:most] + 1)]].tolist(), indices[[*ends[:most], -1]].tolist(), strict=True)
+    texts = [f"{low}" if low == high else f"{low}-{high}" for low, high in runs]
+    more = len(ends) + 1 - most
+    return ", ".join(texts[:most]) + (f", and {more:,} more runs{hint}" if more > 0 else "")

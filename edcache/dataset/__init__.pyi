@@ -9,7 +9,6 @@ from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
 from .indexing import readers_of as readers_of
 from .mixture import mix as mix
-from .transforms import Seeded as Seeded
 from .view import Samples as Samples
 from .view import View as View
 from .zipped import zip_fields as zip_fields

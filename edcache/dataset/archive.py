@@ -15,7 +15,17 @@ from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples
 from edcache.format import Failure
 from edcache.labels import Labels, checked_indices
-from edcache.reader import AnyReader, FieldPath, Memory, Projection, Session, Special, ahead_nbytes, collated
+from edcache.reader import (
+    AnyReader,
+    Draws,
+    FieldPath,
+    Memory,
+    Projection,
+    Session,
+    Special,
+    ahead_nbytes,
+    collated,
+)
 
 if TYPE_CHECKING:
     from edcache.dataset.build import Building
@@ -69,7 +79,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _far_shares(self, indices: Ints) -> Shares:
         return [(session, indices) for session in self._far_sessions()]
 
-    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
         reader = self._reader
         if fields is None and reader.has_all:
             return reader.read_many(indices, copy=not self._zero_copy)

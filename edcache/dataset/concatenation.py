@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 from typing_extensions import Self
 
-from edcache import base
 from edcache.base import EdcacheError, Ints, OptionError
 from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import ArchiveDataset, info_of
 from edcache.dataset.indexing import Root, Stored, stored_shares
-from edcache.dataset.transforms import places_of
+from edcache.dataset.randomness import numbered
 from edcache.dataset.view import Samples
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
     AnyReader,
+    Draws,
     FieldPath,
     Group,
     Memory,
@@ -87,13 +87,14 @@ class Combined(Root, Samples):
         if not parts:
             raise OptionError(f"{self.called}() takes at least one dataset")
         self.parts = tuple(parts)
+        self._parts = self.parts
         self._batch_transform = self.parts[0]._batch_transform
         if any(part._batch_transform is not self._batch_transform for part in self.parts):
             raise OptionError(
                 f"{self.called}(): the datasets have different batch_transforms; open all of them with the "
                 "same one, or without"
             )
-        self._is_drawn = any(part._is_seeded for part in self.parts)
+        self._is_seeded = any(part._is_seeded for part in self.parts)
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -255,16 +256,15 @@ class Concat(Combined):
         together = self._joint() if fields is None and len(indices) else None
         return None if together is None else together.group(*self._places(indices))
 
-    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
         group = self._group(indices, fields)
         if group is not None:
             with suppress(EdcacheError):  # whatever is wrong is named by the way below
                 return group.decoded(copy=True)
         samples: list[Any] = [None] * len(indices)
         for part, places, positions in self._shares(indices):
-            for place, sample in zip(
-                places.tolist(), samples_of(part, positions, fields, places), strict=True
-            ):
+            own = None if draws is None else [draws[place] for place in places.tolist()]
+            for place, sample in zip(places.tolist(), samples_of(part, positions, fields, own), strict=True):
                 samples[place] = sample
         return samples
 
@@ -335,7 +335,6 @@ class Concat(Combined):
 def _plain_session(part: Any) -> Session | None:
     """What is open of a part that is an archive as it is stored; None for any other part."""
     is_plain = isinstance(part, ArchiveDataset) and part._transform is None and part._filler is None
-    is_plain = is_plain and not part._is_drawn
     return part._reader.session if is_plain and not part._zero_copy else None
 
 
@@ -354,24 +353,13 @@ def _inner_fields(part: Samples, fields: Projection | None) -> Any:
     return own.narrowed(fields.paths, fields.as_tuple)
 
 
-def samples_of(
-    part: Samples, positions: Ints, fields: Projection | None, places: Ints | None = None
-) -> list[Any]:
-    """The samples of a part at some positions in it, or some fields of them.
-
-    Args:
-        places: int64 [n], which of the samples that are being read these are; None for all of them.
-    """
+def samples_of(part: Samples, positions: Ints, fields: Projection | None, draws: Draws | None) -> list[Any]:
+    """The samples of a part at some positions in it, or some fields of them. draws: of each, if known."""
     indices, inner = part._root_indices(positions), _inner_fields(part, fields)
-    turns = base.turns() if part._is_seeded else None
-    if turns is not None:
-        own = places_of(part, positions)
-        which = range(len(turns)) if places is None else places.tolist()
-        turns = [turns[k]._replace(place=turns[k].place or at) for k, at in zip(which, own, strict=True)]
+    own = numbered(part, positions, draws) if draws is not None and part._is_seeded else None
     if inner is not NotImplemented:
-        with base.reading(turns):
-            return part._root._many(indices, inner)
-    samples = part._read_many(indices, turns)
+        return part._root._many(indices, inner, own)
+    samples = part._read_many(indices, own)
     return samples if fields is None else [fields.of_sample(sample) for sample in samples]
 
 

@@ -17,8 +17,9 @@ import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import Self
 
-from edcache import base
-from edcache.base import Cycle, Ints, OptionError, Selection, check_count, once, shown
+from edcache.base import Ints, OptionError, check_count, once, shown
+from edcache.dataset.randomness import drawn
+from edcache.dataset.selection import Cycle, Selection
 from edcache.dataset.state import (
     VERSION,
     State,
@@ -396,15 +397,15 @@ def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> An
 
 
 def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterator[Any]:
-    """What this rank takes, as positions that know epoch and draw, if `ds` asks."""
+    """Let the positions that a rank takes carry epoch and draw, if a transform of `ds` is seeded."""
     if not getattr(ds, "_is_seeded", False):
         return items
-    numbers: Iterator[int] = itertools.repeat(0)
+    numbers: Iterator[int] | None = None
     if sampler._may_repeat:
         order = _share(sampler, Selection(range(sampler._count)), sampler._start, sampler.rank)
         flat = order if isinstance(order, Selection) else itertools.chain.from_iterable(order)
         numbers = (int(place) + 1 for place in flat)
-    return base.drawn(items, sampler.epoch, numbers)
+    return drawn(items, sampler.epoch, numbers)
 
 
 class _Steps(Sequence[Ints]):

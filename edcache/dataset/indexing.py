@@ -18,18 +18,18 @@ from edcache.base import (
     EdcacheError,
     Ints,
     OptionError,
-    Selection,
     Transform,
-    Turn,
     checked_function,
 )
 from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader, LoaderOptions
-from edcache.dataset.transforms import is_seeded, turns_of
+from edcache.dataset.randomness import draws_of
+from edcache.dataset.selection import Selection
+from edcache.dataset.transforms import Pipeline, is_seeded
 from edcache.format import Failure
 from edcache.labels import Labels, integers, origin
-from edcache.reader import AnyReader, Batch, FieldPath, Memory, Projection, Session, Special
+from edcache.reader import AnyReader, Batch, Draws, FieldPath, Memory, Projection, Session, Special
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -298,7 +298,7 @@ class Readable(Dataset[T_co]):
 
     def _batch(self, indices: Any) -> Batch:
         positions = integers(indices, len(self))
-        return Batch(self, self._root_indices(positions), turns_of(self, indices, positions))
+        return Batch(self, self._root_indices(positions), draws_of(self, indices, positions))
 
     @property
     def _is_seeded(self) -> bool:
@@ -313,32 +313,31 @@ class Readable(Dataset[T_co]):
         return Selection(range(len(self))) if self._selection is None else self._selection
 
     def _read(self, position: int) -> Any:
-        """One sample by its position in [0, len(self)), which may be a Draw."""
+        """Read one sample by its position in [0, len(self)), which may be a Draw."""
         index = position if self._selection is None else self._selection.at(position)
         root, then = self._root, self._added
-        first = root._transform
         # Small samples take 6 us, of which each call is a part: nothing is asked of what is not there.
-        has_none = first is None and then is None
-        if root._is_drawn or (not has_none and (is_seeded(first) or is_seeded(then))):
-            turns = turns_of(self, [position], np.array([position]))
-            assert turns is not None
-            with base.reading(turns), base.sample(index % len(root), turns[0]):
-                sample, transform = root._one(index, self._fields), self._transform
-                return sample if transform is None else transform(sample)
+        if root._is_seeded:
+            draws = draws_of(self, [position], np.array([position]))
+            return self._read_many(np.array([index]), draws)[0]
         sample = root._one(index, self._fields)
-        if first is not None:
-            sample = first(sample)
-        return sample if then is None else then(sample)
+        if root._transform is not None:
+            sample = root._transform(sample)
+        if then is None:
+            return sample
+        draws = draws_of(self, [position], np.array([position])) if is_seeded(then) else None
+        return then(sample) if draws is None else then(sample, index % len(root), *draws[0])  # type: ignore[call-arg]
 
-    def _read_many(self, indices: Ints, turns: Sequence[Turn] | None) -> list[Any]:
-        """What `_read` gives of many samples, by their indices in the root and their turns."""
-        transform = self._transform
-        if turns is None:
-            samples = self._root._many(indices, self._fields)
-            return samples if transform is None else [transform(sample) for sample in samples]
-        with base.reading(turns):
-            samples = self._root._many(indices, self._fields)
-        return samples if transform is None else self._root._each(transform, samples, indices, turns)
+    def _read_many(self, indices: Ints, draws: Draws | None) -> list[Any]:
+        """Read many samples as `_read` does, by their indices in the root and their draws."""
+        root, then = self._root, self._added
+        samples = root._many(indices, self._fields, draws)
+        if root._transform is not None:
+            samples = [root._transform(sample) for sample in samples]
+        if draws is not None and isinstance(then, Pipeline):
+            places = zip(samples, (indices % len(root)).tolist(), draws, strict=True)
+            return [then(sample, index, *draw) for sample, index, draw in places]
+        return samples if then is None else [then(sample) for sample in samples]
 
     def _position(self, index: Any) -> int:
         """One position that a user gave, in [0, len(self))."""
@@ -370,9 +369,9 @@ class Root(Readable[T_co]):
 
     _transform: Transform = None
     _batch_transform: Transform = None
-    _is_drawn: bool = False  # whether samples differ from read to read before any transform of its own
+    _is_seeded: bool = False  # whether a transform of a part asks which sample it gets, and in which epoch
     _epoch: torch.Tensor | None = None  # int64 [], in memory that workers share
-    parts: Sequence[Readable[Any]] = ()  # what it is put together of
+    _parts: Sequence[Readable[Any]] = ()  # what it is put together of
 
     @property
     def transform(self) -> Transform:
@@ -412,20 +411,6 @@ class Root(Readable[T_co]):
         return self
 
     @property
-    def _is_seeded(self) -> bool:
-        return self._is_drawn or is_seeded(self._transform)
-
-    def _each(
-        self, do: Callable[[Any], Any], samples: Iterable[Any], indices: Ints, turns: Sequence[Turn]
-    ) -> list[Any]:
-        """What a function makes of each of some samples while it is the current one."""
-        made = []
-        for one, index, turn in zip(samples, (indices % len(self)).tolist(), turns, strict=True):
-            with base.sample(index, turn):
-                made.append(do(one))
-        return made
-
-    @property
     def _readers(self) -> list[AnyReader]:
         raise NotImplementedError
 
@@ -441,8 +426,8 @@ class Root(Readable[T_co]):
         """A sample, or its fields."""
         return self._many(np.array([index]), fields)[0]
 
-    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
-        """What `_one` gives of many."""
+    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
+        """Return what `_one` does of many. draws: of each, for seeded transforms of parts."""
         raise NotImplementedError
 
     def _collated(
@@ -519,4 +504,4 @@ def readers_of(ds: Readable[Any]) -> list[AnyReader]:
 
 def _is_stored(ds: Readable[Any]) -> bool:
     """Whether samples are as archives hold them, of a part too: no function of a user's makes them."""
-    return ds._transform is None and all(map(_is_stored, ds._root.parts))
+    return ds._transform is None and all(map(_is_stored, ds._root._parts))

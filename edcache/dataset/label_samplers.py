@@ -9,22 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache import base
-from edcache.base import (
-    Computed,
-    Ints,
-    OptionError,
-    Selection,
-    Shuffled,
-    check_count,
-    once,
-    permuted,
-    shuffled,
-    word,
-    words,
-)
+from edcache.base import Ints, OptionError, check_count, once
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
+from edcache.dataset.permutation import Computed, permuted, word, words
 from edcache.dataset.sampler_columns import Column, by_class, column_of, numbers_of
+from edcache.dataset.selection import Selection, Shuffled, shuffled
 from edcache.dataset.state import State, digest
 
 if TYPE_CHECKING:
@@ -225,7 +214,7 @@ class ByLength(EpochSampler):
             at = int(wrong.argmax())
             most = "" if max_tokens is None else f", max_tokens={max_tokens:,}"
             raise OptionError(f"sample {at} has length {values[at]:,}{most}; filter() such samples out")
-        rising = base.stable_order(values.view(np.uint64))
+        rising = np.argsort(values, kind="stable")
         self._sorted = rising[::-1].copy()
         self.shuffle = shuffle
         starts, buckets, size = [np.empty(0, np.int64)], [], 0

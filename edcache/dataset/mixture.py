@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from edcache.base import Computed, Ints, OptionError, Selection, Shuffled, check_count, permuted, word, words
+from edcache.base import Ints, OptionError, check_count
 from edcache.dataset.concatenation import Concat, concat
 from edcache.dataset.epoch import EpochSampler
+from edcache.dataset.permutation import Computed, permuted, word, words
+from edcache.dataset.selection import Selection, Shuffled
 from edcache.dataset.state import State
 from edcache.dataset.view import Samples
 

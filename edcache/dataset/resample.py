@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, OptionError, dealt_by_class, generator, shown
+from edcache.base import Ints, OptionError, shown
+from edcache.dataset.ordering import assigned_by_class, generator
 from edcache.labels import Classes
 
 _STRATEGIES = ("exact", "multiply")
@@ -28,4 +29,4 @@ def oversampled(classes: Classes, strategy: str, seed: int) -> Ints:
 
 def _is_drawn(random: np.random.Generator, classes: Classes, counts: Ints, wanted: Ints) -> npt.NDArray[Any]:
     """1 for so many samples of each class, drawn without replacement, and 0 for the others."""
-    return dealt_by_class(random, classes.codes, np.stack([counts - wanted, wanted], axis=1).tolist())
+    return assigned_by_class(random, classes.codes, np.stack([counts - wanted, wanted], axis=1).tolist())

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import Ints, OptionError, described
+from edcache.dataset.ordering import grouped
 from edcache.format import detached, fits_arrow, pa
 from edcache.labels import classes_of, comparable
 
@@ -83,7 +84,7 @@ def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Positions by class, as `base.grouped` gives them, without those of missing values.
+    """Positions by class, as `grouped` gives them, without those of missing values.
 
     Numbers and times come by rising class, others as they appear.
     """
@@ -98,7 +99,7 @@ def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
         kept.sort(key=classes.__getitem__)
     numbers = np.full(len(classes), len(kept), np.min_scalar_type(len(kept)))
     numbers[kept] = np.arange(len(kept))
-    positions, ends = base.grouped(numbers[codes], len(kept) + 1)
+    positions, ends = grouped(numbers[codes], len(kept) + 1)
     return positions[: ends[-2]], ends[:-1]
 
 

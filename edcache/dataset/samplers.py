@@ -8,22 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edcache import base
-from edcache.base import (
-    Computed,
-    Ints,
-    OptionError,
-    Permutation,
-    Selection,
-    Shuffled,
-    check_count,
-    once,
-    permuted,
-    shuffled,
-    word,
-    words,
-)
+from edcache.base import Ints, OptionError, check_count, once
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
+from edcache.dataset.ordering import grouped
+from edcache.dataset.permutation import Computed, Permutation, permuted, word, words
+from edcache.dataset.selection import Selection, Shuffled, shuffled
 from edcache.dataset.state import State, digest
 
 if TYPE_CHECKING:
@@ -205,7 +194,7 @@ def _runs(ds: Any, root: Any) -> tuple[Selection, int]:
         raise OptionError(
             f"{missing:,} of {len(ds):,} samples have no record, and so no chunk; leave out ds.missing"
         )
-    places, ends = base.grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
+    places, ends = grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
     return Selection(places), -(-len(ds) // max(1, int(np.count_nonzero(np.diff(ends))))) or 1
 
 

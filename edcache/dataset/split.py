@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, OptionError, dealt, dealt_by_class, generator, grouped, shown
+from edcache.base import Ints, OptionError, shown
+from edcache.dataset.ordering import assigned, assigned_by_class, generator, grouped
 
 _LARGEST_DENOMINATOR = 10**9
 _ROUNDING = 1e-6
@@ -65,9 +66,9 @@ def parted(
     elif strata is not None:
         # Each part has of each class within one of its share.
         counts = np.bincount(strata, minlength=int(strata.max()) + 1).tolist() if count else []
-        hands = dealt_by_class(random, strata, apportioned(counts, weights))
+        hands = assigned_by_class(random, strata, apportioned(counts, weights))
     else:
-        hands = dealt(random, sizes_of(count, weights))
+        hands = assigned(random, sizes_of(count, weights))
     return grouped(hands, len(weights))
 
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Cycle, OptionError, Selection, Shuffled, shown
+from edcache.base import OptionError, shown
+from edcache.dataset.selection import Cycle, Selection, Shuffled
 
 State = dict[str, Any]
 
@@ -34,7 +35,7 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
 
 def selections_of(ds: Any) -> list[Selection]:
     """The selection of a dataset, and the selections of the datasets that it is put together of."""
-    parts = getattr(getattr(ds, "_root", None), "parts", ())
+    parts = getattr(getattr(ds, "_root", None), "_parts", ())
     own = [ds._whole_selection()] if hasattr(ds, "_whole_selection") else []
     return own + [one for part in parts for one in selections_of(part)]
 

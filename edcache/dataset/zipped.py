@@ -14,7 +14,7 @@ from edcache.dataset.indexing import not_as_stored
 from edcache.dataset.view import Samples
 from edcache.format import Failure, beside
 from edcache.labels import checked_indices
-from edcache.reader import FieldPath, Memory, Projection, Special
+from edcache.reader import Draws, FieldPath, Memory, Projection, Special
 
 
 def zip_fields(*datasets: Samples) -> Zipped:
@@ -61,9 +61,9 @@ class Zipped(Combined):
         """Why samples have no record, for those that failed when they were made, of all datasets."""
         return [failure for part in self.parts for failure in part.errors]
 
-    def _many(self, indices: Ints, fields: Projection | None) -> list[Any]:
+    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
         indices = checked_indices(indices, len(self))
-        columns = [samples_of(part, indices, None) for part in self.parts]
+        columns = [samples_of(part, indices, None, draws) for part in self.parts]
         joined = [self._joined(parts) for parts in zip(*columns, strict=True)]
         return joined if fields is None else [fields.of_sample(sample) for sample in joined]
 
@@ -80,7 +80,7 @@ class Zipped(Combined):
                 return NotImplemented
             for place, part in enumerate(self.parts):
                 if batches[place] is NotImplemented:
-                    batches[place] = default_collate(samples_of(part, indices, None))
+                    batches[place] = default_collate(samples_of(part, indices, None, None))
             batch = self._joined(batches)
             return batch if fields is None else fields.of_sample(batch)
         except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does

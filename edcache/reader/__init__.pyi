@@ -1,4 +1,5 @@
 from .batch import Batch as Batch
+from .batch import Draws as Draws
 from .batch import batch_for as batch_for
 from .batch import collated as collated
 from .batch import collated_group as collated_group

@@ -12,7 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data._utils.worker import _worker_loop
 
-from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, Turn
+from edcache.base import CodecError, CorruptRecordError, Ints, OptionError
 from edcache.codec import memory_dtype
 from edcache.reader.collation import Memory, NotInBulk, Special, collation
 from edcache.reader.group import Group
@@ -36,25 +36,33 @@ _KEPT = 4
 _SHARED = 1 << 19
 
 
+Draws: TypeAlias = Sequence[tuple[int, int]]
+"""(epoch, draw) of each sample that is read; draw tells reads of one sample in an epoch apart."""
+
+
 class Batch:
     """The samples at some indices, not read yet.
 
     Args:
         dataset: a `Readable` of the room above. indices: int64 [n], indices of its root's samples.
-        turns: one for each, where something depends on it; see `base.Turn`.
+        draws: (epoch, draw) of each, if a transform is seeded.
         is_sent: whether a DataLoader's worker sends the collated batch to its parent process.
     """
 
-    __slots__ = ("_dataset", "_indices", "_is_sent", "_turns")
+    __slots__ = ("_dataset", "_draws", "_indices", "_is_sent")
 
     def __init__(
-        self, dataset: Any, indices: Ints, turns: Sequence[Turn] | None = None, is_sent: bool = False
+        self,
+        dataset: Any,
+        indices: Ints,
+        draws: Draws | None = None,
+        is_sent: bool = False,
     ) -> None:
-        self._dataset, self._indices, self._turns, self._is_sent = dataset, indices, turns, is_sent
+        self._dataset, self._indices, self._draws, self._is_sent = dataset, indices, draws, is_sent
 
     def samples(self) -> list[Any]:
         """The samples, as the dataset gives them one by one."""
-        samples: list[Any] = self._dataset._read_many(self._indices, self._turns)
+        samples: list[Any] = self._dataset._read_many(self._indices, self._draws)
         return samples
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
@@ -89,7 +97,7 @@ class Batch:
 
     def _is_bulk(self) -> bool:
         """Whether the batch may be gathered from the records, without samples."""
-        is_stored = self._turns is None and self._dataset._transform is None
+        is_stored = self._draws is None and self._dataset._transform is None
         return is_stored and len(self._indices) > 0 and not _is_changed()
 
     def _in_bulk(self, special: Special | None, memory: Memory) -> Any:
@@ -123,7 +131,7 @@ _FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems
 _WORKER_CODE = _worker_loop.__code__
 
 
-def batch_for(caller: FrameType, dataset: Any, indices: Ints, turns: Sequence[Turn] | None) -> list[Any]:
+def batch_for(caller: FrameType, dataset: Any, indices: Ints, draws: Draws | None) -> list[Any]:
     """The result of `dataset.__getitems__`: one `Batch` if the caller collates it, else a list of samples."""
     while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
         caller = caller.f_back  # torch's Subset passes the result on unchanged
@@ -132,8 +140,8 @@ def batch_for(caller: FrameType, dataset: Any, indices: Ints, turns: Sequence[Tu
         if collate is default_collate or isinstance(collate, Special):
             # False for a DataLoader that the user runs inside a worker.
             is_sent = caller.f_back is not None and caller.f_back.f_code is _WORKER_CODE
-            return [Batch(dataset, indices, turns, is_sent)]
-    return Batch(dataset, indices, turns).samples()
+            return [Batch(dataset, indices, draws, is_sent)]
+    return Batch(dataset, indices, draws).samples()
 
 
 _KNOWN = dict(default_collate_fn_map)
@@ -213,7 +221,7 @@ def _merged_tensors(batches: Sequence[Any], places: Sequence[Ints], memory: Memo
 # --- memory -----------------------------------------------------------------------------------------
 #
 # A fresh allocation of many megabytes is slow because of page faults: 7 GB/s, memory in use 18 GB/s.
-# The C library returns allocations beyond 32 MiB to the kernel. So large memory is kept here for the next
+# The C library redraws allocations beyond 32 MiB to the kernel. So large memory is kept here for the next
 # batch, once no tensor uses it. A worker of a DataLoader gathers straight into shared memory.
 
 

@@ -24,7 +24,7 @@ from cli_runner import RUNNER
 from filled import available
 
 from edcache import CachedDataset, CacheWriter
-from edcache.base.selection import index_ranges
+from edcache.base import index_ranges
 from edcache.base.wording import human_bytes
 from edcache.cli import main
 from edcache.format.spec import Head

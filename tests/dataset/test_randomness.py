@@ -1,9 +1,7 @@
-"""Seeded transforms and crops: the random numbers of a sample, whoever reads it, and when."""
+"""Seeded transforms: the random numbers of a sample, whoever reads it, and when."""
 
-import hashlib
 import json
 import pickle
-import random
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
-from edcache import CachedDataset, CacheWriter, Seeded, concat, zip_fields
+from edcache import CachedDataset, CacheWriter, concat, zip_fields
 from edcache.errors import OptionError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
@@ -19,34 +17,20 @@ COUNT = 40
 EPOCHS = 3
 
 
-# --- the oracle: docs/reference/orders.md, by Python's integers alone -----------------------------------
+# --- the oracle: docs/reference/orders.md ---------------------------------------------------------------
 
 
-def key_of(seed, epoch, index, place=0, number=0, use="0"):
-    parts = ["edcache random", *(format(part, "x") for part in (1, seed, epoch, index, place, number)), use]
-    return hashlib.shake_128("/".join(parts).encode()).digest(56)
+def generator_of(seed, epoch, index, draw=0, step=0):
+    return np.random.default_rng([epoch, index, draw, step, seed])
 
 
-TIMES = 0x2360ED051FC65DA44385DF649FCCF645
-
-
-def state_of(key):
-    """State and increment of the PCG64 of a key."""
-    a, b, c, d = (int.from_bytes(key[k : k + 8], "little") for k in (0, 8, 16, 24))
-    step = ((c << 64 | d) << 1 | 1) % 2**128
-    return ((step + (a << 64 | b)) * TIMES + step) % 2**128, step
-
-
-def first_raw(key):
-    """The first 64 bits of the PCG64 of a key."""
-    state, step = state_of(key)
-    state = (state * TIMES + step) % 2**128
-    mixed, turn = (state >> 64 ^ state) % 2**64, state >> 122
-    return (mixed >> turn | mixed << (-turn % 64)) % 2**64
+def by_torch(seed, epoch, index):
+    generator = torch.Generator().manual_seed(generator_of(seed, epoch, index).bit_generator.random_raw())
+    return torch.randint(1 << 62, (), generator=generator).item()
 
 
 def expected(seed, epoch, index, **rest):
-    return first_raw(key_of(seed, epoch, index, **rest)) >> 1
+    return int(generator_of(seed, epoch, index, **rest).bit_generator.random_raw()) >> 1
 
 
 # --- what is transformed --------------------------------------------------------------------------------
@@ -58,11 +42,6 @@ def noisy(sample, rng):
 
 def noisy_by_torch(sample, rng: torch.Generator):
     return {**sample, "noise": int(torch.randint(1 << 62, (), generator=rng))}
-
-
-def noisy_by_globals(sample):
-    numbers = [torch.rand(2).tolist(), random.random(), np.random.rand(2).tolist()]
-    return {"x": sample["x"], "noise": str(numbers)}
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +158,7 @@ def drawn_by(view, ranks, rank, state=None):
 def test_draws_of_one_sample_are_numbered_apart_by_any_ranks_and_resumption(view):
     whole = drawn_by(view, 1, 0)
     order = Weighted(view, "label", 60, seed=2).order(0)
-    assert whole == [(x, expected(5, 0, x, number=k + 1)) for k, x in enumerate(order)]
+    assert whole == [(x, expected(5, 0, x, draw=k + 1)) for k, x in enumerate(order)]
     assert len(set(whole)) == 60 > len({x for x, _ in whole})
     for ranks in (2, 3):
         shares = [drawn_by(view, ranks, rank) for rank in range(ranks)]
@@ -232,7 +211,7 @@ def test_workers_that_stay_see_an_epoch_that_is_set(view, context):
 
 
 def test_a_loader_that_does_not_know_the_epoch_is_refused(view):
-    message = "a seeded transform or Decoding depends on the epoch, and this DataLoader does not know it"
+    message = "a seeded transform depends on the epoch, and this DataLoader does not know it"
     with pytest.raises(OptionError, match=message):
         next(iter(DataLoader(view, 4, shuffle=True)))
     with pytest.raises(OptionError, match=message):  # the sampler is of a dataset that draws nothing
@@ -272,7 +251,7 @@ def test_views_of_a_seeded_view_have_its_samples(view):
 def test_a_view_that_repeats_samples_has_numbers_for_each_of_its_positions(view):
     for other in (view.repeat(3), view.filter(label=[0, 1]).oversample("label"), view.repeat(2).shuffle(1)):
         made = [s["noise"] for s in other]
-        assert made == [expected(5, 0, x, place=p + 1) for p, x in enumerate(other.indices.tolist())]
+        assert made == [expected(5, 0, x, draw=p + 1) for p, x in enumerate(other.indices.tolist())]
         assert other[-1]["noise"] == made[-1]
         assert noises_in_order(DataLoader(other, 9, sampler=range_of_epoch(other, 0))) == made
     assert view.repeat(1)[3] == view[3]
@@ -288,28 +267,25 @@ def noises_in_order(batches):
     return [noise for batch in batches for noise in batch["noise"].tolist()]
 
 
-def test_each_seeded_function_has_numbers_of_its_own(path):
+def test_each_seeded_function_has_numbers_of_its_own(ds, view):
     def second(sample, rng):
         return {**sample, "second": int(rng.bit_generator.random_raw()) >> 1}
 
-    def third(x, rng, ctx):
-        ctx["third"] = int(rng.bit_generator.random_raw()) >> 1
-        return x
+    def third(x, rng):
+        return x, int(rng.bit_generator.random_raw()) >> 1
 
-    ds = CachedDataset.from_cache(path, transform=Seeded(noisy, 5))
-    view = ds.with_transform(lambda s: s).with_transform(second, seed=5).ctx(third, field="x", seed=6)
-    sample, ctx = view[4]
+    made = view.with_transform(lambda s: s).with_transform(second, seed=5)
+    sample = made.with_transform(third, field="x", seed=6)[4]
     assert sample["noise"] == expected(5, 0, 4)
-    assert sample["second"] == expected(5, 0, 4, use="1")
-    assert ctx == {"third": expected(6, 0, 4, use="2")}
-    assert ds[4] == {"x": 4, "label": 1, "noise": expected(5, 0, 4)}
+    assert sample["second"] == expected(5, 0, 4, step=1)
+    assert sample["x"] == (4, expected(6, 0, 4, step=2))
 
 
 def test_draws_that_repeat_are_numbered_apart_in_parts_too(view):
     both = concat([view[:5], view[5:]])
     sampler = Weighted(both, np.ones(COUNT), 90, seed=4)
     order = sampler.order(0)
-    wanted = [expected(5, 0, x, number=k + 1) for k, x in enumerate(order)]
+    wanted = [expected(5, 0, x, draw=k + 1) for k, x in enumerate(order)]
     assert noises_in_order(DataLoader(both, 9, sampler=sampler)) == wanted
 
 
@@ -331,47 +307,7 @@ def test_parts_of_what_is_put_together_have_their_own_indices(view, ds):
     assert wide[4]["noise"] == expected(5, 7, 4)
 
 
-def test_a_transform_that_is_set_later_is_seeded_too(ds):
-    both = concat([ds, ds[:3]])
-    assert both[1] == {"x": 1, "label": 1}
-    ds.transform = Seeded(noisy, seed=5)
-    assert [both[k]["noise"] for k in (1, COUNT + 1)] == [expected(5, 0, 1)] * 2
-    ds.transform = None
-    assert both[1] == {"x": 1, "label": 1}
-    part = ds[:3]
-    both = concat([ds, part])
-    assert both[COUNT + 1] == {"x": 1, "label": 1}
-    part.transform = Seeded(noisy, seed=5)
-    assert part[1]["noise"] == both[COUNT + 1]["noise"] == expected(5, 0, 1)
-
-
-def test_a_sample_read_by_a_transform_is_of_the_same_epoch(view, ds):
-    def mixed(sample, rng):
-        partner = view[int(rng.integers(COUNT))]
-        return {
-            **sample,
-            "partner": partner["x"],
-            "theirs": partner["noise"],
-            "noise": noisy({}, rng)["noise"],
-        }
-
-    def after(sample, rng):
-        return {**sample, "after": noisy({}, rng)["noise"]}
-
-    other = ds.with_transform(mixed, seed=1).with_transform(after, seed=1)
-    loader = other.loader(COUNT)
-    loader.set_epoch(3)
-    batch = next(iter(loader))
-    assert batch["theirs"].tolist() == [expected(5, 3, x) for x in batch["partner"].tolist()]
-    assert batch["after"].tolist() == [expected(1, 3, x, use="1") for x in range(COUNT)]
-    alone = ds.with_transform(lambda s, rng: (int(rng.integers(COUNT)), noisy({}, rng)["noise"]), seed=1)
-    alone.set_epoch(3)
-    assert [list(pair) for pair in zip(batch["partner"].tolist(), batch["noise"].tolist(), strict=True)] == [
-        list(alone[k]) for k in range(COUNT)
-    ]
-
-
-# --- torch, and the global generators -------------------------------------------------------------------
+# --- torch ------------------------------------------------------------------------------------------
 
 
 def test_torchs_generator_is_had_by_annotation(ds):
@@ -381,49 +317,29 @@ def test_torchs_generator_is_had_by_annotation(ds):
     def keyword(sample, *, rng: np.random.Generator):
         return noisy(sample, rng)
 
-    torch_seed = int.from_bytes(key_of(5, 0, 3)[32:40], "little")
-    wanted = torch.randint(1 << 62, (), generator=torch.Generator().manual_seed(torch_seed)).item()
+    wanted = by_torch(5, 0, 3)
     for function in (noisy_by_torch, optional):
         assert ds.with_transform(function, seed=5)[3]["noise"] == wanted
     assert ds.with_transform(keyword, seed=5)[3]["noise"] == expected(5, 0, 3)
 
 
-def test_global_generators_are_seeded_on_request_and_set_back(ds):
-    view = ds.with_transform(noisy_by_globals, seed=5, seed_global=True)
-    torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    wanted = noisy_by_globals({"x": 0})
-    torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    first = [view[k]["noise"] for k in range(COUNT)]
-    assert noisy_by_globals({"x": 0}) == wanted
-    assert len(set(first)) == COUNT
-    key = key_of(5, 0, 7)
-    generator = torch.Generator().manual_seed(int.from_bytes(key[40:48], "little"))
-    python, numpy = (
-        random.Random(int.from_bytes(key[48:56], "little")),
-        np.random.RandomState(int.from_bytes(key[52:56], "little")),
-    )
-    assert first[7] == str(
-        [torch.rand(2, generator=generator).tolist(), python.random(), numpy.rand(2).tolist()]
-    )
-    for threads in (1, 4):
-        made = [pair for batch in view.loader(3, num_threads=threads) for pair in batch["noise"]]
-        assert made == first
-    view.set_epoch(0)
-    loader = DataLoader(view, 7, num_workers=2)
-    assert [noise for batch in loader for noise in batch["noise"]] == first
+def test_functions_that_draw_from_the_global_generator_are_seeded_by_hand(ds):
+    """As docs/howto/views.md has it."""
 
+    def augmented(sample, rng: torch.Generator):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(rng.initial_seed())
+            return {**sample, "noise": float(torch.rand(()))}
 
-def test_global_generators_are_set_back_where_a_transform_raises(ds):
-    def raises(sample):
-        torch.rand(3)
-        raise KeyError("no")
-
+    view = ds.with_transform(augmented, seed=5)
     torch.manual_seed(1)
-    before = torch.get_rng_state(), random.getstate()
-    with pytest.raises(KeyError):
-        ds.with_transform(raises, seed=5, seed_global=True)[0]
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert random.getstate() == before[1]
+    wanted = torch.rand(3)
+    torch.manual_seed(1)
+    first = [sample["noise"] for sample in view]
+    assert torch.equal(torch.rand(3), wanted)
+    assert len(set(first)) == COUNT
+    view.set_epoch(0)
+    assert [noise for batch in DataLoader(view, 7, num_workers=2) for noise in batch["noise"]] == first
 
 
 # --- values and their quality ---------------------------------------------------------------------------
@@ -473,13 +389,9 @@ def flip(sample):
         (lambda ds: ds.with_transform(flip, seed=1), "flip takes no rng, so a seed has no use for it; add"),
         (lambda ds: ds.with_transform(dict, seed=1), "dict takes no rng, so a seed has no use for it; add"),
         (lambda ds: ds.with_transform(noisy), "noisy takes rng; give its seed: with_transform"),
-        (lambda ds: ds.with_transform(flip, seed_global=True), "seed_global=True needs a seed; give seed=0"),
         (lambda ds: ds.with_transform(noisy, seed=float("nan")), "seed=nan; give an integer of 0 or more"),
         (lambda ds: ds.with_transform(noisy, seed=-1), "seed=-1; give an integer of 0 or more"),
         (lambda ds: ds.with_transform(noisy, seed=True), "seed=True; give an integer of 0 or more"),
-        (lambda ds: Seeded("flip", 1), r"Seeded\(\) takes a function, not 'flip'"),
-        (lambda ds: Seeded(noisy, 1)({}), r"Seeded\(noisy\) is called outside of a dataset"),
-        (lambda ds: ds.with_transform(lambda s: Seeded(noisy, 1)(s))[0], "is called outside of a dataset"),
         (lambda ds: ds.set_epoch(-1), "epoch=-1; give 0 or more"),
         (lambda ds: ds.set_epoch(1.5), "epoch=1.5; give 0 or more"),
     ],

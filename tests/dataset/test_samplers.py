@@ -22,7 +22,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.base import Selection
+from edcache.dataset.selection import Selection
 from edcache.errors import OptionError, UnknownLabelError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-from edcache.base.selection import Cycle, Selection, repeated
+from edcache.dataset.selection import Cycle, Selection, repeated
 
 NUMBERS = st.integers(-40, 40)
 STEPS = st.lists(

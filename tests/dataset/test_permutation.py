@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-from edcache.base.permutation import Permutation, permuted, word, words
+from edcache.dataset.permutation import Permutation, permuted, word, words
 
 COUNTS = st.integers(1, 300) | st.sampled_from([65_535, 65_536, 65_537, 100_003]) | st.integers(1, 2**63 - 1)
 KEYS = st.lists(st.integers(-(2**70), 2**70), max_size=3)

@@ -1,4 +1,4 @@
-"""Random orders that nobody stores: what stands at a position is computed, in constant time and memory.
+"""A random permutation that is computed element by element, in constant time and memory.
 
 The function is version 1 of docs/reference/orders.md, and stays: test_permutation.py has its values.
 A position is two digits, which take turns in adding a hash of the other one: a Feistel network over the
@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-Ints = npt.NDArray[np.int64]
+from edcache.base import Ints
+
 _Words = npt.NDArray[np.uint64]
 
 _VERSION = 1
@@ -33,7 +34,7 @@ _WORD, _HALF = (1 << 64) - 1, np.uint64(32)
 
 
 def word(*key: int) -> int:
-    """The word of a key, such as a seed and an epoch. Words of other keys have nothing in common."""
+    """Hash a key, such as a seed and an epoch, to 64 bits. Other keys have unrelated hashes."""
     # Hexadecimal: of decimal digits Python makes 4,300 at most.
     text = "/".join(("edcache order", *(format(part, "x") for part in (_VERSION, *key))))
     return int.from_bytes(hashlib.shake_128(text.encode()).digest(8), "little")
@@ -80,7 +81,7 @@ def _round_keys(words: _Words, rounds: int) -> Iterator[_Words]:
 
 
 def _network(positions: _Words, low_size: Any, high_size: Any, keys: Iterable[Any]) -> _Words:
-    """All rounds, once; `Permutation.at` has them for one number."""
+    """Run all rounds once, on an array. `Permutation.at` is the scalar copy: change both."""
     high, low = np.divmod(positions, low_size)
     size, other = low_size, high_size
     hashed, spare = np.empty_like(low), np.empty_like(low)
@@ -126,7 +127,7 @@ class Computed:
         start, near = self._near
         if not 0 < len(positions) <= self._block:
             return self._computed(positions)
-        # Not min(): as in dataset/indexing.py.
+        # numpy's min() and max() take three times as long as argmin().
         first, last = int(positions[positions.argmin()]), int(positions[positions.argmax()])
         if not start <= first <= last < start + len(near):
             start = first // self._block * self._block
@@ -147,7 +148,7 @@ class Permutation(Computed):
         count: how many, up to 2**63 - 1.
         key: integers, such as a seed and an epoch. Other keys give orders that have nothing in common.
 
-    Cost: 0.03 us for each of many positions, 6 us for a single one. Up to 65,536 positions are computed once.
+    Cost: 0.03 us for each of many positions, 6 us for a single one. Up to 65,536 are computed once.
     """
 
     def __init__(self, count: int, *key: int) -> None:
@@ -166,7 +167,7 @@ class Permutation(Computed):
         return Permutation, (self._count, *self._key)
 
     def at(self, position: int) -> int:
-        """See the base class; a position far from the last ones is computed alone."""
+        """See the base class. A position far from the last ones is computed alone, in 6 us instead of 120."""
         start, near = self._near
         is_near = start <= position < start + len(near)
         # Who reads one after the other begins a block here.
