@@ -172,12 +172,12 @@ class Appender:
             self._label_types = header, self._log.table(header).label_types
         return self._label_types[1]
 
-    def append(self, chunk: Chunk) -> None:
+    def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
 
         Raises:
             LabelTypeError: its label columns do not go with those of the archive.
-            StorageError: none of it was published.
+            StorageError: none of it was published; with EFBIG, the archive would grow beyond max_bytes.
         After any exception the same chunk may be given again: it is published once.
         """
         with self._appending():
@@ -195,6 +195,7 @@ class Appender:
                 format.KIND_CHUNK,
                 [table, bytes(format.align(len(table), 64) - len(table)), chunk.data],
                 chunk,
+                max_bytes=max_bytes,
                 samples=chunk.count,
                 end_index=int(records.samples.max()) + 1,
                 table_nbytes=len(table),

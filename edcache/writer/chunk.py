@@ -20,9 +20,6 @@ from edcache.labels import LabelCollector
 CHUNK_NBYTES = 4 << 20
 
 _LARGE = 1 << 15
-# Of a chunk's table: for each record, and for each label column, besides the labels.
-_ROW_NBYTES = 64
-_COLUMN_NBYTES = 1024
 _pack_row = struct.Struct("4q").pack
 
 
@@ -63,14 +60,6 @@ class Chunk:
         """Its table as an entry has it; behind that the crc32 of its blocks."""
         table = format.ChunkTable(self.records, self.labels, self.schemas, types, len(self.data))
         return b"".join([format.pack_chunk_table(table), format.block_crcs(memoryview(self.data))])
-
-    def fits(self, nbytes: int) -> int:
-        """How many of its records, from the first on, make a chunk of at most so many bytes in a file."""
-        ends = (self.records.offset + self.records.nbytes).astype(np.int64)
-        row = _ROW_NBYTES + -(-self.labels.nbytes // max(1, self.count))
-        fixed = 2 * format.PAGE + _COLUMN_NBYTES * self.labels.num_columns + sum(map(len, self.schemas))
-        rows = row * np.arange(1, self.count + 1)
-        return int(np.searchsorted(ends + ends // 4096 + rows, nbytes - fixed))
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memoryview does not travel.

@@ -18,7 +18,7 @@ from edcache.writer.appender import Appender
 from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, crew_context, worker_count
 from edcache.writer.job import Job, check_length, errors_with, outcome
-from edcache.writer.part import FAILED, Part, Presence, Watch
+from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 
 logger = logging.getLogger("edcache")
@@ -99,21 +99,34 @@ def _fill(job: Job) -> None:
 
 def _compute(job: Job, appender: Appender, presence: Presence) -> None:
     is_first, name = appender.claims.join_fillers(), os.path.basename(job.path)
-    with base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress:
-        watch = _FillWatch(progress, appender, presence)
-        with errors_with(lambda: _outcome(job, presence, watch.lost)):
-            _drive(job, appender, presence, watch)
+
+    def ending() -> str:
+        with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
+            presence.update()
+        return outcome(job.path, presence.count, job.length)
+
+    with (
+        base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress,
+        errors_with(ending),
+    ):
+        _drive(job, appender, presence, progress)
     presence.update()
     check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
     if presence.missing:
         raise base.WorkerError(
-            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; "
-            f"{_outcome(job, presence, watch.lost)}"
+            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}"
         )
 
 
-def _drive(job: Job, appender: Appender, presence: Presence, watch: _FillWatch) -> None:
-    """Have an executor, a crew of workers, or this process compute and publish what is missing."""
+def _drive(job: Job, appender: Appender, presence: Presence, progress: base.Progress) -> None:
+    """Have an executor, a crew of workers, or this process compute and publish the missing samples."""
+
+    def look() -> None:
+        """Show what others have published, workers of this fill too."""
+        before = appender.chain.cursor.offset
+        if samples := presence.update():
+            progress.advance(samples, appender.chain.cursor.offset - before)
+
     claims, options = presence.missing_claims, job.options
     workers = min(worker_count(options.num_workers), -(-job.length // appender.head.claim_size))
     if options.timeout is not None:
@@ -121,50 +134,8 @@ def _drive(job: Job, appender: Appender, presence: Presence, watch: _FillWatch) 
     # A daemonic process, such as a DataLoader's worker, may not start others.
     is_daemonic = multiprocessing.current_process().daemon
     if options.executor is not None:
-        Cluster(job, appender, presence, watch.look).run(claims)
+        Cluster(job, appender, presence, look).run(claims)
     elif workers and appender.claims.can_lock and not is_daemonic:
-        crew = Crew(job, workers, appender, watch.look)
-        try:
-            crew.run()
-        finally:
-            watch.lost = crew.lost
+        Crew(job, workers, appender, look).run()
     else:
-        Part(job, appender, presence, watch).run(claims)
-
-
-def _outcome(job: Job, presence: Presence, lost: int) -> str:
-    with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
-        presence.update()
-    return outcome(job.path, presence.count, job.length, min(lost, presence.missing))
-
-
-class _FillWatch(Watch):
-    """What a fill in this process shows of itself.
-
-    Attributes:
-        lost: samples that were computed and are not published: lost, where the fill ends so.
-    """
-
-    def __init__(self, progress: base.Progress, appender: Appender, presence: Presence) -> None:
-        self._progress = progress
-        self._appender = appender
-        self._presence = presence
-        self.lost = 0
-
-    def done(self, nbytes: int, samples: int = 1) -> None:
-        self.lost += samples * (nbytes > 0)
-        self._progress.advance(samples, nbytes)
-
-    def published(self, samples: int) -> None:
-        self.lost -= samples
-
-    def found(self, samples: int) -> None:
-        self._progress.advance(samples)
-
-    def look(self) -> None:
-        """Show what others have published, workers of this fill too."""
-        before = self._appender.chain.cursor.offset
-        samples = self._presence.update()
-        nbytes = self._appender.chain.cursor.offset - before
-        if samples:
-            self._progress.advance(samples, nbytes)
+        Part(job, appender, presence, lambda index: None, progress.advance).run(claims)

@@ -17,6 +17,7 @@ from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.cache import adopt_labels
+from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.fingerprint import comparable, differences, stale_message
 from edcache.writer.publisher import FailureOf, Publisher
 from edcache.writer.store import Store, store_at
@@ -75,14 +76,16 @@ class Job:
             raise
         return appender
 
-    def publisher(self, appender: Appender, *, keeps_failures: bool = True) -> Publisher:
-        """What encodes and publishes samples, with the label columns that the archive was begun with.
+    def publisher(
+        self, appender: Appender, *, keeps_failures: bool = True, chunk_nbytes: int = CHUNK_NBYTES
+    ) -> Publisher:
+        """Make a publisher with the label columns that the archive was begun with.
 
         keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
         """
         spec = adopt_labels(appender.head, self.spec, self.path)
         failure_of = self.failure_of if keeps_failures else None
-        return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
+        return Publisher(appender, spec, self.chunk_size, chunk_nbytes, failure_of, path=self.path)
 
     def compute(self, index: int) -> Any:
         """One sample from the source; SourceError if it raises."""
@@ -128,7 +131,7 @@ def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
 
 @contextmanager
 def errors_with(outcome: Callable[[], str]) -> Iterator[None]:
-    """Let what ends a fill, an error or an interrupt, say what became of its samples: see `outcome`."""
+    """Append `outcome()` to the text of an EdcacheError or KeyboardInterrupt that the block raises."""
     try:
         yield
     except KeyboardInterrupt as stop:
@@ -141,19 +144,11 @@ def errors_with(outcome: Callable[[], str]) -> Iterator[None]:
         raise
 
 
-def outcome(path: str, kept: int, length: int | None, lost: int) -> str:
-    """What became of the samples of a fill that ends early.
-
-    Args:
-        kept, length: samples that the archive holds now, and shall hold, where that is known.
-        lost: samples that were computed and could not be published.
-    """
+def outcome(path: str, kept: int, length: int | None) -> str:
+    """Say how many samples an archive keeps, of its length if that is known, when a fill ends early."""
     if temporary.is_temporary(path):
         return temporary.KEPT
     text = f"{path} keeps {kept:,} " + ("samples" if length is None else f"of {length:,} samples")
-    if lost > 0:
-        were = "was" if lost == 1 else "were"
-        text += f"; {lost:,} more {were} computed but not stored, and must be computed again"
     return f"{text}; the same call computes the rest"
 
 

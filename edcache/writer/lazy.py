@@ -1,7 +1,7 @@
 """Samples computed when they are asked for, and kept.
 
-Whoever reads gets the sample at once. It is encoded then and there, since the reader may change it;
-compressing and appending go on in a thread, which holds at most a few chunks.
+A sample is encoded at once, since the reader may change it. Whoever fills a chunk, or comes when it is
+overdue, appends it in that read.
 """
 
 from __future__ import annotations
@@ -9,27 +9,20 @@ from __future__ import annotations
 import errno
 import os
 import threading
-import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
 from edcache import base
 from edcache.base import ForkLock, OptionError, StorageError, parsed_bytes
-from edcache.writer.chunk import ChunkBuilder
+from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
 from edcache.writer.store import store_at
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-_MOST_WAITING = 2
-# Of no samples: whoever holds it lets an archive grow whose size is limited.
-_SIZE_CLAIM: Final = 1 << 60
-_LOOK_SECONDS = 0.2
-# A worker whose epoch is over is told nothing; it reads no more.
-_IDLE_SECONDS = 0.3
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
+# Of the largest size of an archive: a chunk that does not fit leaves so much of it free at most.
+_CHUNK_PART: Final = 16
 
 _opening: Final = ForkLock()
 
@@ -50,12 +43,14 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
 class LazyFiller:
     """Computes samples when they are asked for, and keeps them.
 
-    One per process: a fork or a pickle leaves the open archive behind and opens its own at the
-    first missing sample. What is pending is published when a chunk is full, every two seconds at the
-    latest, and when the process ends in any way that runs Python's exit handlers.
+    One per process: a fork or a pickle leaves the open archive behind and opens its own at the first missing
+    sample. Samples are appended by the read that makes a chunk full or finds it overdue, and when the cache
+    is closed or dropped or the process ends in any way that runs Python's exit handlers. A process that is
+    killed loses its open chunk, at most.
 
     Args:
         max_bytes: the archive grows no larger; None: no limit.
+    Safety: threads may share it; one appends at a time.
     """
 
     def __init__(self, job: Job, max_bytes: int | None = None) -> None:
@@ -67,9 +62,9 @@ class LazyFiller:
         return self.__dict__ | {"_open": None}
 
     def create(self) -> None:
-        """Make the archive where there is none, and check that it is for a source of this length."""
+        """Make the archive if there is none, and check that it is for a source of this length."""
         with closing(self._job.open()) as appender:
-            self._job.publisher(appender)  # the labels are looked at
+            self._job.publisher(appender)  # checks the labels
 
     def get(self, index: int) -> Any:
         """Compute a sample, keep it for the archive, and return it as the source made it."""
@@ -79,20 +74,20 @@ class LazyFiller:
         return sample
 
     def has_pending(self, index: int) -> bool:
-        """Whether this process computed a sample and has not published it yet."""
+        """Whether this process computed a sample and has not appended it yet."""
         return self._open is not None and self._open.is_mine and index in self._open.pending
 
     def is_published(self, index: int) -> bool:
-        """Whether the archive has a sample now, whoever published it."""
+        """Whether the archive has a sample now, whoever appended it."""
         return self._opened().has(index)
 
     def flush(self) -> None:
-        """Publish what is pending; the process whose flush completes the archive seals it."""
+        """Append the pending samples; the process whose samples complete the archive seals it."""
         if self._open is not None:
             self._open.flush()
 
     def close(self) -> None:
-        """Publish what is pending and let go of the archive."""
+        """Append the pending samples and let go of the archive."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -100,7 +95,7 @@ class LazyFiller:
     def _opened(self) -> _OpenArchive:
         archive = self._open
         if archive is not None and archive.is_mine:
-            return archive  # whoever reads does not wait while another cache is opened
+            return archive  # a reader does not wait while another cache is opened
         with _opening.held():
             if self._open is None or not self._open.is_mine:
                 self._open = _OpenArchive(self._job, self._max_bytes)
@@ -111,30 +106,18 @@ class LazyFiller:
 
 
 class _OpenArchive:
-    """One process's hold on an archive that it fills lazily.
-
-    The thread alone publishes, with a file of its own. What it shares with readers lies under `_turn`.
-    """
+    """One process's hold on an archive that it fills lazily."""
 
     def __init__(self, job: Job, max_bytes: int | None) -> None:
         self._pid = os.getpid()
-        self._path, length = job.path, job.length
-        self._looker = job.open()
-        self._seen = Presence(self._looker, length)
-        self._looking = threading.Lock()
-        self._publisher = job.publisher(job.open(), keeps_failures=False)
-        self._appender = self._publisher.appender
-        self._presence = Presence(self._appender, length)
         self._max_bytes = max_bytes
+        chunk_nbytes = CHUNK_NBYTES if max_bytes is None else min(CHUNK_NBYTES, max_bytes // _CHUNK_PART + 1)
+        self._appender = job.open()
+        self._presence = Presence(self._appender, job.length)
+        self._publisher = job.publisher(self._appender, keeps_failures=False, chunk_nbytes=chunk_nbytes)
+        # Reentrant, as a signal handler may read too.
+        self._turn = threading.RLock()
         self._is_full = False
-        self._kept_at = 0.0
-        self._turn = threading.Condition()
-        self._waiting: deque[ChunkBuilder] = deque()
-        # Builders that were handed to the thread, and those that it is done with.
-        self._handed = self._done = 0
-        self._is_closing = self._closes_itself = False
-        self._error: BaseException | None = None
-        self._thread: threading.Thread | None = None
         self.pending: set[int] = set()
 
     @property
@@ -144,146 +127,51 @@ class _OpenArchive:
 
     def has(self, index: int) -> bool:
         """Whether the archive has a sample now."""
-        with self._looking:
-            self._seen.update()
-        return self._seen.has(index)
+        with self._turn:
+            self._presence.update()
+            return self._presence.has(index)
 
     def keep(self, index: int, sample: Any) -> None:
-        """Encode a sample now, for the thread to publish."""
+        """Encode a sample now, and append the chunk if it is full, overdue or the last."""
         with self._turn:
-            self._raise_error()
-            while len(self._waiting) >= _MOST_WAITING and self._error is None and self._is_running():
-                self._turn.wait(_LOOK_SECONDS)
-            if self._is_full or self._is_closing or index in self.pending:
+            if self._is_full or index in self.pending or self._presence.has(index):
                 return
             self._publisher.add(index, sample)
             self.pending.add(index)
-            self._kept_at = time.monotonic()
-            if self._publisher.pending == 1:
-                self._turn.notify_all()
-            if not self._is_running():
-                self._thread = threading.Thread(target=self._run, name="edcache-lazy", daemon=True)
-                self._thread.start()
-            has_all = self._seen.count + len(self.pending) >= len(self._seen.state)
-            if self._publisher.full or has_all:
-                self._hand_over()
-
-    def _hand_over(self) -> None:
-        """Give what is pending to the thread; with `_turn`."""
-        self._waiting.append(self._publisher.detach())
-        self._handed += 1
-        self._turn.notify_all()
-
-    def _is_running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+            is_last = self._presence.count + len(self.pending) >= len(self._presence.state)
+            if self._publisher.is_due or is_last:
+                self._append()
 
     def flush(self) -> None:
-        """Publish what is pending now, and seal when nothing is missing any more."""
-        if not self.is_mine or self._appender.closed or self._is_in_thread():
-            return
-        with self._turn:
-            if self._publisher.pending:
-                self._hand_over()
-            # Not until nothing is pending: other threads may go on.
-            mine = self._handed
-            while self._done < mine and self._error is None and self._is_running():
-                self._turn.wait(_LOOK_SECONDS)
-            self._raise_error()
+        """Append the pending samples, and seal if no sample is missing any more."""
+        if self.is_mine and not self._appender.closed:
+            with self._turn:
+                if self.pending:
+                    self._append()
 
     def close(self) -> None:
-        """Publish and let go; idempotent, and nothing in a process that inherited it."""
-        if not self.is_mine or self._appender.closed:
-            return
-        if self._is_in_thread():
-            # The collector dropped the last reader while this thread ran; it ends by itself.
-            self._is_closing = self._closes_itself = True
-            return
-        try:
-            self.flush()
-        finally:
-            with self._turn:
-                self._is_closing = True
-                self._turn.notify_all()
-            if self._thread is not None:
-                self._thread.join()
-            self._close_files()
-
-    def _is_in_thread(self) -> bool:
-        return threading.current_thread() is self._thread
-
-    def _close_files(self) -> None:
-        self._appender.close()
-        self._looker.close()
-
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    # --- the thread ---
-
-    def _run(self) -> None:
-        while (builder := self._next()) is not None:
+        """Append and let go; idempotent, and nothing in a process that inherited it."""
+        if self.is_mine and not self._appender.closed:
             try:
-                self._publish(builder)
-            except BaseException as error:  # noqa: BLE001 - raised in whoever reads, flushes or closes next
-                if isinstance(error, StorageError) and error.errno in _FULL:
-                    self._stop_keeping(str(error))
-                else:
-                    self._error = error
-            with self._turn:
-                self.pending.difference_update(builder.indices)
-                self._done += 1
-                self._turn.notify_all()
-        if self._closes_itself:
-            self._close_files()
+                self.flush()
+            finally:
+                self._appender.close()
 
-    def _next(self) -> ChunkBuilder | None:
-        """Wait for something to publish; None where nothing will come."""
-        with self._turn:
-            while not self._waiting:
-                pending = self._publisher.pending > 0
-                if self._is_closing and not pending:
-                    return None
-                is_idle = time.monotonic() - self._kept_at > _IDLE_SECONDS
-                if self._is_closing or (pending and (is_idle or self._publisher.overdue)):
-                    self._hand_over()
-                else:
-                    self._turn.wait(_LOOK_SECONDS if pending else None)
-            return self._waiting.popleft()
-
-    def _publish(self, builder: ChunkBuilder) -> None:
-        self._presence.update()
-        with self._measuring() as room:
-            # A sample may have been computed twice at a time; it is stored once.
-            published = {index for index in builder.indices if self._presence.has(index)}
-            fits = self._publisher.publish_taken(builder, published, room)
-        self._presence.update()
-        if self._presence.complete:
-            self._appender.seal()
-        elif not fits:
-            self._stop_keeping(f"the archive would grow beyond max_bytes={self._max_bytes:,}")
-
-    @contextmanager
-    def _measuring(self) -> Iterator[int | None]:
-        """How many bytes the archive may grow by, and nobody else lets it grow in the block; None for any."""
-        if self._max_bytes is None:
-            yield None
-            return
-        claims = self._appender.claims
-        claims.wait(_SIZE_CLAIM)
+    def _append(self) -> None:
         try:
+            chunk = self._publisher.take()
+            # A sample may have been computed in two processes at a time; it is stored once.
             self._presence.update()
-            yield self._max_bytes - self._appender.chain.cursor.offset
-        finally:
-            claims.release(_SIZE_CLAIM)
-
-    def _stop_keeping(self, reason: str) -> None:
-        with self._turn:
+            new = chunk.without({index for index in chunk.indices if self._presence.has(index)})
+            if new.count:
+                self._appender.append(new, max_bytes=self._max_bytes)
+            self._presence.update()
+            if self._presence.complete:
+                self._appender.seal()
+        except StorageError as error:
+            if error.errno not in _FULL:
+                raise
             self._is_full = True
-            self._done += len(self._waiting)
-            self._waiting.clear()
-            if self._publisher.pending:
-                self._publisher.detach()
+            base.warn(f"{error}; samples that are not stored yet are computed at every read")
+        finally:
             self.pending.clear()
-        base.warn(f"{self._path}: {reason}; samples that are not stored yet are computed at every read")

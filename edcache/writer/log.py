@@ -17,6 +17,7 @@ tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold ever
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -98,11 +99,19 @@ class Log:
         self.publish(kind, [payload], None, at_once=at_once, **fields)
 
     def publish(
-        self, kind: int, parts: list[Any], content: object, *, at_once: bool = False, **fields: Any
+        self,
+        kind: int,
+        parts: list[Any],
+        content: object,
+        *,
+        at_once: bool = False,
+        max_bytes: int | None = None,
+        **fields: Any,
     ) -> None:
         """Write an entry at the end of the chain: payload first, header last, or both by one call.
 
-        content: what `is_published` will be asked about, or None.
+        content: what `is_published` will be asked about, or None. max_bytes: StorageError with EFBIG if the
+            file would grow larger.
         """
         cursor = self.chain.cursor
         bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
@@ -110,6 +119,10 @@ class Log:
         # The header is longer where 64-bit sizes are needed, so the padding follows from it.
         header_nbytes = replace(bare, payload_nbytes=nbytes).nbytes
         total = format.align(header_nbytes + nbytes, format.PAGE)
+        if max_bytes is not None and cursor.offset + total > max_bytes:
+            error = StorageError(f"{self.file.path}: the archive would grow beyond max_bytes={max_bytes:,}")
+            error.errno = errno.EFBIG
+            raise error
         parts = [*parts, bytes(total - header_nbytes - nbytes)]
         crc = 0
         for part in parts:

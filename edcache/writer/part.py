@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from contextlib import AbstractContextManager, closing, nullcontext, suppress
-from typing import Final
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -96,40 +97,21 @@ class Presence:
         return bool((self.state >= ABSENT).all())
 
 
-_NOTHING: Final = nullcontext()
-
-
-class Watch:
-    """What a part tells whoever watches it, and asks; this one hears nothing and says nothing."""
-
-    def is_aside(self, index: int) -> bool:
-        """Whether a sample, in a claim that this process holds, is not to be computed."""
-        return False
-
-    def begin(self, index: int) -> None:
-        """A sample will be computed now; may raise to end the part."""
-
-    def done(self, nbytes: int, samples: int = 1) -> None:
-        """So many from it on were computed; their records take so many bytes before compression."""
-
-    def published(self, samples: int) -> None:
-        """Called when so many samples of this part were published."""
-
-    def found(self, samples: int) -> None:
-        """Called when so many samples of others were seen in the archive."""
-
-    def interruptible(self) -> AbstractContextManager[None]:
-        """Around code of the source, and around waiting: what may be cut short."""
-        return _NOTHING
+Before: TypeAlias = Callable[[int], object]
+"""Called with the index of a sample that will be computed, or -1 if a claim is waited for; may raise."""
+After: TypeAlias = Callable[[int, int], object]
+"""Called with the number of samples that were computed or found, and the bytes of their raw records."""
 
 
 class Part:
-    """One process's part in filling one archive, which nobody else may use meanwhile; its caller seals."""
+    """One process's part in filling one archive; the appender is its own meanwhile, and its caller seals."""
 
-    def __init__(self, job: Job, appender: Appender, presence: Presence, watch: Watch) -> None:
+    def __init__(
+        self, job: Job, appender: Appender, presence: Presence, before: Before, after: After
+    ) -> None:
         self._job = job
         self._presence = presence
-        self._watch = watch
+        self._before, self._after = before, after
         self._claims = appender.claims
         self._publisher = job.publisher(appender)
         self._claim_size = appender.head.claim_size
@@ -152,8 +134,9 @@ class Part:
                 self._look()
                 claims = [claim for claim in of_others if self._presence.missing_in(claim)]
                 if claims:
-                    with self._watch.interruptible():
-                        self._claims.wait(claims[0])
+                    self._before(-1)
+                    self._claims.wait(claims[0])
+                    self._after(0, 0)
                     self._compute(range(claims[0], claims[0] + 1))
                     # What its holder gave back unfinished is free for everybody.
                     del claims[0]
@@ -184,7 +167,7 @@ class Part:
         others = self._presence.update() - self._unseen
         self._unseen = 0
         if others > 0:
-            self._watch.found(others)
+            self._after(others, 0)
 
     def _compute(self, claims: range) -> int:
         """Compute what is missing in claims that this process has locked; returns in how many of them.
@@ -205,14 +188,12 @@ class Part:
                     self._claims.release(claim, claims.stop - claim)
                     break
                 end = (claim + 1) * self._claim_size
-            if self._watch.is_aside(index):
-                continue
             if self._columns_of is None:
                 self._add(index)
                 self._publish_full()
                 continue
             stop = index + 1
-            while missing and missing[0] == stop and not self._watch.is_aside(stop):
+            while missing and missing[0] == stop:
                 stop = missing.popleft() + 1
             self._add_columns(index, stop, self._columns_of)
         done = len(self._held[-1])
@@ -222,33 +203,36 @@ class Part:
         return done
 
     def _add(self, index: int) -> None:
-        before = self._publisher.pending_nbytes
-        self._watch.begin(index)
+        nbytes = self._publisher.pending_nbytes
+        self._before(index)
         try:
-            with self._watch.interruptible():
-                sample = self._job.compute(index)
+            sample = self._job.compute(index)
         except SourceError as error:
             self._publisher.refuse(index, error)
         else:
             self._publisher.add(index, sample)
-        self._watch.done(self._publisher.pending_nbytes - before)
+        finally:
+            self._after(1, self._publisher.pending_nbytes - nbytes)
 
     def _add_columns(self, index: int, stop: int, columns_of: ColumnsOf) -> None:
         """As `_add` of each, and what is full is published between."""
-        self._watch.begin(index)
+        self._before(index)
         columns, row = None, 0
-        with self._watch.interruptible(), suppress(Exception):  # one by one, the sample is named
-            columns = columns_of(slice(index, stop))
+        try:
+            with suppress(Exception):  # one by one, the sample is named
+                columns = columns_of(slice(index, stop))
+        finally:
+            self._after(0, 0)
         if columns is None or columns.count != stop - index:
             for each in range(index, stop):
                 self._add(each)
                 self._publish_full()
             return
         while row < columns.count:
-            before = self._publisher.pending_nbytes
+            nbytes = self._publisher.pending_nbytes
             count = self._publisher.add_columns(index + row, columns, row)
             row += count
-            self._watch.done(self._publisher.pending_nbytes - before, count)
+            self._after(count, self._publisher.pending_nbytes - nbytes)
             self._publish_full()
 
     def _publish_full(self) -> None:
@@ -258,9 +242,7 @@ class Part:
     def _publish(self, is_computing: bool = False) -> None:
         """Publish what is pending and let go of the claims, but for those that are still being computed."""
         try:
-            published = self._publisher.publish()
-            self._unseen += published
-            self._watch.published(published)
+            self._unseen += self._publisher.publish()
         finally:
             self._release(is_computing)
 
@@ -269,11 +251,3 @@ class Part:
             claims = self._held[0]
             self._claims.release(claims.start, len(claims))
             del self._held[0]
-
-
-def help_fill(job: Job, watch: Watch, claims: list[int] | None = None) -> None:
-    """Have this process compute what is missing in some claims, or in all, beside others."""
-    with closing(job.open()) as appender:
-        appender.claims.join_fillers()
-        presence = Presence(appender, job.length, job.since)
-        Part(job, appender, presence, watch).run(presence.missing_claims if claims is None else claims)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -115,14 +115,9 @@ class ChunkEncoder:
     def _publish_unpublished(self) -> None:
         """Nothing is published here."""
 
-    def detach(self) -> ChunkBuilder:
-        """The pending samples; another thread may make them a chunk while more are added."""
-        taken, self._builder = self._builder, self._builder.successor()
-        return taken
-
     def take(self) -> Chunk:
-        """The pending samples as a chunk."""
-        taken = self.detach()
+        """The pending samples as a chunk; they are pending no more."""
+        taken, self._builder = self._builder, self._builder.successor()
         return taken.chunk(self._compressor(taken), False)
 
     def _new_builder(self, label_types: LabelTypes | None) -> ChunkBuilder:
@@ -237,21 +232,10 @@ class Publisher(ChunkEncoder):
             return 0
         return chunk.count
 
-    def publish_taken(
-        self, taken: ChunkBuilder, but: Set[int] = frozenset(), most_nbytes: int | None = None
-    ) -> bool:
-        """Publish samples that were detached, but for some indices; says whether all of them fit.
-
-        most_nbytes: that the archive may grow by; those that come first are published, where not all fit.
-        The samples are let go whatever is raised.
-        """
+    def take(self) -> Chunk:
+        """See the base class; the next chunk is overdue as if these samples had been published."""
         self._published = time.monotonic()
-        chunk = fitting = taken.chunk(self._compressor(taken), False).without(but)
-        if most_nbytes is not None:
-            fitting = chunk.without(set(chunk.indices[chunk.fits(most_nbytes) :]))
-        if fitting.count:
-            self.appender.append(fitting)
-        return fitting is chunk
+        return super().take()
 
     def _compressor(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:
         if self._compression is not None and self._compression.dictionary and self._dictionary is None:

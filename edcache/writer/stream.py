@@ -57,7 +57,7 @@ def fill_stream(job: Job) -> None:
 
             def ending() -> str:
                 present = len(set(appender.indices_of(appender.chain.chunks).tolist()))
-                return outcome(job.path, present, None, publisher.pending)
+                return outcome(job.path, present, None)
 
             with errors_with(ending):
                 try:

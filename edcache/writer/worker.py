@@ -1,4 +1,4 @@
-"""What runs in a worker process of a fill, and the board by which its parent knows of it."""
+"""The worker processes of a fill."""
 
 from __future__ import annotations
 
@@ -8,148 +8,90 @@ import signal
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from multiprocessing import connection, parent_process
 from typing import Any, Final
 
 import torch
 
-from edcache.writer.job import Job, refusal, traceback_of
-from edcache.writer.part import Watch, help_fill
+from edcache.writer.job import Job, carried, refusal
+from edcache.writer.part import Part, Presence
 
-# Whoever lost its parent may finish its sample, and publish, for so long.
-GRACE_SECONDS = 2.0
-# More samples than this that kill or hang their process, and something else is wrong.
-MOST_ASIDE: Final = 1024
-_LOOK_SECONDS = 0.5
-_COUNT_SECONDS = 0.01
+# A worker that lost its parent may finish its sample, and publish, for so long.
+GRACE_SECONDS: Final = 2.0
+_LOOK_SECONDS: Final = 0.5
 
 
 class Stopped(KeyboardInterrupt):
-    """The fill ends for this worker; what it has computed is to be published."""
+    """The fill ends for this worker; the samples that it has computed are to be published."""
 
 
-class Board:
-    """What the workers and their parent know of each other, in shared memory.
-
-    Each number has one writer, so there is no lock that a killed process could hold.
-
-    Attributes:
-        at: by worker, the sample that it computes, counted from 1, or 0. begun, computed, published: so many
-            until now.
-        aside, count: samples, counted from 1, that no worker is to compute any more, and how many.
-        stop: whether every worker is to end before its next sample.
-    """
-
-    def __init__(self, context: Any, workers: int) -> None:
-        self.at, self.begun, self.computed, self.published = (
-            context.RawArray("q", workers) for _ in range(4)
-        )
-        self.aside, self.count = context.RawArray("q", MOST_ASIDE), context.RawValue("q", 0)
-        self.stop = context.RawValue("b", 0)
-
-    def set_aside(self, index: int) -> None:
-        """Let no worker compute a sample any more; at most MOST_ASIDE of them."""
-        self.aside[self.count.value] = index + 1
-        self.count.value += 1
-
-    def __contains__(self, index: int) -> bool:
-        """Whether a sample was set aside."""
-        count = self.count.value
-        return count > 0 and index + 1 in self.aside[:count]
-
-
-def work(job: Job, board: Board, number: int, results: Any) -> None:
+def work(job: Job, place: Any, number: int, results: Any) -> None:
     """Fill together with others until nothing is missing.
 
-    Sends to `results`: True where nothing is missing, False where it was ended; or, of the exception that
-    ended the fill, the traceback as text, then the exception and its cause, where each can be sent.
+    Sends to `results`: None if nothing is missing; the index that it computed, or -1, if a signal ended it;
+    else its error, as `Carried`.
+
+    Args:
+        place: as of `crew._Worker`.
     """
-    watch = _Watch(board, number)
-    _settle(watch, number)
-    error: BaseException | None = None
+    turn = _Turn(place)
+    _prepare(turn, number)
+    message: Any = None
     try:
-        help_fill(job, watch)
-    except Stopped as stopped:
-        error = stopped
+        with closing(job.open()) as appender:
+            appender.claims.join_fillers()
+            presence = Presence(appender, job.length, job.since)
+            Part(job, appender, presence, turn.begin, turn.end).run(presence.missing_claims)
+    except Stopped:
+        message = turn.index
     except KeyboardInterrupt as raised:  # by the source: a signal raises Stopped here
-        error = refusal(raised, max(0, board.at[number] - 1), job.path)
+        error = refusal(raised, max(0, turn.index), job.path)
         error.__cause__ = raised
+        message = carried(error)
     except BaseException as raised:  # noqa: BLE001 - raised in the parent
-        error = raised
+        message = carried(raised)
     with suppress(BrokenPipeError):
-        if error is None or isinstance(error, Stopped):
-            results.send(error is None)
-        else:
-            _report(error, results)
+        results.send(message)
     results.close()
 
 
-def _report(error: BaseException, results: Any) -> None:
-    results.send(traceback_of(error))
-    cause = error.__cause__
-    # Where tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
-    error.__cause__ = error.__context__ = None
-    for part in (error, cause):
-        # What cannot be sent is of the user's class; the traceback tells of it.
-        try:
-            results.send(part)
-        except Exception as why:  # noqa: BLE001
-            results.send(f"{type(why).__name__}: {why}")
+class _Turn:
+    """Tells the parent which sample is computed, and lets signals end that alone, and waiting for a claim.
 
+    A publication goes on to its end.
+    """
 
-class _Watch(Watch):
-    def __init__(self, board: Board, number: int) -> None:
-        self._board = board
-        self._number = number
-        self._is_open = False
-        self._is_asked = False
-
-    def is_aside(self, index: int) -> bool:
-        # Another computes it, or died in it: the kernel lets go of a claim before the parent has counted that
-        # (test_crew.py, test_nobody_begins_a_sample_whose_last_death_was_not_yet_counted).
-        # This worker's own place is empty between samples.
-        while index + 1 in self._board.at[:]:
-            with self.interruptible():
-                time.sleep(_COUNT_SECONDS)
-        return index in self._board
+    def __init__(self, place: Any) -> None:
+        self._place = place
+        self._is_open = self._is_asked = False
+        self.index = -1
 
     def begin(self, index: int) -> None:
-        if self._is_asked or self._board.stop.value:
-            raise Stopped
-        self._board.at[self._number] = index + 1
-        self._board.begun[self._number] += 1
-
-    def done(self, nbytes: int, samples: int = 1) -> None:
-        self._board.at[self._number] = 0
-        self._board.computed[self._number] += samples * (nbytes > 0)
-
-    def published(self, samples: int) -> None:
-        self._board.published[self._number] += samples
-
-    def interruptible(self) -> _Watch:
-        return self
-
-    def __enter__(self) -> None:
+        """A sample will be computed now, or a claim waited for (-1)."""
+        self.index = index
+        self._place[1] = time.monotonic_ns()
+        self._place[0] = index + 1
         self._is_open = True
         if self._is_asked:
             self._is_open = False
             raise Stopped
 
-    def __exit__(self, *error: object) -> None:
+    def end(self, count: int, nbytes: int) -> None:
+        """It was computed, or waited for."""
         self._is_open = False
+        self._place[0] = 0
 
     def interrupt(self, signum: int, frame: object) -> None:
-        """End the sample that is being computed; a publication goes on to its end."""
         self._is_asked = True
         if self._is_open:
             self._is_open = False
             raise Stopped
 
 
-def _settle(watch: _Watch, number: int) -> None:
-    signal.signal(signal.SIGINT, watch.interrupt)
-    signal.signal(signal.SIGTERM, watch.interrupt)
+def _prepare(turn: _Turn, number: int) -> None:
+    signal.signal(signal.SIGINT, turn.interrupt)
+    signal.signal(signal.SIGTERM, turn.interrupt)
     torch.set_num_threads(1)
     # A fork inherits the generators, and all workers would draw the same numbers.
     seed = (int(torch.randint(1 << 31, ())) + number) % (1 << 32)

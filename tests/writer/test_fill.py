@@ -327,32 +327,3 @@ def test_the_last_sample_of_a_dataset_that_fails_is_missing_from_an_archive_writ
     assert (len(cache), cache.missing.tolist(), cache.complete) == (3, [2], True)
     with pytest.raises(edcache.errors.SampleFailedError, match="sample 2 failed when it was made"):
         cache[2]
-
-
-FULL = """
-import resource, sys
-import numpy as np
-from edcache import CachedDataset
-from edcache.errors import StorageError
-
-class Source:
-    def __len__(self): return 40
-    def __getitem__(self, i): return np.random.default_rng(i).bytes(10_000)
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
-try:
-    CachedDataset(Source(), "full.zip", chunk_size=4, num_workers=int(sys.argv[1]))
-except StorageError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits the size of a file")
-@pytest.mark.parametrize("workers", [0, 1])
-def test_what_was_computed_and_could_not_be_stored_is_said(tmp_path, workers):
-    command = [sys.executable, "-c", FULL, str(workers)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.stdout.endswith(
-        "full.zip keeps 4 of 40 samples; 4 more were computed but not stored, and must be computed "
-        "again; the same call computes the rest\n"
-    ), done.stdout + done.stderr

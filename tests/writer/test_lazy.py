@@ -2,10 +2,13 @@
 
 import gc
 import itertools
+import os
 import pickle
 import random
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import warnings
@@ -21,10 +24,9 @@ import edcache
 from edcache import CachedDataset
 from edcache.errors import OptionError, SourceError, StaleCacheError, UnsupportedTypeError
 from edcache.reader import Reader
-from edcache.writer import lazy
+from edcache.writer import publisher
 from edcache.writer.job import Job
 from edcache.writer.lazy import bytes_limit
-from edcache.writer.publisher import Publisher
 
 
 class Logged:
@@ -37,17 +39,6 @@ class Logged:
     def __getitem__(self, i):
         note(self.log, i)
         return {"x": torch.full((2,), i), "y": i % 3}
-
-
-def wait_for(path, samples, sealed=False):
-    """Publication and the seal go on in a thread."""
-    limit = time.monotonic() + 60
-    while True:
-        reader = Reader(path, allow_partial=True)
-        if reader.present >= samples and (reader.sealed or not sealed):
-            return
-        assert time.monotonic() < limit
-        time.sleep(0.01)
 
 
 def test_nothing_is_computed_before_it_is_asked_for(path, log):
@@ -85,19 +76,26 @@ def test_after_one_epoch_the_archive_is_sealed_and_the_next_computes_nothing(pat
     assert ds.labels["y"].tolist() == [i % 3 for i in range(40)]
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_workers_of_a_data_loader_fill_it_together(path, log, persistent):
+def test_workers_of_a_data_loader_fill_it_together(path, log):
     ds = CachedDataset(Logged(log), path, lazy=True)
-    loader = DataLoader(ds, batch_size=5, num_workers=2, persistent_workers=persistent)
+    loader = DataLoader(ds, batch_size=5, num_workers=2)
     seen = torch.cat([batch["x"][:, 0] for batch in loader])
     assert seen.tolist() == list(range(40))
-    wait_for(path, 40, sealed=True)
-    ds.refresh()
-    assert torch.cat([batch["x"][:, 0] for batch in loader]).tolist() == list(range(40))
     del loader
     assert computed(log) == list(range(40))
     assert edcache.verify(path).sealed
     assert CachedDataset.from_cache(path).complete
+
+
+def test_workers_that_stay_keep_an_open_chunk_each_until_they_end(path, log):
+    ds = CachedDataset(Logged(log), path, lazy=True)
+    loader = DataLoader(ds, batch_size=5, num_workers=2, persistent_workers=True)
+    for _ in range(2):
+        assert torch.cat([batch["x"][:, 0] for batch in loader]).tolist() == list(range(40))
+    assert sorted(set(computed(log))) == list(range(40))
+    loader._iterator._shutdown_workers()
+    assert edcache.verify(path).sealed
+    assert stored_rows(path) == list(range(40))
 
 
 def test_warmup_computes_the_rest(path, log):
@@ -169,7 +167,6 @@ def test_what_another_cache_published_meanwhile_is_not_computed_again(path, log)
     one = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
     two = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
     assert one[3]["y"] == 0
-    wait_for(path, 1)
     assert two[3]["y"] == 0
     assert computed(log) == [3]
 
@@ -178,7 +175,6 @@ def test_a_pickled_lazy_cache_fills_the_same_archive(path, log):
     ds = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
     copy = pickle.loads(pickle.dumps(ds))
     copy[1], ds[2]
-    wait_for(path, 2)
     assert (ds[1]["y"], copy[2]["y"]) == (1, 2)
     assert computed(log) == [1, 2]
 
@@ -310,7 +306,7 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
 
 
 def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypatch):
-    monkeypatch.setattr(lazy, "_IDLE_SECONDS", 60.0)  # or the first might publish before the second computes
+    monkeypatch.setattr(publisher, "_SMALL_SECONDS", (60.0, 60.0))  # or the first might publish too soon
     one = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
     two = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
     one[3], one[4], two[4], two[5]
@@ -327,14 +323,6 @@ def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypa
     assert [found[i]["x"].tolist() for i in (3, 4, 5)] == [[3, 3], [4, 4], [5, 5]]
     assert found.labels["y"][3:6].tolist() == [0, 1, 2]
     assert edcache.verify(path).problems == []
-
-
-def test_what_is_pending_is_published_though_nobody_reads_on(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
-    ds[1], ds[2]
-    wait_for(path, 2)
-    assert ds[1]["y"] == 1
-    assert computed(log) == [1, 2]
 
 
 def test_threads_that_read_one_lazy_cache_get_their_samples(path, log):
@@ -367,34 +355,66 @@ def test_a_forked_or_spawned_worker_publishes_what_it_computed_when_it_ends(path
     assert found._reader.present == 2
 
 
-def test_no_thread_is_left_by_a_closed_cache(path, log):
-    before = set(threading.enumerate())
-    ds = CachedDataset(Logged(log), path, lazy=True)
-    ds[1]
-    assert len(set(threading.enumerate()) - before) == 1
+READ = """
+import os, sys, time
+sys.path += sys.argv[3].split(os.pathsep)
+from edcache import CachedDataset
+from test_lazy import Logged
+ds = CachedDataset(Logged(sys.argv[2], 400), sys.argv[1], lazy=True, chunk_size=10)
+for k in map(int, sys.argv[4:]):
+    assert ds[k]["x"][0] == k
+print("read", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_reader_loses_its_open_chunk_and_nothing_else(path, log):
+    turns = [range(95), range(200, 295)]
+    command = [sys.executable, "-c", READ, str(path), str(log), os.pathsep.join(sys.path)]
+    readers = [
+        subprocess.Popen([*command, *map(str, turn)], stdout=subprocess.PIPE, text=True) for turn in turns
+    ]
+    for reader in readers:
+        assert reader.stdout.readline() == "read\n"
+        reader.kill()
+        reader.communicate()
+    found = CachedDataset.from_cache(path, allow_partial=True)
+    for turn in turns:
+        kept = [k for k in turn if found._reader.has(k)]
+        assert kept == list(turn)[: len(kept)]
+        assert len(kept) >= 90
+    log.unlink()
+    missing = found.missing.tolist()
+    ds = CachedDataset(Logged(log, 400), path, lazy=True)
+    assert [int(sample["x"][0]) for sample in ds] == list(range(400))
+    assert computed(log) == missing
     ds.close()
-    assert set(threading.enumerate()) <= before
+    assert edcache.verify(path).sealed
 
 
-def test_a_cache_that_is_dropped_within_its_own_thread_publishes_all(path, log, monkeypatch):
-    """As the collector does when it runs there and finds a cycle with the last reference."""
-    publish = Publisher.publish_taken
-    monkeypatch.setattr(
-        Publisher, "publish_taken", lambda *args, **options: (gc.collect(), publish(*args, **options))[1]
-    )
-    gc.disable()
-    try:
-        cycle = {"ds": CachedDataset(Logged(log), path, lazy=True)}
-        cycle["me"] = cycle
-        for i in range(10):
-            cycle["ds"][i]
-        before = [thread for thread in threading.enumerate() if thread.name == "edcache-lazy"]
-        del cycle
-        wait_for(path, 10)
-        before[-1].join(5)
-        assert not before[-1].is_alive()
-    finally:
-        gc.enable()
+def test_a_process_that_ends_without_closing_keeps_all(path, log):
+    code = READ.replace("time.sleep(600)", "")
+    command = [sys.executable, "-c", code, str(path), str(log), os.pathsep.join(sys.path), "3", "5"]
+    subprocess.run(command, check=True, capture_output=True)
+    assert stored_rows(path) == [3, 5]
+
+
+def test_a_cycle_that_is_collected_amid_a_read_of_another_cache_keeps_its_samples(path, log, tmp_path):
+    cycle = {"ds": CachedDataset(Logged(log), path, lazy=True)}
+    cycle["me"] = cycle
+    for i in range(10):
+        cycle["ds"][i]
+
+    class Collecting(Logged):
+        def __getitem__(self, i):
+            gc.collect()
+            return super().__getitem__(i)
+
+    before = threading.active_count()
+    other = CachedDataset(Collecting(log), tmp_path / "other.zip", lazy=True)
+    del cycle
+    assert other[0]["y"] == 0
+    assert threading.active_count() == before
     assert stored_rows(path) == list(range(10))
 
 

@@ -39,7 +39,6 @@ from edcache.format import spec as format
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
 from edcache.writer.appender import Appender
-from edcache.writer.log import TimedSync
 from edcache.writer.publisher import ChunkEncoder, Publisher
 
 
@@ -363,7 +362,7 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
 
 @pytest.mark.parametrize(
     ("sync", "publishing", "at_least", "at_most"),
-    [("never", 0, 0, 0), ("seal", 0, 1, 3), ("chunk", 4, 4, 9), (3600, 0, 1, 3)],
+    [("never", 0, 0, 0), ("seal", 0, 1, 3), ("chunk", 4, 4, 9), (3600, 0, 1, 3), (1e-9, 4, 4, 9)],
 )
 def test_sync_says_how_often_the_file_is_synced(path, sync, publishing, at_least, at_most):
     class Counting(storage.System):
@@ -388,22 +387,6 @@ def test_what_is_no_choice_of_sync_is_refused(path, sync):
     with pytest.raises(OptionError, match="choose one of 'never', 'seal', 'chunk', or a number of seconds"):
         CacheWriter(path, sync=sync)
     assert not path.exists()
-
-
-def test_what_is_published_is_synced_within_the_seconds(path):
-    synced = threading.Event()
-
-    class Telling(storage.System):
-        def sync(self, fd):
-            super().sync(fd)
-            if os.fstat(fd).st_size > 4096:
-                synced.set()
-
-    with replace_system(Telling()):
-        w = CacheWriter(path, sync=0.01, chunk_size=1)
-        w.append(1)
-        assert synced.wait(30)
-        w.abort()
 
 
 def test_a_replaced_or_deleted_archive_takes_no_more_chunks(path, tmp_path):
@@ -622,16 +605,6 @@ def test_a_filler_that_finds_no_place_fills_unseen(path):
         assert CachedDataset(range(5), path)[3] == 3
 
 
-def test_a_timer_that_comes_late_syncs_nothing():
-    synced = []
-    timed = TimedSync(3600, lambda: synced.append(1))
-    timed.published()
-    timed.finish()
-    timed._run()
-    timed.finish()
-    assert synced == [1]
-
-
 def test_a_record_larger_than_any_head_does_not_look_like_one_that_was_never_created(path):
     with CacheWriter(path) as w:
         w.append(np.zeros(6 << 20, np.uint8))
@@ -697,15 +670,30 @@ def test_what_others_published_meanwhile_is_not_published_again(path):
     head = format.Head(bytes(16))
     appender = Appender.open(path, head, mode="x")
     writer = Publisher(appender, LabelSpec.parse(None), None)
-    for but in ({0, 1}, {1}, set()):
-        before = appender.chain.cursor.offset
+    for but in ({1}, set()):
         writer.add(0, "a")
         writer.add(1, "b")
-        writer.publish_taken(writer.detach(), but)
-        assert (appender.chain.cursor.offset > before) == (len(but) < 2)
+        appender.append(writer.take().without(but))
         assert writer.pending == 0
     appender.close()
     assert contents(path) == {0: "a", 1: "b"}
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_chunk_beyond_max_bytes_is_an_error_and_not_appended(path, spare):
+    head, nbytes = format.Head(bytes(16)), []
+    for limit in (None, lambda: nbytes[0] + spare):
+        path.unlink(missing_ok=True)
+        with closing(Appender.open(path, head, mode="x")) as appender:
+            writer, before = Publisher(appender, LabelSpec.parse(None), None), path.stat().st_size
+            writer.add(0, bytes(10_000))
+            if limit is None or not spare:
+                appender.append(writer.take(), max_bytes=limit and limit())
+                nbytes.append(path.stat().st_size)
+            else:
+                with pytest.raises(StorageError, match="a.zip: the archive would grow beyond max") as caught:
+                    appender.append(writer.take(), max_bytes=limit())
+                assert (caught.value.errno, path.stat().st_size) == (errno.EFBIG, before)
 
 
 def test_a_small_chunk_waits_for_more_samples_a_second_and_a_larger_one_does_not(path):
@@ -856,12 +844,8 @@ def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_onc
 class Unsyncable(storage.System):
     """A disk that fails every sync but that of the head."""
 
-    def __init__(self):
-        self.failed = threading.Event()
-
     def sync(self, fd):
         if os.fstat(fd).st_size > 4096:
-            self.failed.set()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
@@ -884,19 +868,6 @@ def test_after_a_sync_that_failed_nothing_more_is_written(path):
     with CacheWriter(path, "a") as w:
         w.append(1)
     assert contents(path) == {0: 0, 1: 1}
-
-
-def test_a_sync_that_fails_in_the_background_is_told_to_who_writes_next(path):
-    with replace_system(Unsyncable()) as system:
-        w = CacheWriter(path, sync=0.01, chunk_size=1)
-        w.append(0)
-        assert system.failed.wait(30)
-        while w._appender._log.timed._turn.locked():
-            time.sleep(0.001)
-        for use in (lambda: w.append(1), w.close):
-            with pytest.raises(StorageError, match=IN_DOUBT):
-                use()
-    assert contents(path) == {0: 0}
 
 
 def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
