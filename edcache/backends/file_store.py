@@ -16,7 +16,7 @@ from edcache.storage import PATHS, ByteSource, File, absolute
 from edcache.writer import ALLOW_PARTIAL, Store
 
 if TYPE_CHECKING:
-    from edcache.reader import AnyReader
+    from edcache.reader import Reader
     from edcache.writer import Appender
 
 _PIECE_NBYTES: Final = 1 << 24
@@ -48,7 +48,7 @@ class FileStore(Store):
             raise
         return file
 
-    def found(self, options: ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
+    def found(self, options: ReadOptions = ALLOW_PARTIAL) -> Reader | None:
         """See the base class; what a power cut left of a seal that was never synced is cut off first."""
         from edcache.writer import never_created, recover
 

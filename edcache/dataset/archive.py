@@ -16,11 +16,11 @@ from edcache.dataset.view import Samples
 from edcache.format import Failure
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
-    AnyReader,
     Draws,
     FieldPath,
     Memory,
     Projection,
+    Reader,
     Session,
     Special,
     ahead_nbytes,
@@ -42,7 +42,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     path: str
     _zero_copy = False  # True: arrays lie over what was read
-    _reader: AnyReader
+    _reader: Reader
     _filler: LazyFiller | None = None
     _store: Store
     _building: Building | None = None
@@ -164,7 +164,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             raise self._reader.placed(error, position) from error
 
     @property
-    def _readers(self) -> list[AnyReader]:
+    def _readers(self) -> list[Reader]:
         return [self._reader]
 
     @property
@@ -216,7 +216,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         self.close()
 
 
-def info_of(reader: AnyReader) -> dict[str, Any]:
+def info_of(reader: Reader) -> dict[str, Any]:
     """The state of an archive, and what reading it takes in this process; see `ArchiveDataset.info`."""
     return {
         "path": reader.path,

@@ -9,7 +9,7 @@ from edcache import base, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional, shown
 from edcache.format import Head
 from edcache.labels import LabelSpec
-from edcache.reader import AnyReader
+from edcache.reader import Reader
 
 
 class Building:
@@ -59,7 +59,7 @@ class Building:
             options=FillOptions.part_of(options),
         )
 
-    def start(self, keep_existing: bool) -> tuple[writer.LazyFiller | None, AnyReader | None]:
+    def start(self, keep_existing: bool) -> tuple[writer.LazyFiller | None, Reader | None]:
         """Make what is missing; or give what makes it when asked for, and the archive where all was there."""
         path = self._store.path
         if self._is_lazy and not keep_existing:
@@ -94,7 +94,7 @@ class Building:
         else:
             writer.retry_if_replaced(run, self._is_done)
 
-    def _done(self) -> AnyReader | None:
+    def _done(self) -> Reader | None:
         """The sealed archive with every sample, where it is there; nothing need be writable for that."""
         archive = self._store.found(self._reading)
         if archive is None:
@@ -105,7 +105,7 @@ class Building:
     def _is_done(self) -> bool:
         return self._done() is not None
 
-    def _check(self, archive: AnyReader) -> None:
+    def _check(self, archive: Reader) -> None:
         """Compare an archive with the source, and with the options of its head that were asked for.
 
         Raises:

@@ -25,7 +25,7 @@ from edcache.dataset.build import Building, identity
 from edcache.dataset.concatenation import Concat
 from edcache.dataset.indexing import T_co
 from edcache.labels import LabelSpec
-from edcache.reader import AnyReader
+from edcache.reader import Reader
 from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         else:
             self._make(store, source, options, fingerprint)
 
-    def _attach(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
+    def _attach(self, store: Store, options: CacheOptions, reader: Reader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
         self._begin(store, options, reader)
         # Now: a wrong path fails here, and an archive that replaces it later is another one.
@@ -96,7 +96,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 
-    def _begin(self, store: Store, options: CacheOptions, reader: AnyReader) -> None:
+    def _begin(self, store: Store, options: CacheOptions, reader: Reader) -> None:
         # At once: `__setattr__` is for who sets an attribute of an open dataset.
         vars(self).update(_store=store, _reader=reader, path=reader.path, _zero_copy=options.zero_copy)
         vars(self).update(_transform=options.transform, _batch_transform=options.batch_transform)

@@ -20,12 +20,12 @@ from edcache.dataset.view import Samples
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
-    AnyReader,
     Draws,
     FieldPath,
     Group,
     Memory,
     Projection,
+    Reader,
     Session,
     Special,
     Together,
@@ -137,7 +137,7 @@ class Combined(Root, Samples):
         return f"{type(self).__name__}({len(self.parts):,} datasets, {len(self):,} samples)"
 
     @property
-    def _readers(self) -> list[AnyReader]:
+    def _readers(self) -> list[Reader]:
         return [reader for part in self.parts for reader in part._readers]
 
     def _with_image_files(self) -> Root:

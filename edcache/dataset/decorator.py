@@ -18,7 +18,7 @@ from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, ta
 from edcache.dataset.build import label_differences, warn_of_code
 from edcache.dataset.cached import CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
-from edcache.reader import AnyReader
+from edcache.reader import Reader
 from edcache.storage import shown
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class CachedFactory(Generic[P, T_co]):
         return dataset
 
     def _is_stale(
-        self, archive: AnyReader, fingerprint: dict[str, Any], source: Any = None
+        self, archive: Reader, fingerprint: dict[str, Any], source: Any = None
     ) -> tuple[bool, bool]:
         """Whether the archive of a call is to be built anew; and whether on_stale lets it pass as it is.
 

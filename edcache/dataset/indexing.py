@@ -29,7 +29,7 @@ from edcache.dataset.selection import Selection
 from edcache.dataset.transforms import Pipeline, is_seeded
 from edcache.format import Failure
 from edcache.labels import Labels, integers, origin
-from edcache.reader import AnyReader, Batch, Draws, FieldPath, Memory, Projection, Session, Special
+from edcache.reader import Batch, Draws, FieldPath, Memory, Projection, Reader, Session, Special
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -200,7 +200,7 @@ class Readable(Dataset[T_co]):
             return base.fragment(str(error))
 
     @property
-    def _readers(self) -> list[AnyReader]:
+    def _readers(self) -> list[Reader]:
         """The archives underneath."""
         return self._root._readers
 
@@ -411,7 +411,7 @@ class Root(Readable[T_co]):
         return self
 
     @property
-    def _readers(self) -> list[AnyReader]:
+    def _readers(self) -> list[Reader]:
         raise NotImplementedError
 
     def _far_sessions(self) -> list[Session]:
@@ -497,7 +497,7 @@ def not_as_stored(ds: Readable[Any], change: str) -> OptionError:
     )
 
 
-def readers_of(ds: Readable[Any]) -> list[AnyReader]:
+def readers_of(ds: Readable[Any]) -> list[Reader]:
     """The archives underneath a dataset."""
     return ds._readers
 

@@ -31,7 +31,7 @@ from edcache.base import (
 from edcache.codec import Compression
 from edcache.dataset.indexing import Readable, Stored, stored_shares
 from edcache.format import Extent, Failure, Head, Records, Revision, pa
-from edcache.reader import AnyReader, FileSession, OnProgress
+from edcache.reader import OnProgress, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk
 
@@ -150,7 +150,7 @@ class StoredRecords:
                 archive._readers[0].distrust_damage()
                 archive._labels = None
         self.readers = [archive._readers[0] for archive in archives]
-        self.sessions = list(map(_session_of, self.readers))
+        self.sessions = [reader.session for reader in self.readers]
         self.schemas = list(dict.fromkeys(text for one in self.sessions for text in one.index.schemas))
         if len(self.schemas) > format.MAX_SCHEMAS:
             count = f"{len(self.schemas):,} structures of samples together"
@@ -178,7 +178,7 @@ class StoredRecords:
         rows = session.index.rows_of(indices)
         has_record = rows >= 0
         self._note_failures(session, indices[~has_record], places[~has_record])
-        records = session.records.take(rows[has_record])
+        records = session.index.table().records.take(rows[has_record])
         schemas = np.array(list(map(self.schemas.index, session.index.schemas)), np.uint16)
         if np.any(records.schema >= len(schemas)):
             raise CorruptArchiveError(
@@ -196,7 +196,7 @@ class StoredRecords:
             "sample": indices[has_record],
         }
 
-    def _note_failures(self, session: FileSession, indices: Ints, places: Ints) -> None:
+    def _note_failures(self, session: Session, indices: Ints, places: Ints) -> None:
         """Keep why samples that have no record failed when they were made."""
         failures = {failure.index: failure for failure in session.index.failures}
         failed = np.isin(indices, np.array(list(failures), np.int64))
@@ -219,7 +219,7 @@ class StoredRecords:
                 f"save(): {samples!r}: {why}; fill it first, or pass skip_damaged=True, which leaves them out"
             )
 
-    def archive_at(self, target: str) -> FileSession | None:
+    def archive_at(self, target: str) -> Session | None:
         """The archive at the target, which is saved over itself; OptionError if samples would go."""
         for reader, session in zip(self.readers, self.sessions, strict=True):
             is_file = not session.file.by_request and os.path.isfile(reader.path)
@@ -264,16 +264,6 @@ class StoredRecords:
         )
 
 
-def _session_of(reader: AnyReader) -> FileSession:
-    session = reader.session
-    if isinstance(session, FileSession):
-        return session
-    raise OptionError(
-        f"{reader.path}: save() copies archives that are files; CachedDataset(view, path) stores the samples "
-        "of other caches"
-    )
-
-
 # ------------------------------------------------------------------------------------------ the copying
 
 
@@ -284,7 +274,7 @@ def _write(
     progress: _Progress,
     *,
     is_whole: bool,
-    over: FileSession | None = None,
+    over: Session | None = None,
 ) -> None:
     """Write a sealed archive of consecutive places of the view.
 
@@ -325,7 +315,7 @@ def _write(
                 out.move(target)
 
 
-def _original_labels(session: FileSession, labels: pa.Table) -> tuple[pa.Table, Revision | None]:
+def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, Revision | None]:
     """The columns that chunks of the whole archive have, and the labels that were added, changed or dropped.
 
     Samples that are appended later have values in the former.
@@ -431,7 +421,7 @@ def _compressed(
     return replace(own, nbytes=nbytes, crc32=crc32), data
 
 
-def _append_dictionaries(sessions: Sequence[FileSession], out: Appender) -> set[int]:
+def _append_dictionaries(sessions: Sequence[Session], out: Appender) -> set[int]:
     """Append the compression dictionaries of all archives; returns their ids, and 0 for none.
 
     Raises: OptionError, two have one id: a record says by its id which it needs.
@@ -461,7 +451,7 @@ def dictionary_of(frame: memoryview) -> int:
 
 
 @contextmanager
-def _unchanged(session: FileSession) -> Iterator[None]:
+def _unchanged(session: Session) -> Iterator[None]:
     """Let nobody append to the archive of a session for the block.
 
     Raises: ArchiveLockedError, somebody fills it; StaleArchiveError, it changed since the session was opened.

@@ -43,7 +43,7 @@ def _samples(count: int) -> str:
     return f"{count:,} sample{'' if count == 1 else 's'}"
 
 
-def schema_of(archives: Sequence[reader.AnyReader]) -> Schema:
+def schema_of(archives: Sequence[reader.Reader]) -> Schema:
     """The schemas of several archives as one list."""
     merged: dict[str, dict[str, Any]] = {}
     for schema in chain.from_iterable(map(fields_of, archives)):
@@ -127,7 +127,7 @@ def _line(sample: Any) -> str:
 
 
 def dataset_html(
-    dataset: Any, title: str, archives: Sequence[reader.AnyReader], samples: SampleGrid | None
+    dataset: Any, title: str, archives: Sequence[reader.Reader], samples: SampleGrid | None
 ) -> str:
     """What a notebook shows of a dataset, which has a length and labels.
 
@@ -141,7 +141,7 @@ def dataset_html(
     return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
 
 
-def _facts(dataset: Any, archives: Sequence[reader.AnyReader]) -> Iterator[tuple[str, str | None]]:
+def _facts(dataset: Any, archives: Sequence[reader.Reader]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{len(dataset):,}"
     absent = sum(len(archive) - archive.present for archive in archives)
     yield "missing", f"{absent:,}" if absent else None

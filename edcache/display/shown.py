@@ -16,7 +16,7 @@ from edcache.base import Ints, SampleIndexError, brief, plain
 from edcache.display import cells
 from edcache.display.summary import summary
 from edcache.labels import Histogram, Labels, matching_rows
-from edcache.reader import AnyReader
+from edcache.reader import Reader
 
 _MOST_CELLS: Final = 4096
 _MOST_FILTERS: Final = 6
@@ -65,7 +65,7 @@ class Shown:
         labels: Callable[[], Labels],
         dataset: Callable[[], Any],
         code: str,
-        archives: Callable[[Any], Sequence[AnyReader]],
+        archives: Callable[[Any], Sequence[Reader]],
         has_changed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name, self._path, self._code, self._archives = name, path, code, archives

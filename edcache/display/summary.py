@@ -11,7 +11,7 @@ from edcache import codec, format, reader
 from edcache.base import CorruptArchiveError, human_bytes, named
 
 
-def summary(archive: reader.AnyReader) -> dict[str, Any]:
+def summary(archive: reader.Reader) -> dict[str, Any]:
     """What an archive says of itself.
 
     "path", "samples", "missing", "nbytes", "labels" (type by name), "schemas" (see `fields_of`),
@@ -92,7 +92,7 @@ def call_text(fingerprint: Mapping[str, Any] | None) -> str:
     return f"{of['factory']}({', '.join(arguments)})"
 
 
-def fields_of(archive: reader.AnyReader) -> list[dict[str, Any]]:
+def fields_of(archive: reader.Reader) -> list[dict[str, Any]]:
     """The schemas, most used first: how many "samples" have each, and its "fields".
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.

@@ -1,3 +1,7 @@
+from .ahead import ahead_nbytes as ahead_nbytes
+from .ahead import expect as expect
+from .ahead import lacking as lacking
+from .ahead import prepare as prepare
 from .batch import Batch as Batch
 from .batch import Draws as Draws
 from .batch import batch_for as batch_for
@@ -12,11 +16,6 @@ from .digests import check_digest as check_digest
 from .digests import file_digest as file_digest
 from .digests import no_digest as no_digest
 from .digests import parse_digest as parse_digest
-from .extents import ahead_nbytes as ahead_nbytes
-from .extents import expect as expect
-from .extents import lacking as lacking
-from .extents import prepare as prepare
-from .file_session import FileSession as FileSession
 from .group import Group as Group
 from .projection import FieldPath as FieldPath
 from .projection import Projection as Projection
@@ -24,7 +23,6 @@ from .projection import at as at
 from .projection import replaced as replaced
 from .projection import steps as steps
 from .ragged import collate as collate
-from .reader import AnyReader as AnyReader
 from .reader import Reader as Reader
 from .reader import last_change as last_change
 from .session import Session as Session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from edcache.format import Extent
 from edcache.storage import ByteSource
 
 if TYPE_CHECKING:
-    from edcache.reader.session import Session
+    pass
 
 Data = TypeVar("Data", bytes, memoryview)
 
@@ -119,37 +119,3 @@ def announce_headers(file: ByteSource, directory: int, size: int) -> None:
     offsets = [offset for offset in format.directory_offsets(listed) if offset < size]
     if not file.are_cached(offsets[:: 1 + len(offsets) // _PROBES]):
         file.will_need([(offset, format.HEADER_NBYTES) for offset in offsets])
-
-
-def ahead_nbytes(session: Session) -> int:
-    """How many bytes `prepare` may go ahead of who reads; 0 where it does nothing."""
-    file: ByteSource | None = getattr(session, "file", None)
-    return 0 if file is None else file.ahead_nbytes
-
-
-def lacking(session: Any, indices: Ints) -> list[tuple[int, int]]:
-    """What the copy of a far archive lacks of samples: parts (start, end) of the file, in the order of need.
-
-    Args:
-        session: one whose `ahead_nbytes` is not 0. indices: in [-length, length).
-    """
-    parts: list[tuple[int, int]] = session.file.lacking(*_extents(session, indices))
-    return parts
-
-
-def expect(session: Any, around: Callable[[], Ints], is_new: bool) -> None:
-    """Announce which samples are read soon to the copy of a far archive, which asks if it has to choose."""
-    session.file.expect(lambda: _extents(session, around()), is_new)
-
-
-def prepare(session: Any, parts: Sequence[tuple[int, int]]) -> bool:
-    """Let the copy of a far archive fetch parts that `lacking` gave; whether it had room for all of them."""
-    has_room: bool = session.file.prepare(*np.array(parts, np.int64).T)
-    return has_room
-
-
-def _extents(session: Any, indices: Ints) -> tuple[Ints, Ints]:
-    rows = session.index.rows_of(indices % session.length)
-    rows = rows[rows >= 0]
-    start = session.index.offsets(rows)
-    return start, start + session.index.sizes(rows)

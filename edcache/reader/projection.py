@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, shown
 from edcache.codec import Decoder, Node
 from edcache.labels import Labels
-from edcache.reader.reader import AnyReader
+from edcache.reader.reader import Reader
 
 if TYPE_CHECKING:
     from edcache.reader.collation import Collate, Memory
@@ -84,7 +84,7 @@ class Projection:
         """The tuple or dict of the values of the fields, which are in the order of `paths`."""
         return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def read(self, reader: AnyReader, labels: Labels, index: int) -> Any:
+    def read(self, reader: Reader, labels: Labels, index: int) -> Any:
         """The fields of one sample of an archive.
 
         Raises:
@@ -111,7 +111,7 @@ class Projection:
                 raise reader.placed(error, index) from error
         return self.assembled(values)
 
-    def reading_ahead(self, reader: AnyReader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
+    def reading_ahead(self, reader: Reader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
         """Fetch together what `read` needs of some samples; see `Reader.reading_ahead`."""
         plan = self._planned(reader, reader.common_decoder(indices))
         if plan is None:
@@ -120,7 +120,7 @@ class Projection:
             return nullcontext()
         return reader.reading_ahead(indices, plan.wanted)
 
-    def collated(self, reader: AnyReader, labels: Labels, indices: Ints, memory: Memory) -> Any:
+    def collated(self, reader: Reader, labels: Labels, indices: Ints, memory: Memory) -> Any:
         """The collated fields of many samples; NotImplemented if default_collate needs the samples."""
         plan = self._planned(reader, reader.common_decoder(indices))
         collates = None if plan is None else _collates(self, plan.decoder)
@@ -141,7 +141,7 @@ class Projection:
         # default_collate turns a tuple into a list.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def _planned(self, reader: AnyReader, decoder: Decoder | None) -> _ReadPlan | None:
+    def _planned(self, reader: Reader, decoder: Decoder | None) -> _ReadPlan | None:
         if decoder is None:
             return None
         # Labels that were changed later are not the fields: read the samples then.

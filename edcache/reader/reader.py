@@ -1,4 +1,4 @@
-"""Readers of samples by index: `AnyReader` is the base class, `Reader` reads files and URLs."""
+"""`Reader`: the samples of one archive by index."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from edcache.base import EdcacheError, Ints, ReadOptions
 from edcache.codec import STORED, Decode, Decoding
 from edcache.format import Blocks, Failure, Head, Records, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
-from edcache.reader.file_session import FileSession, Trust
+from edcache.reader.metadata import Trust
 from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
 
@@ -55,8 +55,6 @@ class Archive(ABC):
     path: str
     # Whether tensors come as numpy arrays, and nothing imports torch.
     _as_arrays = False
-    # What messages call another archive with the same name.
-    _another = "another archive is here now"
 
     def __init__(self, allow_pickle: bool, decode: Decode) -> None:
         self.allow_pickle = allow_pickle
@@ -92,7 +90,7 @@ class Archive(ABC):
     def _check_uuid(self, session: Session) -> None:
         if self._uuid not in (None, session.head.uuid):
             raise base.StaleArchiveError(
-                f"{self.path}: {self._another} than the one that was opened; open it again"
+                f"{self.path}: another archive is here now than the one that was opened; open it again"
             )
 
     def _keep(self, session: Session) -> None:
@@ -166,7 +164,7 @@ class Archive(ABC):
 
         On a server: the records that are not known to be evicted. Their offsets mean nothing.
         """
-        return self.session.records
+        return self.session.index.table().records
 
     @property
     def schemas(self) -> Sequence[str]:
@@ -210,7 +208,7 @@ class Archive(ABC):
             LengthError: the archive claims more samples than its size makes plausible.
             StaleArchiveError: the server evicted samples, and another cache has the prefix now.
         """
-        index = self.session.held()
+        index = self.session.index.held()
         if index is None:
             return np.empty(0, np.int64)
         self.justify(9)
@@ -264,18 +262,75 @@ class Archive(ABC):
         if count <= self.known_length:
             base.check_books(count, nbytes, self.path)
         else:
-            base.justify(nbytes * count, self.session.justified_nbytes, self.path, f"{count:,} samples")
+            base.justify(nbytes * count, self.session.nbytes, self.path, f"{count:,} samples")
 
 
-class AnyReader(Archive):
-    """Random access to samples. A subclass opens one kind of storage."""
+@base.takes(ReadOptions)
+class Reader(Archive):
+    """Random access to the samples of one archive, sealed or still growing.
 
-    # Whether each read is a request to another machine, as for URLs and servers.
-    by_request: bool = False
-    preload: str | None = None
-    local: str | None = None
-    # Whether it was opened with an expected_digest.
-    has_digest: bool = False
+    Args:
+        path: a path, or a URL: http, https, s3, gs, hf, or any that fsspec supports. The archive is opened at
+            the first use.
+        options: a ReadOptions object. Keywords override its fields.
+        storage_options: for the library that reads a URL, see `edcache.CachedDataset`.
+        keywords: the fields of ReadOptions.
+    Raises, at the first use:
+        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+        StaleArchiveError: it was unpickled, and the path leads to another archive now.
+        DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
+            published"; or the archive is not sealed and has no digest.
+    Warns, at the first use:
+        PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
+            was killed, or the file was truncated: samples may be missing. Once per process.
+
+    Cost: opening a sealed archive reads the table of the pages of its index: 72 bytes for 4,096 samples, at
+    most 0.6 MB. A page is checked at its first use. Of an unsealed archive the table of every chunk is read.
+    There is no Python object per sample.
+    Safety: threads, fork, spawn, forkserver. A pickle has under 2 kB.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Location,
+        options: ReadOptions | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        **keywords: Unpack[base.ReadKeywords],
+    ) -> None:
+        if options is None or keywords:
+            options = ReadOptions.of(options, keywords, "Reader")
+        if options.local is None and options.max_bytes is not None:
+            raise base.OptionError(
+                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given"
+            )
+        super().__init__(options.allow_pickle, options.decode)
+        self._where = located(path, storage_options)
+        self.path, self.by_request = self._where.path, self._where.by_request
+        if options.preload and self._where.is_volatile:
+            raise base.OptionError(f"{self.path}: in memory already; leave preload out")
+        self.preload = options.preload
+        if options.local is not None:
+            storage.check_outlives(options.local)
+        self.local = None if options.local is None else absolute(options.local)
+        self._max_bytes: Any = options.max_bytes
+        self.verify, self.io, self.allow_partial = options.verify, options.io, options.allow_partial
+        expected = options.expected_digest
+        self._expected_digest = None if expected is None else parse_digest(expected)
+        self.has_digest = expected is not None
+        self._proven_nbytes: int | None = None
+        self._trust: Trust = "all"
+        # Identifies the copy that another process opened and this one shall read too.
+        self._token: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_token": self.session.file.token}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self.preload or self._where.is_volatile:
+            # An archive in memory lives while a process has it open. The sender may close it soon.
+            self.head  # noqa: B018
 
     def has(self, index: int) -> bool:
         """Whether an index in [0, len(self)) has a record, as far as known."""
@@ -374,83 +429,6 @@ class AnyReader(Archive):
             self.justify(32 + 16 * len(session.head.labels))
         return session.labels
 
-    def distrust_damage(self) -> None:
-        """Read a damaged archive by what is left of it."""
-
-    @abstractmethod
-    def refresh(self) -> bool:
-        """Open what was added since. Returns whether anything changed."""
-
-
-@base.takes(ReadOptions)
-class Reader(AnyReader):
-    """Random access to the samples of one archive, sealed or still growing.
-
-    Args:
-        path: a path, or a URL: http, https, s3, gs, hf, or any that fsspec supports. The archive is opened at
-            the first use.
-        options: a ReadOptions object. Keywords override its fields.
-        storage_options: for the library that reads a URL, see `edcache.CachedDataset`.
-        keywords: the fields of ReadOptions.
-    Raises, at the first use:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
-        StaleArchiveError: it was unpickled, and the path leads to another archive now.
-        DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
-            published"; or the archive is not sealed and has no digest.
-    Warns, at the first use:
-        PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
-            was killed, or the file was truncated: samples may be missing. Once per process.
-
-    Cost: opening a sealed archive reads the table of the pages of its index: 72 bytes for 4,096 samples, at
-    most 0.6 MB. A page is checked at its first use. Of an unsealed archive the table of every chunk is read.
-    There is no Python object per sample.
-    Safety: threads, fork, spawn, forkserver. A pickle has under 2 kB.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | Location,
-        options: ReadOptions | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        **keywords: Unpack[base.ReadKeywords],
-    ) -> None:
-        if options is None or keywords:
-            options = ReadOptions.of(options, keywords, "Reader")
-        if options.local is None and options.max_bytes is not None:
-            raise base.OptionError(
-                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given"
-            )
-        super().__init__(options.allow_pickle, options.decode)
-        self._where = located(path, storage_options)
-        self.path, self.by_request = self._where.path, self._where.by_request
-        if options.preload and self._where.is_volatile:
-            raise base.OptionError(f"{self.path}: in memory already; leave preload out")
-        self.preload = options.preload
-        if options.local is not None:
-            storage.check_outlives(options.local)
-        self.local = None if options.local is None else absolute(options.local)
-        self._max_bytes: Any = options.max_bytes
-        self.verify, self.io, self.allow_partial = options.verify, options.io, options.allow_partial
-        expected = options.expected_digest
-        self._expected_digest = None if expected is None else parse_digest(expected)
-        self.has_digest = expected is not None
-        self._proven_nbytes: int | None = None
-        self._trust: Trust = "all"
-        # Identifies the copy that another process opened and this one shall read too.
-        self._token: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        session = self.session
-        assert isinstance(session, FileSession)
-        return super().__getstate__() | {"_token": session.file.token}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self.preload or self._where.is_volatile:
-            # An archive in memory lives while a process has it open. The sender may close it soon.
-            self.head  # noqa: B018
-
     def refresh(self) -> bool:
         """Open what was added to the file since, or the compacted file. Returns whether anything changed.
 
@@ -462,7 +440,6 @@ class Reader(AnyReader):
                 an expected_digest.
         """
         before = self.session
-        assert isinstance(before, FileSession)
         if self.local is not None:
             self._keep(self._whole(before) or before)
             return False
@@ -489,7 +466,6 @@ class Reader(AnyReader):
                     self._trust = trust
                     self._keep(self._opened())
                 session = self.session
-                assert isinstance(session, FileSession)
                 session.index.check_all()
                 self.labels()
             except base.CorruptArchiveError:
@@ -500,7 +476,7 @@ class Reader(AnyReader):
             if trust == "chunks" or not session.damaged:
                 return
 
-    def _open(self) -> FileSession:
+    def _open(self) -> Session:
         try:
             return self._opened()
         except (base.CorruptArchiveError, base.NotAnArchiveError, base.StaleArchiveError):
@@ -509,7 +485,7 @@ class Reader(AnyReader):
                 raise
         return self._opened()
 
-    def _opened(self) -> FileSession:
+    def _opened(self) -> Session:
         file = self._source()
         try:
             if self._expected_digest is not None:
@@ -541,10 +517,10 @@ class Reader(AnyReader):
             return storage.open_copy(self.preload, self._where, self._token)
         return self._where.open()
 
-    def _session_with(self, file: ByteSource) -> FileSession:
-        def look() -> FileSession:
+    def _session_with(self, file: ByteSource) -> Session:
+        def look() -> Session:
             options = self.io, self.verify, self.allow_pickle, self.decoding
-            return FileSession(file, *options, trust=self._trust)
+            return Session(file, *options, trust=self._trust)
 
         # A power cut may have damaged a copy: fetch its bytes again.
         try:
@@ -564,14 +540,14 @@ class Reader(AnyReader):
         file.close()
         return whole
 
-    def _whole(self, session: FileSession) -> FileSession | None:
+    def _whole(self, session: Session) -> Session | None:
         """A session with the completed copy, if nearly all of it is here; else None."""
         start, nbytes = session.index.blocks[:, 1:3].T
         whole = session.file.finish(start, start + nbytes) if session.file.is_partial else None
         return None if whole is None else self._session_with(whole)
 
 
-def _warn_of(session: FileSession) -> None:
+def _warn_of(session: Session) -> None:
     """Warn once of an archive that is not sealed and has no writer, or that is damaged."""
     if session.sealed or (session.has_writer and not session.damaged):
         return
@@ -579,7 +555,7 @@ def _warn_of(session: FileSession) -> None:
     base.warn(_partial_text(session), base.PartialArchiveWarning, once=state)
 
 
-def _partial_text(session: FileSession) -> str:
+def _partial_text(session: Session) -> str:
     """The text of the warning for an archive that is not sealed."""
     failures, length = session.index.failures, session.chain.length
     failed = sum(not one.final for one in failures)

@@ -1,9 +1,8 @@
-"""`Session`: the state of an open archive in one process, for every kind of storage."""
+"""`Session`: the state of an open archive in one process."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,14 +10,18 @@ import numpy as np
 
 from edcache import base, codec, format
 from edcache.base import Ints, once
-from edcache.format import Head, Records
 from edcache.labels import checked_indices
-from edcache.reader.index import RecordIndex
+from edcache.reader.checks import LARGE, Checks, Piece, Requested
+from edcache.reader.group import Group, GroupRecords, joined
+from edcache.reader.metadata import Metadata, Trust
+from edcache.storage import ByteSource
 
 # Labels do not wait for what decodes samples.
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
-    from edcache.reader.group import Group
+
+# How often a reader looks for the end of a publication, before it takes the state before it.
+_MOST_LOOKS, _LOOK_SECONDS = 500, 0.002
 
 
 class Alike(NamedTuple):
@@ -28,92 +31,71 @@ class Alike(NamedTuple):
     decoder: Decoder
 
 
-class Session(ABC):
-    """One state of an open archive in one process. `AnyReader` documents the methods.
-
-    A session does not change. A refresh makes a new one, and threads at work keep the old one.
+class Session(Metadata):
+    """One state of an open archive in one process: its metadata and its samples. `Reader` documents methods.
 
     Args:
-        allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose.
+        allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose. The
+            others as of `Metadata`.
     Attributes:
-        index: where the record of every sample lies.
-        length: the samples of the dataset. mapped_nbytes: mapped bytes, which all processes share.
-        chunks: how many, if the chain was walked, else None. damaged: one line per unreadable chunk.
-        has_label_rows: the stored label table has one row per sample, so `labels` allocates nothing.
+        is_uniform: whether any records can be gathered together; None if not known yet.
         as_arrays: tensors come as numpy arrays. The reader sets it before the first sample.
     """
 
-    mapped_nbytes = 0
-    chunks: int | None = None
-    damaged: Sequence[str] = ()
-    has_label_rows = False
     as_arrays = False
 
     def __init__(
-        self, path: str, head: Head, index: RecordIndex, allow_pickle: bool, decoding: Decoding | None
+        self,
+        file: ByteSource,
+        io: str = "auto",
+        verify: str = "touch",
+        allow_pickle: bool = False,
+        decoding: Decoding | None = None,
+        before: Session | None = None,
+        trust: Trust = "all",
     ) -> None:
-        self.path, self.head, self.index = path, head, index
-        self.length = index.length
+        super().__init__(file, io, verify, before, trust)
         self._allow_pickle, self._decoding = allow_pickle, decoding
+        self._checks: Checks | None = None
+        self._requested = Requested(file, self.checks) if file.by_request else None
+        # The records of the last gather. _is_bulk: they hold all samples, of one schema.
+        self._records: GroupRecords | None = None
+        self._is_bulk = False
+        self.is_uniform: bool | None = None
+
+    @property
+    def checks(self) -> Checks:
+        """The records whose crc32 was checked; made at the first read."""
+        # Two threads may both make one. Then some records are checked twice.
+        if self._checks is None:
+            self._checks = Checks(self.file, self._view, self.nbytes, self.index, self.verify)
+        return self._checks
 
     @once
     def _decoders(self) -> Decoders:
         return codec.Decoders()
 
-    # --- what a subclass defines ---
+    @once
+    def dictionaries(self) -> list[bytes]:
+        """The compression dictionaries, without unreadable ones: records that need those raise an error."""
+        entries = self.index.dictionaries
+        extents = self.extents
+        read = [extents.mended(extents.pread, one.offset, one.nbytes, one.crc32) for one in entries]
+        return [data for data in read if data is not None]
 
     @property
-    @abstractmethod
-    def origin(self) -> Head: ...
+    def private_nbytes(self) -> int:
+        # The notes of checks, and the tables if they are not mapped.
+        index = self.index.nbytes + self.checks.nbytes
+        if self.sealed:
+            return index if self._view is not None else index + self.label_nbytes
+        assert self.index.memory is not None
+        return index + len(self.index.memory) + self.label_nbytes
 
-    @property
-    @abstractmethod
-    def sealed(self) -> bool: ...
-
-    @property
-    @abstractmethod
-    def nbytes(self) -> int: ...
-
-    @property
-    @abstractmethod
-    def private_nbytes(self) -> int: ...
-
-    @abstractmethod
-    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]: ...
-
-    @abstractmethod
-    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None: ...
-
-    @abstractmethod
-    def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError: ...
-
-    @abstractmethod
-    def close(self) -> None: ...
-
-    @abstractmethod
-    def _label_table(self) -> Any:
-        """The labels as stored, a Table or `StoredLabels`: a row per row of the index, or per sample."""
-
-    def reading_ahead(
-        self, indices: Ints, wanted: tuple[int, int] | None = None
-    ) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    @property
-    def is_abandoned(self) -> bool:
-        return False
-
-    @property
-    def justified_nbytes(self) -> int:
-        """The bytes that surely exist. Allocations that the archive asks for are compared with them."""
-        return self.nbytes
-
-    @property
-    def label_columns(self) -> Sequence[tuple[str, bool]]:
-        """(name, whether values were added after the samples were written) of each label column."""
-        return [(name, False) for name, _ in self.head.labels]
-
-    # --- records ---
+    def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
+        is_record = isinstance(error, base.CorruptRecordError)
+        where = self.checks.place(self.row(index)) if is_record else f"{self.path}: sample {index}"
+        return type(error)(f"{where}: {error}")
 
     def has(self, index: int) -> bool:
         return self.index.find(index) is not None
@@ -139,24 +121,6 @@ class Session(ABC):
             f"{self.path}: sample {index} has no record yet ({self.present:,} of {self.length:,} have); "
             "fill it with warmup() on a dataset that has its source"
         )
-
-    @property
-    def records(self) -> Records:
-        return self.index.table().records
-
-    @property
-    def present(self) -> int:
-        return self.index.rows
-
-    @property
-    def has_all(self) -> bool:
-        """Whether no sample is missing, as far as known. A sealed archive knows all its samples."""
-        absent = sum(failure.final for failure in self.index.failures)
-        return self.present + absent == self.length
-
-    def held(self) -> Ints | None:
-        """The indices that have a record; None if all have one."""
-        return self.index.held()
 
     # --- samples ---
 
@@ -200,25 +164,211 @@ class Session(ABC):
         except base.CorruptRecordError as error:
             raise self.placed(error, self.index.sample_of(row)) from error
 
+    # --- one record ---
+
+    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
+        places = self.index
+        row = index if places.is_dense and 0 <= index < self.length else self.row(index)
+        data = self._stored(row, None if places.is_compressed else wanted)
+        if places.is_compressed:
+            try:
+                data = memoryview(codec.decompress(data, places.raw_nbytes(row), self.dictionaries))
+            except (base.CorruptRecordError, base.LengthError) as error:
+                raise type(error)(f"{self.checks.place(row)}: {error}") from error
+        schema = places.schema(row) if places.only_schema is None else places.only_schema
+        return data, self._decoders.get(schema) or self.decoder_at(row)
+
+    def _stored(
+        self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
+    ) -> memoryview:
+        """The stored bytes of a record; at least the wanted ones are checked."""
+        if self._requested is not None:
+            return self._requested.record(row, wanted)
+        if self._view is None:
+            return self._unmapped(row, wanted)
+        (offset, nbytes), view = self.index.place(row), self._view
+        end = offset + nbytes
+        if end > self.nbytes:
+            raise self.checks.beyond_end(row)
+        if nbytes >= LARGE and not is_announced and self.extents.is_probe_due():
+            self._announce(np.array([row]), np.array([offset], np.int64), None)
+        data = view[offset:end]
+        if self._checks is None or not self._checks.is_done:
+            self.checks.record(row, data, wanted)
+        return data
+
+    def _unmapped(
+        self, row: int, wanted: tuple[int, int] | None, data: memoryview | None = None
+    ) -> memoryview:
+        """As `_stored`, of a file that is not mapped. A damaged record is fetched again if possible.
+
+        Args:
+            data: the record, where it was read.
+        """
+        extent = self.index.place(row)
+        if sum(extent) > self.nbytes:
+            raise self.checks.beyond_end(row)
+        if data is None:
+            data = self.extents.read(*extent)
+        try:
+            self.checks.record(row, data, wanted)
+        except base.CorruptRecordError:
+            if not self.file.mend(*extent):
+                raise
+            data = self.extents.read(*extent)
+            self.checks.record(row, data, wanted)
+        return data
+
+    # --- many records ---
+
+    def reading_ahead(
+        self, indices: Ints, wanted: tuple[int, int] | None = None
+    ) -> AbstractContextManager[None]:
+        if self._requested is None:
+            return nullcontext()
+        inside = indices[(indices >= -self.length) & (indices < self.length)] % self.length
+        rows = sorted(set(self.index.rows_of(inside).tolist()) - {-1})
+        return self._requested.reading_ahead(rows, None if self.index.is_compressed else wanted)
+
+    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
+        # Nearly every batch comes here. Keep it short: a batch of small samples takes 50 us in all.
+        checks = self._checks
+        records = self._records if self._is_bulk and checks is not None and checks.is_done else None
+        if records is None:
+            alike = self.alike(indices)
+            if alike is None:
+                return None
+            rows, decoder = alike
+        else:
+            rows, decoder = self._wrapped(indices), records.decoder
+        start = self.index.offsets(rows)
+        if self.extents.is_probe_due():
+            self._announce(rows, start, wanted)
+        if records is not None:
+            return records.at(start, rows)
+        if self.index.is_compressed or self._view is None:
+            return self._loaded(rows, decoder, wanted)
+        records = self._records
+        if records is None or records.decoder is not decoder:
+            records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
+        self._is_bulk = bool(self.is_uniform) and self.index.is_dense
+        return records.at(start, rows, self.checks.group(rows, start, wanted))
+
+    def _wrapped(self, indices: Ints) -> Ints:
+        """Rows of a dense archive: int64 [n], in [0, length), of indices that may count from its end."""
+        # As unsigned numbers, negative ones are the largest: one pass tells that all are in range.
+        if len(indices) and np.maximum.reduce(indices.view(np.uint64)) >= self.length:
+            return checked_indices(indices, self.length)
+        return indices
+
+    def _announce(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> None:
+        """Read records ahead that are not in memory."""
+        if not self.extents.are_in_memory(start):
+            low, high = (0, self.index.sizes(rows)) if wanted is None else wanted
+            self.extents.announce(start + low, start + high)
+
     def alike(self, indices: Ints) -> Alike | None:
-        """The rows and the decoder of samples that share one schema; None if they do not."""
+        """The rows and the decoder of samples that share one schema; None if they do not.
+
+        None also if a gather would read beyond records.
+        """
+        first = self.decoder_at(0) if self.present and self.is_uniform is not False else None
+        if self.is_uniform is None:
+            self.is_uniform = first is not None and self.index.is_uniform(first)
         rows = self.index.rows_of(checked_indices(indices, self.length))
         if not len(rows) or rows.min() < 0:
             return None
+        if first is not None and self.is_uniform:
+            return Alike(rows, first)
         schemas = self.index.schemas_of(rows)
         if np.any(schemas != schemas[0]):
             return None
         decoder = self.decoder_at(int(rows[0]))
-        return None if decoder.structure is None else Alike(rows, decoder)
+        return Alike(rows, decoder) if self._is_gathered(rows, decoder) else None
 
-    # --- labels ---
+    def _is_gathered(self, rows: Ints, decoder: Decoder) -> bool:
+        """Whether a gather of records stays within them; else reading one by one works, or raises."""
+        sizes, least = self.index.raw_sizes(rows), decoder.fixed_nbytes
+        fits = sizes.min() >= least and (decoder.nbytes is None or sizes.max() == least)
+        return decoder.structure is not None and bool(fits)
 
-    @once
-    def labels(self) -> Any:
-        """The labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
-        return format.spread(self._label_table(), self.index.held(), self.length)
+    def _loaded(self, rows: Ints, decoder: Decoder, wanted: tuple[int, int] | None) -> Group | None:
+        """A group of records that are compressed or not mapped, in new memory."""
+        is_raw = not self.index.is_compressed
+        if self._requested is not None:
+            stored = self._requested.pieces(rows.tolist(), wanted if is_raw else None)
+        elif self._view is not None:
+            stored = [Piece(0, self._stored(row, is_announced=True)) for row in rows.tolist()]
+        else:
+            extents = list(
+                zip(self.index.offsets(rows).tolist(), self.index.sizes(rows).tolist(), strict=True)
+            )
+            inside = [(at, max(0, min(nbytes, self.nbytes - at))) for at, nbytes in extents]
+            read = zip(rows.tolist(), self.file.read_many(inside), strict=True)
+            stored = [Piece(0, self._unmapped(row, None, data)) for row, data in read]
+        dictionaries = None if is_raw else self.dictionaries
+        return joined(decoder, self.index.raw_sizes(rows), stored, dictionaries)
 
-    @property
-    def label_nbytes(self) -> int:
-        """Bytes of the labels that were read."""
-        return int(self.labels.nbytes) if "labels" in vars(self) else 0
+    # --- growth ---
+
+    def close(self) -> None:
+        self.file.close()
+
+    def settled(self) -> Session:
+        """The newest session after a publication that is under way; this one is closed if it is another.
+
+        Adding labels unseals an archive for a moment: a reader must not see that state.
+        """
+        session = self
+        try:
+            for _ in range(_MOST_LOOKS):
+                if session.sealed or not session.file.is_live:
+                    break
+                # Ask for the writer first: no change after "nobody publishes" means that this is the newest.
+                if session.has_writer and not session.is_appended:
+                    break
+                is_appended, newer = session.is_appended, session.look_again()
+                if newer is not None:
+                    session.close()
+                    session = newer
+                elif is_appended:
+                    time.sleep(_LOOK_SECONDS)
+                else:
+                    break
+        except BaseException:
+            session.close()
+            raise
+        return session
+
+    def look_again(self) -> Session | None:
+        """A new session if the file has changed; else None."""
+        file = self.file.reopened()
+        options = self._io, self.verify, self._allow_pickle, self._decoding
+        try:
+            if file.identity() != self.file.identity():
+                if _is_rewritten(file, self.path, self.head.uuid):
+                    return Session(file, *options)
+                raise base.StaleArchiveError(
+                    f"{self.path}: the file was replaced since it was opened; open it again"
+                )
+            size = file.size()
+            has_changed = size != self.size
+            if not self.sealed:
+                # An equal size proves nothing: a writer may have replaced a torn tail by a chunk.
+                entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor)
+                has_changed = next(entries, None) is not None
+            if not has_changed:
+                file.close()
+                return None
+            return Session(file, *options, self)
+        except BaseException:
+            file.close()
+            raise
+
+
+def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
+    """Whether another file is the same archive after a compaction."""
+    try:
+        return format.read_head(file.pread, path)[0].uuid == uuid
+    except base.ArchiveError:
+        return False

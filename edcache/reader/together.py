@@ -14,7 +14,6 @@ import numpy as np
 from edcache.base import CorruptRecordError, Ints
 from edcache.format import LINES
 from edcache.reader.checks import CheckedBlocks
-from edcache.reader.file_session import FileSession
 from edcache.reader.group import Group, GroupRecords
 from edcache.reader.index import joined_lines, numbers
 from edcache.reader.session import Session
@@ -31,7 +30,7 @@ class Together:
         sessions: of each archive; where its reader has another one by now, this says nothing of it.
     """
 
-    def __init__(self, sessions: Sequence[FileSession]) -> None:
+    def __init__(self, sessions: Sequence[Session]) -> None:
         self.sessions = sessions
         self.decoder = sessions[0].decoder_at(0)
         addresses = np.array([_address(session.extents.view) for session in sessions])
@@ -60,7 +59,7 @@ class Together:
     @classmethod
     def of(cls, sessions: Sequence[Session]) -> Together | None:
         """The archives as one; None where they are not of such a kind, or of several schemas."""
-        files = [one for one in sessions if isinstance(one, FileSession) and _is_gathered(one)]
+        files = [one for one in sessions if _is_gathered(one)]
         if len(files) < len(sessions) or len({one.decoder_at(0) for one in files}) > 1:
             return None
         return cls(files)
@@ -108,7 +107,7 @@ class Together:
         return self._sizes.at(rows, self._pages(rows, which), self._views.__getitem__)
 
 
-def _is_gathered(session: FileSession) -> bool:
+def _is_gathered(session: Session) -> bool:
     """Whether any records may be gathered from the mapped file, by an index that lies in it."""
     index = session.index
     is_plain = index.is_dense and not index.is_compressed and session.verify != "always"

@@ -17,7 +17,7 @@ from edcache import display
 from edcache.base import Ints, named, plain
 from edcache.format import missing_rows, one_chunk, pa
 from edcache.labels import Labels
-from edcache.reader import AnyReader
+from edcache.reader import Reader
 
 _SAID = ("samples", "sealed", "codec", "compression")
 _MADE = ("type", "factory", "version", "source")
@@ -50,7 +50,7 @@ class Difference:
         return not (self.about or samples or self.labels)
 
 
-def difference(first: AnyReader, second: AnyReader, *, deep: bool = False) -> Difference:
+def difference(first: Reader, second: Reader, *, deep: bool = False) -> Difference:
     """What differs between two archives; where their samples lie in the files is not compared.
 
     Args:
@@ -83,7 +83,7 @@ def difference(first: AnyReader, second: AnyReader, *, deep: bool = False) -> Di
 
 
 def _stored_differently(
-    sides: tuple[AnyReader, AnyReader], rows: Sequence[Ints]
+    sides: tuple[Reader, Reader], rows: Sequence[Ints]
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Of the samples in both, those with another length, crc32 or schema, and those with another schema."""
     chosen = [side.records.take(taken) for side, taken in zip(sides, rows, strict=True)]
@@ -97,7 +97,7 @@ def _stored_differently(
     return differ | is_other_schema, is_other_schema
 
 
-def _said(archive: AnyReader) -> dict[str, Any]:
+def _said(archive: Reader) -> dict[str, Any]:
     """What an archive says of itself, by the names that a person sees."""
     summary = display.summary(archive)
     said = {name: summary[name] for name in _SAID}

@@ -12,7 +12,7 @@ from edcache.format import Head
 from edcache.storage import Location, located
 
 if TYPE_CHECKING:
-    from edcache.reader import AnyReader
+    from edcache.reader import Reader
     from edcache.writer.appender import Appender
 
 # How an archive is opened to be looked at: incomplete ones too, without a warning.
@@ -22,20 +22,20 @@ ALLOW_PARTIAL = base.ReadOptions(allow_partial=True)
 class Store(Location):
     """Where one cache is or will be; nothing of it is open. A backend overrides what differs from a file."""
 
-    def reader(self, options: base.ReadOptions) -> AnyReader:
+    def reader(self, options: base.ReadOptions) -> Reader:
         """What reads its samples; errors as of `Reader`, and OptionError for what only files take."""
         from edcache.reader import Reader
 
         return Reader(self, options)
 
-    def found(self, options: base.ReadOptions = ALLOW_PARTIAL) -> AnyReader | None:
+    def found(self, options: base.ReadOptions = ALLOW_PARTIAL) -> Reader | None:
         """The archive that is there, open, if one is and its creator lived to write its head."""
         try:
             return self._opened(options)
         except base.ArchiveNotFoundError:
             return None
 
-    def _opened(self, options: base.ReadOptions) -> AnyReader:
+    def _opened(self, options: base.ReadOptions) -> Reader:
         reader = self.reader(options)
         reader.head  # noqa: B018 - it is read here
         return reader

@@ -41,7 +41,7 @@ from edcache.errors import (
 )
 from edcache.format import PAGE
 from edcache.reader import Reader
-from edcache.reader.file_session import FileSession
+from edcache.reader.session import Session
 from edcache.storage import File
 from edcache.writer.temporary import SIDE
 
@@ -396,7 +396,7 @@ def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     origin = Far(far.read_bytes(), delay=0.001)
     ssd.mkdir()
     file = _open_by(origin.path, ("a1",), str(ssd), None, lambda: origin)
-    session = FileSession(file, "auto", "touch")
+    session = Session(file, "auto", "touch")
     assert session.head == CachedDataset.from_cache(far)._reader.head
     file.accept()
     session.group(np.arange(0, COUNT // 3, 7), None)

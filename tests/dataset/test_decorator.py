@@ -747,7 +747,7 @@ def test_a_call_and_its_bare_source_grow_one_archive_in_turn(tmp_path: Path, fir
 def test_a_large_sealed_archive_tells_who_lengthened_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edcache.reader.file_session._WALKED", 1)
+    monkeypatch.setattr("edcache.reader.metadata._WALKED", 1)
     path, files = tmp_path / "c.zip", list("abcdefgh")
     held(path, Files(files[:2]))
     held(path, Files(files[:5]), grow=True)

@@ -40,7 +40,7 @@ from edcache.format import chain
 from edcache.format import spec as format
 from edcache.format.spec import PAGE
 from edcache.labels.label_spec import LabelSpec
-from edcache.reader import file_session
+from edcache.reader import metadata
 from edcache.writer import appender, log, recovery
 from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
@@ -311,7 +311,7 @@ def whole_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(format, "walk", as_one_call(format.walk))
     monkeypatch.setattr(chain, "has_sound_payload", as_one_call(chain.has_sound_payload))
     monkeypatch.setattr(recovery, "find_headers", as_one_call(chain.find_headers))
-    for module in (file_session, log):
+    for module in (metadata, log):
         monkeypatch.setattr(module, "read_table", as_one_call(chain.read_table))
 
 

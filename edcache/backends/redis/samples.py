@@ -36,8 +36,6 @@ _CLAIM: Final = b"EDC1"
 # Of a process that was killed while it computed a sample, the claim goes after so long.
 _CLAIM_MS: Final = 10_000
 _LOOK_SECONDS: Final = 0.02
-# Redis refuses longer values (proto-max-bulk-len).
-_MOST_NBYTES: Final = 512 << 20
 
 
 class RedisDataset(Dataset[Any]):
@@ -120,9 +118,10 @@ class RedisDataset(Dataset[Any]):
             (found,) = self._client.ask(("mget", [self._key(index) for index in absent]))
             claimed = []
             for index, value in zip(absent, found, strict=True):
+                is_mine = value is None and self._set(index, _CLAIM, _CLAIM_MS, is_claim=True)
                 if value and _is_sound(index, value):
                     values[index] = value
-                elif time.monotonic() < patience and (value == _CLAIM or not (value or self._claim(index))):
+                elif not is_mine and value in (None, _CLAIM) and time.monotonic() < patience:
                     claimed.append(index)
                 else:
                     values[index] = self._computed(index)
@@ -135,14 +134,10 @@ class RedisDataset(Dataset[Any]):
     def _key(self, index: int) -> str:
         return f"{self._stem}{index}"
 
-    def _claim(self, index: int) -> bool:
-        """Claim an absent sample; whether nobody else has."""
-        return self._set(index, _CLAIM, _CLAIM_MS, only_absent=True)
-
-    def _set(self, index: int, value: bytes, ttl_ms: int | None, *, only_absent: bool = False) -> bool:
-        """Set a value; whether it was set, or the server is full and cannot."""
+    def _set(self, index: int, value: bytes, ttl_ms: int | None, *, is_claim: bool = False) -> bool:
+        """Set a value, a claim only if there is none; whether it was set, or cannot be, as memory is full."""
         try:
-            (answer,) = self._client.ask(("set", self._key(index), value, None, ttl_ms, only_absent))
+            (answer,) = self._client.ask(("set", self._key(index), value, None, ttl_ms, is_claim))
         except StorageError as error:
             if error.errno != errno.ENOSPC:
                 raise
@@ -154,28 +149,18 @@ class RedisDataset(Dataset[Any]):
     def _computed(self, index: int) -> bytes:
         """The value of a sample that this process computes now, and keeps."""
         try:
-            sample = self._made(index)
+            sample = self.source[index]
             with self._named(index):
                 value = _encoded(index, sample)
-        except BaseException:
+        except BaseException as error:
             with suppress(StorageError):  # the claim expires
                 self._client.ask(("unlink", self._key(index)))
-            raise
-        if len(value) > _MOST_NBYTES:
-            raise StorageError(
-                f"{self.path}: sample {index} takes {len(value):,} bytes, Redis keeps {_MOST_NBYTES:,} under "
-                "a key; keep this dataset in an archive"
-            )
+            if isinstance(error, EdcacheError) or not isinstance(error, Exception):
+                raise
+            text = f"the source raised at index {index}: {type(error).__name__}: {error}"
+            raise SourceError(f"{self.path}: {text}") from error
         self._set(index, value, self._client.server.ttl_ms)
         return value
-
-    def _made(self, index: int) -> Any:
-        try:
-            return self.source[index]
-        except Exception as error:
-            raise SourceError(
-                f"{self.path}: the source raised at index {index}: {type(error).__name__}: {error}"
-            ) from error
 
     @contextmanager
     def _named(self, index: int) -> Iterator[None]:

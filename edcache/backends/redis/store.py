@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from typing import Any, Final, NoReturn
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
@@ -32,12 +34,10 @@ _MOST_KEYS: Final = 1000
 _UPLOAD_MS: Final = 86_400_000
 _CREDENTIALS: Final = ("username", "password", "ssl_password")
 _USERNAME, _PASSWORD = "EDCACHE_REDIS_USERNAME", "EDCACHE_REDIS_PASSWORD"
-_CONNECT_SECONDS, _ANSWER_SECONDS = 10.0, 30.0
 _EVICTED: Final = (
     "the server has evicted a part of the archive, or it has expired; build it again, and give the server "
     "more memory (maxmemory)"
 )
-_TRIES, _FIRST_PAUSE, _LONGEST_PAUSE = 4, 0.1, 1.0
 
 
 class Server(ShownUrl):
@@ -55,7 +55,7 @@ class Server(ShownUrl):
 
     @classmethod
     def of(cls, url: str, secrets: Mapping[str, Any] | None = None) -> Server:
-        """Read a URL; OptionError: 'redis://localhost/0?ttl=soon: ttl=soon; give seconds above 0'."""
+        """Read a URL; OptionError: 'redis://localhost/0?ttl=soon: ttl=soon; give whole seconds above 0'."""
         try:
             parts = urlsplit(url)
             options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
@@ -82,12 +82,9 @@ class Server(ShownUrl):
                 f"{server}: names no prefix, with which all its keys begin; append ?prefix=name, a name "
                 "without spaces"
             )
-        server.ttl_ms = None
-        if seconds is not None:
-            with suppress(ValueError, OverflowError):
-                server.ttl_ms = int(float(seconds) * 1000)
-            if server.ttl_ms is None or not 0 < server.ttl_ms < 1e12:
-                raise OptionError(f"{server}: ttl={seconds}; give seconds above 0")
+        if seconds is not None and not re.fullmatch(r"0*[1-9]\d{0,8}", seconds):
+            raise OptionError(f"{server}: ttl={seconds}; give whole seconds above 0")
+        server.ttl_ms = None if seconds is None else int(seconds) * 1000
         return server
 
     def _pickled(self, with_credentials: bool) -> tuple[Any, ...]:
@@ -143,40 +140,29 @@ class Client:
         try:
             client = redis.Redis.from_url(
                 self.server.client_url,
-                socket_connect_timeout=_CONNECT_SECONDS,
-                socket_timeout=_ANSWER_SECONDS,
-                retry=Retry(ExponentialBackoff(_LONGEST_PAUSE, _FIRST_PAUSE), _TRIES - 1),
+                socket_connect_timeout=10,
+                socket_timeout=30,
+                retry=Retry(ExponentialBackoff(cap=1, base=0.1), 3),
                 retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
                 **options,
             )
             client.connection_pool.make_connection()  # refuses options that it does not know
         except (ValueError, TypeError) as error:
-            text = scrubbed(str(error), self._secrets())
+            text = scrubbed(str(error), map(str, options.values()))
             raise OptionError(f"{self.server}: redis-py does not take this URL: {text}") from None
         return client
-
-    def _secrets(self) -> list[str]:
-        return [value for value in self.server.secrets.values() if isinstance(value, str)]
 
     def _translated(self, error: Exception) -> StorageError:
         from redis import exceptions
 
-        text = scrubbed(str(error), self._secrets())
-        refusals = exceptions.AuthenticationError, exceptions.AuthorizationError, exceptions.NoPermissionError
-        if isinstance(error, refusals):
-            return StorageError(
-                f"{self.server}: the server refuses this user: {text}; give the password in the URL or in "
-                f"{_PASSWORD}; a pickle does not carry it to another program"
-            )
-        if isinstance(error, exceptions.ConnectionError | exceptions.TimeoutError):
-            return StorageError(
-                f"{self.server}: the server does not answer: {text}; it was asked {_TRIES} times"
-            )
+        text = scrubbed(str(error), map(str, self.server.secrets.values()))
+        if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
+            text += f"; give its password in the URL or in {_PASSWORD}, as a pickle does not carry it"
         if isinstance(error, exceptions.OutOfMemoryError):
-            full = StorageError(f"{self.server}: the server's memory is full; give it more (maxmemory)")
-            full.errno = errno.ENOSPC
-            return full
-        return StorageError(f"{self.server}: the server refused: {text}")
+            text = "its memory is full; give it more (maxmemory), or let it evict (maxmemory-policy)"
+        translated = StorageError(f"{self.server}: the server does not do as it is asked: {text}")
+        translated.errno = errno.ENOSPC if isinstance(error, exceptions.OutOfMemoryError) else None
+        return translated
 
 
 class _Upload(ByteSource):
@@ -185,25 +171,18 @@ class _Upload(ByteSource):
     by_request = True
 
     def __init__(self, server: Server) -> None:
-        self.path, self._client, self._prefix = str(server), Client(server), server.prefix
+        self.path, self._client = str(server), Client(server)
         self._id, self._nbytes = self._state()
-        self._keys = _keys(self._prefix, self._id, self._nbytes)
-        for start in range(0, len(self._keys), _MOST_KEYS):
-            keys = self._keys[start : start + _MOST_KEYS]
+        for keys in _keys(server, self._id, self._nbytes):
             if self._client.ask(("exists", *keys)) != [len(keys)]:
                 raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}")
 
     def _state(self) -> tuple[str, int]:
         """The id of the upload that is there now, and the bytes of the archive."""
-        (found,) = self._client.ask(("get", f"{self._prefix}:archive"))
+        (found,) = self._client.ask(("get", f"{self._client.server.prefix}:archive"))
         if found is None:
             raise ArchiveNotFoundError(f"{self.path}: no archive under this prefix; build it first")
-        state = _parsed(found)
-        if state is None:
-            raise NotAnArchiveError(
-                f"{self.path}: another program keeps {self._prefix}:archive; choose another prefix"
-            )
-        return state
+        return _parsed(found, self._client.server)
 
     def size(self) -> int:
         return self._nbytes
@@ -220,9 +199,7 @@ class _Upload(ByteSource):
     def check_unchanged(self) -> None:
         """See `ByteSource`: one round trip."""
         if self._state() != self.identity():
-            raise StaleArchiveError(
-                f"{self.path}: another archive was put there since it was opened; open it again"
-            )
+            raise StaleArchiveError(f"{self.path}: another archive took its place; open it again")
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         return bytes(self.read_many([(offset, nbytes)])[0])
@@ -230,24 +207,17 @@ class _Upload(ByteSource):
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: one round trip."""
         commands: list[tuple[Any, ...]] = []
-        counts = []
-        for offset, nbytes in extents:
-            end = min(offset + nbytes, self._nbytes)
-            pieces = range(offset // _PIECE_NBYTES, -(-end // _PIECE_NBYTES)) if offset < end else range(0)
-            for number in pieces:
-                low = number * _PIECE_NBYTES
-                part = max(offset - low, 0), min(end - low, _PIECE_NBYTES) - 1
-                commands.append(("getrange", self._keys[number], *part))
-            counts.append((len(pieces), max(end - offset, 0)))
-        answers = iter(self._client.ask(*commands) if commands else ())
-        found = []
-        for count, nbytes in counts:
-            data = b"".join(next(answers) for _ in range(count))
-            if len(data) != nbytes:
-                self.check_unchanged()
-                raise StorageError(f"{self.path}: {_EVICTED}")
-            found.append(memoryview(data))
-        return found
+        ends = [min(offset + nbytes, self._nbytes) for offset, nbytes in extents]
+        for (start, _), end in zip(extents, ends, strict=True):
+            for low in range(start - start % _PIECE_NBYTES, end, _PIECE_NBYTES):
+                key = _key(self._client.server, self._id, low // _PIECE_NBYTES)
+                commands.append(("getrange", key, max(start - low, 0), min(end - low, _PIECE_NBYTES) - 1))
+        data = memoryview(b"".join(self._client.ask(*commands) if commands else ()))
+        sizes = [max(end - start, 0) for (start, _), end in zip(extents, ends, strict=True)]
+        if len(data) != sum(sizes):
+            self.check_unchanged()
+            raise StorageError(f"{self.path}: {_EVICTED}")
+        return [data[end - nbytes : end] for end, nbytes in zip(accumulate(sizes), sizes, strict=True)]
 
     def map(self, nbytes: int) -> NoReturn:
         raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: they are in a server")
@@ -268,9 +238,9 @@ class RedisStore(ObjectStore):
 
     def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
         """See the base class. The pieces of the archive that was there before go when the new one stands."""
-        client, prefix, ttl_ms = Client(self.url), self.url.prefix, self.url.ttl_ms
-        upload, nbytes, name = uuid.uuid4().hex, os.path.getsize(path), f"{self.url.prefix}:archive"
-        keys = _keys(prefix, upload, nbytes)
+        client, name, ttl_ms = Client(self.url), f"{self.url.prefix}:archive", self.url.ttl_ms
+        upload, nbytes = uuid.uuid4().hex, os.path.getsize(path)
+        keys = [key for part in _keys(self.url, upload, nbytes) for key in part]
         try:
             with open(path, "rb") as file:
                 for key in keys:
@@ -281,14 +251,14 @@ class RedisStore(ObjectStore):
                 raise StorageError(f"{self.path}: {_EVICTED}")
         except BaseException:
             with suppress(StorageError):  # they expire
-                _delete(client, keys)
+                _delete(client, upload, nbytes)
             raise
         kept = [("persist", key) if ttl_ms is None else ("pexpire", key, ttl_ms) for key in keys]
         swap = [("get", name), ("set", name, f"{upload} {nbytes}", None, ttl_ms)]
         *_, before, _ = client.ask(*kept, *swap, is_atomic=True)
-        found = None if before is None else _parsed(before)
-        if found is not None and found[0] != upload:
-            _delete(client, _keys(prefix, *found))
+        # Its own, if the transaction was sent again, as its answer was lost.
+        if before is not None and not before.startswith(upload.encode()):
+            _delete(client, *_parsed(before, self.url))
 
     def check_lazy(self) -> None:
         raise OptionError(
@@ -297,17 +267,26 @@ class RedisStore(ObjectStore):
         )
 
 
-def _keys(prefix: str, upload: str, nbytes: int) -> list[str]:
-    """The keys of the pieces of an archive."""
-    return [f"{prefix}:{upload}:{number}" for number in range(-(-nbytes // _PIECE_NBYTES))]
+def _key(server: Server, upload: str, number: int) -> str:
+    return f"{server.prefix}:{upload}:{number}"
 
 
-def _parsed(found: bytes) -> tuple[str, int] | None:
-    """The id of an upload and the bytes of its archive; None for the value of another program."""
+def _keys(server: Server, upload: str, nbytes: int) -> Iterator[list[str]]:
+    """The keys of the pieces of an archive, some at a time."""
+    count = -(-nbytes // _PIECE_NBYTES)
+    for start in range(0, count, _MOST_KEYS):
+        yield [_key(server, upload, k) for k in range(start, min(start + _MOST_KEYS, count))]
+
+
+def _parsed(found: bytes, server: Server) -> tuple[str, int]:
     name, _, nbytes = found.decode("ascii", "replace").partition(" ")
-    return (name, int(nbytes)) if nbytes.isdecimal() and len(nbytes) < 16 else None
+    if not nbytes.isdecimal() or len(nbytes) > 18:
+        raise NotAnArchiveError(
+            f"{server}: another program keeps {server.prefix}:archive; choose another prefix"
+        )
+    return name, int(nbytes)
 
 
-def _delete(client: Client, keys: Sequence[str]) -> None:
-    for start in range(0, len(keys), _MOST_KEYS):
-        client.ask(("unlink", *keys[start : start + _MOST_KEYS]))
+def _delete(client: Client, upload: str, nbytes: int) -> None:
+    for keys in _keys(client.server, upload, nbytes):
+        client.ask(("unlink", *keys))
