@@ -13,6 +13,7 @@ import numpy as np
 from edcache import format
 from edcache.base import LabelTypeError, described, shown
 from edcache.format import EXACT, ColumnType, deciding_numbers, detached, no_type, pa
+from edcache.labels.column import numpy_time
 from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
 
 _PIECE = 1 << 20
@@ -302,27 +303,15 @@ def _scalar(value: Any) -> tuple[ColumnType, Any]:
 
 def _time(value: Any) -> tuple[ColumnType, Any]:
     """A date, a time or a duration, as numpy's scalar of the unit that its column has."""
-    zone = None
     try:
-        if isinstance(value, dt.datetime):
-            if value.tzinfo is not None:
-                value, zone = value.astimezone(dt.timezone.utc).replace(tzinfo=None), "UTC"
-            # A pandas.Timestamp has nanoseconds.
-            has_more = hasattr(value, "to_datetime64")
-            value = value.to_datetime64() if has_more else np.datetime64(value, "us")
-        elif isinstance(value, dt.date):
-            value = np.datetime64(value, "D")
-        elif isinstance(value, dt.timedelta):
-            value = np.timedelta64(value // dt.timedelta(microseconds=1), "us")
+        time, zone = numpy_time(value)
     except OverflowError:
-        reach = (
-            "the years 1 to 9999 in UTC" if zone or isinstance(value, dt.datetime) else "64-bit microseconds"
-        )
+        reach = "the years 1 to 9999 in UTC" if isinstance(value, dt.datetime) else "64-bit microseconds"
         raise _NotALabel(f"a {type(value).__name__} outside of {reach}") from None
-    if not isinstance(value, (np.datetime64, np.timedelta64)):
+    if time is None:
         raise _NotALabel
-    code, unit = value.dtype.kind, np.datetime_data(value.dtype)[0]
-    if unit == "generic" and np.isnat(value):
+    code, unit = time.dtype.kind, np.datetime_data(time.dtype)[0]
+    if unit == "generic" and np.isnat(time):
         return no_type(), None
     if code == "m" and unit in ("generic", "Y", "M"):
         raise _NotALabel(f"a timedelta64 without a fixed length (unit {unit})")
@@ -333,7 +322,7 @@ def _time(value: Any) -> tuple[ColumnType, Any]:
     else:
         unit = unit if unit in ("s", "ms", "us", "ns") else "s"
         kind = pa.duration(unit) if code == "m" else pa.timestamp(unit, zone)
-    ticks = value.astype(f"{code}8[{unit}]")
+    ticks = time.astype(f"{code}8[{unit}]")
     if np.isnat(ticks):
         return ColumnType.of(kind), None
     if unit == "D" and not -(2**31) <= int(ticks.astype("i8")) < 2**31:

@@ -6,6 +6,7 @@ what `Labels` gives back, keeps the bits that were written.
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -109,6 +110,30 @@ def sorted_rows(column: pa.ChunkedArray, descending: bool) -> npt.NDArray[np.int
         column = column.cast(pa.int64())
     rows = pc.sort_indices(column, sort_keys=[("", "descending" if descending else "ascending")])
     return number_values(rows).view(np.int64)
+
+
+def numpy_time(value: Any) -> tuple[Any, str | None]:
+    """A date, a time or a duration as numpy has it, and "UTC" if it had a zone; (None, None) if it is none.
+
+    Raises OverflowError for a time with a zone outside the years 1 to 9999 in UTC, and for a duration of more
+    microseconds than 64 bits hold.
+    """
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return value, None
+    if isinstance(value, dt.datetime):
+        zone = None if value.tzinfo is None else "UTC"
+        if hasattr(value, "to_datetime64"):  # a pandas.Timestamp has nanoseconds, and converts to UTC
+            return value.to_datetime64(), zone
+        if zone is not None:
+            value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)
+        return np.datetime64(value, "us"), zone
+    if isinstance(value, dt.date):
+        return np.datetime64(value, "D"), None
+    if not isinstance(value, dt.timedelta):
+        return None, None
+    if hasattr(value, "to_timedelta64"):  # of a pandas.Timedelta, which has nanoseconds
+        return value.to_timedelta64(), None
+    return np.timedelta64(value // dt.timedelta(microseconds=1), "us"), None
 
 
 # ---- what a table holds, column by column

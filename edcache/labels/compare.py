@@ -1,13 +1,12 @@
 """Comparisons of a label column with plain values and with another column.
 
-They are over `comparable` columns, and exact whatever the types: 2.5 lies between 2 and 3, 10**30 above all
+They are exact whatever the types: 2.5 lies between 2 and 3, 10**30 above all
 integers, 2**53 + 1 between two values of a float64 column. Only a float is first rounded to the precision of
 a float column, so that 0.1 finds 0.1 in a float32 column.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 import re
 from collections.abc import Iterable
@@ -30,7 +29,7 @@ from edcache.format import (
     pc,
     to_numpy,
 )
-from edcache.labels.column import comparable_type
+from edcache.labels.column import comparable_type, numpy_time
 from edcache.labels.labels import Labels, comparable_column
 
 # By pyarrow, and by numpy.
@@ -64,7 +63,9 @@ class Column:
 
     @once
     def _values(self) -> pa.ChunkedArray:
-        return comparable_column(self._labels, self.name)
+        # Arrow compares no float16.
+        is_half = pa.types.is_float16(self.type)
+        return comparable_column(self._labels, self.name) if is_half else self._labels.column(self.name)
 
     @once
     def _missing(self) -> npt.NDArray[np.bool_]:
@@ -110,7 +111,9 @@ class Column:
         elif self._integers is not None:
             is_in = from_numpy(np.isin(self._integers, np.array(wanted, self._integers.dtype)), pa.bool_())
         else:
-            found = one_chunk(pc.is_in(self._values, value_set=self._scalars(wanted)))
+            # It compares bits, unlike ==.
+            column = comparable_column(self._labels, self.name) if self._family == "float" else self._values
+            found = one_chunk(pc.is_in(column, value_set=self._scalars(wanted)))
             is_in = from_numpy(to_numpy(found, nullable=False), pa.bool_(), self._missing)
         return is_in if len(present) == len(values) else pc.or_kleene(self.is_null(), is_in)
 
@@ -196,11 +199,12 @@ class Column:
                 return None
             return (_integer_place if self._family == "integer" else _float_place)(value, self.type)
         if self._family in _TIMES:
-            seconds = _seconds(value, self._family)
+            try:
+                seconds = _seconds(value, self._family)
+            except (OverflowError, _NotATime):
+                return None
             if seconds is not None:
-                return (
-                    None if seconds is _NAT else _integer_place(seconds * _per_second(self.type), self.type)
-                )
+                return _integer_place(seconds * _per_second(self.type), self.type)
         if isinstance(value, _EXPECTED.get(self._family, ())):
             is_valid = not isinstance(value, str) or value.encode(errors="ignore").decode() == value
             return _Place(value, is_equal=True) if is_valid else None
@@ -275,7 +279,6 @@ def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
 
 # ---- times and durations as seconds since 1970: a Fraction, which is exact for all that numpy has
 
-_NAT: Any = object()
 _UNITS: dict[str, Fraction] = {
     **{unit: Fraction(1, 1000**i) for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
     **{unit: Fraction(n) for unit, n in (("m", 60), ("h", 3600), ("D", 86_400), ("W", 604_800))},
@@ -293,29 +296,19 @@ def _per_second(kind: pa.DataType) -> Fraction:
     return 1 / _UNITS["D" if pa.types.is_date32(kind) else kind.unit]
 
 
-def _seconds(value: Any, family: str) -> Any:
-    """A value as seconds, _NAT for NaT; None if it is no time of the column's kind."""
-    if isinstance(value, dt.timedelta) and family == "duration":
-        if not hasattr(value, "to_timedelta64"):
-            return Fraction(value // dt.timedelta(microseconds=1), 10**6)
-        value = value.to_timedelta64()  # of a pandas.Timedelta, which has nanoseconds
-    if isinstance(value, np.timedelta64) or family == "duration":
-        is_duration = isinstance(value, np.timedelta64) and family == "duration"
-        return _counted(value) if is_duration else None
+class _NotATime(Exception):
+    """NaT, which equals nothing."""
+
+
+def _seconds(value: Any, family: str) -> Fraction | None:
+    """A value as seconds; None if it is no time of the column's kind. Raises _NotATime, OverflowError."""
     if isinstance(value, str):
-        return _parsed(value, family)
-    if isinstance(value, dt.datetime):
-        if value.tzinfo is not None and family != "UTC time":
-            return None  # a column without a zone has no instant to compare with
-        if not hasattr(value, "to_datetime64"):
-            since = (
-                value.replace(tzinfo=None) - dt.datetime(1970, 1, 1) - (value.utcoffset() or dt.timedelta())
-            )
-            return Fraction(since // dt.timedelta(microseconds=1), 10**6)
-        value = value.to_datetime64()  # of a pandas.Timestamp, which has nanoseconds
-    elif isinstance(value, dt.date):
-        value = np.datetime64(value, "D")
-    return _counted(value) if isinstance(value, np.datetime64) else None
+        return None if family == "duration" else _parsed(value, family)
+    time, zone = numpy_time(value)
+    # A column without a zone has no instant to compare with.
+    if time is None or (time.dtype.kind == "m") != (family == "duration") or (zone and family != "UTC time"):
+        return None
+    return _counted(time)
 
 
 def _parsed(text: str, family: str) -> Fraction | None:
@@ -329,13 +322,13 @@ def _parsed(text: str, family: str) -> Fraction | None:
         return None
     zone = parts["zone"] or "Z"
     minutes = 0 if zone == "Z" else int(zone[0] + "1") * (int(zone[1:3]) * 60 + int(zone[-2:]))
-    return whole + Fraction("0" + (parts["fraction"] or "")) - minutes * 60  # type: ignore[no-any-return]
+    return whole + Fraction("0" + (parts["fraction"] or "")) - minutes * 60 if whole is not None else None
 
 
-def _counted(value: Any) -> Any:
-    """A numpy time as seconds, _NAT for NaT; None if its unit has no fixed length."""
+def _counted(value: Any) -> Fraction | None:
+    """A numpy time as seconds; None if its unit has no fixed length."""
     if np.isnat(value):
-        return _NAT
+        raise _NotATime
     unit, step = np.datetime_data(value.dtype)
     count = int(value.astype("i8")) * step
     if unit in ("Y", "M") and value.dtype.kind == "M":

@@ -13,7 +13,7 @@ from edcache import format
 from edcache.base import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError, article, shown, warn
 from edcache.format import pa, pc
 from edcache.labels.collector import collected
-from edcache.labels.column import comparable
+from edcache.labels.column import as_python, comparable
 
 _REMEDY = (
     "columns are bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
@@ -193,17 +193,16 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
             f'the table has "{on}" = {twice.as_py()!r} more than once, so the row to use is not clear; '
             "drop the duplicates"
         )
-    families = {(pa.types.is_floating(one), one == pa.uint64()) for one in (known.type, keys.type)}
-    if len(families) == 1:
-        known, keys = known.cast(kind), keys.cast(kind)
-        rows = pc.if_else(keys.is_valid(), pc.index_in(keys, value_set=known.combine_chunks()), None)
-    else:  # no type of Arrow holds both, and Python compares any two numbers exactly
+    try:
+        found = pc.index_in(keys.cast(kind), value_set=known.cast(kind).combine_chunks())
+        rows = pc.if_else(keys.is_valid(), found, None)
+    except pa.ArrowInvalid:  # no type of Arrow holds all of both, and Python compares any two numbers exactly
         places = {value: row for row, value in enumerate(known.to_pylist()) if value is not None}
         rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
     if len(rows) and rows.null_count == len(rows):
-        example = f"{known[0].as_py()!r} for example" if len(known) else "no rows"
+        example = f"{as_python(known[0])!r} for example" if len(known) else "no rows"
         raise LabelError(
-            f'no sample has a row in the table: "{on}" is {keys[0].as_py()!r} in the first, and the table '
+            f'no sample has a row in the table: "{on}" is {as_python(keys[0])!r} in the first, and the table '
             f"has {example}"
         )
     if rows.null_count:
