@@ -101,10 +101,7 @@ class Projection:
                 values.append(column[index : index + 1].tolist()[0])
                 continue
             if record is None:
-                record, stored_by = reader.fetch(index, plan.wanted)
-                if stored_by is not decoder:
-                    # A server evicted it, and it was made again with another structure.
-                    return self.of_sample(reader.read(index))
+                record = reader.record(index, plan.wanted)
             try:
                 values.append(part.decode(record))
             except (CodecError, CorruptRecordError) as error:

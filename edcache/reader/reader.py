@@ -131,7 +131,7 @@ class Archive(ABC):
 
     @property
     def sealed(self) -> bool:
-        """Whether it was sealed when it was opened or last refreshed. On a server: whether it is complete."""
+        """Whether it was sealed when it was opened or last refreshed."""
         return self.session.sealed
 
     @property
@@ -151,7 +151,7 @@ class Archive(ABC):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the file up to the end of its last entry. On a server: of records and their metadata."""
+        """Bytes of the file up to the end of its last entry."""
         return self.session.nbytes
 
     def memory(self) -> dict[str, int]:
@@ -160,10 +160,7 @@ class Archive(ABC):
 
     @property
     def records(self) -> Records:
-        """The index as arrays: 26 bytes of new memory per sample.
-
-        On a server: the records that are not known to be evicted. Their offsets mean nothing.
-        """
+        """The index as arrays: 26 bytes of new memory per sample."""
         return self.session.index.table().records
 
     @property
@@ -202,11 +199,9 @@ class Archive(ABC):
         return size if np.all(np.diff(offsets) >= 0) else None
 
     def missing(self) -> Ints:
-        """The indices without a record, sorted: int64 [k], a copy. This asks a server what it still has.
+        """The indices without a record, sorted: int64 [k], a copy.
 
-        Raises:
-            LengthError: the archive claims more samples than its size makes plausible.
-            StaleArchiveError: the server evicted samples, and another cache has the prefix now.
+        Raises: LengthError, the archive claims more samples than its size makes plausible.
         """
         index = self.session.index.held()
         if index is None:
@@ -345,7 +340,7 @@ class Reader(Archive):
                 bytes from a server, unless records are compressed. Do not write to views.
         Raises:
             SampleIndexError: out of range.
-            MissingSampleError: no record yet, or a server has evicted it.
+            MissingSampleError: no record yet.
             CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
                 says 0x9ae0daf0; ...".
             PickleRefusedError, UnregisteredTypeError: it is a pickle, or its class is not registered.
@@ -375,8 +370,7 @@ class Reader(Archive):
         Args:
             wanted: (start, end) of the bytes of it that will be read; only their blocks are checked.
         Returns:
-            Read-only bytes, a view of a mapped file. The decoder differs from `decoder(index)` if a server
-            evicted the sample and it was written again with another schema.
+            Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `read`.
         """
         return self.session.fetch(index, wanted)
