@@ -15,7 +15,7 @@
     verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
     merge           several archives copied into one; split() makes several of one
-    export          samples as tar shards, folders, Parquet, a Hugging Face dataset or an .npz
+    export          samples as tar shards, folders or Parquet
     CacheOptions    what these take by keyword, as an object
     EdcacheError    the base of every exception; edcache.errors has all of them and shows their tree
 

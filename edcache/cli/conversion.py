@@ -189,7 +189,7 @@ def _lines(path: str) -> list[str]:
 @click.option("--to", type=click.Choice(get_args(interop.Format)), required=True, help="The format.")
 @flags("where", "fields", "labels", "no_labels", "available", "shard_size")
 @flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
-def export(paths: Sequence[str], output: str, to: str, as_json: bool, **options: Any) -> None:
+def export(paths: Sequence[str], output: str, to: interop.Format, as_json: bool, **options: Any) -> None:
     """Write samples as files that other tools read.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. Images that are stored as files go out

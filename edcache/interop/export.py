@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
@@ -12,14 +13,15 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from torch.utils.data import DataLoader
+import torch
 
-from edcache.base import EdcacheError, OptionError, PartialArchiveError, parsed_bytes, shown
+from edcache.base import ExportError, OptionError, PartialArchiveError, parsed_bytes, shown
 from edcache.dataset import CachedDataset, Path, Samples
-from edcache.interop.export_columns import joined, nbytes_of
-from edcache.interop.export_formats import FORMATS, Format, check_absent, new_output, read
+from edcache.interop.export_columns import nbytes_of, unified
+from edcache.interop.export_formats import WRITERS, Writer, check_absent, new_folder, read
+from edcache.interop.kinds import Format
 from edcache.reader import OnProgress
-from edcache.storage import check_outlives, local_path, refused
+from edcache.storage import check_outlives, local_path
 from edcache.writer import worker_count
 
 _PROBES: Final = 32
@@ -43,7 +45,7 @@ class ExportReport:
 def export(
     ds: Samples | Path | Iterable[Path],
     out: Path,
-    to: str,
+    to: Format,
     *,
     num_workers: int | str | None = 0,
     shard_size: int | str = "500MB",
@@ -58,7 +60,7 @@ def export(
 
     Args:
         ds: a cache, a view, or what `CachedDataset.from_cache` opens.
-        out: the folder that is made, or of an npz the file; nothing may be there.
+        out: the folder that is made; nothing may be there.
         to: "webdataset": shard-000000.tar and so on, sample 17 being 017.image.jpg, 017.x.npy, 017.label.cls;
             text is .txt, bytes .bin, everything else .json. Names become lower case.
             "files": a folder for each sample, with image.jpg, x.npy, label.txt; one file where a sample is
@@ -66,9 +68,7 @@ def export(
             "parquet": part-00000.parquet and so on: arrays of one shape are Arrow's fixed_shape_tensor, from
             1025 elements on their bytes, in C order, with dtype and shape in the column's metadata; others
             are {"values", "shape"} or plain lists, images their bytes.
-            "hf": what `datasets.load_from_disk` reads: Array2D to Array5D, Sequence, Image.
-            "npz": one stacked array a field; where shapes vary NAME.values, NAME.offsets and NAME.shapes.
-        num_workers: processes that write a shard each; "auto": one a processor. An npz is written by one.
+        num_workers: processes that write a shard each; "auto": one a processor.
         shard_size: about so many bytes has a shard, or text such as "1GB". A folder of files has none.
         labels: whether label columns that are no fields of the samples go along: as columns, or as
             labels.json; or the names of some.
@@ -79,27 +79,37 @@ def export(
         ExportError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such
             type; ...'. Before anything is written, unless a transform gives other things every time.
         MissingSampleError: a sample has no record.
-        OptionError, MissingDependencyError, ArchiveExistsError, ArchiveLockedError, StorageError.
-    Cost: reads every sample once; those that a transform makes, and in parquet, hf and npz those with arrays
-        of varying shapes, once before. Some 16 MiB of samples a worker are in memory. hf and npz write twice.
+        OptionError, ArchiveExistsError, ArchiveLockedError, StorageError.
+    Cost: reads every sample once; those that a transform makes, and in parquet those with arrays of varying
+        shapes, once before. Some 16 MiB of samples a worker are in memory.
     Safety: written as `out + ".edcache.new"`, and given its name when all is there. Killed, it leaves that,
         and the next run begins anew. Shards are brought to the disk before; single files are not.
 
     >>> edcache.export(ds.filter(split="train"), "train-shards", to="webdataset", num_workers=8)
     """
-    if to not in FORMATS:
-        raise OptionError(f"export(): to={to!r}; choose one of {', '.join(map(repr, FORMATS))}")
+    if to not in WRITERS:
+        raise OptionError(f"export(): to={to!r}; choose one of {', '.join(map(repr, WRITERS))}")
     shard_nbytes = parsed_bytes(shard_size)
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shown(shard_size)}; give bytes, or text such as "500MB"')
     count = worker_count(num_workers)
-    FORMATS[to].require()
     check_outlives(out)
     target = local_path(out)
     check_absent(target)
-    writer = _prepared(_opened(ds, allow_partial), FORMATS[to], labels, count)
+    samples = _opened(ds, allow_partial)
+    writer = _prepared(samples, WRITERS[to], labels, count)
     _write(writer, target, shard_nbytes, count, on_progress)
-    return ExportReport(target, to, len(writer), *_measured(target))
+    return ExportReport(target, to, len(samples), *_measured(target))
+
+
+def _write(
+    writer: Writer, target: str, shard_nbytes: int, num_workers: int, on_progress: OnProgress | None
+) -> None:
+    with new_folder(target) as writer.folder:
+        tasks = list(enumerate(writer.parts(shard_nbytes)))
+        for done in accumulate(_mapped(_written, writer, tasks, num_workers), initial=0):
+            if on_progress is not None:
+                on_progress(done, len(writer.ds))
 
 
 def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
@@ -116,14 +126,14 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
     return samples._with_files()
 
 
-def _prepared(ds: Samples, kind: type[Format], labels: bool | Sequence[str], num_workers: int) -> Format:
-    """The format with what samples of every kind tell of it; nothing is written yet."""
-    positions = _probe_positions(ds, needs_shapes=bool(kind.arrays))
+def _prepared(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num_workers: int) -> Writer:
+    """The writer, with what samples of every kind tell of it; nothing is written yet."""
+    positions = _probe_positions(ds, needs_shapes=kind.name == "parquet")
     parts = np.split(positions, range(_INSPECTED, len(positions), _INSPECTED))
-    looks = _mapped(partial(_inspected, ds, kind), [(part.tolist(),) for part in parts], num_workers)
+    looks = _mapped(_inspected, (ds, kind), [part.tolist() for part in parts], num_workers)
     names, sizes, columns = zip(*chain.from_iterable(looks), strict=True)
     label_names = _label_names(ds, labels, set().union(*names))
-    writer = kind(ds, joined(columns), label_names, sum(sizes) / len(sizes))
+    writer = kind(ds, unified(columns), label_names, sum(sizes) / len(sizes))
     writer.check()
     return writer
 
@@ -145,12 +155,19 @@ def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
-def _inspected(ds: Samples, kind: type[Format], positions: Sequence[int]) -> list[Any]:
+def _inspected(shared: tuple[Samples, type[Writer]], positions: Sequence[int]) -> list[Any]:
     """Of each sample the names of its leaves, about its bytes, and the columns that it needs."""
+    ds, kind = shared
     return [
         (tuple(leaves), nbytes_of(leaves), (kind.columns_for(leaves, place), place))
         for place, leaves in read(ds, positions)
     ]
+
+
+def _written(writer: Writer, task: tuple[int, range]) -> int:
+    number, part = task
+    writer.write(number, part)
+    return len(part)
 
 
 def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
@@ -166,41 +183,34 @@ def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> 
     return tuple(name for name in chosen if name not in fields)
 
 
-def _write(
-    writer: Format, target: str, shard_nbytes: int, num_workers: int, on_progress: OnProgress | None
-) -> None:
-    with new_output(target, writer.is_folder) as where:
-        writer.begin(where)
-        with closing(writer):
-            parts = list(enumerate(writer.parts(shard_nbytes)))
-            written = _mapped(writer.write, parts, num_workers if writer.is_folder else 0)
-            counts = (len(part) for (_, part), _ in zip(parts, written, strict=True))
-            for done in accumulate(counts, initial=0):
-                if on_progress is not None:
-                    on_progress(done, len(writer))
-            writer.finish()
+_shared: Any = None  # in a worker, the first argument of each of its tasks
 
 
-def _attempted(work: Callable[..., Any], arguments: Any) -> tuple[Any, EdcacheError | None]:
+def _begin(shared: Any) -> None:
+    global _shared
+    _shared = shared
+    torch.set_num_threads(1)  # a pool of threads that its parent had does not survive a fork
+
+
+def _call(work: Callable[[Any, Any], Any], task: Any) -> Any:
+    return work(_shared, task)
+
+
+def _mapped(
+    work: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[Any], num_workers: int
+) -> Iterator[Any]:
+    """What `work(shared, task)` returns of each task, in order, by so many processes; 0: this one."""
+    if not num_workers:
+        yield from map(partial(work, shared), tasks)
+        return
+    workers = min(num_workers, len(tasks))
     try:
-        return work(*arguments), None
-    except EdcacheError as error:
-        # Raised here, a worker's traceback would become a part of its message.
-        return None, error
-
-
-def _mapped(work: Callable[..., Any], calls: Any, num_workers: int) -> Iterator[Any]:
-    """What calls of a function return, by their arguments, in order, by so many processes; 0: this one."""
-    workers, attempt = min(num_workers, len(calls)), partial(_attempted, work)
-    loader: Any = DataLoader(calls, batch_size=None, num_workers=workers, collate_fn=attempt)
-    try:
-        loaded = iter(loader)
-    except OSError as denied:
-        refused("export()", "starting worker processes", denied)
-    for made, error in loaded:
-        if error is not None:
-            raise error
-        yield made
+        with ProcessPoolExecutor(workers, initializer=_begin, initargs=(shared,)) as pool:
+            yield from pool.map(partial(_call, work), tasks)
+    except BrokenProcessPool as error:
+        raise ExportError(
+            "export(): a worker process died; memory may have run out: fewer workers"
+        ) from error
 
 
 def _measured(path: str) -> tuple[int, int]:

@@ -128,27 +128,27 @@ def nbytes_of(leaves: Leaves) -> int:
     return nbytes
 
 
-def columns_of(leaves: Leaves, place: str, to: str, arrays: str) -> Columns:
-    """The columns that one sample needs, in a format that holds arrays of some of numpy's kinds."""
-    return {name: _column(name, value, place, to, arrays) for name, value in leaves.items()}
+def columns_of(leaves: Leaves, place: str) -> Columns:
+    """The columns of a table that one sample needs."""
+    return {name: _column(name, value, place) for name, value in leaves.items()}
 
 
-def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowColumn:
+def _column(name: str, value: Any, place: str) -> ArrowColumn:
     if value is None:
         return ArrowColumn(name, "null", is_nullable=True)
-    if isinstance(value, complex) and "c" not in arrays:
-        raise unsupported(place, name, value, f"{to} holds no complex numbers")
     numbers = value if type(value) is list else [value]
     if any(type(number) is int and not -_MOST <= number < _MOST for number in numbers):
-        raise unsupported(place, name, value, f"a column of {to} holds integers from -2**63 to 2**63 - 1")
+        raise unsupported(place, name, value, "a column holds integers from -2**63 to 2**63 - 1")
+    if isinstance(value, complex):
+        raise unsupported(place, name, value, "parquet holds no complex numbers")
     if type(value) in _KINDS:
         return ArrowColumn(name, _KINDS[type(value)])
     if isinstance(value, EncodedImage):
         return ArrowColumn(name, "image")
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in arrays or not value.dtype.isnative:
-            held = "arrays of bool, int and float" + (", complex too" if "c" in arrays else "")
-            raise unsupported(place, name, value, f"{to} holds {held} in the byte order of this machine")
+        if value.dtype.kind not in "biuf" or not value.dtype.isnative:
+            held = "arrays of bool, int and float in the byte order of this machine"
+            raise unsupported(place, name, value, f"parquet holds {held}")
         return ArrowColumn(name, "array", value.dtype.name, value.shape, value.ndim)
     if isinstance(value, datetime.datetime):
         return ArrowColumn(name, "datetime" if value.tzinfo is None else "datetime with a zone")
@@ -160,8 +160,8 @@ def _column(name: str, value: Any, place: str, to: str, arrays: str) -> ArrowCol
     return ArrowColumn(name, "list", kinds.pop() if kinds else "null")
 
 
-def joined(samples: Iterable[tuple[Columns, str]]) -> Columns:
-    """The columns that hold all samples, by those that each needs; with these comes its place in messages."""
+def unified(samples: Iterable[tuple[Columns, str]]) -> Columns:
+    """The columns that hold all samples; of each sample its columns, and its place in messages."""
     known: dict[str, tuple[ArrowColumn, str, int]] = {}
     count = 0
     for shown, place in samples:

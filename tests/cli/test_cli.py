@@ -1108,7 +1108,7 @@ WRONG = {
     "a label": ("labels here/ten.zip --count lable", "did you mean label?", 1),
     "a condition": ("labels here/ten.zip --where spilt=='a'", "did you mean split?", 1),
     "text without quotes": ("labels here/ten.zip --where split==train", 'write text in quotes: "train"', 1),
-    "a format": ("export here/ten.zip -o new --to hff", "Invalid value for '--to': 'hff' is not one of ", 2),
+    "a format": ("export here/ten.zip -o new --to csv", "Invalid value for '--to': 'csv' is not one of ", 2),
     "a factory": ("build digits:mak -o new.zip", 'no "mak" in it; did you mean make?', 1),
     "an argument": ("build digits:make -o new.zip --arg spilt=train", "did you mean split?", 2),
     "an argument without a value": ("build digits:make -o new.zip --arg split", "name=value", 2),

@@ -7,6 +7,7 @@ import os
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from cli_runner import RUNNER
 from test_merge import expect_as_concat, sample, write
@@ -14,8 +15,7 @@ from test_split import expect_as_original
 
 from edcache import CachedDataset, CacheWriter
 from edcache.base.wording import human_bytes
-from edcache.cli import conversion, main
-from edcache.interop.export import FORMATS
+from edcache.cli import main
 
 
 def run(*arguments: Any, code: int = 0) -> str:
@@ -106,22 +106,18 @@ def test_export_writes_what_was_chosen(parts, tmp_path):
     files = len(os.listdir(tmp_path / "tars"))
     assert (report["samples"], report["files"], report["to"]) == (21, files, "webdataset")
     assert files > 1
-    run("export", path, "-o", tmp_path / "a.npz", "--to", "npz", "--label", "y")
-    assert sorted(np.load(tmp_path / "a.npz").files) == ["x", "y"]
+    run("export", path, "-o", tmp_path / "table", "--to", "parquet", "--label", "y")
+    assert pq.read_table(tmp_path / "table").column_names == ["x", "y"]
 
 
 def test_an_export_that_cannot_be_is_one_line(parts, tmp_path):
-    said = run("export", parts, "-o", tmp_path / "out", "--to", "npz", code=1)
+    said = run("export", parts, "-o", tmp_path / "out", "--to", "files", code=1)
     assert said.startswith(f"edcache: {parts}/part-10.zip: 2 of 3 samples have no record, the first is")
     said = run("export", parts, "-o", tmp_path / "out", "--to", "tar", code=2)
-    assert "'tar' is not one of 'webdataset', 'files', 'parquet', 'hf', 'npz'" in said
-    options = ["--to", "npz", "--label", "y", "--no-labels"]
+    assert "'tar' is not one of 'webdataset', 'files', 'parquet'" in said
+    options = ["--to", "files", "--label", "y", "--no-labels"]
     assert "--label and --no-labels contradict" in run("export", parts, "-o", tmp_path, *options, code=2)
     assert not (tmp_path / "out").exists()
-
-
-def test_the_formats_of_the_command_are_those_of_the_function():
-    assert tuple(FORMATS) == conversion.FORMATS
 
 
 def test_commands_for_one_archive_take_no_folder(parts):

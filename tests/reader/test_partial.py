@@ -271,7 +271,7 @@ def test_what_seals_or_exports_asks_before_it_takes_half(whole: Whole, path: Pat
         "compact.zip": lambda **o: edcache.compact(path, tmp_path / "compact.zip", **o),
         "parts": lambda **o: edcache.split(path, tmp_path / "parts", parts=2, **o),
         "exported": lambda **o: edcache.export(view, tmp_path / "exported", "files", **o),
-        "npz": lambda **o: edcache.export(edcache.concat([view, view]), tmp_path / "npz", "npz", **o),
+        "table": lambda **o: edcache.export(edcache.concat([view, view]), tmp_path / "table", "parquet", **o),
     }
     for name, act in acts.items():
         with pytest.raises(PartialArchiveError, match=r"a\.zip.* not sealed.* allow_partial=True"):

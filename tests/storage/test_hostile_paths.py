@@ -1,6 +1,7 @@
 """What is no path of an archive, at every door: an error of ours, or the TypeError that Python has for it."""
 
 import os
+import shutil
 
 import pytest
 
@@ -33,8 +34,8 @@ DOORS = {
     "merge to": lambda p: edcache.merge(["good.zip"], p),
     "split": lambda p: edcache.split(p, "parts", parts=2),
     "split to": lambda p: edcache.split("good.zip", p, parts=2),
-    "export": lambda p: edcache.export(p, "new", to="npz"),
-    "export to": lambda p: edcache.export("good.zip", p, to="npz"),
+    "export": lambda p: edcache.export(p, "new", to="parquet"),
+    "export to": lambda p: edcache.export("good.zip", p, to="parquet"),
     "copy": lambda p: edcache.copy_to_local(p, "copies", progress=False),
     "copy to": lambda p: edcache.copy_to_local("good.zip", p, progress=False),
     "keep near": lambda p: CachedDataset.from_cache("good.zip", local=p),
@@ -65,6 +66,7 @@ def test_what_is_no_path_is_told_by_an_error_of_ours(folder, door):
         else:
             if hasattr(opened, "close"):
                 opened.close()
+        shutil.rmtree(folder / "new", ignore_errors=True)
         (folder / "new").unlink(missing_ok=True)
     assert (folder / "text").read_text() == "text"
     assert [CachedDataset.from_cache("good.zip")[i]["x"] for i in range(4)] == list(range(4))

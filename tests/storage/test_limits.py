@@ -33,7 +33,7 @@ OPERATIONS = {
     "split": lambda top: edcache.split(top / "in" / "0.zip", top / "parts", parts=3),
     "compact": lambda top: edcache.compact(top / "in" / "0.zip", top / "new.zip"),
     "repair": lambda top: edcache.repair(top / "in" / "0.zip", top / "new.zip"),
-    "npz": lambda top: edcache.export(top / "in" / "0.zip", top / "new.npz", to="npz"),
+    "parquet": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="parquet"),
     "webdataset": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="webdataset"),
     "copy": lambda top: edcache.copy_to_local(top / "in" / "0.zip", top / "near.zip", progress=False),
     "spool": lambda top: CachedDataset(Source(), "memory://limits/a.zip"),

@@ -50,7 +50,7 @@ OPERATIONS = {
     "rebuild a stream": lambda top: CachedDataset(Stream(), top / "a.zip", keep_existing=False),
     "write": writing,
     "copy": copy,
-    "npz": lambda top: edcache.export(top / "a.zip", top / "new.npz", to="npz"),
+    "parquet": lambda top: edcache.export(top / "a.zip", top / "new", to="parquet"),
     "webdataset": lambda top: edcache.export(top / "a.zip", top / "new", to="webdataset"),
     "files": lambda top: edcache.export(top / "a.zip", top / "new", to="files"),
     "spool": spooled,

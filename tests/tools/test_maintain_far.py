@@ -66,7 +66,7 @@ def test_an_object_of_a_store_is_merged_and_divided(bucket, path, tmp_path):
 def test_it_is_verified_identified_and_exported(far, path, tmp_path):
     assert edcache.verify(far.url).sound
     assert edcache.digest(far.url) == edcache.digest(path)
-    assert edcache.export(far.url, tmp_path / "out.npz", to="npz").samples == COUNT
+    assert edcache.export(far.url, tmp_path / "out", to="parquet").samples == COUNT
 
 
 def test_one_that_changes_meanwhile_is_not_mixed(path, tmp_path):
@@ -103,7 +103,7 @@ def test_what_is_written_goes_to_a_path(path, target, tmp_path):
         lambda: edcache.split(path, target, parts=2),
         lambda: edcache.compact(path, target),
         lambda: edcache.repair(path, target),
-        lambda: edcache.export(path, target, to="npz"),
+        lambda: edcache.export(path, target, to="files"),
         lambda: edcache.compact(target),
         lambda: edcache.repair(target, tmp_path / "new.zip"),
     ):
@@ -129,7 +129,7 @@ def test_a_name_in_memory_is_a_source_and_no_target(path, tmp_path):
         lambda: edcache.compact(path, "shm://new"),
         lambda: edcache.compact(name),
         lambda: edcache.repair(path, "shm://new"),
-        lambda: edcache.export(path, "shm://new", to="npz"),
+        lambda: edcache.export(path, "shm://new", to="files"),
     ):
         with pytest.raises(
             OptionError, match="shm://.*: an archive in memory would be lost at the end of this call"
