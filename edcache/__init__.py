@@ -1,7 +1,8 @@
 """edcache: a crash-safe, filterable, single-file cache for PyTorch datasets.
 
     cachable        decorate a dataset factory: the first call fills, later calls open
-    CachedDataset   the dataset over an archive; from_cache() opens one without its source
+    CachedDataset   the dataset over an archive; from_cache() opens one without its source. save() of it and
+                    of its views copies what is stored into a new archive
     CacheWriter     write an archive without a Dataset
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
@@ -12,9 +13,8 @@
     register        let the codec store a class of yours: an enum, a dataclass, any other
     samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle, Mixture: orders for a
                     DataLoader
-    verify          check every byte of an archive; repair(), compact() and digest() mend, shrink, identify it
+    verify          check every byte of an archive; digest() identifies it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
-    merge           several archives copied into one; split() makes several of one
     export          samples as tar shards, folders or Parquet
     CacheOptions    what these take by keyword, as an object
     EdcacheError    the base of every exception; edcache.errors has all of them and shows their tree
@@ -31,7 +31,7 @@ The rooms, lowest floor first. Imports go down only, and from another room only 
     4  display   what a person sees: pictures, trees, summaries, HTML
     4  writer    append, seal and fill; fingerprints of sources; what a backend answers
     5  dataset   what a user holds: CachedDataset, views, samplers, loaders, @cachable
-    6  tools     verify, repair, compact, merge, split, digest, housekeeping
+    6  tools     verify, digest, housekeeping
     6  interop   caches of other systems and their names, files of other formats, folders of images
     6  backends  where archives are: files, remote, mirror, shm, redis
     7  cli       parse, call one function, print, exit code

@@ -22,11 +22,7 @@ from .interop import export as export
 from .interop import image_folder as image_folder
 from .interop import import_cache as import_cache
 from .reader import collate as collate
-from .tools import compact as compact
 from .tools import digest as digest
-from .tools import merge as merge
-from .tools import repair as repair
-from .tools import split as split
 from .tools import verify as verify
 from .writer import CacheWriter as CacheWriter
 

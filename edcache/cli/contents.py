@@ -8,7 +8,7 @@ from typing import Any, Final
 import click
 import numpy as np
 
-from edcache import dataset, display, tools, writer
+from edcache import dataset, display, writer
 from edcache import labels as label_tables
 from edcache.base import ReadOptions, SampleIndexError, brief
 from edcache.cli import output as out
@@ -25,14 +25,11 @@ def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
 
 @click.command()
 @PATHS
-@click.option("--digest", is_flag=True, help="Also the file's SHA-256, which takes reading all of it.")
 @flags("as_json")
-def info(paths: Sequence[str], digest: bool, as_json: bool) -> None:
+def info(paths: Sequence[str], as_json: bool) -> None:
     """Say what archives hold and where they come from.
 
-    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read. The digest is what
-    sha256sum prints for the file. Publish it with the archive, and whoever gets it checks it with
-    verify --digest, or in Python by expected_digest=.
+    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read.
 
     \b
     Example:
@@ -41,8 +38,6 @@ def info(paths: Sequence[str], digest: bool, as_json: bool) -> None:
 
     def report(path: str) -> out.Report:
         document = display.summary(open_archive(path)[0])
-        if digest:
-            document["digest"] = tools.digest(path)
         return document, _info_lines(document), True
 
     out.print_reports(paths, as_json, report)

@@ -152,7 +152,6 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             "kind", "What OLD is; by default it is recognised.", "--from", type=click.Choice(get_args(Kind))
         ),
         _flag("limit", "Most rows shown; 20 by default on a terminal.", metavar="N", type=COUNT),
-        _flag("max_bytes", "All copies in DST: 500MB, 1TiB.", "--max-size", metavar="SIZE", callback=size),
         _flag(
             "num_workers",
             "Processes that compute; -j alone, or auto: one for each processor that this process may use.",
@@ -165,9 +164,9 @@ _FLAGS: Final[dict[str, _Option]] = dict(
         _flag("on", "The column that says of which sample a row of FILE is.", metavar="NAME", type=LABEL),
         _flag("on_error", "What becomes of a sample that fails.", type=click.Choice(get_args(OnError))),
         _flag("order", "For monai: the file names in order, one a line.", metavar="FILE", type=PATH),
-        _flag("parts", "So many, of as many samples each.", metavar="N", type=POSITIVE),
         _flag("progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None),
         _flag("show_all", "All rows, on a terminal too.", "--all", is_flag=True),
+        _flag("skip_damaged", "Leave out samples that are damaged or missing.", is_flag=True),
         _flag("timeout", "Seconds for one sample.", metavar="SECONDS", type=_ABOVE_0),
         _flag("trust_pickle", "Unpickle whatever OLD holds, which runs code its author chose.", is_flag=True),
         _flag("version", "Change it when the factory makes other samples.", metavar="VALUE"),

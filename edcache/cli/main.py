@@ -12,7 +12,7 @@ import click
 
 from edcache import __version__
 from edcache.base import suggestion
-from edcache.cli import analysis, contents, conversion, housekeeping, maintenance, viewer
+from edcache.cli import contents, conversion, housekeeping, maintenance, viewer
 from edcache.cli.output import FAILED, errors_in_one_line
 from edcache.storage import shown
 
@@ -21,11 +21,11 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
     "Make": (conversion.build, conversion.images, conversion.import_),
     "Look": (
         *(contents.info, contents.show, viewer.view, contents.ls, contents.labels),
-        *(analysis.diff, housekeeping.why, housekeeping.caches),
+        *(housekeeping.why, housekeeping.caches),
     ),
-    "Check": (maintenance.verify, maintenance.repair),
-    "Share": (conversion.export, maintenance.copy, maintenance.merge, maintenance.split),
-    "Tidy": (maintenance.compact, housekeeping.rm, housekeeping.prune),
+    "Check": (maintenance.verify, maintenance.digest),
+    "Share": (conversion.export, maintenance.copy),
+    "Tidy": (housekeeping.rm, housekeeping.prune),
 }
 
 
@@ -80,10 +80,10 @@ def main() -> None:
     """Build, look into, check and clear away edcache archives.
 
     An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add
-    and --drop change its labels, compact rewrites it, copy brings it here, rm and prune delete; every other
-    command only reads it, and works on an archive that is still growing. repair, merge, split and export make
-    new files. The commands that look, and verify, take URLs too; their credentials come from the environment,
-    as each engine has it (AWS_*, FSSPEC_S3, and so on).
+    and --drop change its labels, copy brings it here or makes a new one of its samples, rm and prune delete;
+    every other command only reads it, and works on an archive that is still growing. The commands that look,
+    verify and copy take URLs too; their credentials come from the environment, as each engine has it (AWS_*,
+    FSSPEC_S3, and so on).
 
     A command that reports prints one JSON document with --json. One that lists rows prints CSV with --csv,
     and an object a line with --jsonl.

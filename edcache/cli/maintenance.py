@@ -1,19 +1,19 @@
-"""verify, repair, compact, copy, merge, split: archives as wholes, checked, mended and copied."""
+"""verify, digest, copy: archives as wholes, checked, identified and copied."""
 
 from __future__ import annotations
 
-import dataclasses
-import sys
-from collections.abc import Iterator, Sequence
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from edcache import tools
+from edcache import dataset, tools
 from edcache.backends import mirror
-from edcache.base import human_bytes, index_ranges, plain
+from edcache.base import PartialArchiveWarning, human_bytes
 from edcache.cli import output as out
-from edcache.cli.flags import FOLDER, LABEL, PATH, PATHS, POSITIVE, flags, output, size
+from edcache.cli.flags import PATH, PATHS, flags, output, size
 from edcache.storage import shown
 
 
@@ -28,7 +28,7 @@ def verify(
 
     A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset,
     what is wrong, what helps. An archive that is not sealed is not whole, unless a process writes it still;
-    building again goes on from there. Dead bytes are no problem; compact leaves them out.
+    building again goes on from there. Dead bytes are no problem; copy PATH -o PATH leaves them out.
 
     \b
     Exit codes:
@@ -41,13 +41,23 @@ def verify(
     """
     if expected_digest is not None and len(paths) > 1:
         raise click.UsageError("--digest is that of one archive; verify the others by calls of their own")
-    same = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
+    same = (
+        "sound",
+        "quick",
+        "sealed",
+        "samples",
+        "missing",
+        "failures",
+        "chunks",
+        "nbytes",
+        "superseded",
+        "dead",
+    )
 
     def report(path: str) -> out.Report:
         with out.bar("verifying", path, progress) as on_progress:
             verified = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
         document = {"path": shown(path)} | {name: getattr(verified, name) for name in same}
-        document["dead"] = {"nbytes": verified.dead.total, **dataclasses.asdict(verified.dead)}
         document["problems"] = verified.problems
         return document, _verify_lines(shown(path), verified), verified.sound
 
@@ -67,198 +77,122 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
         f"in {out.plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
     )
     if report.is_partial:
-        yield "its writer was killed, or it was cut: fill it again, or keep what is there with edcache repair"
+        yield "its writer was killed, or it was cut; fill it, or keep what is there: copy --skip-damaged"
     if report.failures:
         yield f"{out.plural(report.failures, 'sample')} failed when tried; they are among the missing"
-    dead = report.dead
-    if dead.total:
-        parts = {
-            "old seals": dead.old_seals,
-            out.plural(report.superseded, "outdated record"): dead.superseded if report.superseded else 0,
-            "lost in power cuts": dead.lost,
-            "torn tail": dead.torn,
-        }
-        listed = ", ".join(f"{name} {human_bytes(nbytes)}" for name, nbytes in parts.items() if nbytes)
-        yield f"{human_bytes(dead.total)} dead ({listed}); edcache compact leaves them out"
-
-
-@click.command()
-@click.argument("path", metavar="DAMAGED", type=PATH)
-@output("Where the new archive goes.", metavar="NEW")
-@flags("as_json", "progress")
-def repair(path: str, output: str, as_json: bool, progress: bool | None) -> None:
-    """Write a new archive of every good sample of a damaged one.
-
-    A sample whose newest record is damaged is lost; an older record is never taken for it. The damaged
-    archive is only read, and stays as it is. The new one is sealed; building it again from its dataset
-    computes the samples that are lost, and nothing else.
-
-    \b
-    Exit codes:
-      0    every sample was kept
-      1    samples or labels are lost, or may be; NEW has the others
-      2    there is no NEW: wrong usage, nothing readable in DAMAGED, or NEW cannot be written
-
-    \b
-    Example:
-      edcache repair train.zip -o mended.zip
-    """
-    with out.errors_in_one_line(2), out.bar("repairing", path, progress) as on_progress:
-        report = tools.repair(path, output, on_progress)
-    document = {"path": path, "output": output, "whole": report.is_whole, **dataclasses.asdict(report)}
-    document |= {"lost": report.lost.tolist(), "unlabelled": report.unlabelled.tolist()}
-    out.print_report(as_json, document, repair_lines(path, output, report))
-    if not report.is_whole:
-        sys.exit(out.FAILED)
-
-
-def repair_lines(path: str, target: str, report: tools.RepairReport) -> Iterator[str]:
-    """The problems, a table of what became of the samples, which are lost."""
-    yield from map(out.printable, report.problems)
-    revisions, chunks = len(report.lost_revisions), sum(doubtful.entries for doubtful in report.doubtful)
-    missing = report.length - report.kept - len(report.lost)
-    head = "lost: the fingerprint is unknown, the options are guessed"
-    yield from out.paired_lines(
-        [
-            ("damaged", path),
-            ("repaired", f"{target}, {human_bytes(report.nbytes)}"),
-            ("samples", f"{report.length:,}"),
-            ("kept", f"{report.kept:,}"),
-            ("lost", f"{len(report.lost):,}"),
-            ("missing", f"{missing:,}" if missing else None),
-            ("without labels", f"{len(report.unlabelled):,}" if len(report.unlabelled) else None),
-            ("labels lost", out.plural(revisions, "revision") if revisions else None),
-            ("doubtful", out.plural(chunks, "chunk") if chunks else None),
-            ("head", head if report.head_lost else None),
-        ]
-    )
-    if len(report.lost):
-        yield f"lost: {index_ranges(report.lost)}"
-    if len(report.unlabelled):
-        yield f"without labels: {index_ranges(report.unlabelled)}"
-    for name in report.lost_revisions:
-        yield f"lost: what {name} said of labels; add or drop them again"
-    for doubtful in report.doubtful:
-        samples = "samples" if doubtful.samples is None else f"{doubtful.samples:,} samples"
-        entries = f"entry {doubtful.seq:,}"
-        if doubtful.entries > 1:
-            entries = f"entries {doubtful.seq:,}-{doubtful.seq + doubtful.entries - 1:,}"
-        place = f"doubtful: {entries} at offset {doubtful.offset:,}"
-        yield f"{place}: nothing intact tells which {samples} were there"
+    if report.dead:
+        outdated = out.plural(report.superseded, "outdated record")
+        records = f", {outdated} among them" if report.superseded else ""
+        yield f"{human_bytes(report.dead)} are dead{records}; edcache copy {path} -o {path} leaves them out"
 
 
 @click.command()
 @click.argument("path", type=PATH)
-@output("Where the compact archive goes, by default in PATH's place.", required=False)
-@flags("allow_partial", "as_json", "progress")
-def compact(path: str, output: str | None, allow_partial: bool, as_json: bool, progress: bool | None) -> None:
-    """Rewrite an archive without its dead bytes, and seal it.
+@flags("as_json", "progress")
+def digest(path: str, as_json: bool, progress: bool | None) -> None:
+    """Print the SHA-256 of a sealed archive, as sha256sum does.
 
-    Samples are then in index order. Dead are old seals, outdated records and torn tails. Records are copied
-    as they are stored and checked on the way. In place, PATH is the old archive until the new one is
-    complete and on the disk; who reads the old one keeps it. It needs the room of the new archive beside the
-    old one.
+    Publish it with the archive. Who gets it compares it with verify --digest, copy --digest, or in Python
+    with expected_digest=. Two archives with one digest are equal.
 
     \b
     Example:
-      edcache compact train.zip
+      edcache digest train.zip
     """
-    with out.bar("compacting", path, progress) as on_progress:
-        report = tools.compact(path, output, on_progress, allow_partial=allow_partial)
-    place, samples = out.printable(report.path), out.plural(report.samples, "sample")
-    line = f"{place}: compact already: {samples} in {human_bytes(report.nbytes)}, nothing was written"
-    if report.rewritten:
-        sizes = f"{human_bytes(report.nbytes_before)} -> {human_bytes(report.nbytes)}"
-        chunks = f"{report.chunks_before:,} -> {out.plural(report.chunks, 'chunk')}"
-        line = f"{place}: {samples}, {sizes} ({human_bytes(report.dead_nbytes)} less), {chunks}, sealed"
-    out.print_report(as_json, dataclasses.asdict(report), [line])
+    with out.bar("hashing", path, progress) as on_progress:
+        text = tools.digest(path, on_progress)
+    out.print_report(as_json, {"path": shown(path), "digest": text}, [text])
 
 
 @click.command()
-@click.argument("src", type=PATH)
-@click.argument("dst", type=PATH)
-@flags("expected_digest")
-@click.option("--num-threads", metavar="N", type=POSITIVE, default=8, help="Reads at a time; 8 by default.")
-@flags("max_bytes", "as_json", "progress")
-def copy(src: str, dst: str, as_json: bool, progress: bool | None, **options: Any) -> None:
-    """Copy an archive, or a folder of them, to a disk of this machine.
+@PATHS
+@output("A new archive of their samples.", required=False, metavar="OUT")
+@flags("where", "skip_damaged", "expected_digest")
+@click.option(
+    *("--max-size", "max_size"),
+    metavar="SIZE",
+    callback=size,
+    help="With -o the size of each file; else of all copies in the folder: 500MB, 2GB.",
+)
+@flags("as_json", "progress")
+def copy(
+    paths: Sequence[str],
+    output: str | None,
+    where: str | None,
+    skip_damaged: bool,
+    expected_digest: str | None,
+    max_size: int | None,
+    as_json: bool,
+    progress: bool | None,
+) -> None:
+    """Copy archives as files, or their samples into a new archive.
 
-    What is not sealed is refused. DST is a folder, or with the same ending as SRC the path of the copy. The
-    copy has its name when every crc32 of it was compared. One that was killed is continued, one that is
-    there already and whose SRC did not change costs a look; of one whose SRC changed the rest is copied.
-    Others that copy the same wait for it. With --max-size, copies that nobody has open go to make room, the
-    least recently used first.
+    SRC TARGET copies a sealed archive, or a folder of them, to a disk of this machine, and checks every
+    crc32. TARGET is a folder, by default this one for a URL, or with the ending of SRC the path of the copy.
+    A copy that was killed goes on; one that is there already costs a look. With --max-size, copies that
+    nobody has open go to make room.
+
+    PATH... -o OUT writes a new archive with the samples and labels of one or more archives, in their order;
+    those of --where, in files of about --max-size if that is given. Each record is checked, none is decoded.
+    A PATH is an archive, a folder, or a glob in quotes. OUT may be PATH itself: what nobody reads any more
+    goes. --skip-damaged leaves out samples that are damaged or missing, also if the index is damaged.
 
     \b
     Example:
-      edcache copy /nfs/train.zip /ssd/cache --digest sha256:9f2c...
+      edcache copy s3://bucket/train.zip /ssd/cache
+      edcache copy part-1.zip part-2.zip -o train.zip
+      edcache copy train.zip -o small.zip --where "label in (0, 1)"
+      edcache copy damaged.zip -o good.zip --skip-damaged
     """
+    if output is not None:
+        if expected_digest is not None:
+            raise click.UsageError("--digest is for a copy of a file: edcache copy SRC TARGET")
+        _save(paths, output, where, max_size, skip_damaged, as_json, progress)
+        return
+    if where is not None or skip_damaged:
+        raise click.UsageError("--where and --skip-damaged are for a new archive: name it with -o OUT")
+    if len(paths) > 2 or (len(paths) == 1 and "://" not in paths[0]):
+        raise click.UsageError("name SRC and TARGET, or a new archive with -o OUT")
+    src, dst = paths if len(paths) == 2 else (paths[0], os.curdir)
     with out.bar("copying", src, progress) as on_progress:
-        copied = mirror.copy_local(src, dst, on_progress=on_progress, **options)
+        copied = mirror.copy_local(
+            src, dst, expected_digest=expected_digest, max_bytes=max_size, on_progress=on_progress
+        )
     archives = f"{copied.archives:,} archives, " if copied.archives > 1 else ""
     fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
     line = f"{out.printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"
     out.print_report(as_json, copied._asdict(), [line])
 
 
-@click.command()
-@PATHS
-@output("Where the new archive goes.")
-@flags("allow_partial", "as_json", "progress")
-def merge(paths: Sequence[str], output: str, as_json: bool, progress: bool | None, **options: Any) -> None:
-    """Copy the samples of several archives into a new one.
-
-    A PATH is an archive, a folder with archives, or a glob in quotes; globs and folders are sorted, part-2
-    before part-10. Records are copied as they are stored and checked on the way. Samples that are missing
-    stay missing, and label columns that one archive lacks are null there.
-
-    \b
-    Example:
-      edcache merge part-1.zip part-2.zip -o train.zip
-    """
-    with out.bar("merging into", output, progress) as on_progress:
-        report = tools.merge(paths, output, on_progress, **options)
-    missing = f", {report.length - report.samples:,} missing" if report.samples < report.length else ""
-    origin = f"{out.plural(report.length, 'sample')}{missing} from {out.plural(report.archives, 'archive')}"
-    line = f"{out.printable(report.path)}: {origin}, {human_bytes(report.nbytes)}, sealed"
-    out.print_report(as_json, dataclasses.asdict(report), [line])
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@output("Where the new archives go.", metavar="DIR", type=FOLDER)
-@click.option("--max-size", metavar="SIZE", callback=size, help="The most that each has: 500MB, 2GB.")
-@flags("parts")
-@click.option("--by", metavar="NAME", type=LABEL, help="One for each value of a label column.")
-@flags("allow_partial", "as_json", "progress")
-def split(path: str, output: str, as_json: bool, progress: bool | None, **options: Any) -> None:
-    """Copy the samples of an archive into several new ones.
-
-    Each in DIR is valid alone. They are called train-00000.zip and so on, or train-00000-VALUE.zip, and
-    together they are the original.
-
-    \b
-    Example:
-      edcache split train.zip --max-size 2GB -o parts
-    """
-    if sum(options[name] is not None for name in ("max_size", "parts", "by")) != 1:
-        raise click.UsageError("say how: one of --max-size 2GB, --parts 10 and --by label")
-    with out.bar("splitting", path, progress) as on_progress:
-        pieces = tools.split(path, output, on_progress=on_progress, **options)
-    document = [vars(piece) | {"value": plain(piece.value)} for piece in pieces]
-    out.print_report(as_json, document, _split_lines(pieces))
+def _save(
+    paths: Sequence[str],
+    output: str,
+    where: str | None,
+    max_size: int | None,
+    skip_damaged: bool,
+    as_json: bool,
+    progress: bool | None,
+) -> None:
+    with warnings.catch_warnings():
+        # What is missing or damaged is an error here, or among the lines.
+        warnings.simplefilter("ignore", PartialArchiveWarning)
+        opened: Any = paths[0] if len(paths) == 1 else paths
+        whole = dataset.CachedDataset.from_cache(opened, allow_partial=skip_damaged)
+        view = whole if where is None else whole.filter(where)
+        with out.bar("copying", paths[0], progress) as on_progress:
+            files = view.save(output, max_size=max_size, skip_damaged=skip_damaged, on_progress=on_progress)
+    saved = [dataset.CachedDataset.from_cache(file).info() for file in files]
+    documents = [{name: info[name] for name in ("path", "samples", "present", "nbytes")} for info in saved]
+    out.print_report(as_json, documents, _saved_lines(documents))
 
 
-def _split_lines(pieces: Sequence[tools.SplitArchive]) -> Iterator[str]:
-    """A line an archive, and one for all."""
-    columns = 5 if any(piece.value is not None for piece in pieces) else 4
-    yield from out.table(
-        ("path", "samples", "missing", "size", "value")[:columns],
-        (
-            (p.path, f"{p.length:,}", f"{p.length - p.samples:,}", human_bytes(p.nbytes), p.value)[:columns]
-            for p in pieces
-        ),
-        whole=1,
-    )
-    length, nbytes = sum(piece.length for piece in pieces), sum(piece.nbytes for piece in pieces)
-    yield f"{out.plural(length, 'sample')} in {out.plural(len(pieces), 'archive')}, {human_bytes(nbytes)}"
+def _saved_lines(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line a file, and one for all."""
+    for one in documents:
+        missing = one["samples"] - one["present"]
+        left_out = f", {missing:,} left out" if missing else ""
+        samples = f"{out.plural(one['samples'], 'sample')}{left_out}"
+        yield f"{out.printable(one['path'])}: {samples}, {human_bytes(one['nbytes'])}"
+    if len(documents) > 1:
+        samples, nbytes = (sum(one[name] for one in documents) for name in ("samples", "nbytes"))
+        yield f"{out.plural(samples, 'sample')} in {len(documents):,} archives, {human_bytes(nbytes)}"

@@ -196,7 +196,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return self._reader.missing()
 
     def refresh(self) -> bool:
-        """See what others have added since, or that they compacted it; says whether anything changed."""
+        """See what others have added, or saved over it, since; says whether anything changed."""
         changed = self._reader.refresh()
         if changed:
             self._labels = None

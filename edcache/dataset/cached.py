@@ -256,7 +256,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         Samples that are appended later have None in a new column. In a column of `in_memory_keys` they have
         their own label.
         Cost: for a sealed archive, bytes for the labels that change and some 60 for each entry of its zip
-        directory. Where a column gets another type, or the changes since the last seal or compaction have
+        directory. Where a column gets another type, or the changes since the last seal have
         more bytes than an eighth of all labels: writing index and labels again, of the tables of all chunks.
         Safety: any number of processes may add labels and append samples at the same time.
 

@@ -85,7 +85,7 @@ class ChunkShuffle(EpochSampler):
 
     A chunk here is a run of consecutive samples, as many as a chunk has on average.
     Cost: none, where samples lie in the file in the order of their indices. Of samples in another order
-    (`edcache.compact` sorts them), and of views but slices, 8 bytes and 0.05 us a sample.
+    (`ds.save(ds.path)` sorts them), and of views but slices, 8 bytes and 0.05 us a sample.
     """
 
     def __init__(

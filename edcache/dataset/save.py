@@ -75,7 +75,7 @@ def _write_whole(records: StoredRecords, target: str, progress: _Progress) -> No
         return
     with _unchanged(session):
         pass  # refused before anything is written
-    _write(records, range(records.length), os.path.realpath(target), progress, is_whole=True, over=session)
+    _write(records, range(records.length), storage.followed(target), progress, is_whole=True, over=session)
 
 
 def _write_parts(records: StoredRecords, target: str, max_size: int | str, progress: _Progress) -> list[str]:
@@ -155,6 +155,7 @@ class StoredRecords:
         if len(self.schemas) > format.MAX_SCHEMAS:
             count = f"{len(self.schemas):,} structures of samples together"
             raise OptionError(f"save(): {count}, an archive holds {format.MAX_SCHEMAS:,}")
+        self._numbers = {text: number for number, text in enumerate(self.schemas)}
         self.labels = samples.labels.table.combine_chunks()
         self.fields = {name: field for field, name in samples._root._columns().items()}
         self.damaged: list[int] = []
@@ -179,7 +180,7 @@ class StoredRecords:
         has_record = rows >= 0
         self._note_failures(session, indices[~has_record], places[~has_record])
         records = session.index.table().records.take(rows[has_record])
-        schemas = np.array(list(map(self.schemas.index, session.index.schemas)), np.uint16)
+        schemas = np.array([self._numbers[text] for text in session.index.schemas], np.uint16)
         if np.any(records.schema >= len(schemas)):
             raise CorruptArchiveError(
                 f"{session.path}: records are of schema {records.schema.max()}, there are {len(schemas)}; "
@@ -204,7 +205,7 @@ class StoredRecords:
         self.failures += [replace(failures[index], index=place) for index, place in pairs]
 
     def _check_missing(self, samples: Readable[Any]) -> None:
-        """Raise PartialArchiveError if samples are missing that did not fail for good, or may be."""
+        """Raise PartialArchiveError if samples may be missing that did not fail for good."""
         missing = self.length - len(self.table.offset) - sum(failure.final for failure in self.failures)
         open_ended = [
             session.path
@@ -216,22 +217,23 @@ class StoredRecords:
             why = f"{missing:,} of {self.length:,} samples have no record"
             why = why if missing else f"{open_ended[0]} is not sealed, so samples may be missing"
             raise PartialArchiveError(
-                f"save(): {samples!r}: {why}; fill it first, or pass skip_damaged=True, which leaves them out"
+                f"save(): {samples!r}: {why}; fill it, or pass skip_damaged=True, which leaves them out",
+                option="skip_damaged",
             )
 
     def archive_at(self, target: str) -> Session | None:
         """The archive at the target, which is saved over itself; OptionError if samples would go."""
-        for reader, session in zip(self.readers, self.sessions, strict=True):
-            is_file = not session.file.by_request and os.path.isfile(reader.path)
-            if not (is_file and os.path.exists(target) and os.path.samefile(reader.path, target)):
-                continue
-            if not self.is_whole or reader.preload is not None:
-                raise OptionError(
-                    f"{target}: save() replaces an archive only by all of its samples in their order, read "
-                    "from this file; give another path"
-                )
-            return session
-        return None
+        if not storage.exists(target):
+            return None
+        with closing(File.open(target, "r")) as file:
+            identity = file.identity()
+        session = next((one for one in self.sessions if one.file.identity() == identity), None)
+        if session is not None and not self.is_whole:
+            raise OptionError(
+                f"{target}: save() replaces an archive only by all of its samples in their order; "
+                "give another path"
+            )
+        return session
 
     def parts(self, max_size: int) -> Iterator[range]:
         """Consecutive places whose records and labels have about so many bytes, one place at the least."""
@@ -291,8 +293,9 @@ def _write(
     else:
         head = records.joint_head(len(part))
     with writer.replacing(target) as file:
-        if os.path.isfile(reader.path):
-            storage.copy_permissions(reader.path, file.path)
+        source = records.sessions[0].file
+        if isinstance(source, File):
+            storage.copy_permissions(source.path, file.path)
         with closing(Appender.open(file.path, head, mode="r+")) as out:
             absent = _copy_records(records, part, labels, out, progress)
             changes: dict[str, Any] = {}
@@ -331,13 +334,13 @@ def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, Revi
         # A column may have been dropped and added again: then later samples have no value in it.
         chain, pread = session.chain.copy(), session.file.pread
         chain.extend(pread, session.size)
-        with suppress(CorruptArchiveError):
-            for header in chain.revisions:
+        for header in chain.revisions:
+            with suppress(CorruptArchiveError):
                 ended.update(format.read_revision(pread, header, session.path).dropped)
     dropped = [name for name in names if name in ended]
     if not (revised or dropped):
         return original, None
-    return original, Revision(labels.select(revised), dropped, None)
+    return original, Revision(labels.select(revised) if revised else pa.table({}), dropped, None)
 
 
 def _copy_records(
@@ -396,7 +399,10 @@ def _sound(records: StoredRecords, rows: Ints, known: set[int]) -> tuple[Ints, l
                 row = rows[place]
                 raise CorruptRecordError(
                     f"{session.path}: record {records.sample[row]} at offset {table.offset[row]:,} fails its "
-                    "crc32, or needs a dictionary that does; skip_damaged=True leaves it out"
+                    "crc32, or needs a dictionary that does; skip_damaged=True leaves it out",
+                    path=session.path,
+                    index=int(records.sample[row]),
+                    option="skip_damaged",
                 )
             data[place] = record
     is_sound = np.array([record is not None for record in data], bool)
@@ -456,7 +462,7 @@ def _unchanged(session: Session) -> Iterator[None]:
 
     Raises: ArchiveLockedError, somebody fills it; StaleArchiveError, it changed since the session was opened.
     """
-    path = os.path.realpath(session.path)
+    path = session.path
     with closing(File.open(path, "r+")) as file, file.locked(format.LOCK_APPEND):
         if file.is_locked(format.LOCK_FILLER, format.FILLERS):
             raise ArchiveLockedError(

@@ -63,7 +63,6 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "labels", ", ".join(f"{name}: {kind}" for name, kind in of["labels"].items()) or "none"
     yield "format", str(of["format_version"])
     yield "uuid", of["uuid"]
-    yield "digest", of.get("digest")
 
 
 def provenance(fingerprint: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

@@ -235,13 +235,6 @@ def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Ar
     return pa.Array.from_buffers(kind, len(texts), buffers, nulls)
 
 
-def replace_columns(table: pa.Table, others: pa.Table) -> pa.Table:
-    """The table with the columns of another one of as many rows in the place of its own, or behind them."""
-    if not table.num_columns:
-        return others
-    return pa.table({name: part.column(name) for part in (table, others) for name in part.column_names})
-
-
 def same_tables(one: pa.Table, other: pa.Table) -> bool:
     """Whether two tables have the same columns, bit for bit: nan equals itself."""
     if one.schema != other.schema or one.num_rows != other.num_rows:

@@ -257,8 +257,9 @@ class Chain:
     @property
     def _unchecked_remedy(self) -> str:
         return (
-            f'run "edcache verify {self.where}", which says what is damaged, and "edcache repair", which '
-            'keeps what is sound; verify="never" reads what the index lists all the same'
+            f'run "edcache verify {self.where}", which says what is damaged, and '
+            f'"edcache copy {self.where} -o NEW --skip-damaged", which keeps what is sound; '
+            'verify="never" reads what the index lists all the same'
         )
 
     def merged(self, table: Callable[[Header], ChunkTable | None]) -> Merge:
@@ -345,7 +346,8 @@ def partial_text(where: str, present: int, length: int | None, damaged: Sequence
     return (
         f"{where}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
         'there. Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there '
-        f'in a sealed archive: "edcache repair {where} -o NEW"; or take it as it is: allow_partial=True'
+        f'in a sealed archive: "edcache copy {where} -o NEW --skip-damaged"; or take it as it is: '
+        "allow_partial=True"
         f"{damage}"
     )
 

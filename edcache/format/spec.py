@@ -541,8 +541,7 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     payload = pread(header.payload_offset, min(header.payload_nbytes, MAX_HEAD_NBYTES))
     if len(payload) != header.payload_nbytes or crc32(payload) != header.payload_crc:
         raise CorruptArchiveError(
-            f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32; "
-            f'run "edcache repair {where} -o NEW"'
+            f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32; build the archive again"
         )
     head = _parse_head(payload, header, where)
     if header != _head_header(head.uuid, header.payload_nbytes, header.payload_crc, header.next):

@@ -20,11 +20,9 @@ from edcache.format.arrays import (
     is_list,
     is_text,
     list_items,
-    missing_rows,
     named_types,
     number_values,
     numpy_dtype,
-    one_chunk,
     pa,
     widened_float16,
 )
@@ -357,14 +355,6 @@ def beside(tables: Sequence[pa.Table]) -> pa.Table:
         for name in table.column_names:
             columns.setdefault(name, table.column(name))
     return pa.table(columns) if columns else tables[0]
-
-
-def labelled_rows(table: pa.Table) -> npt.NDArray[np.int64]:
-    """The rows that have a value in some column: int64, rising."""
-    is_labelled = np.zeros(table.num_rows, bool)
-    for column in table.columns:
-        is_labelled |= ~missing_rows(one_chunk(column))
-    return np.flatnonzero(is_labelled)
 
 
 def labelled_columns(table: pa.Table) -> pa.Table:

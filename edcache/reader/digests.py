@@ -62,6 +62,6 @@ def check_digest(file: ByteSource, expected: str) -> int:
 def no_digest(path: str) -> DigestError:
     """The error for an archive that is not sealed."""
     return DigestError(
-        f'{path}: it is not sealed, so it may still grow and has no digest; "edcache compact --allow-partial '
-        f'{path}" seals what is there'
+        f"{path}: it is not sealed, so it may still grow and has no digest; fill it, or seal what is there: "
+        f"edcache copy {path} -o {path} --skip-damaged"
     )

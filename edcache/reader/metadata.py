@@ -230,6 +230,6 @@ class Metadata:
 
 def _lost_index(path: str) -> str:
     return (
-        'the samples are not lost: open the archive with CacheWriter(..., mode="a") after '
-        f'"edcache verify {path}"'
+        f'the samples are not lost: "edcache copy {path} -o NEW --skip-damaged" keeps them, and '
+        f'"edcache verify {path}" says what is damaged'
     )

@@ -424,7 +424,7 @@ class Reader(Archive):
         return session.labels
 
     def refresh(self) -> bool:
-        """Open what was added to the file since, or the compacted file. Returns whether anything changed.
+        """Open what was added to the file since, or saved over it. Returns whether anything changed.
 
         Arrays and samples that were returned before stay valid. With `local=` the samples of the copy do not
         change; a copy that is nearly complete is completed, and mapped from then on.

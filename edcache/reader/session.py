@@ -367,7 +367,7 @@ class Session(Metadata):
 
 
 def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
-    """Whether another file is the same archive after a compaction."""
+    """Whether another file is the same archive, saved over itself."""
     try:
         return format.read_head(file.pread, path)[0].uuid == uuid
     except base.ArchiveError:

@@ -1,6 +1,3 @@
-from .compact import compact as compact
-from .difference import Difference as Difference
-from .difference import difference as difference
 from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in
 from .housekeeping import check_deletable as check_deletable
@@ -8,11 +5,6 @@ from .housekeeping import delete as delete
 from .housekeeping import head_of as head_of
 from .housekeeping import plan_pruning as plan_pruning
 from .housekeeping import why_not_now as why_not_now
-from .merge import SplitArchive as SplitArchive
-from .merge import merge as merge
-from .repair import RepairReport as RepairReport
-from .repair import repair as repair
-from .split import split as split
 from .verify import Report as Report
 from .verify import digest as digest
 from .verify import verify as verify

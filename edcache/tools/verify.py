@@ -11,10 +11,10 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import format
-from edcache.base import CorruptArchiveError, Ints, LabelError, PartialArchiveError, Tabular
+from edcache.base import CorruptArchiveError, Ints, LabelError, Tabular
 from edcache.format import ChunkTable, Contents, Header, IndexTable, PRead, Seal, checked_labels, parse_index
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
-from edcache.storage import ByteSource, File, located, written_since_boot
+from edcache.storage import ByteSource, File, located
 
 # What the directory has of an entry, at least.
 _LISTED_NBYTES: Final = 46
@@ -27,21 +27,6 @@ OnProblem = Callable[[int, str], None]
 
 
 @dataclass
-class Dead:
-    """Bytes of a file that no reader of its newest state needs, by what they are."""
-
-    old_seals: int = 0
-    superseded: int = 0
-    lost: int = 0
-    torn: int = 0
-
-    @property
-    def total(self) -> int:
-        """All of them."""
-        return self.old_seals + self.superseded + self.lost + self.torn
-
-
-@dataclass
 class Report(Tabular):
     """What `verify` found.
 
@@ -49,7 +34,8 @@ class Report(Tabular):
     that was looked at is proven. samples, missing, chunks, failures: of the dataset, as the chunks
     tell; failures are those of the missing that were tried. nbytes: of the file. sealed: whether it was;
     has_writer: where not, whether a process writes it now.
-    superseded: records that a newer one has outdated. dead: bytes that `compact` would leave out.
+    superseded: records that a newer one has outdated. dead: bytes that only older states of the archive
+    need; `ds.save(ds.path)` leaves them out.
     quick: the samples' records were not read.
     """
 
@@ -61,7 +47,7 @@ class Report(Tabular):
     sealed: bool = False
     has_writer: bool = False
     superseded: int = 0
-    dead: Dead = field(default_factory=Dead)
+    dead: int = 0
     quick: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -174,14 +160,13 @@ class Survey:
         self,
         file: ByteSource,
         reads_records: bool,
-        forgives_power_cut: bool = False,
         on_position: Callable[[int], object] = lambda offset: None,
     ) -> None:
         # The size first: what others append from now on lies behind it.
         self.size = file.size()
         self.path = file.path
         self.problems: list[str] = []
-        self.dead = Dead()
+        self.dead = 0
         self._file, self._pread = file, file.pread
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         self._reads_records, self._on_position = reads_records, on_position
@@ -198,10 +183,6 @@ class Survey:
             if seal.labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
                 self._problem(seal.directory_offset, "the dead directory of an earlier seal is damaged")
         self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
-        # What is behind a URL was uploaded whole.
-        is_old = isinstance(file, File) and not written_since_boot(file)
-        if forgives_power_cut and self.chain.seal is None and is_old:
-            self.chain.give_up(self.chain.find_lost(self._pread))
         self._is_joined = True
         self._revisions: dict[int, format.Revision | None] = {}
         self.contents = self._merged()
@@ -215,11 +196,11 @@ class Survey:
             self._check_seal(self.seal)
         else:
             self._check_end()
-        self.dead.lost = sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
+        self.dead += sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
 
     def _problem(self, offset: int, what: str) -> None:
         self.problems.append(
-            f'{self.path}: at offset {offset:,}: {what}; run "edcache repair {self.path} -o NEW"'
+            f'{self.path}: at offset {offset:,}: {what}; run "edcache copy {self.path} -o NEW --skip-damaged"'
         )
 
     # --- tables ---
@@ -234,7 +215,7 @@ class Survey:
             names = [name for name, _ in self.head.labels]
             return format.merge([], self._table, [], None, names, self.path)
         self.superseded -= len(contents.index.records.offset)
-        self.dead.superseded = self._rows_nbytes - int(contents.index.records.nbytes.sum())
+        self.dead += self._rows_nbytes - int(contents.index.records.nbytes.sum())
         return contents
 
     def _table(self, header: Header) -> ChunkTable | None:
@@ -310,9 +291,9 @@ class Survey:
         is_there = directory and end == format.align(start + len(directory), format.PAGE)
         if not is_there or self._pread(start, end - start) != directory.ljust(end - start, b"\0"):
             self._damaged_seals.append(seal)
-        self.dead.old_seals += end - start
+        self.dead += end - start
         if not following.keeps_seal:
-            self.dead.old_seals += seal.labels.payload_end - seal.index.offset
+            self.dead += seal.labels.payload_end - seal.index.offset
 
     def _check_seal(self, seal: Seal) -> None:
         if self.chain.seal != seal:
@@ -357,51 +338,13 @@ class Survey:
             end = start + len(directory)
             if self._pread(start, len(directory)) != directory:
                 self._problem(start, "the zip directory does not list what the chain holds")
-        self.dead.torn = max(0, self.size - end)
+        self.dead += max(0, self.size - end)
         if self.size <= at:
             return
         later = next(format.find_headers(self._file, at + 1, self.size, self.head.uuid), None)
         if later is not None:
             follows = f"{later.name} follows at offset {later.offset:,}"
             self._problem(at, f"the chain is broken: no entry fits here, but {follows}")
-        elif self._has_broken_seal():
-            self._problem(at, "a seal begins here that is damaged")
-
-    def _has_broken_seal(self) -> bool:
-        """The header of index.pages goes last: where it stands, or nearly, the whole seal stood."""
-        cursor = self.chain.cursor
-        data = self._pread(cursor.offset, format.HEADER_NBYTES)
-        if format.parse_header(data) is not None:
-            # Unless another process has written it since the walk.
-            return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
-        # A kill within the header leaves no crc32; with one, it was whole once.
-        had_crc, is_named = any(data[137:141]), data[30:41] == b"index.pages"
-        return had_crc and (is_named or format.END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
-
-
-def sound_survey(file: ByteSource, allow_partial: bool) -> Survey:
-    """Survey an archive whose records will be copied, without reading them.
-
-    Raises:
-        CorruptArchiveError: the first problem. PartialArchiveError: what was made of it would pass for whole.
-    """
-    survey = Survey(file, False, forgives_power_cut=True)
-    while (
-        isinstance(file, File)
-        and survey.seal is None
-        and not (allow_partial or survey.has_writer)
-        # Somebody publishes just now, or has since the survey: perhaps the seal.
-        and (file.is_locked(format.LOCK_APPEND, 1) or file.size() != survey.size)
-    ):
-        file.share(format.LOCK_APPEND)
-        file.unlock(format.LOCK_APPEND)
-        survey = Survey(file, False, forgives_power_cut=True)
-    if survey.problems:
-        raise CorruptArchiveError(survey.problems[0])
-    if survey.seal is None and not allow_partial:
-        present = len(survey.contents.index.records.offset)
-        raise PartialArchiveError(format.partial_text(survey.path, present, survey.chain.length))
-    return survey
 
 
 def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:

@@ -54,7 +54,7 @@ def _refuse_damage(log: Log, is_fresh: bool, end: int, size: int) -> None:
         if is_behind and (is_fresh or later.durable > end):
             raise CorruptArchiveError(
                 f"{log.file.path}: no entry fits at offset {end:,}, but {later.name} follows at offset "
-                f'{later.offset:,}: it is damaged there; "edcache repair" keeps all that is sound'
+                f'{later.offset:,}: it is damaged there; "edcache copy --skip-damaged" keeps what is sound'
             )
 
 

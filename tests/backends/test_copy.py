@@ -85,7 +85,7 @@ def test_a_copy_of_any_sealed_archive_is_the_same_bytes(tmp_path, tally):
                 copy_to_local(path, tmp_path / "ssd")
             assert str(caught.value) == (
                 f"{path}: it is not sealed, so it may still grow; copy it when its fill has ended, or seal "
-                f'what is there with "edcache compact --allow-partial {path}"'
+                f'what is there with "edcache copy {path} -o NEW --skip-damaged"'
             )
             continue
         found = copy_to_local(path, tmp_path / "ssd", num_threads=rng.choice([1, 3, 8]))
@@ -730,7 +730,7 @@ def test_a_copy_from_the_command_line(far, ssd, tmp_path):
     assert run("copy", far, ssd, "--digest", digest) == f"{ssd / far.name}: {size}, {size} fetched\n"
     assert run("copy", far, ssd) == f"{ssd / far.name}: {size}, here already\n"
     more = len(make(far.with_name("b.zip"), 60))
-    said = run("copy", far.parent, ssd, "--num-threads", 2)
+    said = run("copy", far.parent, ssd)
     assert said == f"{ssd}: 2 archives, {kb(far.stat().st_size + more)}, {kb(more)} fetched\n"
     assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
         f"{os.getcwd()}/", ""

@@ -949,9 +949,7 @@ def test_what_would_be_gone_at_once_is_not_made(name, archive):
     gone = f"{name}: an archive in memory would be lost at the end of this call; give the path of a file"
     for make in (
         lambda: CacheWriter(name),
-        lambda: edcache.compact(name),
-        lambda: edcache.compact(archive, name),
-        lambda: edcache.repair(archive, name),
+        lambda: CachedDataset.from_cache(archive).save(name),
     ):
         with pytest.raises(OptionError, match=gone):
             make()

@@ -920,17 +920,6 @@ def test_what_only_files_allow_is_refused(served):
         CachedDataset.from_cache(served.url, io="mmap")
 
 
-def test_what_rewrites_an_archive_takes_a_file(served, tmp_path):
-    for call in (
-        lambda: edcache.repair(served.url, tmp_path / "b.zip"),
-        lambda: edcache.compact(served.url),
-        lambda: edcache.compact(served.url, tmp_path / "b.zip"),
-        lambda: edcache.compact(tmp_path / "b.zip", "s3://bucket/b.zip"),
-    ):
-        with pytest.raises((OptionError, ArchiveNotFoundError), match="this takes a path|no such file"):
-            call()
-
-
 def test_a_closed_port_is_told():
     with pytest.raises(
         StorageError, match="http://127.0.0.1:9/a.zip: opening it: no connection: .*; asked once"

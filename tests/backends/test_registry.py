@@ -176,7 +176,7 @@ def test_whatever_takes_a_url_takes_it(shelf, tmp_path):
     check(CachedDataset.from_cache(copy))
     check(CachedDataset.from_cache(shelf, local=tmp_path / "blocks"))
     with pytest.raises(OptionError, match="train.zip: this takes a path; copy the archive from its URL"):
-        edcache.compact(shelf)
+        CachedDataset.from_cache(shelf).save(shelf)
     with pytest.raises(OptionError, match="lazy=True fills a file; for a URL all is filled at once"):
         CachedDataset(Source(tmp_path / "log"), shelf, lazy=True, fingerprint=False)
 

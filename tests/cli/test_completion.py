@@ -62,13 +62,11 @@ WORDS = {
     "an option": (["info", "--js"], "plain,--json"),
     "a choice": (["export", "a.zip", "--to", "web"], "plain,webdataset"),
     "an archive": (["info", "cache/sl"], "file,cache/sl"),
-    "one of several": (["merge", "a.zip", "cache/sl"], "file,cache/sl"),
+    "one of several": (["copy", "a.zip", "cache/sl"], "file,cache/sl"),
     "a new archive": (["build", "digits:make", "-o", "cache/n"], "file,cache/n"),
-    "in place": (["compact", "a.zip", "-o", "c"], "file,c"),
     "an old cache": (["import", "ol"], "file,ol"),
     "a folder": (["caches", "ca"], "dir,ca"),
     "images": (["images", "ph"], "dir,ph"),
-    "pieces": (["split", "a.zip", "-o", "pa"], "dir,pa"),
 }
 
 
@@ -80,7 +78,7 @@ NAMES = {
     "columns": (["labels", "a.zip", "--columns", "label,le"], ["label,lemon"]),
     "a drop": (["labels", "a.zip", "--drop", ""], ["label", "lemon"]),
     "a join": (["labels", "a.zip", "--on", "le"], ["lemon"]),
-    "a split": (["split", "a.zip", "--by", "le"], ["lemon"]),
+    "a copy": (["copy", "a.zip", "-o", "b.zip", "--where", "le"], ["lemon"]),
     "a field": (["export", "a.zip", "--field", ""], ["x", "y.z"]),
     "no archive": (["labels", "other.zip", "--count", "l"], []),
     "a folder": (["labels", ".", "--count", "l"], []),

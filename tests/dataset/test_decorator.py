@@ -23,7 +23,6 @@ import pyarrow as pa
 import pytest
 import torch
 
-import edcache
 from edcache import CachedDataset, cachable
 from edcache.errors import FingerprintError, OptionError, SourceError, StaleCacheError
 
@@ -695,18 +694,16 @@ def asis(path: Path) -> None:
     pass
 
 
-def compacted(path: Path) -> None:
-    edcache.compact(path)
-    edcache.compact(path, target=path.with_name("other.zip"))
+def saved(path: Path) -> None:
+    CachedDataset.from_cache(path).save(path)
+
+
+def copied(path: Path) -> None:
+    CachedDataset.from_cache(path).save(path.with_name("other.zip"))
     path.with_name("other.zip").replace(path)
 
 
-def repaired(path: Path) -> None:
-    edcache.repair(path, path.with_name("other.zip"))
-    path.with_name("other.zip").replace(path)
-
-
-@pytest.mark.parametrize("rewritten", [asis, compacted, repaired])
+@pytest.mark.parametrize("rewritten", [asis, saved, copied])
 @pytest.mark.parametrize("cached", [call, held])
 @pytest.mark.parametrize(
     "kind", [Files, lambda files: Told({"files": files}, len(files))], ids=["list", "said"]

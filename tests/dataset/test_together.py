@@ -13,7 +13,6 @@ from likeness import outcome, same
 from scale import scaled
 from torch.utils.data import DataLoader, default_collate
 
-import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveClosedError, CorruptRecordError, StaleArchiveError
 from edcache.reader.session import Session
@@ -132,11 +131,11 @@ def test_one_that_was_closed_says_so_and_the_others_are_read(ds):
         ds.batch([0, 70])
 
 
-def test_one_that_was_compacted_is_read_from_its_new_file(tmp_path):
+def test_one_that_was_rewritten_is_read_from_its_new_file(tmp_path):
     paths = several(tmp_path, 3)
     ds = CachedDataset.from_cache(paths)
     before = ds.batch(range(60))
-    edcache.compact(paths[1])
+    CachedDataset.from_cache(paths[1]).save(paths[1])
     assert same(ds.batch(range(60)), before)
     ds.parts[1].refresh()
     assert same(ds.batch(range(60)), before)

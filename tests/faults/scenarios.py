@@ -264,12 +264,18 @@ def label_and_append(notes: Notes) -> None:
         notes.publish([LABELS["z"]], 2)
 
 
-def compact(notes: Notes) -> None:
-    edcache.compact(PATH, allow_partial=True)
+def rewrite(notes: Notes) -> None:
+    save(PATH)
 
 
-def repair(notes: Notes) -> None:
-    edcache.repair(PATH, MENDED)
+def save_beside(notes: Notes) -> None:
+    save(MENDED)
+
+
+def save(target: str) -> None:
+    """The samples of the archive in a new one, without what is damaged."""
+    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+        cache.save(target, skip_damaged=True)
 
 
 SCENARIOS = [
@@ -287,14 +293,20 @@ SCENARIOS = [
     Scenario("dictionary", compressed, count=16),
     Scenario("amendments", amend, (create,), count=12),
     Scenario("replace", replace, (create,), is_swap=True),
-    Scenario("compact", compact, (create, revise), whole=(PATH,)),
-    Scenario("compact, unsealed", compact, (create, revise, resume_more), count=12, whole=(PATH,)),
-    Scenario("repair", repair, (create, revise), whole=(PATH, MENDED)),
+    Scenario("save over itself", rewrite, (create, revise), whole=(PATH,)),
+    Scenario("save over itself, unsealed", rewrite, (create, revise, resume_more), count=12, whole=(PATH,)),
+    Scenario("save beside", save_beside, (create, revise), whole=(PATH, MENDED)),
     Scenario("label add", label_add, (create, first_labels), cuts=0.04),
     Scenario("label behind a seal", label_behind_the_seal, (create, first_labels), cuts=0.04),
     Scenario("grow behind it", grow, (create, first_labels, label_behind_the_seal), count=15, cuts=0.04),
     Scenario("label add, unsealed", label_and_append, (unsealed, first_labels), cuts=0.04),
-    Scenario("compact, labels", compact, (create, first_labels, label_add), whole=(PATH,), cuts=0.04),
+    Scenario(
+        "save over itself, labels",
+        rewrite,
+        (create, first_labels, label_add),
+        whole=(PATH,),
+        cuts=0.04,
+    ),
 ]
 
 

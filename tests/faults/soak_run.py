@@ -23,8 +23,7 @@ ROOT = Path(__file__).parents[2]
 LOG = ROOT / "soak.jsonl"
 # The short ones first: what the end of the time cuts short is not counted.
 FAMILIES = (
-    "tests/tools/test_repair.py",
-    "tests/tools/test_compact.py",
+    "tests/tools/test_save.py",
     "tests/writer/test_kill.py",
     "tests/dataset/test_model.py",
     "tests/dataset/test_model_compressed.py",

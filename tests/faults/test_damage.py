@@ -46,7 +46,9 @@ def test_what_was_synced_behind_damage_is_never_cut(
             CacheWriter(PATH, "a")
         assert disk.files()[PATH] == data
         assert not disk.open_files
-        edcache.repair(PATH, "/disk/mended.zip")
+        damaged_one = edcache.CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
+        damaged_one.save("/disk/mended.zip", skip_damaged=True)
+        damaged_one.close()
         mended = edcache.reader.Reader("/disk/mended.zip", io="pread")
         lost = [] if seal else list(range(3 * chunk, 3 * chunk + 3))
         assert mended.missing().tolist() == lost
@@ -66,7 +68,7 @@ def test_what_a_power_cut_left_behind_a_torn_header_is_cut() -> None:
 
 def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either() -> None:
     disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)})
-    with replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache repair"):
+    with replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache copy --skip-damaged"):
         CacheWriter(PATH, "a")
 
 
@@ -80,7 +82,7 @@ def test_damage_where_nothing_can_be_written_is_told_as_damage() -> None:
     data = damaged(archive(seal=True), 1)
     disk = ReadOnly({PATH: data})
     with replace_system(disk):
-        with pytest.raises(CorruptArchiveError, match="before its seal .*edcache repair"):
+        with pytest.raises(CorruptArchiveError, match="before its seal .*edcache copy"):
             edcache.CachedDataset([sample(index) for index in range(9)], PATH, in_memory_keys=["y"])
         assert not disk.open_files
 

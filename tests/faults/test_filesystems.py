@@ -27,7 +27,7 @@ from scenarios import OPTIONS, read_all, sample, write
 from systems import HANGS, Rebooted, replace_system, routed
 
 import edcache
-from edcache import CacheWriter, EdcacheError, storage
+from edcache import CachedDataset, CacheWriter, EdcacheError, storage
 
 fcntl = pytest.importorskip("fcntl")
 pytestmark = [
@@ -175,17 +175,17 @@ class _Nobody(scenarios.Notes):
         return
 
 
-def compact(notes: Told) -> None:
-    edcache.compact(scenarios.PATH)
+def rewrite(notes: Told) -> None:
+    CachedDataset.from_cache(scenarios.PATH).save(scenarios.PATH)
 
 
 def _make_old() -> None:
-    """What `compact` has something to do with: all of it sealed, and so on the disk."""
+    """What `rewrite` has something to do with: all of it sealed, and so on the disk."""
     for part in PARTS:
         write(_Nobody.__new__(_Nobody), part)
 
 
-STEPS = [by_chunk, at_seal, after_seconds, never, compact]
+STEPS = [by_chunk, at_seal, after_seconds, never, rewrite]
 
 
 def _new_folder(filesystem: FileSystem, name: str) -> Path:
@@ -241,7 +241,7 @@ def test_what_is_durable_by_the_promise_outlives_a_crash_of_the_file_system(
     def begin(name: object) -> Path:
         folder = _new_folder(filesystem, f"{step.__name__} {name}")
         monkeypatch.setattr(scenarios, "PATH", str(folder / "a.zip"))
-        if step is compact:
+        if step is rewrite:
             _make_old()
         return folder
 
@@ -265,8 +265,8 @@ def test_what_is_durable_by_the_promise_outlives_a_crash_of_the_file_system(
         told = child.told(heard)
         certain += bool(told)
         with replace_system(Rebooted()):
-            problems += [f"crash {number}: {problem}" for problem in _problems(told, step is compact)]
+            problems += [f"crash {number}: {problem}" for problem in _problems(told, step is rewrite)]
         shutil.rmtree(folder)
     assert problems == []
-    assert (certain > 0) == (step not in (never, compact))
+    assert (certain > 0) == (step not in (never, rewrite))
     tally("file systems crashed", filesystem.crashes - first)

@@ -187,15 +187,15 @@ def _damage(_: Any) -> None:
     Path(scenarios.PATH).write_bytes(data)
 
 
-class Compacting(Case):
+class SavingOverItself(Case):
     """In place: the path leads to all samples at every moment."""
 
     def __init__(self) -> None:
         steps = (scenarios.create, scenarios.first_labels, scenarios.revise, scenarios.grow, _more, _tear)
-        super().__init__("compact", lambda _: edcache.compact(scenarios.PATH, allow_partial=True), steps)
+        super().__init__("save over itself", scenarios.rewrite, steps)
 
     def finish(self) -> Found:
-        edcache.compact(scenarios.PATH, allow_partial=True)
+        scenarios.save(scenarios.PATH)
         found = _finished(scenarios.PATH, 18)
         return Found(found.samples, [*found.problems, *_others()])
 
@@ -210,11 +210,11 @@ def _others() -> list[str]:
     return [f"left behind: {sorted(names)}"] if names else []
 
 
-class Repairing(Case):
+class SavingBeside(Case):
     """To another path, where there is nothing or all that was to be saved; the damaged one stays as it is."""
 
     def __init__(self) -> None:
-        super().__init__("repair", self._repair, (scenarios.create, _damage))
+        super().__init__("save beside", self._save, (scenarios.create, _damage))
         self.saved: list[int] = []
         self.damaged = b""
 
@@ -222,13 +222,13 @@ class Repairing(Case):
     def target(self) -> str:
         return scenarios.PATH + ".good"
 
-    def _repair(self, _: Any) -> None:
-        edcache.repair(scenarios.PATH, self.target)
+    def _save(self, _: Any) -> None:
+        scenarios.save(self.target)
 
     def prepare(self) -> None:
         super().prepare()
         self.damaged = Path(scenarios.PATH).read_bytes()
-        self._repair(None)
+        self._save(None)
         self.saved = sorted(read_all(self.target, "pread"))
         os.unlink(self.target)
 
@@ -240,7 +240,7 @@ class Repairing(Case):
 
     def finish(self) -> Found:
         if not os.path.exists(self.target):
-            self._repair(None)
+            self._save(None)
         report = edcache.verify(self.target)
         return Found(
             read_all(self.target, "pread"), report.problems + ([] if report.sealed else ["unsealed"])
@@ -313,10 +313,10 @@ def _made_by(source: _Source) -> Callable[[], _Source]:
 
 
 CASES = [
-    # Compacting and repairing have cases of their own below, which keep to this folder.
+    # Saving has cases of their own below, which keep to this folder.
     *(Writing(scenario) for scenario in SCENARIOS if not scenario.whole),
-    Compacting(),
-    Repairing(),
+    SavingOverItself(),
+    SavingBeside(),
     *map(Filling, ("class", "warmup", "decorator")),
     Filling("compressed", compression="zstd"),
 ]

@@ -15,7 +15,6 @@ from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, sample
 from systems import Full, replace_system
 
-import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptArchiveError, StorageError
 from edcache.format import spec as format
@@ -99,28 +98,6 @@ def test_a_replacement_deletes_what_a_killed_one_left_and_cuts_nothing(path: Pat
             w.append({"x": 1})
         assert opened.read() == before
     assert not left.exists()
-
-
-def test_compact_keeps_others_out_while_it_takes_over_what_they_appended(path: Path) -> None:
-    with CacheWriter(path, publish_seconds=None) as w:
-        for index in range(6):
-            w.write(index, {"x": index})
-            w.flush()
-    free: list[bool] = []
-
-    def tell(done: int, total: int) -> None:
-        if free:
-            with closing(File.open(path, "a")) as other:
-                free.append(other.try_lock(format.LOCK_APPEND))
-        elif done == total:
-            with CacheWriter(path, "a", publish_seconds=None) as w:
-                w.append({"x": 6})
-            free.append(True)
-
-    edcache.compact(path, on_progress=tell)
-    assert free == [True, False]
-    with closing(CachedDataset.from_cache(path, allow_partial=True)) as cache:
-        assert [cache[k]["x"] for k in range(7)] == list(range(7))
 
 
 def changed(records: Records, name: str, row: int, value: int) -> Records:
@@ -236,7 +213,7 @@ def test_after_a_failed_sync_an_open_writer_publishes_nothing_more() -> None:
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_repair_takes_what_came_after_the_last_seal_for_the_newer(path: Path, is_damaged: bool) -> None:
+def test_what_came_after_the_last_seal_is_saved_as_the_newer(path: Path, is_damaged: bool) -> None:
     with CacheWriter(path, publish_seconds=None) as w:
         w.extend({"x": index} for index in range(3))
     w = CacheWriter(path, "a", publish_seconds=None)
@@ -248,8 +225,8 @@ def test_repair_takes_what_came_after_the_last_seal_for_the_newer(path: Path, is
         data = bytearray(path.read_bytes())
         data[offset] ^= 1
         path.write_bytes(data)
-    report = edcache.repair(path, path.with_name("new.zip"))
-    assert report.lost.tolist() == [1] * is_damaged
+    with closing(CachedDataset.from_cache(path, allow_partial=True)) as cache:
+        cache.save(path.with_name("new.zip"), skip_damaged=True)
     with closing(CachedDataset.from_cache(path.with_name("new.zip"), allow_partial=True)) as cache:
         there = set(range(3)) - set(cache.missing.tolist())
         assert {k: cache[k]["x"] for k in there} == {0: 0, 2: 2} | ({} if is_damaged else {1: 100})

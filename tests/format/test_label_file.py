@@ -174,12 +174,12 @@ def revise(path):
 
 
 @pytest.mark.parametrize("later", [[], ["revise"], ["revise", "grow"], ["revise", "grow", "revise"]])
-def test_other_readers_of_a_member_of_a_compact_archive_see_the_labels_of_the_dataset(tmp_path, later):
+def test_other_readers_of_a_member_of_a_saved_archive_see_the_labels_of_the_dataset(tmp_path, later):
     path, member = tmp_path / "a.zip", tmp_path / "labels.arrow"
     write(path, 0, 350)
     for step in later:
         revise(path) if step == "revise" else write(path, 350, 75)
-    edcache.compact(path)
+    CachedDataset.from_cache(path).save(path)
     ds = CachedDataset.from_cache(path)
     expected = ds.labels.table
     assert ("kind" in expected.column_names, len(ds)) == ("revise" in later, 350 + 75 * ("grow" in later))

@@ -39,9 +39,6 @@ import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import MissingSampleError, SampleFailedError, SampleIndexError
 
-COMPACT = getattr(edcache, "compact", None)
-REPAIR = getattr(edcache, "repair", None)
-
 POOL: list[dict[str, Any]] = [
     {"y": 0, "x": torch.arange(6, dtype=torch.uint8).reshape(2, 3)},
     {"y": 1, "x": torch.arange(6, dtype=torch.uint8).reshape(2, 3) + 7},
@@ -551,24 +548,23 @@ class Archive(RuleBasedStateMachine):
 
     # --- housekeeping ---
 
-    if COMPACT is not None:
+    @no_writer
+    @rule()
+    def rewrite(self) -> None:
+        """Readers stay with the old file until they look again."""
+        cache = CachedDataset.from_cache(self.path, allow_partial=True)
+        cache.save(self.path, skip_damaged=True)
+        cache.close()
 
-        @no_writer
-        @rule()
-        def compact(self) -> None:
-            """Readers stay with the old file until they look again."""
-            COMPACT(self.path, allow_partial=True)
-
-    if REPAIR is not None:
-
-        @rule()
-        def repair(self) -> None:
-            target = self.path + ".repaired"
-            REPAIR(self.path, target)
-            cache = CachedDataset.from_cache(target, allow_partial=True)
-            Known(cache, self.state.copy(), self.keys is not None).all()
-            cache.close()
-            os.unlink(target)
+    @rule()
+    def save(self) -> None:
+        cache = CachedDataset.from_cache(self.path, allow_partial=True)
+        (target,) = cache.save(self.path + ".saved", skip_damaged=True)
+        cache.close()
+        cache = CachedDataset.from_cache(target)
+        Known(cache, self.state.copy(), self.keys is not None).all()
+        cache.close()
+        os.unlink(target)
 
     @invariant()
     def count(self) -> None:

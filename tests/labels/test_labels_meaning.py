@@ -22,7 +22,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
 from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
@@ -506,8 +505,9 @@ def test_zeros_are_one_value_in_every_way_to_ask(archive, name):
 def test_archives_and_command_line_have_the_same_classes(archive, tmp_path, name):
     ds, columns = archive
     groups = numbered(columns[name])
-    pieces = edcache.split(ds.path, tmp_path / "parts", by=name)
-    assert [CachedDataset.from_cache(piece.path).labels["id"].tolist() for piece in pieces] == groups
+    views = ds.group_by(name).values()
+    paths = [view.save(tmp_path / f"{number}.zip")[0] for number, view in enumerate(views)]
+    assert [CachedDataset.from_cache(path).labels["id"].tolist() for path in paths] == groups
     printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--jsonl"])
     assert sorted(row["count"] for row in map(json.loads, printed.output.splitlines())) == sorted(
         map(len, groups)

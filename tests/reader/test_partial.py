@@ -203,7 +203,8 @@ def test_the_warning_says_what_is_there_and_what_to_do(whole: Whole, path: Path)
     assert str(caught[0].message) == (
         f"{path}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
         'there. Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there '
-        f'in a sealed archive: "edcache repair {path} -o NEW"; or take it as it is: allow_partial=True'
+        f'in a sealed archive: "edcache copy {path} -o NEW --skip-damaged"; or take it as it is: '
+        "allow_partial=True"
     )
     assert not ds.complete
     assert ds._reader.has_all == (declared is None)
@@ -267,9 +268,6 @@ def test_what_seals_or_exports_asks_before_it_takes_half(whole: Whole, path: Pat
     ds = CachedDataset.from_cache(path, allow_partial=True)
     view = available(ds)
     acts: dict[str, Callable[..., Any]] = {
-        "merged.zip": lambda **o: edcache.merge([path], tmp_path / "merged.zip", **o),
-        "compact.zip": lambda **o: edcache.compact(path, tmp_path / "compact.zip", **o),
-        "parts": lambda **o: edcache.split(path, tmp_path / "parts", parts=2, **o),
         "exported": lambda **o: edcache.export(view, tmp_path / "exported", "files", **o),
         "table": lambda **o: edcache.export(edcache.concat([view, view]), tmp_path / "table", "parquet", **o),
     }
@@ -279,14 +277,14 @@ def test_what_seals_or_exports_asks_before_it_takes_half(whole: Whole, path: Pat
         assert not (tmp_path / name).exists(), name
         act(allow_partial=True)
         assert (tmp_path / name).exists(), name
-    with pytest.raises(PartialArchiveError):
-        edcache.compact(path)
+    with pytest.raises(PartialArchiveError, match="have no record|is not sealed, so samples may be missing"):
+        ds.save(path)
     assert path.read_bytes() == data
     with pytest.raises(OptionError, match="not sealed"):
         edcache.copy_to_local(path, tmp_path / "copies")
     with pytest.raises(OptionError, match="not sealed"):
         CachedDataset.from_cache(path, local=tmp_path / "copies")
-    edcache.compact(path, allow_partial=True)
+    ds.save(path, skip_damaged=True)
     assert edcache.verify(path).sealed
 
 
@@ -304,15 +302,13 @@ def test_the_command_line_says_that_it_is_not_whole(
     assert (code, "not whole" in said, "not sealed" in said) == (1, True, True)
     assert edcache.verify(path).problems == []
     out = tmp_path / "out"
-    for command in (
-        ["merge", path, "-o", out],
-        ["split", path, "--parts", 2, "-o", out],
-        ["compact", path, "-o", out],
-        ["export", path, "--available", "--to", "files", "-o", out],
+    for command, flag in (
+        (["copy", path, "-o", out], "--skip-damaged"),
+        (["export", path, "--available", "--to", "files", "-o", out], "--allow-partial"),
     ):
         code, said = run(*command)
-        assert (code, "--allow-partial" in said) == (1, True), said
+        assert (code, flag in said) == (1, True), said
         assert not out.exists()
-    assert run("compact", path, "--allow-partial")[0] == 0
+    assert run("copy", path, "-o", path, "--skip-damaged")[0] == 0
     assert run("verify", path)[0] == 0
     assert run("info", path)[0] == 0

@@ -29,10 +29,10 @@ OPERATIONS = {
     "rebuild": lambda top: CachedDataset(Source(), top / "in" / "0.zip", keep_existing=False),
     "lazy": lambda top: list(CachedDataset(Source(), top / "new.zip", lazy=True)),
     "several": lambda top: CachedDataset.from_cache(top / "in"),
-    "merge": lambda top: edcache.merge(top / "in", top / "new.zip"),
-    "split": lambda top: edcache.split(top / "in" / "0.zip", top / "parts", parts=3),
-    "compact": lambda top: edcache.compact(top / "in" / "0.zip", top / "new.zip"),
-    "repair": lambda top: edcache.repair(top / "in" / "0.zip", top / "new.zip"),
+    "save": lambda top: CachedDataset.from_cache(top / "in").save(top / "new.zip"),
+    "save parts": lambda top: CachedDataset.from_cache(top / "in" / "0.zip").save(
+        top / "new.zip", max_size=1
+    ),
     "parquet": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="parquet"),
     "webdataset": lambda top: edcache.export(top / "in" / "0.zip", top / "new", to="webdataset"),
     "copy": lambda top: edcache.copy_to_local(top / "in" / "0.zip", top / "near.zip", progress=False),

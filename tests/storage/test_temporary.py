@@ -41,11 +41,9 @@ def spooled(top):
 
 
 OPERATIONS = {
-    "merge": lambda top: edcache.merge([top / "a.zip", top / "b.zip"], top / "new.zip"),
-    "split": lambda top: edcache.split(top / "a.zip", top / "parts", parts=3),
-    "compact": lambda top: edcache.compact(top / "b.zip"),
-    "compact beside": lambda top: edcache.compact(top / "b.zip", top / "new.zip"),
-    "repair": lambda top: edcache.repair(top / "b.zip", top / "new.zip"),
+    "save": lambda top: CachedDataset.from_cache([top / "a.zip", top / "b.zip"]).save(top / "new.zip"),
+    "save parts": lambda top: CachedDataset.from_cache(top / "a.zip").save(top / "new.zip", max_size=2000),
+    "save over itself": lambda top: CachedDataset.from_cache(top / "b.zip").save(top / "b.zip"),
     "rebuild": lambda top: CachedDataset(list(range(COUNT)), top / "a.zip", keep_existing=False),
     "rebuild a stream": lambda top: CachedDataset(Stream(), top / "a.zip", keep_existing=False),
     "write": writing,

@@ -148,7 +148,7 @@ def test_what_is_no_path_is_refused(home, path):
         CachedDataset.from_cache,
         CacheWriter,
         edcache.verify,
-        edcache.compact,
+        edcache.digest,
         edcache.reader.Reader,
     ):
         with pytest.raises(OptionError, match="empty path|not a path, because"):
@@ -222,9 +222,10 @@ def test_full_paths_work_where_the_folder_is_gone(tmp_path):
         with CacheWriter(os.path.join(top, "b.zip"), "w") as writer:
             writer.append(1)
         assert cachable(os.path.join(top, "c.zip"))(Source)()[7] == {"x": 7}
-        edcache.merge([path, os.path.join(top, "a0.zip")], os.path.join(top, "d.zip"))
-        edcache.split(os.path.join(top, "d.zip"), os.path.join(top, "parts"), parts=3)
-        edcache.compact(os.path.join(top, "d.zip"))
+        CachedDataset.from_cache([path, os.path.join(top, "a0.zip")]).save(os.path.join(top, "d.zip"))
+        whole = CachedDataset.from_cache(os.path.join(top, "d.zip"))
+        whole.save(os.path.join(top, "part.zip"), max_size=1000)
+        whole.save(os.path.join(top, "d.zip"))
         edcache.export(os.path.join(top, "d.zip"), os.path.join(top, "out"), to="webdataset")
         copy = edcache.copy_to_local(os.path.join(top, "d.zip"), os.path.join(top, "copies"), progress=False)
         near = CachedDataset.from_cache(os.path.join(top, "d.zip"), local=os.path.join(top, "near"))
@@ -248,10 +249,8 @@ def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
         told(lambda: CacheWriter("a.zip"))
         told(cachable("a.zip")(Source))
         told(lambda: edcache.verify("a.zip"))
-        told(lambda: edcache.compact("a.zip"))
-        told(lambda: edcache.repair(full, "a.zip"))
-        told(lambda: edcache.merge([full], "a.zip"))
-        told(lambda: edcache.split(full, "a.zip", parts=2))
+        told(lambda: CachedDataset.from_cache(full).save("a.zip"))
+        told(lambda: CachedDataset.from_cache(full).save("a.zip", max_size=1))
         told(lambda: edcache.export(full, "a.zip", to="files"))
         told(lambda: edcache.copy_to_local(full, "a.zip"))
         told(lambda: CachedDataset.from_cache(full, local="a.zip"))
@@ -261,7 +260,7 @@ def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
         "StorageError a.zip: asking for the folder that this process works in; give an absolute path: "
         "No such file or directory"
     )
-    assert told == [refused] * 13
+    assert told == [refused] * 11
 
 
 @pytest.mark.full

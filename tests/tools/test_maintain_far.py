@@ -1,4 +1,4 @@
-"""What mends, joins, divides and measures archives, where one is behind a URL, in a server or in memory."""
+"""Saving and checking archives that are behind a URL, in a server or in memory."""
 
 import os
 
@@ -8,7 +8,7 @@ from range_server import serving
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import CorruptRecordError, OptionError, StaleArchiveError
+from edcache.errors import CorruptRecordError, OptionError, PartialArchiveWarning, StaleArchiveError
 
 COUNT = 50
 
@@ -39,28 +39,29 @@ def bucket():
     fsspec.filesystem("memory").rm("/bucket", recursive=True)
 
 
-def test_archives_behind_urls_are_merged_with_others(far, path, tmp_path):
+def test_archives_behind_urls_are_saved_with_others(far, path, tmp_path):
     write(tmp_path / "b.zip", COUNT)
-    report = edcache.merge([far.url, tmp_path / "b.zip"], tmp_path / "all.zip")
-    assert (report.archives, report.samples) == (2, 2 * COUNT)
+    CachedDataset.from_cache([far.url, tmp_path / "b.zip"]).save(tmp_path / "all.zip")
     check(tmp_path / "all.zip", range(2 * COUNT))
-    assert edcache.merge(far.url, tmp_path / "one.zip").samples == COUNT
+    ds = CachedDataset.from_cache(far.url)
+    ds.save(tmp_path / "one.zip")
     check(tmp_path / "one.zip", range(COUNT))
+    ds.filter("y in (3, 5, 40)").save(tmp_path / "few.zip")
+    check(tmp_path / "few.zip", [3, 5, 40])
+    check(ds.save(tmp_path / "parts.zip", max_size=5000), range(COUNT))
 
 
-def test_an_archive_behind_a_url_is_divided(far, tmp_path):
-    pieces = edcache.split(far.url, tmp_path / "parts", parts=4)
-    assert [os.path.basename(piece.path) for piece in pieces] == [f"a-{k:05}.zip" for k in range(4)]
-    check(tmp_path / "parts", range(COUNT))
+def test_a_copy_that_fills_as_it_is_read_is_saved(far, tmp_path):
+    ds = CachedDataset.from_cache(far.url, local=tmp_path / "copies")
+    ds[::3].save(tmp_path / "third.zip")
+    check(tmp_path / "third.zip", range(0, COUNT, 3))
 
 
-def test_an_object_of_a_store_is_merged_and_divided(bucket, path, tmp_path):
+def test_an_object_of_a_store_is_saved(bucket, path, tmp_path):
     write(path)
     fsspec.filesystem("memory").pipe_file("/bucket/a.zip", path.read_bytes())
-    edcache.merge([bucket + "a.zip"], tmp_path / "all.zip")
-    check(tmp_path / "all.zip", range(COUNT))
-    edcache.split(bucket + "a.zip", tmp_path / "parts", parts=2)
-    check(tmp_path / "parts", range(COUNT))
+    CachedDataset.from_cache(bucket + "a.zip").save(tmp_path / "one.zip")
+    check(tmp_path / "one.zip", range(COUNT))
 
 
 def test_it_is_verified_identified_and_exported(far, path, tmp_path):
@@ -78,37 +79,28 @@ def test_one_that_changes_meanwhile_is_not_mixed(path, tmp_path):
             far.etag = "v2"
 
         with pytest.raises(StaleArchiveError):
-            edcache.merge(far.url, tmp_path / "all.zip", change)
+            CachedDataset.from_cache(far.url).save(tmp_path / "all.zip", on_progress=change)
     assert [file.name for file in tmp_path.iterdir()] == ["a.zip"]
 
 
-def test_damage_behind_a_url_leaves_no_new_archive(far, path, tmp_path):
+def test_damage_behind_a_url_leaves_no_new_archive_or_is_left_out(far, path, tmp_path):
     data = bytearray(far.data)
-    at = data.index(b"s" * 39)
-    data[at] ^= 1
+    data[data.index(b"s" * 39)] ^= 1
     far.data = bytes(data)
-    with pytest.raises(CorruptRecordError, match="fails its crc32"):
-        edcache.merge(far.url, tmp_path / "all.zip")
+    ds = CachedDataset.from_cache(far.url)
+    with pytest.raises(CorruptRecordError, match="record 39 at offset .* fails its crc32"):
+        ds.save(tmp_path / "all.zip")
     assert [file.name for file in tmp_path.iterdir()] == ["a.zip"]
+    with pytest.warns(PartialArchiveWarning, match="1 of 50 samples are damaged and were left out: 39"):
+        ds.save(tmp_path / "all.zip", skip_damaged=True)
+    assert CachedDataset.from_cache(tmp_path / "all.zip").missing.tolist() == [39]
 
 
-TARGETS = ["s3://bucket/x.zip", "https://example.org/x.zip", "memory://bucket/x"]
-
-
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", ["s3://bucket/x.zip", "https://example.org/x.zip", "memory://bucket/x"])
 def test_what_is_written_goes_to_a_path(path, target, tmp_path):
     write(path)
-    for call in (
-        lambda: edcache.merge([path], target),
-        lambda: edcache.split(path, target, parts=2),
-        lambda: edcache.compact(path, target),
-        lambda: edcache.repair(path, target),
-        lambda: edcache.export(path, target, to="files"),
-        lambda: edcache.compact(target),
-        lambda: edcache.repair(target, tmp_path / "new.zip"),
-    ):
-        with pytest.raises(OptionError, match=f"{target}: this takes a path; copy the archive from its URL"):
-            call()
+    with pytest.raises(OptionError, match=f"{target}: this takes a path; copy the archive from its URL"):
+        CachedDataset.from_cache(path).save(target)
     assert [file.name for file in tmp_path.iterdir()] == ["a.zip"]
 
 
@@ -118,22 +110,20 @@ def test_a_name_in_memory_is_a_source_and_no_target(path, tmp_path):
     ds = CachedDataset([{"x": "", "y": 0}] * 3, name, in_memory_keys=["y"])
     assert edcache.verify(name).sound
     assert edcache.digest(name).startswith("sha256:")
-    assert edcache.merge([path, name], tmp_path / "all.zip").samples == COUNT + 3
-    assert edcache.compact(name, tmp_path / "small.zip").samples == 3
-    assert edcache.repair(name, tmp_path / "whole.zip").kept == 3
-    assert len(edcache.split(name, tmp_path / "parts", parts=3)) == 3
+    assert len(CachedDataset.from_cache(ds.save(tmp_path / "small.zip")[0])) == 3
+    both = CachedDataset.from_cache([str(path), name]).save(tmp_path / "all.zip")
+    assert len(CachedDataset.from_cache(both[0])) == COUNT + 3
     before = sorted(tmp_path.rglob("*"))
-    for call in (
-        lambda: edcache.merge([path], "shm://new"),
-        lambda: edcache.split(path, "shm://new", parts=2),
-        lambda: edcache.compact(path, "shm://new"),
-        lambda: edcache.compact(name),
-        lambda: edcache.repair(path, "shm://new"),
-        lambda: edcache.export(path, "shm://new", to="files"),
-    ):
-        with pytest.raises(
-            OptionError, match="shm://.*: an archive in memory would be lost at the end of this call"
-        ):
-            call()
+    for saved in (ds, CachedDataset.from_cache(path)):
+        for target in ("shm://new", name):
+            with pytest.raises(OptionError, match="shm://.*: an archive in memory would be lost at the end"):
+                saved.save(target)
     assert sorted(tmp_path.rglob("*")) == before
     ds.close()
+
+
+def test_an_archive_that_is_preloaded_is_saved(path, tmp_path):
+    write(path)
+    ds = CachedDataset.from_cache(path, preload="shm")
+    ds.save(tmp_path / "new.zip")
+    check(tmp_path / "new.zip", range(COUNT))

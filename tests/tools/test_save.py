@@ -82,7 +82,7 @@ def opened(path: Any) -> CachedDataset:
 def expect(path: Path, expected: list[Any]) -> None:
     """The archive is sound, and has these samples and their labels; None stands for a missing one."""
     report = edcache.verify(path)
-    assert (report.problems, report.sealed, report.dead.total) == ([], True, 0)
+    assert (report.problems, report.sealed, report.dead) == ([], True, 0)
     ds = opened(path)
     assert len(ds) == len(expected)
     assert ds.missing.tolist() == [i for i, made in enumerate(expected) if made is None]
@@ -168,7 +168,7 @@ def test_a_saved_view_equals_the_view(tally, seed):
         assert saved.errors == [replace(failures[i], index=k) for k, i in enumerate(order) if i in failures]
         for part in paths:
             report = edcache.verify(part)
-            assert (report.problems, report.sealed, report.dead.total) == ([], True, 0)
+            assert (report.problems, report.sealed, report.dead) == ([], True, 0)
         tally("views saved")
 
 
@@ -188,7 +188,7 @@ def test_random_archives_saved_over_themselves_hold_the_same_records(tmp_path, t
         rows = saved.labels.table.to_pylist() or [{}] * len(saved)
         assert all(rows[i] == model.labels(model.newest(i)) for i in model.versions)
         report = edcache.verify(path)
-        assert (report.problems, report.sealed, report.dead.total) == ([], True, 0)
+        assert (report.problems, report.sealed, report.dead) == ([], True, 0)
         tally("archives saved over themselves")
 
 
@@ -298,7 +298,7 @@ def test_missing_samples_stay_missing_with_their_failures_and_labels(tmp_path):
     appender.close()
     opened(b).add_labels("note", {1: "absent", 3: "there", 6: "absent too"})
     both = opened([b, a])
-    with pytest.raises(PartialArchiveError, match=r"5 of 17 samples have no record; fill it first, or pass"):
+    with pytest.raises(PartialArchiveError, match=r"5 of 17 samples have no record; fill it, or pass"):
         both.save(tmp_path / "new.zip")
     ds = saved_to(tmp_path / "new.zip", both, skip_damaged=True)
     assert (len(ds), ds.missing.tolist()) == (17, [0, 1, 2, 4, 5, 6])

@@ -46,7 +46,7 @@ steps = st.one_of(
     st.tuples(st.just("all"), names, every),
     st.tuples(st.just("drop"), names, st.none()),
     st.tuples(st.just("grow"), st.just(""), st.integers(1, 60)),
-    st.tuples(st.just("compact"), st.just(""), st.none()),
+    st.tuples(st.just("save"), st.just(""), st.none()),
 )
 
 
@@ -139,8 +139,8 @@ def act(path, model, kind, name, given):
     if kind == "grow":
         write(path, model.length, given)
         return None
-    if kind == "compact":
-        edcache.compact(path)
+    if kind == "save":
+        CachedDataset.from_cache(path).save(path)
         return None
     ds = CachedDataset.from_cache(path)
     try:
@@ -297,14 +297,13 @@ def test_rows_of_records_alone_are_sealed_in(tmp_path):
         assert ds.labels.to_list("new") == [{3: 1, 5: 1}.get(i) for i in range(19)]
 
 
-def test_compact_and_repair_keep_what_is_behind_the_seal(path, tmp_path):
+def test_saving_keeps_what_is_behind_the_seal(path, tmp_path):
     revise(path, "y", {7: -1})
     revise(path, "new", {8: "a"})
     with CachedDataset.from_cache(path) as ds:
         expected = ds.labels.table
-    mended = tmp_path / "mended.zip"
-    assert edcache.repair(path, mended).is_whole
-    assert edcache.compact(path).rewritten
+        mended = ds.save(tmp_path / "mended.zip")[0]
+        ds.save(path)
     for one in (path, mended):
         with CachedDataset.from_cache(one) as ds:
             assert same_tables(ds.labels.table, expected)
@@ -318,7 +317,7 @@ def damaged(path, at):
     path.write_bytes(data)
 
 
-def test_damage_behind_the_seal_is_told_and_repair_says_what_is_lost(path, tmp_path):
+def test_damage_behind_the_seal_is_told_and_the_rest_is_saved(path, tmp_path):
     revise(path, "y", {7: -1})
     revise(path, "new", {8: "a"})
     entry = reference.entries(path)[-2]
@@ -329,8 +328,8 @@ def test_damage_behind_the_seal_is_told_and_repair_says_what_is_lost(path, tmp_p
         pytest.raises(CorruptArchiveError, match="labels/"),
     ):
         ds.labels["y"]
-    report = edcache.repair(path, tmp_path / "mended.zip")
-    assert len(report.lost_revisions) == 1
+    with CachedDataset.from_cache(path) as ds:
+        ds.save(tmp_path / "mended.zip", skip_damaged=True)
     with CachedDataset.from_cache(tmp_path / "mended.zip") as ds:
         assert ds.labels.to_list("new")[8] == "a"
 

@@ -169,7 +169,7 @@ def sealed(origin: ByteSource) -> tuple[int, Head, Cursor, Seal]:
     if seal is None:
         raise OptionError(
             f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
-            f'seal what is there with "edcache compact --allow-partial {origin.path}"'
+            f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
         )
     return nbytes, head, cursor, seal
 
