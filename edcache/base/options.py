@@ -19,7 +19,7 @@ import numpy as np
 from edcache.base.errors import OptionError
 from edcache.base.wording import shown, suggestion
 
-Verify: TypeAlias = Literal["touch", "open", "always", "never"]
+Verify: TypeAlias = Literal["touch", "always", "never"]
 Io: TypeAlias = Literal["auto", "mmap", "pread"]
 Preload: TypeAlias = Literal["shm"]
 Codec: TypeAlias = Literal["native", "pickle"]
@@ -31,9 +31,6 @@ Folder: TypeAlias = str | os.PathLike[str] | None
 Show: TypeAlias = bool | Callable[[int, int | None], object] | None
 Transform: TypeAlias = Callable[[Any], Any] | None
 InMemoryKeys: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
-
-# Of several archives one each, in their order or by path.
-Digests: TypeAlias = str | Sequence[str | None] | Mapping[str, str | None] | None
 
 # "pil", "numpy", "tensor", "stored", None or an edcache.Decoding.
 Decode: TypeAlias = Any
@@ -85,7 +82,7 @@ class ReadKeywords(TypedDict, total=False):
     allow_pickle: bool
     io: Io
     decode: Decode
-    expected_digest: Digests
+    expected_digest: str | None
     allow_partial: bool
     preload: Preload | None
     local: Folder
@@ -99,8 +96,7 @@ class ReadOptions(Options):
     Args:
         verify: when the crc32 of a record is checked. "touch" checks it at the first read in this process,
             "always" at every read, "never" not at all. Opening a sealed archive of up to a thousand entries
-            also compares its index with the chain of entries and with the zip directory. "open" is "touch"
-            that compares them for any number of entries, and behind a URL too. "never" does not compare them.
+            also compares its index with the chain of entries and with the zip directory, but for "never".
         allow_pickle: True reads records that are pickles. A pickle runs any code that its author chose. Use
             it only for archives whose author you trust.
         io: "mmap" maps the file into memory. "pread" reads the bytes that are needed into memory of this
@@ -128,7 +124,7 @@ class ReadOptions(Options):
     allow_pickle: bool = False
     io: Io = "auto"
     decode: Decode = "stored"
-    expected_digest: Digests = None
+    expected_digest: str | None = None
     allow_partial: bool = False
     preload: Preload | None = None
     local: Folder = None
@@ -148,7 +144,6 @@ class ReadOptions(Options):
 class OpenKeywords(ReadKeywords, total=False):
     """See `OpenOptions`."""
 
-    zero_copy: bool
     transform: Transform
     batch_transform: Transform
     storage_options: Mapping[str, Any] | None
@@ -159,8 +154,6 @@ class OpenOptions(ReadOptions):
     """How a dataset over an archive is opened.
 
     Args:
-        zero_copy: True returns views of the mapped file instead of copies that you own. numpy arrays are then
-            read-only. torch has no read-only tensors: writing into such a tensor ends the process.
         transform: a function of a sample. It is called at every read, so random augmentation belongs here.
             `with_transform(fn, seed=)` adds one whose random numbers belong to the sample.
         batch_transform: a function of a collated batch. It is called for `batch`, `loader`, and a DataLoader
@@ -173,7 +166,6 @@ class OpenOptions(ReadOptions):
             (AWS_*, GOOGLE_APPLICATION_CREDENTIALS, FSSPEC_*).
     """
 
-    zero_copy: bool = False
     transform: Transform = None
     batch_transform: Transform = None
     storage_options: Mapping[str, Any] | None = None
@@ -324,7 +316,7 @@ def provisional(options: CacheOptions) -> ReadOptions:
 
 
 # All but those that may be set of an open dataset too.
-FIXED: Final = CacheOptions.names() - {"batch_transform", "transform", "zero_copy"} | {"fingerprint"}
+FIXED: Final = CacheOptions.names() - {"batch_transform", "transform"} | {"fingerprint"}
 
 
 def checked_function(name: str, function: Any) -> Transform:

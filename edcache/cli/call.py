@@ -42,7 +42,7 @@ class Call:
         if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
             filling: dict[str, Any] = {"lazy": False, "keep_existing": True}
-            self.options = replace(decorated.options, verify="touch", zero_copy=False, **filling)
+            self.options = replace(decorated.options, verify="touch", **filling)
             self._version = decorated.version if self._version is None else self._version
             self._factory = decorated.uncached
         self._arguments = self._bound()

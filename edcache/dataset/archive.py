@@ -41,7 +41,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     """
 
     path: str
-    _zero_copy = False  # True: arrays lie over what was read
     _reader: Reader
     _filler: LazyFiller | None = None
     _store: Store
@@ -64,7 +63,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 return fields.read(self._reader, self.labels, position)
             return fields.of_sample(self._one(position, None))
         try:
-            return self._reader.session.read(position, not self._zero_copy)
+            return self._reader.session.read(position, True)
         except MissingSampleError:
             if self._filler is None:
                 raise
@@ -82,7 +81,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
         reader = self._reader
         if fields is None and reader.has_all:
-            return reader.read_many(indices, copy=not self._zero_copy)
+            return reader.read_many(indices)
         ahead: AbstractContextManager[None] = nullcontext()
         if reader.by_request:  # what they take is read by one fetch
             if fields is None:
@@ -156,7 +155,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if filler.is_published(position) and self._reader.refresh():
             self._labels = None
             if self._reader.has(position):
-                return self._reader.read(position, copy=not self._zero_copy)
+                return self._reader.read(position)
         sample = filler.get(position)
         try:
             return read_through(sample, self._reader.decoding)

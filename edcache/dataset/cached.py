@@ -98,7 +98,7 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     def _begin(self, store: Store, options: CacheOptions, reader: Reader) -> None:
         # At once: `__setattr__` is for who sets an attribute of an open dataset.
-        vars(self).update(_store=store, _reader=reader, path=reader.path, _zero_copy=options.zero_copy)
+        vars(self).update(_store=store, _reader=reader, path=reader.path)
         vars(self).update(_transform=options.transform, _batch_transform=options.batch_transform)
 
     def _make(

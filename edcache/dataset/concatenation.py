@@ -335,7 +335,7 @@ class Concat(Combined):
 def _plain_session(part: Any) -> Session | None:
     """What is open of a part that is an archive as it is stored; None for any other part."""
     is_plain = isinstance(part, ArchiveDataset) and part._transform is None and part._filler is None
-    return part._reader.session if is_plain and not part._zero_copy else None
+    return part._reader.session if is_plain else None
 
 
 def _inner_fields(part: Samples, fields: Projection | None) -> Any:

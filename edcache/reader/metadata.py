@@ -102,7 +102,7 @@ class Metadata:
                 self.seal = self.seal or self.chain.seal
             return
         is_cheap = self.verify != "never" and seal.index.seq <= _WALKED and not is_copy
-        if self.trust == "all" and (self.verify == "open" or is_cheap):
+        if self.trust == "all" and is_cheap:
             # Cheap for few entries, and it proves that the zip directory and the index list just these.
             announce_headers(file, seal.directory_offset, self.size)
             self.chain.extend(file.pread, self.size)

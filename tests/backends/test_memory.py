@@ -211,8 +211,8 @@ def test_the_last_reference_lets_go_too(name):
 
 
 def test_what_was_handed_out_stays_when_the_memory_is_closed(name):
-    cache = CachedDataset(Source(), name, zero_copy=True)
-    sample, array = cache[4], cache[7]["a"]
+    cache = CachedDataset(Source(), name)
+    sample, array = cache[4], cache._reader.read(7, copy=False)["a"]
     cache.close()
     assert (sample["name"], array.tolist()) == ("né4", [7, 8, 9])
     with pytest.raises(ValueError, match="read-only"):
@@ -549,7 +549,7 @@ def copies(path):
 def test_a_preloaded_archive_is_read_from_a_copy_that_all_share(archive):
     with CloseAll() as opened:
         first = opened(CachedDataset.from_cache(archive, preload="shm"))
-        second = opened(CachedDataset.from_cache(archive, preload="shm", zero_copy=True))
+        second = opened(CachedDataset.from_cache(archive, preload="shm"))
         [copy] = copies(archive)
         assert processes_with(copy) == {os.getpid()}
         archive.unlink()

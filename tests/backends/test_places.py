@@ -140,16 +140,6 @@ def test_labels_take_one_more_request_at_their_first_use(tmp_path):
         assert len(served.requests) == 1
 
 
-def test_the_headers_of_chunks_are_read_where_that_is_asked_for_alone(served):
-    CachedDataset.from_cache(served.url)
-    few = len(served.requests)
-    served.forget()
-    ds = CachedDataset.from_cache(served.url, verify="open")
-    assert few == 2 < len(served.requests)
-    assert ds._reader.chunks == COUNT // 100
-    assert Reader(served.url).chunks is None
-
-
 def test_one_sample_is_one_request_for_its_bytes(served):
     ds = opened(served)
     assert same(ds[77], sample(77))

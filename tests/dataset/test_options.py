@@ -9,7 +9,8 @@ from typing import get_type_hints
 import pytest
 
 import edcache
-from edcache import CachedDataset, CacheOptions, CacheWriter, FillOptions, ReadOptions, WriteOptions
+from edcache import CachedDataset, CacheOptions, CacheWriter
+from edcache.base import FillOptions, ReadOptions, WriteOptions
 from edcache.base import options as room
 from edcache.errors import OptionError, SourceError
 from edcache.reader import Reader
@@ -71,7 +72,7 @@ def test_an_object_says_what_keywords_say_and_keywords_stand_in_its_place(tmp_pa
     with CacheWriter(tmp_path / "b.zip", "x", WriteOptions(in_memory_keys=["y"])) as w:
         w.extend(source)
     assert Reader(tmp_path / "b.zip", options).label_names == ["y"]
-    with pytest.raises(OptionError, match="verify='often'; choose one of 'touch', 'open', 'always', 'never'"):
+    with pytest.raises(OptionError, match="verify='often'; choose one of 'touch', 'always', 'never'"):
         Reader(tmp_path / "b.zip", options, verify="often")
 
 

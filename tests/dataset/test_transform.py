@@ -524,7 +524,7 @@ def test_from_cache_refuses_what_it_does_not_take(path):
     assert str(caught.value) == (
         "from_cache() takes no transforms; did you mean transform? It takes allow_partial, allow_pickle, "
         "batch_transform, decode, expected_digest, io, local, max_bytes, preload, storage_options, "
-        "transform, verify, zero_copy"
+        "transform, verify"
     )
 
 

@@ -25,7 +25,7 @@ class Slow(Dataset[Sample]):
         raise IndexError(index)
 
 
-@cachable("cache/{split}.zip", in_memory_keys=["label"], num_workers="auto", verify="open")
+@cachable("cache/{split}.zip", in_memory_keys=["label"], num_workers="auto", verify="always")
 def digits(split: str = "train", *, size: int = 4) -> Slow:
     return Slow(split)
 
@@ -56,10 +56,10 @@ def views_keep_the_sample() -> None:
 
 
 def options_are_known_by_name_and_type() -> None:
-    options = CacheOptions(zero_copy=True, on_error="skip")
+    options = CacheOptions(verify="never", on_error="skip")
     CachedDataset(None, "train.zip", options, io="mmap")
     CachedDataset.from_cache("train.zip", decode="tensor", transform=len)
-    CachedDataset(None, "train.zip", verfy="open")  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
+    CachedDataset(None, "train.zip", verfy="touch")  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
     CachedDataset(None, "train.zip", verify="often")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     CachedDataset.from_cache("train.zip", lazy=True)  # type: ignore[call-overload] # pyright: ignore[reportCallIssue]
     edcache.cachable("train.zip", timeout="3")  # type: ignore[call-overload] # pyright: ignore

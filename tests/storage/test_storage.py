@@ -189,13 +189,6 @@ def test_what_is_read_is_the_callers_own(tmp_path, io, compression):
 
 
 @pytest.mark.parametrize("io", CHOICES)
-def test_zero_copy_reads_the_same(path, io):
-    ds = CachedDataset.from_cache(path, io=io, zero_copy=True)
-    assert same(list(ds), [sample(k) for k in range(60)])
-    assert same(list(ds.__getitems__([5, 3])), [sample(5), sample(3)])
-
-
-@pytest.mark.parametrize("io", CHOICES)
 def test_it_survives_a_pickle_as_it_was_asked_for(path, io):
     ds = pickle.loads(pickle.dumps(CachedDataset.from_cache(path, io=io)))
     assert ds._reader.io == io

@@ -838,7 +838,7 @@ def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_onc
     w.append("c")
     w.close()
     assert contents(path) == {0: "a", 1: "b", 2: "c"}
-    assert Reader(path, verify="open").chunks == 2
+    assert Reader(path).chunks == 2
 
 
 class Unsyncable(storage.System):

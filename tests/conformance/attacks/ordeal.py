@@ -78,8 +78,6 @@ class Ordeal:
         self._try("verify", self._verify)
         self._opened("mmap", lambda ds: self._read(ds, ""), io="mmap")
         self._opened("pread", lambda ds: self._read(ds, " pread"), io="pread")
-        self._opened("zero_copy", lambda ds: self._samples(ds, " zero_copy"), zero_copy=True)
-        self._opened("verify", lambda ds: self._samples(ds, " verify=open"), verify="open")
         self.watched = False
         if copy is not None:
             self._try("append", lambda: self._append(copy))
