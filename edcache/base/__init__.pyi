@@ -1,7 +1,4 @@
-from .bounded import FREE_NBYTES as FREE_NBYTES
 from .bounded import available as available
-from .bounded import check_books as check_books
-from .bounded import justify as justify
 from .bounded import loads as loads
 from .errors import ArchiveClosedError as ArchiveClosedError
 from .errors import ArchiveError as ArchiveError
@@ -20,7 +17,6 @@ from .errors import FormatVersionError as FormatVersionError
 from .errors import ImageError as ImageError
 from .errors import LabelError as LabelError
 from .errors import LabelTypeError as LabelTypeError
-from .errors import LengthError as LengthError
 from .errors import MissingDependencyError as MissingDependencyError
 from .errors import MissingSampleError as MissingSampleError
 from .errors import NotAnArchiveError as NotAnArchiveError

@@ -112,10 +112,6 @@ class StorageError(ArchiveError, OSError):
     """The operating system refused a read, a write, a sync or a lock; errno is kept."""
 
 
-class LengthError(ArchiveError, ValueError):
-    """The archive claims more samples than its size makes plausible, or than fit into memory."""
-
-
 class CorruptArchiveError(ArchiveError, ValueError):
     """Bytes of the archive fail their checksum or contradict each other."""
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edcache.base import LengthError, UnsupportedTypeError, described
+from edcache.base import OptionError, UnsupportedTypeError, described
 from edcache.codec import dtypes
 from edcache.codec.tensors import encode_tensor
 
@@ -24,7 +24,7 @@ class Columns:
     Attributes:
         count: how many samples. is_whole: whether records are made of whole columns; else one by one.
     Raises:
-        UnsupportedTypeError: what is no column. LengthError: the columns differ in length, or there is none.
+        UnsupportedTypeError: what is no column. OptionError: the columns differ in length, or there is none.
     """
 
     def __init__(self, tree: object) -> None:
@@ -38,11 +38,11 @@ class Columns:
         lengths: dict[str, int] = {}
         self._look(tree, "columns", lengths)
         if not lengths:
-            raise LengthError("columns: no column has a length; give at least one array, tensor or list")
+            raise OptionError("columns: no column has a length; give at least one array, tensor or list")
         name, self.count = next(iter(lengths.items()))
         for other, length in lengths.items():
             if length != self.count:
-                raise LengthError(
+                raise OptionError(
                     f"{other} has {length:,} samples, {name} has {self.count:,}; give columns of one length"
                 )
 
@@ -76,7 +76,7 @@ def _length(column: Any, where: str) -> int:
     if kind in _ARRAYS and column.dtype.hasobject:
         raise UnsupportedTypeError(f"{where}: an array of objects; give its .tolist()")
     if kind is not list and not column.ndim:
-        raise LengthError(f"{where}: an array without dimensions; give one item for each sample")
+        raise OptionError(f"{where}: an array without dimensions; give one item for each sample")
     return len(column)
 
 

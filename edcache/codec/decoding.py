@@ -20,7 +20,6 @@ _CHOICES: Final = {
     "form": _FORMS,
     "mode": ("L", "RGB", "RGBA", None),
     "crop": ("center", "random", None),
-    "exif_transpose": (True, False),
 }
 
 
@@ -67,6 +66,8 @@ class Decoding:
                     f"{name}={getattr(self, name)!r} of a Decoding: choose one of "
                     f"{', '.join(map(repr, choices))}"
                 )
+        if type(self.exif_transpose) is not bool:
+            raise OptionError(f"exif_transpose={self.exif_transpose!r} of a Decoding: give True or False")
         if self.size is not None:
             object.__setattr__(self, "size", _pair(self.size, self.form))
         elif self.crop is not None:

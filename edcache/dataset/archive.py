@@ -145,9 +145,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _chunk_size(self) -> int | None:
         return self._reader.chunk_size()
 
-    def _justify(self, nbytes: int, count: int) -> None:
-        self._reader.justify(nbytes, count)
-
     def _computed(self, position: int, filler: LazyFiller) -> Any:
         """A sample that has no record yet: as another process has stored it meanwhile, or made now."""
         if filler.has_pending(position):

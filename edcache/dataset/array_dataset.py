@@ -106,9 +106,7 @@ class ArrayDataset:
         """
         length = len(self)
         if isinstance(indices, slice):
-            part = indices.indices(length)
-            self._reader.justify(16, len(range(*part)))
-            indices = np.arange(*part)
+            indices = np.arange(*indices.indices(length))
         rows = integers(indices, length) % max(length, 1)
         if not len(rows):
             raise OptionError("a batch of no samples; give at least one index")
@@ -130,7 +128,6 @@ class ArrayDataset:
 
     def where(self, where: object = None, /, **conditions: object) -> Ints:
         """The indices of the samples whose labels fulfil conditions, as `CachedDataset.filter` takes them."""
-        self._reader.justify(17)
         return labels.matching_rows(self.labels, conditions, where)
 
     @property

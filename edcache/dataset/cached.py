@@ -120,7 +120,6 @@ class CachedDataset(ArchiveDataset[T_co]):
                 self._filler = filler or self._filler
             if archive is not None and not options.preload:
                 self._reader = archive
-            self._reader.known_length = self._building.job.head.length or 0
             self._reader.head  # noqa: B018 - opened now, as in `_attach`
         self._add_keys(self._building.job.spec)
 

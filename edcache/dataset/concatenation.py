@@ -164,10 +164,6 @@ class Combined(Root, Samples):
     def _unsealed(self) -> list[str]:
         return [path for part in self.parts for path in part._root._unsealed()]
 
-    def _justify(self, nbytes: int, count: int) -> None:
-        for part in self.parts:
-            part._root._justify(nbytes, min(count, len(part), len(part._root)))
-
 
 class Concat(Combined):
     """The samples of several datasets, one after the other; `concat` makes it.

@@ -210,7 +210,6 @@ class Readable(Dataset[T_co]):
 
         It is a view of an index array. Of a dataset that is no view they are 0 to len(self) - 1.
         """
-        self._guard(8)
         return self._whole_selection().array()
 
     def batch(self, indices: Sequence[int]) -> Any:
@@ -355,11 +354,6 @@ class Readable(Dataset[T_co]):
             raise base.SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
         return position + length if position < 0 else position
 
-    def _guard(self, nbytes: int) -> None:
-        """Refuse to allocate `nbytes` a sample on the word of an archive alone; see `Reader.justify`."""
-        if nbytes * len(self) > base.FREE_NBYTES:
-            self._root._justify(nbytes, min(len(self), len(self._root)))
-
 
 class Root(Readable[T_co]):
     """A dataset that views are made of: what it must be able to do for them, and for their batches.
@@ -466,10 +460,6 @@ class Root(Readable[T_co]):
 
     def _with_image_files(self) -> Root:
         """The same samples with their image files as `ImageFile`s, unless another form was asked for."""
-        raise NotImplementedError
-
-    def _justify(self, nbytes: int, count: int) -> None:
-        """Refuse to allocate so many bytes for each of `count` samples on the word of an archive alone."""
         raise NotImplementedError
 
 

@@ -140,7 +140,6 @@ class StoredRecords:
     """
 
     def __init__(self, samples: Readable[Any], skips_damage: bool) -> None:
-        samples._guard(64)
         self.length, self.skips_damage = len(samples), skips_damage
         positions = np.arange(self.length)
         shares = list(stored_shares(samples, positions, positions))

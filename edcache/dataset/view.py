@@ -114,7 +114,6 @@ class Samples(Readable[T_co]):
 
         >>> train.filter(split="train", label=[0, 1])
         """
-        self._guard(17)
         rows = labels.matching_rows(self.labels, conditions, where)
         columns = [where, *conditions] if isinstance(where, str) else conditions
         warn_of_absent(self, "filter()", " ".join(columns), rows)
@@ -126,7 +125,6 @@ class Samples(Readable[T_co]):
 
         Missing values and nans are last, also with descending=True.
         """
-        self._guard(32)
         return self._picked(sorted_rows(single_values(self.labels, name, "sort_by"), descending))
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
@@ -145,7 +143,6 @@ class Samples(Readable[T_co]):
         return oversampled
 
     def _classes(self, name: str, asked_by: str) -> Classes:
-        self._guard(48)
         return classes_of(single_values(self.labels, name, asked_by))
 
     # ------------------------------------------------------------------------------- by position
@@ -207,7 +204,6 @@ class Samples(Readable[T_co]):
         if seed is None and stratify is None and group is None:
             runs = _runs(self._whole_selection(), np.cumsum([0, *split.sizes_of(len(self), weights)]))
         else:
-            self._guard(48)
             strata, groups = self._codes(stratify, "split"), self._codes(group, "split")
             order, ends = split.parted(len(self), weights, seed, strata, groups)
             runs = _runs(Selection(self._root_indices(order)), ends)
@@ -226,7 +222,6 @@ class Samples(Readable[T_co]):
         A test view is in the order of this dataset. A train view has the folds after its test fold, one
         after the other. All views share one array with two indices per sample.
         """
-        self._guard(64)
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
         split.check_folds(n, len(self), group, groups)
         order, bounds = split.parted(len(self), [1] * n, seed, strata, groups)

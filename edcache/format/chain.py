@@ -24,7 +24,6 @@ _WINDOW = 1024 * spec.PAGE
 # Amendments may name an entry that an earlier one gave up, as their ranges are few; not without end.
 _MOST_LOST = 100
 # What a failure takes in memory, its texts aside.
-_FAILURE_NBYTES = 512
 
 
 class Chain:
@@ -155,11 +154,6 @@ class Chain:
         if amendment.fingerprint is not None:
             self.origin = replace(self.head, length=amendment.length, fingerprint=amendment.fingerprint)
         self.failures |= {failure.index: (header.seq, failure) for failure in amendment.failed}
-        if len(self.failures) * _FAILURE_NBYTES > header.next + base.FREE_NBYTES:
-            raise CorruptArchiveError(
-                f"{self.where}: {len(self.failures):,} failures up to offset {header.next:,}, more than "
-                f'so many bytes hold; run "edcache verify {self.where}"'
-            )
         if amendment.lost:
             self._gave_up = header.seq
         self._lost_named += sum(map(len, amendment.lost))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import codec
-from edcache.base import CorruptRecordError, EdcacheError, Ints, LengthError, once
+from edcache.base import CorruptRecordError, EdcacheError, Ints, once
 from edcache.format import LATTICE
 from edcache.reader.checks import Check, Piece
 
@@ -194,7 +194,7 @@ def joined(
     ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
     places = np.concatenate(([0], ends[:-1]))
     try:
-        # np.empty touches no pages: a false length in the file costs no memory.
+        # np.empty touches no pages. The sum of lengths that a file made up may overflow: a ValueError.
         memory = np.empty(int(ends[-1]), np.uint8)
         view, starts = memory.data, places.tolist()
         if dictionaries is None:
@@ -205,6 +205,6 @@ def joined(
             frames, torch = [data for _, data in stored], sys.modules.get("torch")
             threads = torch.get_num_threads() if torch else os.cpu_count() or 1
             codec.decompress_into(view, starts, lengths.tolist(), frames, dictionaries, threads)
-    except (MemoryError, CorruptRecordError, LengthError):
+    except (MemoryError, ValueError, CorruptRecordError):
         return None
     return GroupRecords(decoder, view, lengths.__getitem__).at(places, np.arange(len(lengths)))

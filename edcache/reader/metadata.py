@@ -38,7 +38,6 @@ class Metadata:
         index: where the record of every sample lies. length: the samples of the dataset.
         extents: its bytes. mapped_nbytes: mapped bytes, which all processes share.
         damaged: one line per unreadable chunk.
-        has_label_rows: the stored label table has one row per sample, so `labels` allocates nothing.
     """
 
     chunks: int | None = None
@@ -81,10 +80,8 @@ class Metadata:
         self.length = self.index.length
         if self.sealed and self._view is not None:
             file.rest()
-        self.has_label_rows = False
         self._sealed_labels: SealedLabels | None = None
         if self.seal is not None:
-            self.has_label_rows = self.seal.labels.samples == self.length
             names, remedy = [name for name, _ in head.labels], f"; {_lost_index(self.path)}"
             places = self.extents, self.seal, self.index.labels
             self._sealed_labels = SealedLabels(*places, names, self.path, remedy)

@@ -49,7 +49,6 @@ class Archive(ABC):
     A forked process inherits the session, which has no file position. A pickle leaves the session out.
 
     Attributes:
-        known_length: the samples of the source, if there is one. It bounds allocations beside the file size.
     """
 
     path: str
@@ -59,7 +58,6 @@ class Archive(ABC):
     def __init__(self, allow_pickle: bool, decode: Decode) -> None:
         self.allow_pickle = allow_pickle
         self.decoding = None if decode == STORED else Decoding.of(decode)
-        self.known_length = 0
         self._uuid: bytes | None = None
         self._session: Session | None = None
         self._closed = False
@@ -199,14 +197,10 @@ class Archive(ABC):
         return size if np.all(np.diff(offsets) >= 0) else None
 
     def missing(self) -> Ints:
-        """The indices without a record, sorted: int64 [k], a copy.
-
-        Raises: LengthError, the archive claims more samples than its size makes plausible.
-        """
+        """The indices without a record, sorted: int64 [k], a copy."""
         index = self.session.index.held()
         if index is None:
             return np.empty(0, np.int64)
-        self.justify(9)
         absent = np.ones(len(self), bool)
         absent[index] = False
         return np.flatnonzero(absent)
@@ -247,17 +241,6 @@ class Archive(ABC):
         session = self.session
         original = {name for name, is_revised in session.label_columns if not is_revised}
         return frozenset(name for name, _ in session.head.labels if name not in original)
-
-    def justify(self, nbytes: int, count: int | None = None) -> None:
-        """Check that an allocation of `nbytes` for each of `count` samples (None: all) is plausible.
-
-        Raises: LengthError, it exceeds what the file size or the source (`known_length`) allows.
-        """
-        count = len(self) if count is None else count
-        if count <= self.known_length:
-            base.check_books(count, nbytes, self.path)
-        else:
-            base.justify(nbytes * count, self.session.nbytes, self.path, f"{count:,} samples")
 
 
 @base.takes(ReadOptions)
@@ -410,7 +393,7 @@ class Reader(Archive):
     def labels(self) -> Any:
         """The label table, a pyarrow Table: row i is sample i, with null for a missing label.
 
-        Raises: LengthError, as `missing`; CorruptArchiveError, labels.arrow is damaged.
+        Raises: CorruptArchiveError, labels.arrow is damaged.
         Cost: the first call in a process checks the crc32 of every column. Columns are views of the file.
         """
         stored = self.stored_labels()
@@ -418,10 +401,7 @@ class Reader(Archive):
 
     def stored_labels(self) -> Any:
         """As `labels`; of a sealed archive `StoredLabels`, which read a column at its first use."""
-        session = self.session
-        if not (session.index.is_dense or session.has_label_rows):
-            self.justify(32 + 16 * len(session.head.labels))
-        return session.labels
+        return self.session.labels
 
     def refresh(self) -> bool:
         """Open what was added to the file since, or saved over it. Returns whether anything changed.

@@ -173,7 +173,7 @@ class Session(Metadata):
         if places.is_compressed:
             try:
                 data = memoryview(codec.decompress(data, places.raw_nbytes(row), self.dictionaries))
-            except (base.CorruptRecordError, base.LengthError) as error:
+            except base.CorruptRecordError as error:
                 raise type(error)(f"{self.checks.place(row)}: {error}") from error
         schema = places.schema(row) if places.only_schema is None else places.only_schema
         return data, self._decoders.get(schema) or self.decoder_at(row)

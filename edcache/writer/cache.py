@@ -179,7 +179,7 @@ class CacheWriter:
                 array is a numpy scalar, one of a 1-D tensor a 0-d tensor. Columns with lists or arrays of
                 text among them are written one sample at a time.
         Raises:
-            LengthError: columns differ in length. UnsupportedTypeError: a column is of another type, or of
+            OptionError: columns differ in length. UnsupportedTypeError: a column is of another type, or of
                 objects. Other errors are as in `append`; the samples before the one that is named are kept.
         """
         try:

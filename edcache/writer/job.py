@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from edcache import base
 from edcache.format import MAX_LENGTH, Failure, Head
@@ -23,7 +23,6 @@ from edcache.writer.publisher import FailureOf, Publisher
 from edcache.writer.store import Store, store_at
 
 # What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
-_BOOKS_NBYTES: Final = 4
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
 
 
@@ -241,7 +240,7 @@ def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
 
 
 def length_of(source: Any, path: str) -> int:
-    """How many samples a source has; SourceError for no length, LengthError for one that nothing can hold."""
+    """Return the length of a source. SourceError if it has none, OptionError if no archive holds it."""
     try:
         length = len(source)
     except Exception as error:
@@ -249,9 +248,8 @@ def length_of(source: Any, path: str) -> int:
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
             f"{_text_of(error)}; give a source whose len() is a whole number from 0 up"
         ) from error
-    base.check_books(length, _BOOKS_NBYTES, path)
     if length >= MAX_LENGTH:
-        raise base.LengthError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
+        raise base.OptionError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
     return length
 
 

@@ -107,8 +107,8 @@ def test_what_is_no_source_and_no_decoding_is_refused():
         OptionError, match=r"^mode='CMYK' of a Decoding: choose one of 'L', 'RGB', 'RGBA', None$"
     ):
         Decoding("pil", mode="CMYK")
-    with pytest.raises(OptionError, match="^exif_transpose=2 of a Decoding: choose one of True, False$"):
-        Decoding("pil", exif_transpose=2)
+    with pytest.raises(OptionError, match="^exif_transpose=1 of a Decoding: give True or False$"):
+        Decoding("pil", exif_transpose=1)
     with pytest.raises(OptionError, match="^decode=7: choose"):
         edcache.reader.Reader("x.zip", decode=7)
 

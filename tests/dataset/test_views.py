@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter, View
 from edcache.dataset import ordering
-from edcache.errors import LengthError, OptionError, SampleIndexError, UnknownLabelError
+from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
 from edcache.format.spec import Head
 from edcache.reader import Reader
 from edcache.reader.session import Session
@@ -360,23 +360,6 @@ def boastful(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
     ds = CachedDataset.from_cache(path, allow_partial=True)
     assert len(ds) == LARGE
     return ds
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        *(lambda ds: ds.indices, lambda ds: ds[::2].indices, lambda ds: ds.select("y").indices),
-        *(lambda ds: ds[1:].labels, lambda ds: ds.repeat(2).indices, lambda ds: ds.shuffle(0).indices),
-        *(lambda ds: ds.filter(y=1), lambda ds: ds.sort_by("y"), lambda ds: ds.oversample("y")),
-        *(lambda ds: ds.split(0.5, 0.5), lambda ds: ds[1:].kfold(3)),
-        *(lambda ds: ds.split(0.5, 0.5, stratify="y"), lambda ds: ds.split(0.5, 0.5, group="y", seed=None)),
-        *(lambda ds: edcache.concat([ds, ds]).indices, lambda ds: edcache.concat([ds, ds]).labels["y"]),
-        *(lambda ds: edcache.zip_fields(ds.select("y")).indices, lambda ds: ds.take(LARGE // 2).labels),
-    ],
-)
-def test_no_view_allocates_on_the_word_of_a_file(boastful: CachedDataset, make: Any) -> None:
-    with pytest.raises(LengthError, match="samples would take .* bytes here, the file has"):
-        make(boastful)
 
 
 def test_views_that_hold_no_array_of_it_are_made(boastful: CachedDataset) -> None:

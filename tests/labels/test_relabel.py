@@ -480,16 +480,6 @@ def test_a_partly_filled_archive_keeps_the_labels_of_absent_samples_when_it_is_s
     check(path, {"y": y, "new": ["c", *new[1:]]})
 
 
-def test_a_few_labels_of_a_dataset_that_claims_any_length_take_no_memory(tmp_path):
-    path = tmp_path / "a.zip"
-    with CacheWriter(path) as w:
-        w.write(10**12, sample(1))
-    with pytest.raises(edcache.errors.LengthError):
-        opened(path).add_labels("new", {7: 1}).labels["new"]
-    assert edcache.verify(path).problems == []
-    assert reference.walk(path).labels == {"new": {7: 1}}
-
-
 def test_labels_are_added_while_others_append(tmp_path):
     path = make(tmp_path / "a.zip", 40, seal=False)
     failed = []

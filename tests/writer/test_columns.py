@@ -11,7 +11,7 @@ from torch.utils.data import Subset, TensorDataset
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import LabelError, LabelTypeError, LengthError, UnsupportedTypeError
+from edcache.errors import LabelError, LabelTypeError, OptionError, UnsupportedTypeError
 from edcache.labels.collector import LabelCollector
 from edcache.reader import Reader
 from edcache.writer.features import columns_of as reader_of
@@ -162,14 +162,14 @@ def test_a_label_of_another_type_is_named_and_the_samples_before_it_are_kept(tmp
 @pytest.mark.parametrize(
     ("columns", "error", "text"),
     [
-        ({}, LengthError, "no column has a length; give at least one"),
-        ({"a": {}, "b": None}, LengthError, "no column has a length"),
+        ({}, OptionError, "no column has a length; give at least one"),
+        ({"a": {}, "b": None}, OptionError, "no column has a length"),
         (
             {"a": np.ones(3), "b": {"c": [1, 2]}},
-            LengthError,
+            OptionError,
             r"\['b'\]\['c'\] has 2 samples, .* has 3",
         ),
-        ({"a": np.ones(())}, LengthError, r"\['a'\]: an array without dimensions"),
+        ({"a": np.ones(())}, OptionError, r"\['a'\]: an array without dimensions"),
         ({"a": np.array([{}, 1])}, UnsupportedTypeError, r"\['a'\]: an array of objects; give its .tolist"),
         ({"a": "text"}, UnsupportedTypeError, r"\['a'\]: .*is no column; give an array"),
         (np.ones(3), UnsupportedTypeError, "give a dict of columns"),

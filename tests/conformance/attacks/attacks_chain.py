@@ -96,20 +96,6 @@ def no_table(f: Forge):
     f.entries[1].header = _set(table_nbytes=0, table_crc=0)
 
 
-@attack(
-    "chain",
-    "an end index of 2**62 - 1",
-    "allocates for so many samples",
-    "missing",
-    "LengthError",
-    "the file has",
-    longer=True,
-)
-def huge_end_index(f: Forge):
-    """The chunk's table says otherwise, so its samples are missing, as those of any damaged chunk."""
-    f.unsealed().entries[1].header = _set(end_index=(1 << 62) - 1)
-
-
 @attack("chain", "an end index of 2**64 - 1", "-1 in a signed reader", says=BROKEN)
 def wrapped_end_index(f: Forge):
     f.entries[1].header = _set(end_index=(1 << 64) - 1)
@@ -324,11 +310,6 @@ def amendment_utf16(f: Forge):
     f.unsealed().amend(json.dumps({"length": 3}).encode("utf-16"))
 
 
-@attack("chain", "three million lost entries", "a set of three million ints", says="values in")
-def lost_millions(f: Forge):
-    f.unsealed().amend(dumps({"lost": [[0, 0]] * 1_500_000}))
-
-
 @attack("chain", "an amendment that gives itself up", "a contradiction", says="that are not before it")
 def lost_itself(f: Forge):
     f.unsealed().amend({"lost": [[0, len(f.entries)]]})
@@ -361,11 +342,6 @@ def lost_all(f: Forge):
 def lost_and_sealed(f: Forge):
     f.amend({"lost": [[1, 1]]})
     f.entries[1].central = None
-
-
-@attack("chain", "400,000 failures of 20 bytes", "an object of 500 bytes for each", says="values in")
-def failures(f: Forge):
-    f.unsealed().amend(b'{"failed":[' + b",".join(b'[%d,true,"","",""]' % i for i in range(400_000)) + b"]}")
 
 
 @attack(

@@ -57,22 +57,6 @@ _schema(
 )
 _schema(
     "schemas",
-    "million_nodes",
-    "a million nodes",
-    "a gigabyte of objects",
-    ["list", ["int"] * 1_000_000],
-    says="values in",
-)
-_schema(
-    "schemas",
-    "million_lists",
-    "three million empty lists",
-    "a gigabyte of objects",
-    "[" + "[]," * 3_000_000 + "[]]",
-    says="values in",
-)
-_schema(
-    "schemas",
     "long_schema",
     "a text of 17 MB",
     "read whole",

@@ -12,58 +12,6 @@ def _payload(text: bytes) -> bytes:
     return text.ljust(align(192 + len(text) + 1, PAGE) - 193) + b"\n"
 
 
-@attack(
-    "head",
-    "length 10**18 and ten samples",
-    "allocates by length",
-    "missing",
-    "LengthError",
-    "the file has",
-    longer=True,
-)
-def huge_length(f: Forge):
-    f.unsealed().head["length"] = 10**18
-
-
-@attack(
-    "head",
-    "length 10**12: labels",
-    "a row for each sample",
-    "labels",
-    "LengthError",
-    "1,000,000,000,000 samples would take",
-    longer=True,
-)
-def huge_labels(f: Forge):
-    f.unsealed().head["length"] = 10**12
-
-
-@attack(
-    "head",
-    "length 10**10: a slice",
-    "numbers all samples first",
-    "all",
-    "LengthError",
-    "samples would take",
-    longer=True,
-)
-def huge_slice(f: Forge):
-    f.unsealed().head["length"] = 10**10
-
-
-@attack(
-    "head",
-    "length 10**9: a shuffle",
-    "a permutation of all",
-    "shuffle",
-    "LengthError",
-    "samples would take",
-    longer=True,
-)
-def huge_shuffle(f: Forge):
-    f.unsealed().head["length"] = 10**9
-
-
 @attack("head", "length 2**62", "wraps around when multiplied", says=READ)
 def wrapping_length(f: Forge):
     f.head["length"] = 1 << 62
@@ -99,14 +47,6 @@ def deep_fingerprint(f: Forge):
     text = json.dumps(f.head).encode()
     f.head_payload = _payload(
         text.replace(b'"fingerprint": null', b'"fingerprint": ' + b'{"a":' * 5000 + b"1" + b"}" * 5000)
-    )
-
-
-@attack("head", "fingerprint of 300,000 lists", "a hundred bytes of memory for three", says="values in")
-def many_lists(f: Forge):
-    text = json.dumps(f.head).encode()
-    f.head_payload = _payload(
-        text.replace(b'"fingerprint": null', b'"fingerprint": {"a":[' + b"[]," * 300_000 + b"[]]}")
     )
 
 

@@ -156,48 +156,6 @@ def beyond_length(f: Forge):
     _column(f, "index", lambda v: v.__setitem__(-1, 1 << 50))
 
 
-@attack(
-    "sizes",
-    "length 10**15 with ten rows, and an amendment that agrees",
-    "allocates by length",
-    "missing",
-    "LengthError",
-    "samples would take",
-    base="sparse",
-    longer=True,
-)
-def agreed_length(f: Forge):
-    f.amend({"length": 10**15})
-
-
-@attack(
-    "sizes",
-    "length 10**12, labels of a sealed archive",
-    "a row for each sample",
-    "labels",
-    "LengthError",
-    "samples would take",
-    base="sparse",
-    longer=True,
-)
-def agreed_labels(f: Forge):
-    f.amend({"length": 10**12})
-
-
-@attack(
-    "sizes",
-    "length 10**12, a condition on a label",
-    "a mask for all samples",
-    "filter y=1",
-    "LengthError",
-    "samples would take",
-    base="sparse",
-    longer=True,
-)
-def agreed_filter(f: Forge):
-    f.amend({"length": 10**12})
-
-
 @attack("index", "length 10**15 with ten rows", "allocates by length", base="sparse", says=ABOUT)
 def long_index(f: Forge):
     _meta(f, length=10**15)
@@ -226,11 +184,6 @@ class _Length(bytes):
 @attack("index", "length null", "compares with nothing", says=READ)
 def null_length(f: Forge):
     f.index = lambda p: p.update(meta=_Length(dumps(p["meta"]).replace(b'"length":10', b'"length":null')))
-
-
-@attack("index", "metadata of 20 MB of empty lists", "a gigabyte of Python objects", says="values in")
-def metadata_bomb(f: Forge):
-    f.index = lambda p: p.update(meta=_Length(b'{"length":10,"schemas":[' + b"[]," * 6_600_000 + b"[]]}"))
 
 
 @attack(
@@ -592,7 +545,13 @@ def raw_uncompressed(f: Forge):
 
 
 @attack(
-    "index", "a size before compression of 2**60", "allocates it", base="dict", says="more than a file of"
+    "index",
+    "a size before compression of 2**60",
+    "allocates it",
+    "sample 0",
+    "CorruptRecordError",
+    "zstd frame says",
+    base="dict",
 )
 def raw_bomb(f: Forge):
     _base(f, 3, 1 << 60)

@@ -71,32 +71,6 @@ def revision_of_nulls(f: Forge):
 
 
 @attack(
-    "revisions",
-    "2**60 rows that take no bytes, of a dataset as long",
-    "a row of labels for each of them",
-    "labels",
-    "LengthError",
-    longer=True,
-)
-def revision_of_nulls_and_length(f: Forge):
-    f.amend({"length": 1 << 60})
-    _plain(f, _column(_nulls(1 << 60)), allow_64bit=True)
-
-
-@attack(
-    "revisions",
-    "one label of a sample of a dataset of 10**15",
-    "a row of labels for each of them",
-    "labels",
-    "LengthError",
-    longer=True,
-)
-def revision_far_away(f: Forge):
-    f.amend({"length": 10**15})
-    _plain(f, pa.table({"index": [10**14], "label/new": [1]}))
-
-
-@attack(
     "revisions", "a column twice", "one hides the other", "verify", says="two of its columns have one name"
 )
 def revision_twice(f: Forge):
@@ -263,11 +237,6 @@ def revision_of_nothing(f: Forge):
 )
 def revision_keys(f: Forge):
     _plain(f, meta=dumps({"dropped": [], "more": 1}))
-
-
-@attack("revisions", "half a million names in its metadata", "an object for each", "verify", says="values in")
-def revision_json(f: Forge):
-    _plain(f, meta=b'{"dropped":[' + b",".join([b"0"] * 500_000) + b"]}")
 
 
 @attack("revisions", "more rows than its end index", "labels of no sample", None)

@@ -115,7 +115,7 @@ class Ordeal:
         )
 
     def _open(self, **options: Any) -> Any:
-        return CachedDataset.from_cache(self.path, **options, allow_partial=True)
+        return CachedDataset.from_cache(self.path, **options)
 
     def _read(self, ds: Any, way: str) -> None:
         count = self._try(f"len{way}", lambda: self._length(ds)) or 0
@@ -288,7 +288,7 @@ def in_child(work: Callable[[], Any], path: Path, original: Original) -> list[An
 def _work(work: Callable[[], Any], path: Path, original: Original, writing: int) -> None:
     # Threads do not survive a fork: what needs some starts them before the room is measured.
     torch.set_num_threads(1)
-    ds = CachedDataset.from_cache(original.path, allow_partial=True)
+    ds = CachedDataset.from_cache(original.path)
     ds.filter("y is not None")
     ds.select("image").batch([0])
     ds.close()
