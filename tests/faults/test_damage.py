@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import warnings
 from typing import Any
 
 import pytest
@@ -46,12 +47,15 @@ def test_what_was_synced_behind_damage_is_never_cut(
             CacheWriter(PATH, "a")
         assert disk.files()[PATH] == data
         assert not disk.open_files
-        damaged_one = edcache.CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", edcache.errors.PartialArchiveWarning)
+            damaged_one = edcache.CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
         damaged_one.save("/disk/mended.zip", skip_damaged=True)
         damaged_one.close()
         mended = edcache.reader.Reader("/disk/mended.zip", io="pread")
-        lost = [] if seal else list(range(3 * chunk, 3 * chunk + 3))
-        assert mended.missing().tolist() == lost
+        # Without a seal nothing tells what lies behind a damaged header; verify names the place.
+        assert (len(mended), mended.missing().tolist()) == (9 if seal else 3 * chunk, [])
+        assert any("no entry fits here" in problem for problem in edcache.verify(PATH).problems)
         mended.close()
 
 
