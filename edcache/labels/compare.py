@@ -69,7 +69,7 @@ class Column:
 
     @once
     def _missing(self) -> npt.NDArray[np.bool_]:
-        return missing_rows(one_chunk(self._values))
+        return np.concatenate([np.empty(0, np.bool_), *map(missing_rows, self._values.chunks)])
 
     @once
     def _integers(self) -> npt.NDArray[Any] | None:
@@ -175,7 +175,8 @@ class Column:
     def _scalars(self, values: list[Any]) -> pa.Array:
         # Not by pa.array, which imports pandas.
         if self._family in ("text", "bytes"):
-            return from_texts(values, pa.string() if self._family == "text" else pa.binary())
+            small = pa.string() if self._family == "text" else pa.binary()
+            return from_texts(values, small).cast(self.type)
         kind = comparable_type(self.type)
         return from_numpy(np.array(values, _ticks_dtype(kind)), kind)
 

@@ -78,14 +78,14 @@ def given_rows(
 
 def _as_stored(column: pa.Array, stored: pa.DataType) -> pa.Array:
     """Numbers in the type of a stored column of their kind, if each is the same number there."""
-    for is_kind in (pa.types.is_integer, pa.types.is_floating):
-        if is_kind(column.type) and is_kind(stored):
-            try:
-                kept = column.cast(stored)
-            except pa.ArrowException:
-                return column
-            before, after = format.number_values(column), format.number_values(kept)
-            return kept if np.array_equal(before, after, equal_nan=before.dtype.kind == "f") else column
+    if format.family(column.type) == format.family(stored) and format.family(stored) in ("integer", "float"):
+        try:
+            kept = column.cast(stored)
+        except pa.ArrowException:
+            return column
+        before, after = format.number_values(column), format.number_values(kept)
+        if np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
+            return kept
     return column
 
 

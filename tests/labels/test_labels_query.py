@@ -30,6 +30,7 @@ TABLE = pa.table(
         "took": pa.array([dt.timedelta(seconds=d) for d in range(7)], pa.duration("ms")),
         "nothing": pa.nulls(7),
         "coded": pa.array(["a", "b", "a", "b", "a", None, "c"]).dictionary_encode(),
+        "long": pa.array(["a", "b", "a", "b", "a", None, "c"], pa.large_string()),
     }
 )
 LABELS = Labels(TABLE)
@@ -114,6 +115,8 @@ def rows(where=None, **conditions):
         ({"nothing": None}, [0, 1, 2, 3, 4, 5, 6]),
         ({"coded": "a"}, [0, 2, 4]),
         ({"coded": ["c", None]}, [5, 6]),
+        ({"long": "a"}, [0, 2, 4]),
+        ({"long": ["c", None]}, [5, 6]),
         ({"split": "test", "label": 1, "flag": False}, [1]),
     ],
 )
