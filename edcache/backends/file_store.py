@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 from edcache import format, storage, writer
 from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
-from edcache.storage import PATHS, ByteSource, File, absolute
+from edcache.storage import ByteSource, File, absolute
 from edcache.writer import ALLOW_PARTIAL, Store
 
 if TYPE_CHECKING:
@@ -24,8 +24,6 @@ _PIECE_NBYTES: Final = 1 << 24
 
 class FileStore(Store):
     """A path, or a "file://" URL of one."""
-
-    naming = PATHS
 
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
         if storage_options:

@@ -84,7 +84,6 @@ class Spool:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         folder = os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
-        storage.check_outlives(folder)
         digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]
         self.path = os.path.join(storage.absolute(folder), f"{digest}-{name or 'archive'}")

@@ -1,4 +1,3 @@
-from .bounded import available as available
 from .bounded import loads as loads
 from .errors import ArchiveClosedError as ArchiveClosedError
 from .errors import ArchiveError as ArchiveError

@@ -17,7 +17,7 @@ from edcache.base import ArchiveNotFoundError, ForeignCacheError, ReadOptions, h
 from edcache.cli.call import Call
 from edcache.cli.flags import FOLDER, PATH, flags, output
 from edcache.cli.output import FAILED, bar, plural, print_report, printable
-from edcache.storage import check_outlives, shown
+from edcache.storage import is_in_memory, located, shown
 
 
 @click.command()
@@ -100,7 +100,9 @@ def _fill(
     cached: Callable[..., dataset.CachedDataset] | None = None,
 ) -> dataset.CachedDataset:
     """Make a source, cache it at a path by CachedDataset or what else is given, and say what was done."""
-    check_outlives(path)
+    where = located(path)
+    if is_in_memory(where.path):
+        where.local_path()  # which refuses shared memory, where it would be gone when this process ends
     # Neither what is None, nor a flag that was left out; of these two False is given.
     stated = ("progress", "keep_existing")
     options = {k: v for k, v in options.items() if v is not None and (v is not False or k in stated)}

@@ -11,13 +11,14 @@ from typing import Any
 
 import click
 
-from edcache import dataset, display, tools, writer
-from edcache.backends import shm
+from edcache import dataset, display, storage, tools, writer
 from edcache.base import human_bytes
 from edcache.cli import output as out
 from edcache.cli.call import Call
 from edcache.cli.flags import FOLDER, PATH, PATHS, duration, flags, size
 from edcache.storage import shown
+
+_MEMORY = "shm://"
 
 
 @click.command()
@@ -29,22 +30,13 @@ def caches(directory: str | None, as_json: bool) -> None:
     Folders in DIR are looked through too.
 
     Without DIR, those in $EDCACHE_DIR or ~/.cache/edcache, where @cachable puts what has no path;
-    "shm://" lists those of this user in shared memory, and the processes that have them open.
+    "shm://" lists those of this user in shared memory.
     Last used is when a file was last read, as far as its file system keeps the time, or written.
 
     \b
     Example:
       edcache caches cache --json
     """
-    if directory == "shm://":
-        held = shm.archives_in_memory()
-        rows = [(a.path, human_bytes(a.nbytes), " ".join(map(str, a.pids))) for a in held]
-        lines = out.table(("path", "size", "processes"), rows, whole=1) if rows else ()
-        listed = [{"path": a.path, "nbytes": a.nbytes, "processes": list(a.pids)} for a in held]
-        nbytes = sum(archive.nbytes for archive in held)
-        total = f"{out.plural(len(held), 'archive')} in memory, {human_bytes(nbytes)}"
-        out.print_report(as_json, {"archives": listed, "nbytes": nbytes}, [*lines, total])
-        return
     folder, archives = _archives(directory)
     document = {
         "directory": folder,
@@ -56,9 +48,9 @@ def caches(directory: str | None, as_json: bool) -> None:
 
 def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
     """The folder that was meant and the archives in it; the default one need not exist."""
-    if directory is not None:
+    if directory not in (None, _MEMORY):
         return directory, tools.archives_in(directory)
-    folder = str(dataset.default_directory())
+    folder = str(dataset.default_directory()) if directory is None else storage.memory_folder()
     return folder, tools.archives_in(folder) if os.path.lexists(folder) else []
 
 
@@ -205,7 +197,8 @@ def prune(directory: str | None, dry_run: bool, yes: bool, as_json: bool, **cond
     """Delete the least recently used archives.
 
     They go, in DIR and below it, until both conditions hold. Without DIR, of those that caches lists. What
-    processes left that were killed while they wrote it goes in any case; without a condition, nothing else.
+    processes left that were killed while they wrote it goes in any case, in shared memory too; without a
+    condition, nothing else.
     Files that are no archives, archives that cannot be read and what another process is writing are left as
     they are.
 
@@ -223,6 +216,7 @@ def prune(directory: str | None, dry_run: bool, yes: bool, as_json: bool, **cond
     if plan.doomed and not dry_run:
         _confirm(f"delete {_sizes_text(plan.doomed)}?", yes)
     gone = {} if dry_run else dict(_deleted(archive.path for archive in plan.doomed))
+    gone |= {} if dry_run else storage.free_unheld_memory()
     stay = [archive for archive in (*plan.kept, *plan.doomed) if archive.path not in gone]
     line = f"{out.plural(len(gone), 'archive')} deleted, {human_bytes(sum(gone.values()))} freed"
     line = f"{line}; {_sizes_text(stay)} stay"

@@ -68,7 +68,7 @@ class Building:
         if archive is not None:
             return None, archive
         if self._is_stream or not self._is_lazy:
-            self.fill(self.job.options, rebuild=not keep_existing)
+            self.fill(self.job.options, rebuild=not keep_existing and not self._store.begin_anew())
             return None, None
         filler = writer.LazyFiller(self.job, self._max_bytes)
         writer.retry_if_replaced(filler.create, self._is_done)

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, overload
 
-from edcache import base, storage
+from edcache import base
 from edcache.base import (
     CacheOptions,
     CorruptArchiveError,
@@ -111,13 +111,8 @@ class CachedDataset(ArchiveDataset[T_co]):
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         self._building = Building(store, source, options, origin)
-        # In memory it is there while somebody has it open: from here on this dataset's reader.
-        with storage.kept(self.path) as keeper:
+        with store.held():
             self._filler, archive = self._building.start(options.keep_existing)
-            # Who had made it meanwhile may have gone since, and the archive with him.
-            while keeper.has_lost():
-                filler, archive = self._building.start(keep_existing=True)
-                self._filler = filler or self._filler
             if archive is not None and not options.preload:
                 self._reader = archive
             self._reader.head  # noqa: B018 - opened now, as in `_attach`

@@ -49,7 +49,6 @@ def save(
 ) -> list[str]:
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
     target = storage.local_path(path)
-    storage.check_outlives(target)
     records = StoredRecords(samples, skip_damaged)
     progress = _Progress(on_progress, int(records.table.nbytes.sum()))
     if max_size is None:

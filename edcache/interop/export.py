@@ -21,7 +21,7 @@ from edcache.interop.export_columns import nbytes_of, unified
 from edcache.interop.export_formats import WRITERS, Writer, check_absent, new_folder, read
 from edcache.interop.kinds import Format
 from edcache.reader import OnProgress
-from edcache.storage import check_outlives, local_path
+from edcache.storage import local_path
 from edcache.writer import worker_count
 
 _PROBES: Final = 32
@@ -93,7 +93,6 @@ def export(
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shown(shard_size)}; give bytes, or text such as "500MB"')
     count = worker_count(num_workers)
-    check_outlives(out)
     target = local_path(out)
     check_absent(target)
     samples = _opened(ds, allow_partial)

@@ -285,11 +285,7 @@ class Reader(Archive):
         super().__init__(options.allow_pickle, options.decode)
         self._where = located(path, storage_options)
         self.path, self.by_request = self._where.path, self._where.by_request
-        if options.preload and self._where.is_volatile:
-            raise base.OptionError(f"{self.path}: in memory already; leave preload out")
         self.preload = options.preload
-        if options.local is not None:
-            storage.check_outlives(options.local)
         self.local = None if options.local is None else absolute(options.local)
         self._max_bytes: Any = options.max_bytes
         self.verify, self.io, self.allow_partial = options.verify, options.io, options.allow_partial
@@ -306,8 +302,8 @@ class Reader(Archive):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.preload or self._where.is_volatile:
-            # An archive in memory lives while a process has it open. The sender may close it soon.
+        if self._token is not None:
+            # A copy may be gone once no process has it open, and the sender may close it soon.
             self.head  # noqa: B018
 
     def has(self, index: int) -> bool:

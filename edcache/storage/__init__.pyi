@@ -1,7 +1,11 @@
 from . import calls as calls
 from .calls import WHOLE_FILE_LOCK as WHOLE_FILE_LOCK
-from .calls import System as System
-from .calls import refused as refused
+from .descriptor import MORE_MEMORY as MORE_MEMORY
+from .descriptor import free_unheld_memory as free_unheld_memory
+from .descriptor import is_in_memory as is_in_memory
+from .descriptor import make_memory_folder as make_memory_folder
+from .descriptor import memory_folder as memory_folder
+from .errors import storage_error as storage_error
 from .file import File as File
 from .file import Stamp as Stamp
 from .file import absolute as absolute
@@ -10,7 +14,6 @@ from .paths import allocated as allocated
 from .paths import copy_permissions as copy_permissions
 from .paths import exists as exists
 from .paths import followed as followed
-from .paths import kept as kept
 from .paths import make_parent as make_parent
 from .paths import move as move
 from .paths import names_in as names_in
@@ -20,10 +23,7 @@ from .paths import replace as replace
 from .paths import stamp as stamp
 from .paths import sync_directory as sync_directory
 from .paths import touch as touch
-from .registry import PATHS as PATHS
 from .registry import Location as Location
-from .registry import Naming as Naming
-from .registry import check_outlives as check_outlives
 from .registry import copies_on_disk as copies_on_disk
 from .registry import local_path as local_path
 from .registry import located as located

@@ -5,18 +5,24 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import sys
-import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Final, Literal, TypeVar
 
 from edcache import base
-from edcache.base import ArchiveClosedError, ArchiveNotFoundError, OptionError, StorageError
+from edcache.base import (
+    ArchiveClosedError,
+    ArchiveNotFoundError,
+    OptionError,
+    StaleArchiveError,
+    StorageError,
+)
 from edcache.storage import calls
-from edcache.storage.calls import refused, with_errno
-from edcache.storage.registry import naming_of, scheme_of
+from edcache.storage.descriptor import Descriptor, MemoryDescriptor, is_in_memory
+from edcache.storage.errors import storage_error, with_errno
+from edcache.storage.registry import scheme_of
 from edcache.storage.source import ByteSource
 
 _MAX_OFFSET: Final = 1 << 62
@@ -30,6 +36,8 @@ _NO_LOCKS: Final = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Neighbours are read by one call: records lie up to 64 bytes apart.
 _GAP_NBYTES, _TOGETHER_NBYTES = 1 << 10, 1 << 22
 _MAX_WRITE: Final = 1 << 30  # Linux moves at most 0x7ffff000 bytes a call
+# Of all files that are mapped. A process may have 1,024 open, and thousands of archives.
+_MOST_SPARE: Final = 64
 
 T = TypeVar("T")
 
@@ -43,7 +51,7 @@ def stamp_of(status: os.stat_result) -> Stamp:
 
 
 def absolute(path: str | bytes | os.PathLike[str]) -> str:
-    """The absolute path, without resolving links; a URL such as "shm://" stays unchanged.
+    """The absolute path, without resolving links; a URL stays unchanged.
 
     OptionError for what no file system takes, StorageError where the working folder is gone.
     """
@@ -64,39 +72,25 @@ def absolute(path: str | bytes | os.PathLike[str]) -> str:
         # Not normalised: behind a link, ".." is another folder.
         return os.path.join(os.getcwd(), name)
     except OSError as error:
-        refused(name, "asking for the folder that this process works in; give an absolute path", error)
+        doing = "asking for the folder that this process works in; give an absolute path"
+        raise storage_error(name, doing, error) from error
 
 
-_open: weakref.WeakSet[File] = weakref.WeakSet()
+_writable: weakref.WeakSet[_Handle] = weakref.WeakSet()
+# Files whose descriptor may be closed until their next call, the first opened first.
+_spare: deque[weakref.ref[_Handle]] = deque()
 
 
-def _settle_inherited() -> None:
-    """Close the parent's writable files in a forked child: their locks would outlive the parent.
-
-    For a file in memory that the parent reads, the child takes a lock of its own.
-    """
-    for file in list(_open):
-        if file.writable:
-            file._close()
-        else:
-            file._naming.inherit(calls.system, file._descriptors)
+def _close_inherited() -> None:
+    """Close the parent's writable files in a forked child: their locks would outlive the parent."""
+    for file in list(_writable):
+        descriptor = file._descriptor
+        file.close()
+        if descriptor is not None:
+            descriptor.close()  # a thread of the parent's may have been in a call
 
 
-if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
-    os.register_at_fork(after_in_child=_settle_inherited)
-
-
-class _Call:
-    """A call of the system by one thread of one process."""
-
-    __slots__ = ("__weakref__", "pid", "thread")
-
-    def __init__(self) -> None:
-        self.pid, self.thread = os.getpid(), threading.get_ident()
-
-    def is_of_another_thread(self) -> bool:
-        """Whether another thread may be inside this call; a call from before a fork is not running here."""
-        return self.pid == os.getpid() and self.thread != threading.get_ident()
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 def _identity(status: os.stat_result) -> tuple[int, int]:
@@ -104,133 +98,118 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 
 class _Handle:
-    """The descriptor of an open file. No thread closes it while another thread uses it."""
+    """The descriptor of one open regular file, which no thread closes while another one uses it."""
 
-    _is_ending = staticmethod(sys.is_finalizing)
-
-    def __init__(self, path: str, writable: bool) -> None:
+    def __init__(self, path: str, mode: str, more_flags: int = 0) -> None:
         self.path, self.absolute = path, absolute(path)
-        self.writable = writable
+        self.writable = mode != "r"
+        self.can_lock = True
+        self.closed = False
         self._is_shared = False
-        self._descriptors: list[int] = []
-        # Calls that run now, by id. An interrupted call stays here as long as its frame.
-        self._inside: dict[int, weakref.ref[_Call]] = {}
-        self._is_closing = False
-        # Which file it was, where the descriptor was given back.
-        self._rested: tuple[int, int] | None = None
-        self._naming = naming_of(path)
+        self._refusals: list[OSError] = []
+        # Of a file whose descriptor may be closed until the next call.
+        self._reopens: tuple[int, int] | None = None
+        made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
+        # O_NONBLOCK: opening a FIFO must not wait for its other end.
+        flags = made | (os.O_RDWR if self.writable else os.O_RDONLY) | more_flags | os.O_NONBLOCK
+        self._descriptor: Descriptor | None = self._opened(flags)
+        if self.writable:
+            _writable.add(self)
+        try:
+            if not stat.S_ISREG(self._stat().st_mode):
+                raise StorageError(f"{path}: not a regular file; an archive is an ordinary file")
+        except BaseException:
+            self.close()
+            raise
 
-    def __del__(self) -> None:
-        # A cache that is dropped without close() must not keep its descriptor.
-        # After an interrupted __init__ there may be no _descriptors.
-        # At the end of the interpreter this module may be cleared already (test_stress.py,
-        # test_an_interpreter_ends_quietly_*); the kernel closes the file then.
-        if self.__dict__.get("_descriptors") and not self._is_ending():
-            # Only these calls: Python drops an interrupt or a MemoryError inside a finaliser, and the
-            # descriptor would be lost with it (tests/faults/).
-            try:
-                if self._naming.is_volatile:
-                    self.close()
-                else:
-                    calls.system.close(self._descriptors)
-            except OSError:
-                pass  # a finaliser cannot raise
+    def _opened(self, flags: int) -> Descriptor:
+        kind = MemoryDescriptor if is_in_memory(self.absolute) else Descriptor
+        try:
+            descriptor = kind.open(self.absolute, flags)
+        except FileNotFoundError as error:
+            text = f"{self.path}: no such file; check the path, or build the cache first"
+            raise with_errno(ArchiveNotFoundError(text), error) from None
+        except FileExistsError as error:
+            text = f'{self.path}: exists already; use mode="a" to continue or grow it, mode="w" to replace it'
+            raise with_errno(base.ArchiveExistsError(text), error) from None
+        except OSError as error:
+            raise storage_error(self.path, "opening it", error) from error
+        descriptor.refusals = self._refusals
+        return descriptor
+
+    def _held(self) -> Descriptor:
+        """The descriptor; it stays open as long as the caller has this reference."""
+        descriptor = self._descriptor
+        if descriptor is not None:
+            return descriptor
+        if self._reopens is None or self.closed:
+            raise ArchiveClosedError(f"{self.path}: closed; open it again")
+        descriptor = self._opened(os.O_RDONLY)
+        if _identity(calls.stat(int(descriptor))) != self._reopens:
+            raise StaleArchiveError(f"{self.path}: replaced since it was opened; open it again")
+        self._descriptor = descriptor
+        self._spare()
+        return descriptor
 
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call the system with the descriptor, or raise ArchiveClosedError.
-
-        No other thread closes it during the call: a closed number could belong to another file. There is no
-        lock, because a fork could leave it taken.
-        """
-        this = _Call()
+        """Call the system with the descriptor, or raise ArchiveClosedError."""
+        descriptor = self._held()
         try:
-            self._inside[id(this)] = weakref.ref(this)
-            # In this order: either close() sees this call, or this call sees close().
-            if self._rested is not None and not self._is_closing:
-                return self._call_again(call, *arguments)
-            if self._is_closing or not self._descriptors:
-                raise ArchiveClosedError(f"{self.path}: closed; open it again")
-            # A file in memory has two descriptors, the last is its own. -1 is invalid for every call.
-            return call(self._descriptors[-1] if self._descriptors else -1, *arguments)
+            return call(int(descriptor), *arguments)
         finally:
-            self._inside.pop(id(this), None)
-            if self._is_closing and self._descriptors:
-                self._let_go()
+            del descriptor  # a traceback keeps this frame, and so would keep the file open and locked
 
     def _ask(self, doing: str, call: Callable[..., T], *arguments: Any) -> T:
         """`_call`, with an OSError as a StorageError that names the operation."""
         try:
             return self._call(call, *arguments)
         except OSError as error:
-            refused(self.path, doing, error)
+            raise storage_error(self.path, doing, error) from error
+
+    def close(self) -> None:
+        """Close the file and release its locks; a second call does nothing.
+
+        If other threads are in a call, the last of them closes it.
+        """
+        self.closed = True
+        self._descriptor = None
+        if self._refusals:
+            refusal = self._refusals.pop()
+            raise storage_error(self.path, "closing it", refusal) from refusal
+
+    def rest(self) -> None:
+        """Let the descriptor be closed until the next call, once other files need theirs.
+
+        Nothing for a file that is written or locked, or is in shared memory, where it is gone when closed.
+        """
+        if not (self.writable or self._is_shared or is_in_memory(self.absolute) or self.closed):
+            self._reopens = _identity(self._stat())
+            self._spare()
+
+    def _spare(self) -> None:
+        _spare.append(weakref.ref(self))
+        while len(_spare) > _MOST_SPARE:
+            file = _spare.popleft()()
+            if file is not None:
+                file._descriptor = None
 
     def _stat(self) -> os.stat_result:
-        return self._ask("asking for its size", calls.system.stat)
+        return self._ask("asking for its size", calls.stat)
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Take the disk space of a range, so that writing it cannot fail for want of room."""
-        self._ask(f"taking {nbytes:,} bytes at offset {offset:,}", calls.system.reserve, offset, nbytes)
+        self._ask(f"taking {nbytes:,} bytes at offset {offset:,}", calls.reserve, offset, nbytes)
 
     def punch(self, offset: int, nbytes: int) -> None:
         """Give back the disk space of a range, which reads as zeros from then on."""
-        self._ask(f"freeing {nbytes:,} bytes at offset {offset:,}", calls.system.punch, offset, nbytes)
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-        return self._is_closing or (not self._descriptors and self._rested is None)
-
-    def close(self) -> None:
-        """Close the descriptor and release its locks; a second call does nothing.
-
-        If other threads use the descriptor, the last of them closes it.
-        """
-        if not self._descriptors and self._rested is None:
-            return
-        self._is_closing = True
-        self._let_go()
-
-    def rest(self) -> None:
-        """Give the descriptor back, of which a process may have a thousand; a later call opens the file.
-
-        Nothing for a file whose descriptor is needed: one that is written, is locked, or goes with the last.
-        """
-        if not (self.writable or self._is_shared or self._naming.is_volatile or self.closed):
-            self._rested = _identity(self._stat())
-            self._let_go()
-
-    def _call_again(self, call: Callable[..., T], *arguments: Any) -> T:
-        """`_call`, by a descriptor for this call alone."""
-        file = File.open(self.absolute, "r")
-        try:
-            if file.identity() != self._rested:
-                raise StorageError(f"{self.path}: the file was replaced since it was opened; open it again")
-            return file._call(call, *arguments)
-        finally:
-            file.close()
-
-    def _let_go(self) -> None:
-        made = [reference() for reference in list(self._inside.values())]
-        if any(call is not None and call.is_of_another_thread() for call in made):
-            return
-        self._naming.forget(calls.system, self._descriptors)
-        try:
-            self._close()
-        except OSError as error:
-            refused(self.path, "closing it", error)
-
-    def _close(self) -> None:
-        # Two threads may run this at once. Each descriptor is removed by one of them.
-        with suppress(IndexError):
-            while self._descriptors:
-                calls.system.close(self._descriptors)
+        self._ask(f"freeing {nbytes:,} bytes at offset {offset:,}", calls.punch, offset, nbytes)
 
 
 class File(_Handle, ByteSource):
     """One open regular file, read and written at offsets.
 
     path: as given. absolute: the absolute path. writable: whether writes and locks are allowed. can_lock:
-    False after the file system has refused locks.
+    False after the file system has refused locks. closed: whether `close` was called.
 
     Every method raises StorageError, with the errno, if the operating system refuses. A full disk gives
     "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
@@ -240,12 +219,6 @@ class File(_Handle, ByteSource):
     """
 
     is_live = True
-
-    def __init__(self, path: str, writable: bool) -> None:
-        super().__init__(path, writable)
-        self.can_lock = True
-        if writable or self._naming.is_volatile:
-            _open.add(self)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:
@@ -258,32 +231,7 @@ class File(_Handle, ByteSource):
         Raises:
             ArchiveNotFoundError, ArchiveExistsError, StorageError.
         """
-        name = os.fspath(path)
-        file = cls(name, mode != "r")
-        made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
-        flags = made | (os.O_RDWR if file.writable else os.O_RDONLY)
-        # O_NONBLOCK: opening a FIFO must not wait for its other end.
-        flags |= more_flags | getattr(os, "O_NONBLOCK", 0)
-        try:
-            calls.system.open(name, flags, file._descriptors)
-        except FileNotFoundError as error:
-            raise with_errno(ArchiveNotFoundError(f"{name}: {file._naming.absent}"), error) from None
-        except FileExistsError as error:
-            raise with_errno(
-                base.ArchiveExistsError(
-                    f'{name}: exists already; use mode="a" to continue or grow it, mode="w" to replace it'
-                ),
-                error,
-            ) from None
-        except OSError as error:
-            refused(name, "opening it", error)
-        try:
-            if not stat.S_ISREG(file._stat().st_mode):
-                raise StorageError(f"{name}: not a regular file; an archive is an ordinary file")
-        except BaseException:
-            file.close()
-            raise
-        return file
+        return cls(os.fspath(path), mode, more_flags)
 
     def size(self) -> int:
         """Bytes of the file now."""
@@ -291,7 +239,7 @@ class File(_Handle, ByteSource):
 
     def identity(self) -> tuple[int, int]:
         """(device, inode): equal for two names of one file."""
-        return self._rested or _identity(self._stat())
+        return self._reopens or _identity(self._stat())
 
     def stamp(self) -> Stamp:
         """The state of the file, which stays equal after its disk was mounted again; see `Stamp`."""
@@ -308,11 +256,11 @@ class File(_Handle, ByteSource):
     def is_named(self) -> bool:
         """Whether the path still leads to this file: it was neither deleted nor replaced."""
         try:
-            named = calls.system.stat_path(self.absolute)
+            named = calls.stat_path(self.absolute)
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR):
                 return False
-            refused(self.path, "looking for its name", error)
+            raise storage_error(self.path, "looking for its name", error) from error
         return _identity(named) == self.identity()
 
     def modified(self) -> float:
@@ -327,13 +275,13 @@ class File(_Handle, ByteSource):
         missing = nbytes
         try:
             while missing > 0:
-                part = self._call(calls.system.pread, min(missing, _MAX_WRITE), offset + nbytes - missing)
+                part = self._call(calls.pread, min(missing, _MAX_WRITE), offset + nbytes - missing)
                 if not part:
                     break
                 parts.append(part)
                 missing -= len(part)
         except OSError as error:
-            refused(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error)
+            raise storage_error(self.path, f"reading {nbytes:,} bytes at offset {offset:,}", error) from error
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -354,7 +302,7 @@ class File(_Handle, ByteSource):
     def next_data(self, offset: int) -> int:
         """The next offset, from this one on, that is in no hole of the file; its size where none is."""
         try:
-            return self._call(calls.system.next_data, offset)
+            return self._call(calls.next_data, offset)
         except OSError as error:
             return self.size() if error.errno == errno.ENXIO else offset
 
@@ -364,7 +312,7 @@ class File(_Handle, ByteSource):
         If another program truncates the file, reading the memory gives zeros or a SIGBUS.
         """
         try:
-            return self._ask(f"mapping {nbytes:,} bytes", calls.system.map, nbytes)
+            return self._ask(f"mapping {nbytes:,} bytes", calls.map, nbytes)
         except base.EdcacheError:
             raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
@@ -375,7 +323,7 @@ class File(_Handle, ByteSource):
         if not _CAN_TELL_CACHED:
             return True
         try:
-            return self._call(calls.system.pread_cached, tuple(offsets))
+            return self._call(calls.pread_cached, tuple(offsets))
         except OSError:  # EOPNOTSUPP: the file system cannot tell
             return True
 
@@ -384,7 +332,7 @@ class File(_Handle, ByteSource):
 
         def tell(fd: int) -> None:
             for extent in extents:
-                calls.system.will_need(fd, *extent)
+                calls.will_need(fd, *extent)
 
         if _CAN_ADVISE:
             # Advice that is refused costs time and nothing else.
@@ -395,7 +343,7 @@ class File(_Handle, ByteSource):
         """Start writing a range to the disk, so that a later sync waits less; a hint."""
         if _CAN_ADVISE:
             with suppress(OSError):
-                self._call(calls.system.write_back, offset, nbytes)
+                self._call(calls.write_back, offset, nbytes)
 
     def is_remote(self) -> bool:
         """Whether the file system is known to be on another machine."""
@@ -406,20 +354,19 @@ class File(_Handle, ByteSource):
         view = memoryview(data).cast("B")
         done = 0
         try:
-            if self._naming.is_volatile:
-                self._call(self._naming.reserve, offset, len(view))
             while done < len(view):
-                done += self._call(calls.system.pwrite, view[done : done + _MAX_WRITE], offset + done)
+                done += self._call(calls.pwrite, view[done : done + _MAX_WRITE], offset + done)
         except OSError as error:
-            refused(self.path, f"writing {len(view):,} bytes at offset {offset:,}", error)
+            doing = f"writing {len(view):,} bytes at offset {offset:,}"
+            raise storage_error(self.path, doing, error) from error
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
-        self._ask(f"cutting it to {size:,} bytes", calls.system.truncate, size)
+        self._ask(f"cutting it to {size:,} bytes", calls.truncate, size)
 
     def sync(self) -> None:
         """Write all data to the disk and wait for it. After a failure, do not use this file again."""
-        self._ask("syncing it; what was written since the last sync is in doubt", calls.system.sync)
+        self._ask("syncing it; what was written since the last sync is in doubt", calls.sync)
 
     @contextmanager
     def locked(self, start: int) -> Iterator[None]:
@@ -437,12 +384,12 @@ class File(_Handle, ByteSource):
 
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
-        self._lock(calls.system.lock, start, length, True)
+        self._lock(calls.lock, start, length, True)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
         """Lock bytes if no other open file holds them. Returns whether it did."""
         try:
-            self._lock(calls.system.lock, start, length, False)
+            self._lock(calls.lock, start, length, False)
         except StorageError as error:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 return False
@@ -453,9 +400,9 @@ class File(_Handle, ByteSource):
         """Lock byte `start` together with others who share it: who asks for it alone is refused meanwhile.
 
         A file that was opened to be read can share, and so can a forked child, which ends it with its last
-        copy of the descriptor. Nothing on macOS and Windows.
+        copy of the descriptor. Nothing on macOS.
         """
-        self._lock(calls.system.share, start)
+        self._lock(calls.share, start)
         self._is_shared = True
 
     def _lock(self, call: Callable[..., object], *arguments: Any) -> None:
@@ -473,25 +420,17 @@ class File(_Handle, ByteSource):
             return self._call(call, *arguments)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                refused(self.path, doing, error)
+                raise storage_error(self.path, doing, error) from error
             return False
-
-    def freeze(self) -> None:
-        """Forbid writing to a file in memory, permanently."""
-        self._ask("protecting it from writing", calls.system.freeze)
-
-    def is_frozen(self) -> bool:
-        """Whether `freeze` was called for a file in memory, by whichever process."""
-        return self._ask("asking whether it is protected", calls.system.is_frozen)
 
     def is_locked(self, start: int, length: int) -> bool:
         """Whether another open file has locked one of the bytes; False where the system cannot tell."""
-        return self._ask_locks("asking for its locks", calls.system.is_locked, start, length)
+        return self._ask_locks("asking for its locks", calls.is_locked, start, length)
 
     def unlock(self, start: int, length: int = 1) -> None:
         """Release bytes that this open file locked; nothing once it is closed."""
         if not self.closed:
-            self._ask_locks("releasing a lock", calls.system.unlock, start, length)
+            self._ask_locks("releasing a lock", calls.unlock, start, length)
 
 
 def _filesystem(device: int) -> str:
@@ -508,5 +447,5 @@ def _filesystem(device: int) -> str:
 
 def written_since_boot(file: File) -> bool:
     """Whether the last write happened under the running kernel, so that no power cut came after it."""
-    boot_time = calls.system.boot_time()
+    boot_time = calls.boot_time()
     return boot_time is not None and file.modified() > boot_time + 1

@@ -15,12 +15,12 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
 from edcache.base import OptionError, Show
+from edcache.storage.descriptor import is_in_memory
 from edcache.storage.source import ByteSource
 
 GROUP: Final = "edcache.backends"
@@ -45,46 +45,6 @@ _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")
 _LIKE_PATHS: Final = re.compile(r"(shm):(?:/|\Z)")
 
 
-class Naming:
-    """How a `System` finds the file of a name: by its path; a backend of other names has a subclass.
-
-    absent: what is said where nothing has the name. is_volatile: whether a file is gone with the last that
-    has it open, so that it is kept while it is made, and memory is taken before it is written.
-    """
-
-    absent: ClassVar[str] = "no such file; check the path, or build the cache first"
-    is_volatile: ClassVar[bool] = False
-
-    def open(self, system: Any, path: str, flags: int, into: list[int]) -> None:
-        """Append descriptors, of which the last is the file's; see `System.open`."""
-        flags |= getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
-        into.extend(map(os.open, (path,), (flags,), (0o666,)))
-
-    def stat(self, system: Any, path: str) -> os.stat_result:
-        """Size, device and inode of what has the name."""
-        return os.stat(path)
-
-    def entry(self, path: str) -> str:
-        """The path in a file system that stands for the name."""
-        return path
-
-    def turn(self, system: Any, path: str, *, creates: bool = False) -> AbstractContextManager[None]:
-        """Let nobody else make, join or take away the name for the block."""
-        return nullcontext()
-
-    def reserve(self, fd: int, offset: int, nbytes: int) -> None:
-        """Take what a range needs that is to be written, or raise OSError."""
-
-    def forget(self, system: Any, descriptors: list[int]) -> None:
-        """Do what is to be done before the descriptors are closed."""
-
-    def inherit(self, system: Any, descriptors: list[int]) -> None:
-        """Do what is to be done in a forked child, which has copies of them."""
-
-
-PATHS: Final = Naming()
-
-
 class Stage(Protocol):
     """A file of this machine that is written in the place of what cannot be: `path`."""
 
@@ -107,8 +67,6 @@ class Location(ABC):
 
     path: as messages name it, without credentials. by_request: whether reading it is asking another machine,
     which may answer wrongly once. has_query: whether `path` lacks what may tell it from another one.
-    is_volatile: whether it is gone with the last process that has it open. naming: how the system finds the
-    file of a name, where there is one.
 
     Safety: pickles, without credentials unless multiprocessing is just starting a child.
     """
@@ -116,8 +74,6 @@ class Location(ABC):
     path: str
     by_request: ClassVar[bool] = False
     has_query: bool = False
-    is_volatile: ClassVar[bool] = False
-    naming: ClassVar[Naming | None] = None
 
     @abstractmethod
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None: ...
@@ -153,7 +109,7 @@ def scheme_of(path: str) -> str:
 
 def backend_of(path: str) -> type[Location]:
     """The class of what has such a path or URL."""
-    backend: type[Location] = _backend(scheme_of(path))
+    backend: type[Location] = _backend("shm" if is_in_memory(path) else scheme_of(path))
     return backend
 
 
@@ -170,16 +126,6 @@ def _backend(scheme: str) -> Any:
 def _load(home: str) -> Any:
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
-
-
-def naming_of(path: str) -> Naming:
-    """How the file of a name is found; OptionError for a URL, which is no file's."""
-    if not scheme_of(path):
-        return PATHS
-    naming = backend_of(path).naming
-    if naming is None:
-        located(path).local_path()  # which refuses
-    return naming or PATHS
 
 
 def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Location:
@@ -207,15 +153,6 @@ def shown(path: str | os.PathLike[str]) -> str:
     """A path or URL as messages name it, without credentials."""
     text = path if isinstance(path, str) else os.fsdecode(path)
     return located(text).path if scheme_of(text) else text
-
-
-def check_outlives(path: str | os.PathLike[str]) -> None:
-    """Raise OptionError for a name in memory, of whoever would close what he made as soon as it is done."""
-    if backend_of(os.fsdecode(path)).is_volatile:
-        raise OptionError(
-            f"{path}: an archive in memory would be lost at the end of this call; give the path of a file, "
-            "or make it with CachedDataset(source, path), which keeps it"
-        )
 
 
 def copies_on_disk() -> Any:

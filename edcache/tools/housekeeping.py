@@ -197,7 +197,7 @@ def why_not_now(path: str) -> str | None:
     """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it.
 
     Who has it open and holds no lock on it just now, such as a CacheWriter between two publications, is not
-    seen. On macOS and Windows, where one lock stands for all, anybody is seen only while publishing.
+    seen. On macOS, where one lock stands for all, anybody is seen only while publishing.
     Safety: takes every lock of the file and lets go at once, for which it needs the right to write.
     """
     if writer.is_temporary(path):

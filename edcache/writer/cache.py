@@ -102,7 +102,6 @@ class CacheWriter:
             raise base.OptionError(
                 f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)"
             )
-        storage.check_outlives(path)
         where = storage.located(path, storage_options)
         self.path = where.path
         self._replaces = mode == "w"

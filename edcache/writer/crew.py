@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from edcache.base import OptionError, SourceError, WorkerError, check_workers
 from edcache.format import Failure
-from edcache.storage import refused
+from edcache.storage import storage_error
 from edcache.writer.appender import Appender
 from edcache.writer.job import Carried, Job
 from edcache.writer.worker import work
@@ -102,7 +102,7 @@ class Crew:
             process.start()
             self._workers.append(_Worker(process, results, place))
         except OSError as error:
-            refused(self._path, "starting a worker process", error)
+            raise storage_error(self._path, "starting a worker process", error) from error
         except Exception as error:
             raise OptionError(
                 f"{self._path}: the source cannot be sent to worker processes: {error}; use "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from edcache import base
+from edcache import base, storage
 from edcache.format import MAX_LENGTH, Failure, Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
@@ -147,6 +147,8 @@ def outcome(path: str, kept: int, length: int | None) -> str:
     """Say how many samples an archive keeps, of its length if that is known, when a fill ends early."""
     if temporary.is_temporary(path):
         return temporary.KEPT
+    if storage.is_in_memory(path):
+        return f"{path} keeps what was computed as long as another process has it open"
     text = f"{path} keeps {kept:,} " + ("samples" if length is None else f"of {length:,} samples")
     return f"{text}; the same call computes the rest"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from edcache import base
@@ -46,6 +47,14 @@ class Store(Location):
     @abstractmethod
     def appender(self, head: Head, sync: base.Sync) -> Appender:
         """Open it for appending, made with `head` where nothing is there yet; as `Appender.open`."""
+
+    def begin_anew(self) -> bool:
+        """Let the archive go at once; False where a new one is built beside it and takes its place then."""
+        return False
+
+    def held(self) -> AbstractContextManager[object]:
+        """Keep the archive that is filled there for the block, though nobody has it open for a moment."""
+        return nullcontext()
 
     def part(self, fraction: float) -> int:
         """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""

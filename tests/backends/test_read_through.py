@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from range_server import serving
 from scale import scaled, seeded
-from systems import Full, Killing, Watching, ended, in_child, replace_system
+from systems import Full, Killing, System, Watching, ended, in_child, replace_system
 from torch.utils.data import DataLoader
 
 import edcache
@@ -135,7 +135,7 @@ def test_what_is_read_is_fetched_and_no_more(far, ssd):
     assert ds.filter(y=3).indices.tolist() == list(range(3, COUNT, 5))
 
 
-class OfSide(storage.System):
+class OfSide(System):
     """Counts the bytes that are read of a side file."""
 
     def __init__(self) -> None:
@@ -714,7 +714,7 @@ def test_where_the_disk_is_full_the_rest_is_read_from_far(far, ssd):
 
 
 def test_a_read_that_fails_is_an_error_and_nothing_worse(far, ssd):
-    class Failing(storage.System):
+    class Failing(System):
         def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
             raise OSError(5, "Input/output error")
 

@@ -17,7 +17,7 @@ import pytest
 from far import is_sample, make
 from range_server import serving
 from scale import scaled, seeded
-from systems import Killing, Refusing, ended, in_child, replace_system
+from systems import Killing, Refusing, System, ended, in_child, replace_system
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, concat, samplers, storage
@@ -265,12 +265,12 @@ def test_a_block_that_goes_between_the_look_and_the_read_is_no_data(far, ssd):
     ds, other = opened(far, ssd, verify="never"), opened(far, ssd)
     read(ds, list(range(200, 216)))
 
-    class Freeing(storage.System):
+    class Freeing(System):
         times = 0
 
         def pread(self, fd: int, nbytes: int, offset: int) -> bytes:
             if nbytes >= NBYTES:
-                with replace_system(storage.System()):
+                with replace_system(System()):
                     free_all(other)
                     Freeing.times += 1
             return super().pread(fd, nbytes, offset)
@@ -304,7 +304,7 @@ def test_what_a_killed_process_had_taken_is_given_back(far, ssd):
     opened(far, ssd).close()
 
     def die() -> None:
-        class Dying(storage.System):
+        class Dying(System):
             def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
                 if len(data) > 4096:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""JSON that the package does not write; the memory that is left."""
+"""JSON that the package does not write."""
 
 import json
 

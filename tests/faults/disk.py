@@ -1,4 +1,4 @@
-"""A disk in memory: every call of storage.System, a journal of what changed it, and kernel-like locks."""
+"""A disk in memory: every call of storage.calls, a journal of what changed it, and kernel-like locks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import stat
 from dataclasses import dataclass, field
 from typing import Any
 
-from edcache import storage
+from systems import System
 
 WRITTEN_AT = 1_000.0
 _FIRST_FD = 1 << 20  # no descriptor of the process is so large
@@ -27,7 +27,7 @@ class Open:
     writable: bool
 
 
-class MemoryDisk(storage.System):
+class MemoryDisk(System):
     """Files by absolute path.
 
     Attributes:
@@ -50,9 +50,9 @@ class MemoryDisk(storage.System):
     def locked(self) -> list[tuple[int, int, int]]:
         return [lock for inode in self.names.values() for lock in inode.locks]
 
-    # --- what storage.System does ---
+    # --- what storage.calls does ---
 
-    def open(self, path: str, flags: int, into: list[int]) -> None:
+    def open(self, path: str, flags: int, mode: int) -> int:
         inode = self.names.get(path)
         if inode is None:
             if not flags & os.O_CREAT:
@@ -64,18 +64,12 @@ class MemoryDisk(storage.System):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         fd, self._next_fd = self._next_fd, self._next_fd + 1
         self.open_files[fd] = Open(inode, bool(flags & os.O_RDWR))
-        try:
-            into.append(fd)
-        except MemoryError:  # of this list, which no kernel has
-            del self.open_files[fd]
-            raise
+        return fd
 
-    def close(self, descriptors: list[int]) -> None:
-        fd = descriptors[-1]
+    def close(self, fd: int) -> None:
         inode = self._of(fd).inode
         kept = [lock for lock in inode.locks if lock[0] != fd]
         # From here on nothing takes memory: a kernel needs none to close.
-        descriptors.pop()
         del self.open_files[fd]
         inode.locks = kept
 

@@ -12,12 +12,11 @@ import pytest
 from disk import MemoryDisk
 from outcomes import Outcomes
 from scenarios import FACTOR, OPTIONS, PATH, read_all, sample
-from systems import replace_system
+from systems import current, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import spec as format
-from edcache.storage import calls
 from edcache.writer import appender
 
 
@@ -83,7 +82,7 @@ def _outgrown(prepare: Callable[[], Any], files: dict[str, bytes]) -> Callable[[
 
     def grown() -> Any:
         opened = prepare()
-        disk = calls.system
+        disk = current()
         assert isinstance(disk, MemoryDisk)
         disk.names[PATH].data[:] = files[PATH]
         return opened

@@ -13,18 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
+import systems
 from disk import MemoryDisk
 from systems import replace_system
 
 from edcache import EdcacheError
 from edcache.format.tables import ChunkTable
-from edcache.storage import calls
 
-CALLS = (
-    *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
-    *("write_back", "pwrite", "truncate", "sync", "sync_directory", "make_folders", "copy_permissions"),
-    *("replace", "remove", "boot_time", "lock", "is_locked", "unlock"),
-)
+# Those that a disk in memory has.
+CALLS = tuple(name for name in systems.CALLS if name not in ("reserve", "punch", "touch", "share"))
 # One in so many.
 DOUBTED = 400
 
@@ -163,12 +160,13 @@ def as_one_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def ask(place: Any, *rest: Any) -> Any:
-        disk = calls.system
+        disk = systems.current()
         if not isinstance(disk, _Asked):
             return function(place, *rest)
         owner = getattr(place, "__self__", place)
         file = getattr(owner, "file", owner)
-        found = disk.ask(file._descriptors[-1] if file._descriptors else -1, callable(place), function, rest)
+        fd = -1 if file._descriptor is None else int(file._descriptor)
+        found = disk.ask(fd, callable(place), function, rest)
         return iter(found) if type(found) is tuple else found
 
     return ask

@@ -11,9 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from scenarios import Notes
-from systems import ended, in_child
-
-from edcache import storage
+from systems import System, ended, in_child
 
 
 class Told(Notes):
@@ -33,7 +31,7 @@ class Told(Notes):
 class Child:
     """A fork that does one thing under a system of its own, and ends."""
 
-    def __init__(self, step: Callable[[Told], Any], system: storage.System) -> None:
+    def __init__(self, step: Callable[[Told], Any], system: System) -> None:
         self._receiver, sender = os.pipe()
         self.pid = in_child(lambda: step(Told(sender)), system)
         os.close(sender)

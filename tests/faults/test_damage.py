@@ -78,10 +78,10 @@ def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either(
 
 def test_damage_where_nothing_can_be_written_is_told_as_damage() -> None:
     class ReadOnly(MemoryDisk):
-        def open(self, path: str, flags: int, into: list[int]) -> None:
+        def open(self, path: str, flags: int, mode: int) -> int:
             if flags & os.O_RDWR:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-            super().open(path, flags, into)
+            return super().open(path, flags, mode)
 
     data = damaged(archive(seal=True), 1)
     disk = ReadOnly({PATH: data})

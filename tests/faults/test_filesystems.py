@@ -24,7 +24,7 @@ import scenarios
 from processes import Child, Told
 from scale import scaled, seeded
 from scenarios import OPTIONS, read_all, sample, write
-from systems import HANGS, Rebooted, replace_system, routed
+from systems import HANGS, Rebooted, System, replace_system, routed
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError, storage
@@ -113,7 +113,7 @@ def filesystem(request: pytest.FixtureRequest) -> Iterator[FileSystem]:
 
 
 @routed(("pwrite", "truncate", "replace", "sync"))
-class Failing(storage.System):
+class Failing(System):
     """Crashes the file system, and then its process, at one of the writes, cuts, syncs and renames."""
 
     def __init__(self, at: int | None, crash: Callable[[], None]) -> None:

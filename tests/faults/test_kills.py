@@ -24,10 +24,10 @@ import scenarios
 from processes import Child, Told
 from scale import scaled, seeded, thinned
 from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sample, write
-from systems import CALLS, routed
+from systems import CALLS, System, routed
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.format import spec as format
 from edcache.writer.appender import Appender
 
@@ -41,7 +41,7 @@ AT_RANDOM = scaled(30)
 
 
 @routed(CALLS)
-class Deadly(storage.System):
+class Deadly(System):
     """Kills its process at one of its calls: before, in the middle of a write, or after it.
 
     at: the number of the call; None kills at none. names: of the calls so far.
@@ -344,7 +344,7 @@ class Ground:
         """How long the step takes."""
         self.reset()
         started = time.monotonic()
-        assert Child(self._step, storage.System()).ended() == 0
+        assert Child(self._step, System()).ended() == 0
         return time.monotonic() - started
 
     def _step(self, notes: Told) -> None:
@@ -373,7 +373,7 @@ class Ground:
 
     def kill_after(self, seconds: float) -> None:
         self.reset()
-        child = Child(self._step, storage.System())
+        child = Child(self._step, System())
         time.sleep(seconds)
         child.kill()
         code = child.ended()

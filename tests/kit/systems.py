@@ -15,22 +15,56 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from edcache import storage
 from edcache.storage import calls
 
 HANGS = 60
-CALLS = [name for name in vars(storage.System) if not name.startswith("_")]
+CALLS = (
+    *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
+    *("write_back", "pwrite", "truncate", "reserve", "punch", "sync", "sync_directory", "make_folders"),
+    *("copy_permissions", "replace", "remove", "touch", "boot_time", "lock", "share", "is_locked", "unlock"),
+)
 CHANGES = "pwrite", "truncate", "sync", "sync_directory", "replace", "remove"
+_PLAIN = {name: getattr(calls, name) for name in CALLS}
+
+
+def _plain(name: str) -> Callable[..., Any]:
+    def call(self: Any, *arguments: Any) -> Any:
+        return _PLAIN[name](*arguments)
+
+    return call
+
+
+class System:
+    """The calls of the operating system, a method each; a subclass has others in their place."""
+
+
+for _name in CALLS:
+    setattr(System, _name, _plain(_name))
+
+_current = [System()]
+
+
+def current() -> Any:
+    """The system whose calls the package makes now."""
+    return _current[-1]
 
 
 @contextmanager
-def replace_system(other: storage.System) -> Iterator[storage.System]:
+def replace_system(other: Any) -> Iterator[Any]:
     """Route every file operation of the package through `other` inside the block."""
-    before, calls.system = calls.system, other
+    before = {name: getattr(calls, name) for name in CALLS}
+    _current.append(other)
     try:
+        _route_to({name: getattr(other, name) for name in CALLS})
         yield other
     finally:
-        calls.system = before
+        _current.pop()
+        _route_to(before)
+
+
+def _route_to(functions: dict[str, Callable[..., Any]]) -> None:
+    for name, function in functions.items():
+        setattr(calls, name, function)
 
 
 def routed(names: Iterable[str]) -> Callable[[type[Any]], type[Any]]:
@@ -52,7 +86,7 @@ def _route(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @routed(CHANGES)
-class Killing(storage.System):
+class Killing(System):
     """Ends the process at the n-th operation that changes something; None counts alone."""
 
     def __init__(self, at: int | None = None) -> None:
@@ -74,7 +108,7 @@ class Killing(storage.System):
         return plain(*arguments)
 
 
-class Refusing(storage.System):
+class Refusing(System):
     """Refuses some calls."""
 
     def __init__(self, code: int, *names: str) -> None:
@@ -85,14 +119,14 @@ class Refusing(storage.System):
             setattr(self, name, refuse)
 
 
-class Rebooted(storage.System):
+class Rebooted(System):
     """The machine has started since any file was written."""
 
     def boot_time(self) -> float:
         return time.time() + 1_000
 
 
-class Small(storage.System):
+class Small(System):
     """A disk with room for so many bytes of one file."""
 
     def __init__(self, room: int) -> None:
@@ -104,7 +138,7 @@ class Small(storage.System):
         return super().pwrite(fd, data, offset)
 
 
-class Full(storage.System):
+class Full(System):
     """A disk that is full from the n-th write on."""
 
     def __init__(self, after: int = 0) -> None:
@@ -117,23 +151,23 @@ class Full(storage.System):
         return super().pwrite(fd, data, offset)
 
 
-class Watching(storage.System):
+class Watching(System):
     """Notes which files are opened, how, and which are looked at."""
 
     def __init__(self) -> None:
         self.opened: list[tuple[str, int]] = []
         self.looked: list[str] = []
 
-    def open(self, path: str, flags: int, into: list[int]) -> None:
+    def open(self, path: str, flags: int, mode: int) -> int:
         self.opened.append((path, flags & (os.O_WRONLY | os.O_RDWR)))
-        super().open(path, flags, into)
+        return super().open(path, flags, mode)
 
     def stat_path(self, path: str) -> os.stat_result:
         self.looked.append(path)
         return super().stat_path(path)
 
 
-def in_child(step: Callable[[], Any], system: storage.System | None = None) -> int:
+def in_child(step: Callable[[], Any], system: System | None = None) -> int:
     """Do something in a fork; returns its pid."""
     pid = os.fork()
     if pid:
@@ -143,7 +177,7 @@ def in_child(step: Callable[[], Any], system: storage.System | None = None) -> i
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         faulthandler.register(signal.SIGALRM, file=sys.__stderr__, chain=True)  # says where it hangs
         signal.alarm(HANGS)
-        with replace_system(system or calls.system):
+        with replace_system(system or current()):
             step()
         code = 0
     except BaseException:

@@ -21,10 +21,10 @@ import pytest
 import reference
 import torch
 from scale import scaled, seeded
-from systems import replace_system
+from systems import System, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -511,14 +511,13 @@ def test_an_archive_that_cannot_be_written_says_what_to_do(path, monkeypatch):
     """A file system that refuses, as a read-only one does whoever asks."""
     import errno
 
-    from edcache import storage
     from edcache.errors import StorageError
 
-    class ReadOnly(storage.System):
-        def open(self, path, flags, into):
+    class ReadOnly(System):
+        def open(self, path, flags, mode):
             if flags & os.O_RDWR:
                 raise OSError(errno.EROFS, "Read-only file system")
-            super().open(path, flags, into)
+            return super().open(path, flags, mode)
 
     ds = opened(path)
     with replace_system(ReadOnly()), pytest.raises(StorageError) as raised:
@@ -768,7 +767,7 @@ def test_another_process_sees_labels_after_refresh(path):
 
 @pytest.mark.parametrize("sync", ["never", "seal"])
 def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_path, sync):
-    class Counting(storage.System):
+    class Counting(System):
         syncs = 0
 
         def sync(self, fd):

@@ -25,7 +25,6 @@ OWNERS = {
     "pyarrow": {"format", "labels"},
     "mmap": {"storage"},
     "fcntl": {"storage"},
-    "msvcrt": {"storage"},
     "pickle": {"codec"},
     "redis": {"backends"},
     "zstandard": {"codec"},

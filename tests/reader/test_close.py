@@ -81,7 +81,7 @@ def test_a_call_never_reaches_a_file_that_got_the_number_of_one_that_was_closed(
                 os.close(fd)
     # Each was closed, by whoever was the last in it.
     assert file.closed
-    assert not file._descriptors
+    assert file._descriptor is None
 
 
 @needs_proc

@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 import torch
 from descriptors import needs_proc, open_files
-from systems import CALLS, replace_system, routed
+from systems import CALLS, System, replace_system, routed
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveClosedError, MissingSampleError, StaleArchiveError
 from edcache.reader import Reader
 
@@ -469,7 +469,7 @@ def test_labels_that_make_no_column_never_end_an_archive(
 
 
 @routed(CALLS)
-class Meanwhile(storage.System):
+class Meanwhile(System):
     """Before the n-th call, something else is done to the file."""
 
     def __init__(self, n: int, action: Callable[[], object]) -> None:
@@ -530,7 +530,7 @@ def test_an_archive_that_changes_at_any_moment_of_opening_it_is_never_called_dam
     assert n > 10
 
 
-class Shrinking(storage.System):
+class Shrinking(System):
     """Another writer cuts its torn tail right after the reader's n-th look at the file's size."""
 
     def __init__(self, path: Path, size: int, n: int) -> None:

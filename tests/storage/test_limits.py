@@ -8,7 +8,7 @@ from systems import ended, in_child
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import EdcacheError, StorageError
+from edcache.errors import EdcacheError, StaleArchiveError, StorageError
 
 COUNT = 40
 
@@ -88,3 +88,27 @@ def test_a_writer_that_runs_out_of_descriptors_keeps_what_it_published(path):
 
     assert ended(in_child(run)) == 0
     assert list(CachedDataset.from_cache(path, allow_partial=True)) == [1, 2]
+
+
+def test_a_process_has_more_archives_open_than_it_may_have_descriptors(top):
+    paths = [top / "in" / f"copy-{k}.zip" for k in range(150)]
+    for path in paths:
+        path.write_bytes((top / "in" / "0.zip").read_bytes())
+
+    def read_all():
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 80, free + 80))
+        caches = [CachedDataset.from_cache(path) for path in paths]
+        for _ in range(2):
+            for cache in caches:
+                assert cache[3]["x"] == 3
+                assert cache._reader.session.file.pread(0, 2) == b"PK"  # as a probe of the page cache does
+        os.replace(paths[1], paths[0])
+        with pytest.raises(
+            StaleArchiveError, match="copy-0.zip: replaced since it was opened; open it again"
+        ):
+            caches[0]._reader.session.file.pread(0, 2)
+        assert caches[0][4]["x"] == 4
+
+    assert ended(in_child(read_all)) == 0

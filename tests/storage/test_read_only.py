@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from systems import replace_system
+from systems import System, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 
 KINDS = ["sealed", "unsealed", "torn"]
 
@@ -92,20 +92,21 @@ def test_a_read_only_mount_is_enough(tmp_path, kind):
     assert edcache.verify(tmp_path / "new.zip").sound
 
 
-class ReadOnly(storage.System):
+class ReadOnly(System):
     """Allows nothing but reading one file."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
 
-    def open(self, path: str, flags: int, into: list[int]) -> None:
+    def open(self, path: str, flags: int, mode: int) -> int:
         writes = flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         assert path != self._path or not writes, f"{path} opened with {flags:#x}"
-        super().open(path, flags, into)
+        fd = super().open(path, flags, mode)
         if path == self._path:
-            self.protected = into[-1]
-        elif into[-1] == getattr(self, "protected", -1):
+            self.protected = fd
+        elif fd == getattr(self, "protected", -1):
             self.protected = -1  # it was closed, and its number is another file's now
+        return fd
 
     def _refuse(self, fd: int, what: str) -> None:
         assert fd != self.protected, what

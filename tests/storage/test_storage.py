@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
 from scale import scaled
-from systems import Refusing, replace_system
+from systems import Refusing, System, replace_system
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
@@ -445,7 +445,7 @@ def test_closing_leaves_no_descriptor(path, io):
 # --- what is announced to the kernel -----------------------------------------------------------------
 
 
-class Kernel(storage.System):
+class Kernel(System):
     """Says that nothing, or everything, is in its cache; notes what will be needed."""
 
     def __init__(self, is_cached):
@@ -534,8 +534,8 @@ def test_a_file_system_that_cannot_tell_is_taken_to_have_all(large, monkeypatch)
     def refuse(self, fd, offsets):
         raise OSError(95, "Operation not supported")
 
+    monkeypatch.setattr(Kernel, "pread_cached", refuse)
     with replace_system(Kernel(is_cached=False)) as kernel:
-        monkeypatch.setattr(Kernel, "pread_cached", refuse)
         assert ds.batch([7])["x"][0, 0] == 7
     assert kernel.announced == []
 

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from cli_runner import RUNNER
-from systems import replace_system
+from systems import System, replace_system
 
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
 from edcache.errors import (
     ArchiveLockedError,
@@ -30,6 +30,7 @@ from edcache.errors import (
 )
 from edcache.format import spec as format
 from edcache.reader import Reader
+from edcache.storage import calls
 from edcache.storage.file import File
 from edcache.tools.housekeeping import (
     Listed,
@@ -315,11 +316,11 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return scan(path)
 
-    class Refusing(storage.System):
-        def open(self, path: str, flags: int, into: list[int]) -> None:
+    class Refusing(System):
+        def open(self, path: str, flags: int, mode: int) -> int:
             if path.endswith("secret.zip"):
                 raise PermissionError(errno.EACCES, "Permission denied", path)
-            super().open(path, flags, into)
+            return super().open(path, flags, mode)
 
     monkeypatch.setattr(os, "scandir", scandir)
     with replace_system(Refusing()):
@@ -368,11 +369,11 @@ def test_a_file_that_goes_while_it_is_listed_is_left_out(cache: Path) -> None:
     archive(cache / "a.zip")
     doomed = archive(cache / "b.zip")
 
-    class Racing(storage.System):
-        def open(self, path: str, flags: int, into: list[int]) -> None:
+    class Racing(System):
+        def open(self, path: str, flags: int, mode: int) -> int:
             if path == str(doomed):
                 doomed.unlink(missing_ok=True)
-            super().open(path, flags, into)
+            return super().open(path, flags, mode)
 
     with replace_system(Racing()):
         assert [listed.path for listed in archives_in(cache)] == [str(cache / "a.zip")]
@@ -497,11 +498,11 @@ def test_rm_leaves_what_is_being_written(tmp_path: Path) -> None:
 def test_where_locks_cannot_be_looked_at_only_force_deletes(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip")
 
-    class ReadOnly(storage.System):
-        def open(self, path: str, flags: int, into: list[int]) -> None:
+    class ReadOnly(System):
+        def open(self, path: str, flags: int, mode: int) -> int:
             if flags & os.O_RDWR:
                 raise PermissionError(errno.EACCES, "Permission denied", path)
-            super().open(path, flags, into)
+            return super().open(path, flags, mode)
 
     with replace_system(ReadOnly()):
         with pytest.raises(ArchiveLockedError) as caught:
@@ -521,7 +522,7 @@ def test_a_deletion_that_the_system_refuses(tmp_path: Path, monkeypatch: pytest.
         raise PermissionError(errno.EACCES, "Permission denied", name)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "unlink", unlink)
+        patch.setattr(calls, "remove", unlink)
         assert error_of("rm", path) == f"{path}: deleting it: Permission denied"
         with pytest.raises(StorageError) as caught:
             delete(path)
@@ -637,7 +638,7 @@ def test_what_somebody_began_to_fill_since_it_was_listed_stays(
         holder.lock(format.LOCK_CLAIM + 3)
         unlink(name)
 
-    monkeypatch.setattr(os, "unlink", begin_then_unlink)
+    monkeypatch.setattr(calls, "remove", begin_then_unlink)
     result = run("prune", "--older-than", "1d", "--yes")
     holder.close()
     assert result.stderr == f"{second}: another process is filling it or appending to it; it stays\n"

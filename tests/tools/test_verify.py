@@ -6,10 +6,10 @@ import re
 import numpy as np
 import pytest
 import reference
-from systems import replace_system
+from systems import System, replace_system
 
 import edcache
-from edcache import CacheWriter, storage
+from edcache import CacheWriter
 from edcache.format import spec as format
 
 KINDS = ["sealed", "grown", "unsealed", "torn", "sparse", "zstd", "zstd+dict", "empty", "no labels"]
@@ -163,7 +163,7 @@ def test_a_quick_look_reads_no_record(tmp_path):
     data[int(edcache.reader.Reader(path).records.offset[50]) + 100] ^= 1
     path.write_bytes(data)
 
-    class Counting(storage.System):
+    class Counting(System):
         nbytes = 0
 
         def pread(self, fd, nbytes, offset):
@@ -185,7 +185,7 @@ def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
     with CacheWriter(path, chunk_nbytes=1 << 30) as w:
         w.extend(np.full(500_000, i) for i in range(10))
 
-    class Measuring(storage.System):
+    class Measuring(System):
         largest = 0
 
         def pread(self, fd, nbytes, offset):
@@ -304,14 +304,14 @@ def test_an_archive_that_grows_while_it_is_verified_is_sound(tmp_path):
     make(path, "unsealed")
     appended = []
 
-    class Growing(storage.System):
+    class Growing(System):
         """Another writer appends, and seals, between any two reads."""
 
         def pread(self, fd, nbytes, offset):
             found = super().pread(fd, nbytes, offset)
             if len(appended) < 6:
                 appended.append(offset)
-                with replace_system(storage.System()):
+                with replace_system(System()):
                     w = CacheWriter(path, "a")
                     w.append(sample(20))
                     w.close() if len(appended) % 2 else w.abort()

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import pytest
 from scale import thinned
-from systems import Full, Rebooted, replace_system
+from systems import Full, Rebooted, System, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, storage
+from edcache import CachedDataset, CacheWriter, EdcacheError
 from edcache.errors import ArchiveNotFoundError, CorruptArchiveError, NotAnArchiveError, StorageError
 
 OPTIONS: dict[str, Any] = {"in_memory_keys": ["y"], "publish_seconds": None, "uuid": bytes(range(16))}
@@ -39,7 +39,7 @@ def same(found: Any, i: int) -> bool:
     )
 
 
-class Recorder(storage.System):
+class Recorder(System):
     """Notes what changes the file, and the publications that were complete when a call returned."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ def test_a_header_is_written_after_its_payload(tmp_path: Path) -> None:
 # --- (b) any one operation fails ---
 
 
-class Failing(storage.System):
+class Failing(System):
     """Fails the n-th call, once; a short write does half of it and then succeeds."""
 
     def __init__(self, n: int, error: int | None) -> None:
@@ -259,12 +259,12 @@ class Failing(storage.System):
             raise OSError(self.error, os.strerror(self.error))
         return True
 
-    def open(self, path: str, flags: int, into: list[int]) -> None:
+    def open(self, path: str, flags: int, mode: int) -> int:
         self._count("open")
-        super().open(path, flags, into)
+        return super().open(path, flags, mode)
 
-    def close(self, descriptors: list[int]) -> None:
-        super().close(descriptors)
+    def close(self, fd: int) -> None:
+        super().close(fd)
         self._count("close")
 
     def stat(self, fd: int) -> os.stat_result:
@@ -415,7 +415,7 @@ def test_ctrl_c_while_publishing_keeps_what_was_computed(tmp_path: Path) -> None
     """The chunk is half written when it comes; what it holds is published on the way out."""
     path = tmp_path / "interrupted.zip"
 
-    class Interrupted(storage.System):
+    class Interrupted(System):
         left = 4  # the head, and two of the writes of the first chunk
 
         def pwrite(self, fd: int, data: memoryview, offset: int) -> int:

@@ -2,9 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -202,34 +199,3 @@ def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
     spooled.prepare()
     with open(spooled.path, "rb") as file:
         assert file.read() == fsspec.filesystem("memory").cat_file("/bucket/small.zip")
-
-
-SLOW_CHILD = """
-    import os, time
-    os.register_at_fork(after_in_child=lambda: time.sleep(2))     # before the package comes to let go
-    from edcache.storage import File
-
-    first = File.open("shm://slow-child", "a")
-    first.pwrite(0, b"kept")
-    keeper = File.open("shm://slow-child", "r")
-    place = first._descriptors[-1]
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    first.close()
-    # The child has the lock of that number still, and the next to open it gets the number.
-    again = File.open("shm://slow-child", "r")
-    assert again.pread(0, 4) == b"kept"
-    assert len(again._descriptors) == 2 and again._descriptors[-1] != place
-    os.waitpid(child, 0)
-    others = [File.open("shm://slow-child", "r") for _ in range(3)]
-    assert all(other.pread(0, 4) == b"kept" for other in others)
-"""
-
-
-@pytest.mark.full
-def test_a_child_that_another_thread_forked_keeps_nobody_from_memory():
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(SLOW_CHILD)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stderr

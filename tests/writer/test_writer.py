@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 from codec_samples import encoded_bytes
-from systems import Full, Rebooted, replace_system
+from systems import Full, Rebooted, System, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, storage
+from edcache import CachedDataset, CacheWriter
 from edcache.codec.encoder import Encoder
 from edcache.errors import (
     ArchiveClosedError,
@@ -346,7 +346,7 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
     first = CacheWriter(path, "w")
     first.append("first")
 
-    class LateLock(storage.System):
+    class LateLock(System):
         def lock(self, fd, start, length, wait):
             if start == format.LOCK_SESSION:
                 first.close()
@@ -365,7 +365,7 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
     [("never", 0, 0, 0), ("seal", 0, 1, 3), ("chunk", 4, 4, 9), (3600, 0, 1, 3), (1e-9, 4, 4, 9)],
 )
 def test_sync_says_how_often_the_file_is_synced(path, sync, publishing, at_least, at_most):
-    class Counting(storage.System):
+    class Counting(System):
         count = 0
 
         def sync(self, fd):
@@ -595,7 +595,7 @@ def test_claims_are_given_back_where_samples_get_slow(path):
 
 
 def test_a_filler_that_finds_no_place_fills_unseen(path):
-    class Crowded(storage.System):
+    class Crowded(System):
         def lock(self, fd, start, length, wait):
             if format.LOCK_FILLER <= start < format.LOCK_FILLER + format.FILLERS:
                 raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
@@ -613,7 +613,7 @@ def test_a_record_larger_than_any_head_does_not_look_like_one_that_was_never_cre
     assert len(Reader(path)) == 2
 
 
-class FullOnce(storage.System):
+class FullOnce(System):
     """A disk that has no room for the first payload."""
 
     left = 1
@@ -824,7 +824,7 @@ def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
 
 
 def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_once(path):
-    class Interrupting(storage.System):
+    class Interrupting(System):
         def pwrite(self, fd, data, offset):
             written = super().pwrite(fd, data, offset)
             if offset == 4096:
@@ -841,7 +841,7 @@ def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_onc
     assert Reader(path).chunks == 2
 
 
-class Unsyncable(storage.System):
+class Unsyncable(System):
     """A disk that fails every sync but that of the head."""
 
     def sync(self, fd):

@@ -96,7 +96,6 @@ def copy_local(
     expected = None if expected_digest is None else parse_digest(expected_digest)
     base.check_count("num_threads", num_threads)
     limit = limit_of(max_bytes)
-    storage.check_outlives(target)
     source, target = located(src, storage_options), local_path(target)
     if not source.by_request and os.path.isdir(source.path):
         if expected is not None:

@@ -55,7 +55,7 @@ def copy_at(path: str) -> Copy | None:
 
 
 def why_stays(path: str) -> str | None:
-    """Why a copy should not be deleted now; None where nothing, or macOS and Windows, speaks against it."""
+    """Why a copy should not be deleted now; None where nothing, or macOS, speaks against it."""
     if _is_locked(path + SIDE, LOCK_COPY):
         return "another process is copying it"
     is_open = any(_is_locked(name, LOCK_USE) for name in (path, path + PARTIAL))

@@ -210,7 +210,7 @@ def run(coroutine: Coroutine[Any, Any, Answer], timeout: float | None = None) ->
         loop = get_loop()
     except OSError as error:
         coroutine.close()
-        storage.refused("edcache", "starting the thread of requests", error)
+        raise storage.storage_error("edcache", "starting the thread of requests", error) from error
     future = asyncio.run_coroutine_threadsafe(coroutine, loop)
     try:
         return future.result(timeout)

@@ -1,5 +1,1 @@
 """Archives in shared memory, and copies there of archives that are elsewhere."""
-
-from lazy_loader import attach_stub
-
-__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

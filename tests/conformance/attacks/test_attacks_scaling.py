@@ -15,10 +15,10 @@ from attacks_codec import only
 from forge import Forge, dumps
 from scale import thinned
 from sound import original
-from systems import replace_system
+from systems import System, replace_system
 
 import edcache
-from edcache import CachedDataset, EdcacheError, storage
+from edcache import CachedDataset, EdcacheError
 from edcache.format import spec as format
 
 pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning")
@@ -27,7 +27,7 @@ PACKAGE = str(Path(edcache.__file__).parent)
 MOST = 2.5
 
 
-class Counting(storage.System):
+class Counting(System):
     """Counts what is read."""
 
     def __init__(self):

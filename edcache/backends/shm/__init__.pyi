@@ -1,1 +1,0 @@
-from .memory import archives_in_memory as archives_in_memory
