@@ -46,8 +46,7 @@ class ArrayDataset:
     An integer gives a sample, everything else a batch: a slice, a list, an index array, a bool mask.
     Samples are as they were written, but for tensors. A tensor becomes an array of its shape and dtype. The
     dtype of bfloat16 and of the 8-bit floats is the one of the package ml_dtypes, which JAX brings. Numpy has
-    none for complex32, "bits8" and its like, 4-bit floats and integers of less than 8 bits: they become
-    integers of the same size that hold the bits. No archive has quantized or sparse tensors. An image file
+    none for 4-bit floats: they become uint8, which hold the bits of two. An image file
     that decodes to a tensor [C, H, W] becomes an array [H, W, C]. The `decode=` of a registered class gets
     arrays where it stored tensors. Safety: threads, fork, spawn. A pickle opens the archive again.
 
