@@ -1,7 +1,7 @@
-"""A column as numpy, as every comparison sees it, its classes, its order.
+"""Canonical form of a column for classes, joins and `in`; its order; its summary.
 
-To comparisons equal values have equal bits: -0.0 is 0.0, and all nans are one value. What is stored, and
-what `Labels` gives back, keeps the bits that were written.
+There equal values have equal bits: -0.0 is 0.0, and all nans are one value. What is stored, and what `Labels`
+gives back, keeps the bits that were written.
 """
 
 from __future__ import annotations
@@ -25,9 +25,6 @@ from edcache.format import (
     to_numpy,
     widened_float16,
 )
-
-# Of so many values what is computed stays in the processor's cache.
-_BLOCK = 1 << 15
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -54,17 +51,12 @@ def _comparable_floats(array: pa.Array) -> pa.Array:
     if not len(array):
         return array
     validity, data = array.buffers()
-    written = values = np.frombuffer(data, numpy_dtype(array.type), array.offset + len(array))
+    written = np.frombuffer(data, numpy_dtype(array.type), array.offset + len(array))
+    with np.errstate(invalid="ignore"):  # a signalling nan
+        values = written + written.dtype.type(0)  # -0.0 becomes 0.0
+    np.copyto(values, np.nan, where=np.isnan(values))
     bits = f"u{values.dtype.itemsize}"
-    for start in range(0, len(written), _BLOCK):
-        block = written[start : start + _BLOCK]
-        with np.errstate(invalid="ignore"):  # a signalling nan
-            canonical = block + block.dtype.type(0)  # -0.0 becomes 0.0
-        np.copyto(canonical, np.nan, where=np.isnan(canonical))
-        if not np.array_equal(canonical.view(bits), block.view(bits)):
-            values = written.copy() if values is written else values
-            values[start : start + _BLOCK] = canonical
-    if values is written:
+    if np.array_equal(values.view(bits), written.view(bits)):
         return array
     buffers = [validity, pa.py_buffer(values)]
     return pa.Array.from_buffers(array.type, len(array), buffers, array.null_count, array.offset)

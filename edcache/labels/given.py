@@ -1,4 +1,4 @@
-"""Label values that a user has at hand, as columns of the types that an archive holds."""
+"""Convert labels given as lists, numpy, pandas, polars, Arrow or files to label columns."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
 
 
 def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
-    """Of a file's columns the one that becomes the label `name`, and `on`; OptionError where that is open."""
+    """Select the column for the label `name` and the column `on`; OptionError if that is open."""
     rest = [other for other in columns.column_names if other != on]
     if name not in rest and len(rest) != 1:
         raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')

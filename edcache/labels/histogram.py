@@ -1,4 +1,4 @@
-"""How the values of a label column are spread, as bars, each with the where-string that selects it."""
+"""Histogram of a label column; each bar has the where-string that selects its samples."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class HistogramBar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How the values of a column are spread.
+    """The histogram of a column.
 
     Attributes:
         name, type: of the column; the type is Arrow's name for it.

@@ -1,4 +1,4 @@
-"""Which rows fulfil conditions on their labels, found without touching a sample."""
+"""Filter: find the rows that fulfil conditions on their labels; no sample is read."""
 
 from __future__ import annotations
 
