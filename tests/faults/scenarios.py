@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -274,8 +275,10 @@ def save_beside(notes: Notes) -> None:
 
 def save(target: str) -> None:
     """The samples of the archive in a new one, without what is damaged."""
-    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
-        cache.save(target, skip_damaged=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", edcache.errors.PartialArchiveWarning)
+        with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+            cache.save(target, skip_damaged=True)
 
 
 SCENARIOS = [
