@@ -35,7 +35,6 @@ from .errors import UnregisteredTypeError as UnregisteredTypeError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .errors import WhereError as WhereError
 from .errors import WorkerError as WorkerError
-from .frames import short_traceback as short_traceback
 from .frames import warn as warn
 from .markup import Markup as Markup
 from .markup import Tabular as Tabular

@@ -39,12 +39,6 @@ class EdcacheError(Exception):
             return _rebuilt, (type(self), self.args, self.errno, self.filename), self.__dict__
         return super().__reduce__()
 
-    def _render_traceback_(self) -> list[str]:
-        """What IPython and Jupyter show."""
-        from edcache.base.frames import short_traceback  # only there
-
-        return short_traceback(self)
-
 
 def _rebuilt(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename: Any) -> Any:
     error = kind(*args)

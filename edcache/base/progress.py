@@ -1,4 +1,4 @@
-"""Progress as a person sees it: what was kept from before, then a bar that moves, or now and then a line."""
+"""Progress of a fill or a copy: a bar, or now and then a line in a log."""
 
 from __future__ import annotations
 
@@ -21,153 +21,135 @@ logger = logging.getLogger("edcache")
 # A line comes after so many seconds, or after a tenth of the work; the second is the least between lines.
 _MOST_SECONDS: Final = 30.0
 _LEAST_SECONDS: Final = 3.0
-# How wide lines are, and bars where there is no terminal; on the second width, bars show MB/s too.
 _COLUMNS: Final = 80
-_WIDE_COLUMNS: Final = 100
 _LEAST_TEXT: Final = 20
+# What a bar shows besides the name: percentage, counts, times, rate.
+_BESIDE_TEXT: Final = 60
 
 
 class Progress:
-    """How far a fill is. What was kept from before is said first, and a bar begins there.
+    """The progress of one operation, shown on stderr as a bar or as lines.
 
     Args:
-        what: is filled, such as the archive's name; it is shortened in the middle where it is long.
-        kept, total: samples present at the start, samples of the dataset, None where nobody knows.
-        show: as `FillOptions` has it. Where it is None, EDCACHE_PROGRESS=0 or 1 decides, and ranks other than
-            0 show no bar.
-        is_first: whether nobody else filled when this fill began. Of several that fill together, the first
-            alone prints lines: what it kept is what was there before any of them.
+        name: such as the archive's; it is shortened in the middle if it is long.
+        done, total: at the start, and in all; None if nobody knows.
+        show: as of `FillOptions`. If it is None, EDCACHE_PROGRESS=0 or 1 decides, and ranks other than 0 show
+            no bar.
+        doing: "caching" for a fill, which says first what was kept from before; else such as "copying".
+        unit: "" counts samples, "B" bytes.
+        is_first: whether no other process filled when this fill began. Of several that fill together, the
+            first alone prints lines: what it kept is what was there before any of them.
 
-    Lines go to stderr. "train.zip: 412 of 1,797 already cached" comes first, beside a bar too. Without a bar
-    one follows every 30 seconds or every tenth of the samples, whichever is first, and one at the end.
+    Without a bar, a line comes every 30 seconds or every tenth, whichever is first, and one at the end.
     """
 
-    def __init__(self, what: str, kept: int, total: int | None, show: Show, is_first: bool = True) -> None:
-        self._present, self._total = kept, total
-        if kept and is_first:
-            line = _line(what, f": {_samples(kept, total)} already cached")
-            if _asked(show) is False:
+    def __init__(
+        self,
+        name: str,
+        done: int,
+        total: int | None,
+        show: Show,
+        is_first: bool = True,
+        *,
+        doing: str = "caching",
+        unit: str = "",
+    ) -> None:
+        self.done = self._line_done = self._start = done
+        self._total, self._unit = total, unit
+        self._nbytes = 0
+        self._is_fill = doing == "caching"
+        self._name = name if self._is_fill else f"{doing} {name}"
+        self._tell = show if callable(show) else None
+        self._began = self._last_line = time.monotonic()
+        asked = _asked(show)
+        is_watched = asked is None and _is_watched()
+        if self._is_fill and done and is_first:
+            line = _line(name, f": {self._count()} already cached")
+            if asked is False:
                 logger.info("%s", line)
             else:
                 print(line, file=sys.stderr, flush=True)
-        self._tell = show if callable(show) else None
-        self._display = _Display("caching", what, show, total, kept, has_lines=is_first)
+        has_bar = asked or (is_watched and _is_rank_0())
+        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if has_bar else None
+        # Of a fill its first process prints lines, whatever its rank.
+        is_told = is_first and (self._is_fill or _is_rank_0())
+        self._has_lines = is_told and asked is None and not is_watched
 
-    def advance(self, samples: int, nbytes: int = 0) -> None:
-        """Some more samples are there, of so many bytes."""
-        self._present += samples
-        if self._tell is not None and samples:
-            self._tell(self._present, self._total)
-        self._display.advance(samples, nbytes)
+    def advance(self, more: int, nbytes: int = 0) -> None:
+        """Count more samples, of so many bytes."""
+        self.done += more
+        self._nbytes += nbytes
+        if self._tell is not None and more:
+            self._tell(self.done, self._total)
+        if self._bar is not None:
+            self._bar.update(more)
+        if self._has_lines and more and self.done != self._total:
+            now = time.monotonic()
+            since = now - self._last_line
+            is_tenth = self._total is not None and (self.done - self._line_done) * 10 >= self._total
+            if since >= _MOST_SECONDS or (is_tenth and since >= _LEAST_SECONDS):
+                self._last_line, self._line_done = now, self.done
+                self._print(self._rates(now - self._began))
+
+    def close(self, is_done: bool) -> None:
+        """Take the bar down; if all went well, the last line says how long it took."""
+        if self._bar is not None:
+            self._bar.close()
+        seconds = time.monotonic() - self._began
+        if self._has_lines and is_done and (self._is_fill or seconds >= _LEAST_SECONDS):
+            self._print(f" in {_duration(seconds)}")
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        self._display.close(is_done=kind is None)
+        self.close(is_done=kind is None)
 
-
-@contextmanager
-def byte_progress(
-    doing: str, name: str, show: Show, unit: str = "B"
-) -> Iterator[Callable[[int, int], object]]:
-    """A function to be fed with (done, in all), which shows a bar or lines as `Progress` does.
-
-    Args:
-        doing, name: such as "copying", "train.zip". show: as in `Progress`. unit: "B", or "" for samples.
-    """
-    if callable(show):
-        yield show
-        return
-    display: _Display | None = None
-
-    def tell(done: int, total: int) -> None:
-        nonlocal display
-        # Not before: what is resumed begins where it was, and a notebook asks for the length.
-        if display is None:
-            display = _Display(doing, name, show, total, done, unit)
-        display.advance(done - display.done)
-
-    is_done = False
-    try:
-        yield tell
-        is_done = True
-    finally:
-        if display is not None:
-            display.close(is_done)
-
-
-class _Display:
-    """What a person sees of one operation: a bar, or lines, or nothing.
-
-    Args:
-        unit: "" counts samples, "B" bytes. done: where it begins; rates count what comes after.
-    """
-
-    def __init__(
-        self,
-        doing: str,
-        name: str,
-        show: Show,
-        total: int | None,
-        done: int,
-        unit: str = "",
-        has_lines: bool = True,
-    ) -> None:
-        self.done = self._line_done = self._first = done
-        self._total, self._unit, self._nbytes = total, unit, 0
-        # Of a fill a line says "train.zip: 412 of 1,797 cached", else "copying train.zip: 1.2 GB of 3.4 GB".
-        self._is_fill = doing == "caching"
-        self._name, self._past = (name, " cached") if self._is_fill else (f"{doing} {name}", "")
-        self._began = self._last_line = time.monotonic()
-        asked = _asked(show)
-        is_watched = asked is None and _is_watched()
-        has_bar = asked or (is_watched and _is_rank_0())
-        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if has_bar else None
-        # Of a fill its first process prints lines, whatever its rank.
-        is_told = has_lines and (self._is_fill or _is_rank_0())
-        self._has_lines = is_told and asked is None and not is_watched
-
-    def advance(self, more: int, nbytes: int = 0) -> None:
-        self.done += more
-        self._nbytes += nbytes
-        if self._bar is not None:
-            self._bar.update(more)
-            if nbytes and self._bar.is_wide:
-                rate = self._nbytes / max(self._bar.format_dict["elapsed"], 1e-6) / 1e6
-                self._bar.set_postfix_str(f"{rate:,.0f} MB/s", refresh=False)
-        if self._has_lines and more and self.done != self._total:
-            now = time.monotonic()
-            since = now - self._last_line
-            tenths = self._total is not None and (self.done - self._line_done) * 10 >= self._total
-            if since >= _MOST_SECONDS or (tenths and since >= _LEAST_SECONDS):
-                self._last_line, self._line_done = now, self.done
-                self._print(f"{self._past}{self._rates(now - self._began)}")
-
-    def close(self, is_done: bool) -> None:
-        """Take the bar down; where all went well, the last line says how long it took."""
-        if self._bar is not None:
-            self._bar.close()
-        seconds = time.monotonic() - self._began
-        if self._has_lines and is_done and (self._is_fill or seconds >= _LEAST_SECONDS):
-            self._print(f"{self._past} in {_duration(seconds)}")
+    def _count(self) -> str:
+        if self._unit:
+            return f"{human_bytes(self.done)} of {human_bytes(self._total or 0)}"
+        return f"{self.done:,} samples" if self._total is None else f"{self.done:,} of {self._total:,}"
 
     def _rates(self, seconds: float) -> str:
-        rate = (self.done - self._first) / seconds
+        rate = (self.done - self._start) / seconds
         text = f", {human_bytes(rate)}/s" if self._unit else f", {rate:,.1f}/s"
         if self._nbytes:
             text += f", {self._nbytes / seconds / 1e6:,.0f} MB/s"
         return text if self._total is None else f"{text}, {_duration((self._total - self.done) / rate)} left"
 
     def _print(self, text: str) -> None:
-        count = _samples(self.done, self._total)
-        if self._unit:
-            count = f"{human_bytes(self.done)} of {human_bytes(self._total or 0)}"
-        print(_line(self._name, f": {count}{text}"), file=sys.stderr, flush=True)
+        line = f": {self._count()}{' cached' * self._is_fill}{text}"
+        print(_line(self._name, line), file=sys.stderr, flush=True)
 
 
-def _samples(done: int, total: int | None) -> str:
-    return f"{done:,} samples" if total is None else f"{done:,} of {total:,}"
+@contextmanager
+def byte_progress(
+    doing: str, name: str, show: Show, unit: str = "B"
+) -> Iterator[Callable[[int, int], object]]:
+    """Give a function of (done, in all), which shows a `Progress`; or `show`, if that is a function.
+
+    Args:
+        doing, name: such as "copying", "train.zip". unit: "B", or "" for samples.
+    """
+    if callable(show):
+        yield show
+        return
+    progress: Progress | None = None
+
+    def tell(done: int, total: int) -> None:
+        nonlocal progress
+        # Not before: what is resumed begins where it was, and a notebook asks for the length.
+        if progress is None:
+            progress = Progress(name, done, total, show, doing=doing, unit=unit)
+        progress.advance(done - progress.done)
+
+    is_done = False
+    try:
+        yield tell
+        is_done = True
+    finally:
+        if progress is not None:
+            progress.close(is_done)
 
 
 def _line(name: str, text: str) -> str:
@@ -176,7 +158,7 @@ def _line(name: str, text: str) -> str:
 
 
 def _shortened(text: str, most: int) -> str:
-    """A text without its middle where it is longer than so many characters, without control characters."""
+    """The text in at most so many printable characters, without its middle if it is longer."""
     text = "".join(letter if letter.isprintable() else "?" for letter in text)
     if len(text) <= (most := max(most, 8)):
         return text
@@ -187,30 +169,23 @@ def _shortened(text: str, most: int) -> str:
 def _new_bar(text: str, total: int | None, done: int, unit: str) -> Any:
     """A bar that begins where a fill resumes, as wide as the terminal, or as a notebook's cell."""
     bar_class = _bar_class()
-    is_terminal = sys.stderr.isatty()
     columns = _COLUMNS
-    if is_terminal:
+    options: dict[str, Any] = {"total": total, "initial": done, "smoothing": 0.1}
+    options |= {"unit": unit, "unit_scale": True} if unit else {"unit": " samples" if total is None else ""}
+    if sys.stderr.isatty():
         with suppress(OSError, ValueError, AttributeError):  # of a stream without a descriptor
             columns = os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-    options: dict[str, Any] = {"total": total, "initial": done, "smoothing": 0.1, "unit": " samples"}
-    options |= {"dynamic_ncols": True} if is_terminal or bar_class.is_widget else {"ncols": columns}
-    if unit:
-        options |= {"unit": unit, "unit_scale": True}
-    elif total:
-        options["bar_format"] = (
-            "{desc}: {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} "
-            "[{elapsed}<{remaining}, {rate_noinv_fmt}{postfix}]"
-        )
-        options["unit"] = ""
-    text = _shortened(text, max(_LEAST_TEXT, columns - 60 - 2 * len(str(total or 0))))
+        options["dynamic_ncols"] = True
+    elif not bar_class.is_widget:
+        options["ncols"] = columns
+    bar = bar_class(**options, desc="" if bar_class.is_widget else _fitting(text, columns, total))
     if bar_class.is_widget:
-        # Its first text would be taken for HTML.
-        bar = bar_class(**options)
-        bar.set_description_str(text)
-    else:
-        bar = bar_class(desc=text, **options)
-    bar.is_wide = bar_class.is_widget or columns >= _WIDE_COLUMNS
+        bar.set_description_str(_fitting(text, columns, total))  # desc= would be taken for HTML
     return bar
+
+
+def _fitting(text: str, columns: int, total: int | None) -> str:
+    return _shortened(text, max(_LEAST_TEXT, columns - _BESIDE_TEXT - 2 * len(str(total or 0))))
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Work that several threads do, told of as by one."""
+"""Map a function over items by threads, with results, warnings and errors in the calling thread."""
 
 from __future__ import annotations
 
@@ -16,31 +16,28 @@ Result = TypeVar("Result")
 def in_threads(
     work: Callable[[Item], Result], items: Iterable[Item], take: Callable[[Result], Any], most: int, name: str
 ) -> None:
-    """Do something with each of many items, by at most so many threads, whose names begin with `name`.
+    """Call `work` with each item in at most `most` threads, whose names begin with `name`.
 
-    In the order of the items, this thread hands each result to `take`, warns, and raises the first error.
+    In the order of the items, the calling thread hands each result to `take`, and raises the first error.
+    Warnings of the threads are raised there too.
     """
+    begun: deque[Future[Result]] = deque()
+    warnings: deque[Any] = deque()
 
-    def run(item: Item) -> tuple[Result, list[Any]]:
-        deferred.set([])
-        return work(item), deferred.get() or []
+    def finish(future: Future[Result]) -> None:
+        take(future.result())
+        while warnings:
+            warn(*warnings.popleft())
 
-    def finish(future: Future[tuple[Result, list[Any]]]) -> None:
-        result, warnings = future.result()
-        take(result)
-        for warning in warnings:
-            warn(*warning)
-
-    begun: deque[Future[tuple[Result, list[Any]]]] = deque()
-    with ThreadPoolExecutor(most, name) as pool:
+    with ThreadPoolExecutor(most, name, initializer=lambda: deferred.set(warnings)) as pool:
         try:
             for item in items:
-                begun.append(pool.submit(run, item))
+                begun.append(pool.submit(work, item))
                 if len(begun) >= 2 * most:
                     finish(begun.popleft())
             while begun:
                 finish(begun.popleft())
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            begun.clear()  # the error's traceback would keep what nobody takes
+            begun.clear()  # the error's traceback would keep results that nobody takes
             raise

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from edcache import base, storage
@@ -135,9 +134,7 @@ def errors_with(outcome: Callable[[], str]) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         where = " ".join(["interrupted", *map(str, stop.args[:1])])
-        interrupt = KeyboardInterrupt(f"{where}; {outcome()}")
-        vars(interrupt)["_render_traceback_"] = partial(base.short_traceback, interrupt)
-        raise interrupt from None
+        raise KeyboardInterrupt(f"{where}; {outcome()}") from None
     except base.EdcacheError as error:
         error.args = (f"{error}; {outcome()}", *error.args[1:])
         raise
