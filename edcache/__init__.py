@@ -32,7 +32,7 @@ The rooms, lowest floor first. Imports go down only, and from another room only 
     4  writer    append, seal and fill; fingerprints of sources; what a backend answers
     5  dataset   what a user holds: CachedDataset, views, samplers, loaders, @cachable
     6  tools     verify, digest, housekeeping
-    6  interop   caches of other systems and their names, files of other formats, folders of images
+    6  interop   caches of other systems, files of other formats, folders of images
     6  backends  where archives are: files, remote, mirror, shm, redis
     7  cli       parse, call one function, print, exit code
 """

@@ -1,4 +1,4 @@
-"""Caches of other systems, and their names; files of other formats; folders of images."""
+"""Caches of other systems; files of other formats; folders of images."""
 
 from lazy_loader import attach_stub
 

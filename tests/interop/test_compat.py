@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import View
+from edcache.compat import edflow, torch_xla
 from edcache.errors import (
     ArchiveNotFoundError,
     MissingSampleError,
@@ -30,8 +31,6 @@ from edcache.errors import (
     StaleCacheError,
     UnsupportedTypeError,
 )
-from edcache.interop import compat_edflow as edflow
-from edcache.interop import compat_torch_xla as torch_xla
 
 EDFLOW_SCRIPT = """
     import os

@@ -27,7 +27,7 @@ def parts():
 
 @pytest.fixture(scope="module")
 def ours(parts):
-    from edcache.interop import compat_monai as monai
+    from edcache.compat import monai
 
     return monai
 

@@ -19,6 +19,7 @@ from likeness import same
 from scale import scaled, seeded
 
 from edcache import CachedDataset, ImageFile, import_cache
+from edcache.compat import edflow
 from edcache.errors import (
     EdcacheError,
     ForeignCacheError,
@@ -27,7 +28,6 @@ from edcache.errors import (
     PickleRefusedError,
     SourceError,
 )
-from edcache.interop import compat_edflow as edflow
 from edcache.interop.importer import old_cache
 
 FOREIGN = Path(__file__).parents[1] / "conformance" / "golden" / "foreign"
