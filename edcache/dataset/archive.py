@@ -23,7 +23,6 @@ from edcache.reader import (
     Reader,
     Session,
     Special,
-    ahead_nbytes,
     collated,
 )
 
@@ -73,7 +72,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if self._reader.local is None:
             return []
         session = self._reader.session
-        return [session] if ahead_nbytes(session) and session.present else []
+        return [session] if session.file.ahead is not None and session.present else []
 
     def _far_shares(self, indices: Ints) -> Shares:
         return [(session, indices) for session in self._far_sessions()]
@@ -83,7 +82,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if fields is None and reader.has_all:
             return reader.read_many(indices)
         ahead: AbstractContextManager[None] = nullcontext()
-        if reader.by_request:  # what they take is read by one fetch
+        if reader.by_request or reader.local is not None:  # what they take is read by one fetch
             if fields is None:
                 ahead = reader.reading_ahead(indices)
             else:

@@ -163,7 +163,11 @@ class Loader:
         order = sampler._begin()
         epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
         iteration = sampler._iteration
-        batches = known_draws(sampler, self._dataset, self._batches(order, starts))
+        batches = iter(order) if self.batch_size is None else _slices(order, starts)
+        ahead = self._dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
+        if ahead is not None:
+            batches = ahead.follow(batches, starts.step)
+        batches = known_draws(sampler, self._dataset, batches)
         self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._options.device
@@ -176,6 +180,8 @@ class Loader:
             self._ring = None
         try:
             for number, batch in enumerate(self._made(batches, ring), 1):
+                if ahead is not None and number == 1:
+                    ahead.begin()
                 if sampler._iteration is iteration:
                     # Who counts batches does not ask for one more than there are.
                     is_cut = number == len(starts) and self._options.drop_last
@@ -192,11 +198,6 @@ class Loader:
         """Where batches begin among the items of an order."""
         size = self.batch_size or 1
         return range(0, items // size * size if self._options.drop_last else items, size)
-
-    def _batches(self, order: Any, starts: range) -> Iterator[Ints]:
-        batches = iter(order) if self.batch_size is None else _slices(order, starts)
-        ahead = self._dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
-        return batches if ahead is None else ahead.follow(batches, starts.step)
 
     def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""

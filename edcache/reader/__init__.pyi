@@ -1,7 +1,3 @@
-from .ahead import ahead_nbytes as ahead_nbytes
-from .ahead import expect as expect
-from .ahead import lacking as lacking
-from .ahead import prepare as prepare
 from .batch import Batch as Batch
 from .batch import Draws as Draws
 from .batch import batch_for as batch_for

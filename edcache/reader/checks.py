@@ -194,8 +194,8 @@ class Checks:
     def __init__(
         self, file: ByteSource, view: memoryview | None, size: int, index: RecordIndex, verify: str
     ) -> None:
-        self._path, self.size, self._mend, self.index = file.path, size, file.mend, index
-        self._view = view
+        self._path, self.size, self.index = file.path, size, index
+        self._view, self._check_damaged = view, file.check_damaged
         self.is_done = verify == "never"
         self._always = verify == "always"
         self._blocks = None if view is None else CheckedBlocks(view, index.blocks)
@@ -291,9 +291,9 @@ class Checks:
 
     def _compare(self, row: int, data: memoryview) -> None:
         crc, expected = format.crc32(data), self.index.crc32(row)
-        if crc != expected and self._view is not None and self._mend(*self.index.place(row)):
-            crc = format.crc32(data)
         if crc != expected:
+            if self._view is not None:
+                self._check_damaged(*self.index.place(row))
             raise CorruptRecordError(
                 f"{self.place(row)}: crc32 {crc:#010x}, the index says {expected:#010x}; "
                 f'run "edcache verify {self._path}"'
@@ -413,11 +413,12 @@ class Requested:
                 self._checks.record(row, data, None)
                 return Piece(0, data)
             except CorruptRecordError:
-                # The transfer was damaged, or the archive was replaced.
-                self._file.check_unchanged()
+                pass
         elif self._are_sound(part, data, crcs):
             low = self._index.place(row)[0] - part.start
             return Piece(wanted[0], data[low + wanted[0] : low + wanted[1]])
+        # The transfer was damaged, the archive was replaced, or a copy of it is damaged.
+        self._file.check_damaged(*self._index.place(row))
         whole = self._file.read_many([self._index.place(row)])[0]
         self._checks.record(row, whole, None)
         return Piece(0, whole)

@@ -1,9 +1,9 @@
-"""The bytes of an archive that is a file: mapped or read, fetched again if damaged, and read ahead."""
+"""The bytes of an archive that is a file: mapped or read, checked, and read ahead."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -11,9 +11,6 @@ from edcache import base, format
 from edcache.base import Ints
 from edcache.format import Extent
 from edcache.storage import ByteSource
-
-if TYPE_CHECKING:
-    pass
 
 Data = TypeVar("Data", bytes, memoryview)
 
@@ -42,8 +39,8 @@ class Extents:
         self.file, self.nbytes = file, nbytes
         self.view: memoryview | None = None
         self._hot_batches = 0
-        # A partial copy is read, because reading fetches what it lacks.
-        if not file.is_partial and (io == "mmap" or (io == "auto" and not file.is_remote())):
+        # What is read by request cannot be mapped.
+        if not file.by_request and (io == "mmap" or (io == "auto" and not file.is_remote())):
             try:
                 self.view = file.map(nbytes)
             except base.StorageError as error:
@@ -61,15 +58,13 @@ class Extents:
             return bytes(self.view[offset : offset + nbytes])
         return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)))
 
-    def mended(self, read: Callable[[int, int], Data], offset: int, nbytes: int, crc: int) -> Data | None:
-        """The bytes of an extent, fetched again if that is possible; None if they fail their crc32."""
+    def sound(self, read: Callable[[int, int], Data], offset: int, nbytes: int, crc: int) -> Data | None:
+        """The bytes of an extent; None if they fail their crc32."""
         data = read(offset, nbytes)
-        if format.crc32(data) != crc and self.file.mend(offset, nbytes):
-            data = read(offset, nbytes)
-        return data if len(data) == nbytes and format.crc32(data) == crc else None
+        return data if self._are_sound(data, Extent(offset, nbytes, crc)) else None
 
     def checked(self, extents: Sequence[Extent]) -> list[memoryview | None]:
-        """The bytes of several extents, read together; None for one that fails its crc32, as `mended`."""
+        """The bytes of several extents, read together; None for one that fails its crc32."""
         if self.view is not None:
             data = [self.view[at : at + nbytes] for at, nbytes, _ in extents]
         else:
@@ -77,28 +72,29 @@ class Extents:
                 [(at, min(nbytes, max(0, self.nbytes - at))) for at, nbytes, _ in extents]
             )
         return [
-            one
-            if len(one) == extent.nbytes and format.crc32(one) == extent.crc32
-            else self.mended(self.read, *extent)
-            for one, extent in zip(data, extents, strict=True)
+            one if self._are_sound(one, extent) else None for one, extent in zip(data, extents, strict=True)
         ]
+
+    def _are_sound(self, data: bytes | memoryview, extent: Extent) -> bool:
+        """Whether bytes have their crc32; raises if the archive has other ones there."""
+        if len(data) == extent.nbytes and format.crc32(data) == extent.crc32:
+            return True
+        self.file.check_damaged(extent.at, extent.nbytes)
+        return False
 
     def is_probe_due(self) -> bool:
         """Whether to check that the next batch is in memory. After many batches in memory: seldom."""
         self._hot_batches += 1
-        return (
-            self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0 or self.file.is_partial
-        )
+        return self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0
 
     def are_in_memory(self, start: Ints) -> bool:
         """Whether the extents at these offsets are in memory, by a few probes."""
         probes = start[:: max(1, len(start) // _PROBES)].tolist()
-        return not self.file.is_partial and self.file.are_cached(probes)
+        return self.file.are_cached(probes)
 
     def announce(self, start: Ints, end: Ints) -> None:
-        """Read ahead extents: the source fetches what it lacks, then the kernel reads the file."""
+        """Let the kernel read extents ahead."""
         self._hot_batches = 0
-        self.file.announce(start, end)
         order = np.argsort(start)
         start, end = start[order], np.maximum.accumulate(end[order])
         breaks = np.flatnonzero(start[1:] > end[:-1] + _GAP) + 1

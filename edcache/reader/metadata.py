@@ -54,10 +54,9 @@ class Metadata:
         self._io, self.verify, self.trust = io, verify, trust
         self.size = file.size()
         head, first = format.read_head(file.pread, self.path)
-        is_copy = file.by_request or file.is_partial
         self.seal: format.Seal | None = None
         if trust != "chunks":
-            self.seal = format.read_seal(file.pread, self.size, head.uuid, is_copy)
+            self.seal = format.read_seal(file.pread, self.size, head.uuid, file.by_request)
         self.chain = format.Chain(head, first, self.path)
         self._tables: dict[int, format.ChunkTable | None] = {}
         self.damaged: list[str] = []
@@ -67,7 +66,7 @@ class Metadata:
             self.chain, self._tables = before.chain.copy(), before._tables
             self.damaged = before.damaged.copy()
             self._contents_before = before._contents
-        self._take_in_chain(is_copy)
+        self._take_in_chain(file.by_request)
         # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self.chain.cursor.offset if self.seal is None else self.size
@@ -123,7 +122,7 @@ class Metadata:
         if self.seal is None:
             return RecordIndex.of(self._contents.index)
         header, remedy = self.seal.index, f"; {_lost_index(self.path)}"
-        table = self.extents.mended(
+        table = self.extents.sound(
             self.extents.read, header.table_offset, header.table_nbytes, header.table_crc
         )
         if table is None:

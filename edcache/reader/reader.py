@@ -411,7 +411,12 @@ class Reader(Archive):
         """
         before = self.session
         if self.local is not None:
-            self._keep(self._whole(before) or before)
+            if before.file.by_request:
+                file = before.file.reopened()
+                if file.by_request:
+                    file.close()
+                else:
+                    self._keep(self._session_with(file))
             return False
         newer = before.look_again()
         if newer is None:
@@ -450,8 +455,9 @@ class Reader(Archive):
         try:
             return self._opened()
         except (base.CorruptArchiveError, base.NotAnArchiveError, base.StaleArchiveError):
-            # A transfer may have failed, or the object was replaced while it was read. Try once more.
-            if not self.by_request or self.local is not None:
+            # A transfer may have failed, the object was replaced while it was read, or a copy was damaged and
+            # is deleted. Try once more.
+            if not self.by_request and self.local is None:
                 raise
         return self._opened()
 
@@ -488,33 +494,15 @@ class Reader(Archive):
         return self._where.open()
 
     def _session_with(self, file: ByteSource) -> Session:
-        def look() -> Session:
-            options = self.io, self.verify, self.allow_pickle, self.decoding
-            return Session(file, *options, trust=self._trust)
-
-        # A power cut may have damaged a copy: fetch its bytes again.
         try:
-            session = look()
-            if not session.sealed and file.mend_opening():  # only a sealed archive is copied
-                session = look()
+            options = self.io, self.verify, self.allow_pickle, self.decoding
+            session = Session(file, *options, trust=self._trust)
+            if self.local is not None and not session.sealed:  # only a sealed archive is copied
+                raise base.CorruptArchiveError(f"{self.path}: the end of its copy is damaged; open it again")
         except (base.CorruptArchiveError, base.NotAnArchiveError):
-            if not file.mend_opening():
-                raise
-            session = look()
-        if self.local is not None:
-            file.accept()
-        # Only the process that opened the copy completes it.
-        whole = self._whole(session) if self._token is None else None
-        if whole is None:
-            return session
-        file.close()
-        return whole
-
-    def _whole(self, session: Session) -> Session | None:
-        """A session with the completed copy, if nearly all of it is here; else None."""
-        start, nbytes = session.index.blocks[:, 1:3].T
-        whole = session.file.finish(start, start + nbytes) if session.file.is_partial else None
-        return None if whole is None else self._session_with(whole)
+            file.discard()
+            raise
+        return session
 
 
 def _warn_of(session: Session) -> None:

@@ -80,7 +80,7 @@ class Session(Metadata):
         """The compression dictionaries, without unreadable ones: records that need those raise an error."""
         entries = self.index.dictionaries
         extents = self.extents
-        read = [extents.mended(extents.pread, one.offset, one.nbytes, one.crc32) for one in entries]
+        read = [extents.sound(extents.pread, one.offset, one.nbytes, one.crc32) for one in entries]
         return [data for data in read if data is not None]
 
     @property
@@ -96,6 +96,13 @@ class Session(Metadata):
         is_record = isinstance(error, base.CorruptRecordError)
         where = self.checks.place(self.row(index)) if is_record else f"{self.path}: sample {index}"
         return type(error)(f"{where}: {error}")
+
+    def places(self, indices: Ints) -> tuple[Ints, Ints]:
+        """Where the records of samples begin and end in the file: int64 [m] each, without absent ones."""
+        rows = self.index.rows_of(indices % self.length)
+        rows = rows[rows >= 0]
+        start = self.index.offsets(rows)
+        return start, start + self.index.sizes(rows)
 
     def has(self, index: int) -> bool:
         return self.index.find(index) is not None
@@ -200,7 +207,7 @@ class Session(Metadata):
     def _unmapped(
         self, row: int, wanted: tuple[int, int] | None, data: memoryview | None = None
     ) -> memoryview:
-        """As `_stored`, of a file that is not mapped. A damaged record is fetched again if possible.
+        """As `_stored`, of a file that is not mapped.
 
         Args:
             data: the record, where it was read.
@@ -210,13 +217,7 @@ class Session(Metadata):
             raise self.checks.beyond_end(row)
         if data is None:
             data = self.extents.read(*extent)
-        try:
-            self.checks.record(row, data, wanted)
-        except base.CorruptRecordError:
-            if not self.file.mend(*extent):
-                raise
-            data = self.extents.read(*extent)
-            self.checks.record(row, data, wanted)
+        self.checks.record(row, data, wanted)
         return data
 
     # --- many records ---

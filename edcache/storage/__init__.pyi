@@ -31,4 +31,5 @@ from .registry import open_copy as open_copy
 from .registry import scheme_of as scheme_of
 from .registry import shown as shown
 from .source import ByteSource as ByteSource
+from .source import Prefetch as Prefetch
 from .source import Wrapped as Wrapped

@@ -28,7 +28,6 @@ _FLOCK: typing.Final = struct.Struct("hhqqi0q")  # struct flock on 64-bit Linux:
 WHOLE_FILE_LOCK: typing.Final = 1 << 62
 
 _MAP_FAILED: typing.Final = ctypes.c_void_p(-1).value
-_PUNCH_HOLE: typing.Final = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
 
 open = os.open
 close = os.close
@@ -50,8 +49,6 @@ def _libc() -> typing.Any:
     library.mmap.restype = ctypes.c_void_p
     library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
     library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    if sys.platform == "linux":
-        library.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
     return library
 
 
@@ -117,14 +114,6 @@ def reserve(fd: int, offset: int, nbytes: int) -> None:
     """Take the disk space of a range; nothing if the system cannot."""
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, offset, nbytes)
-
-
-def punch(fd: int, offset: int, nbytes: int) -> None:
-    """Give back the disk space of a range, which reads as zeros from then on. Linux only."""
-    if sys.platform != "linux":
-        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-    if _libc().fallocate(fd, _PUNCH_HOLE, offset, nbytes):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def sync(fd: int) -> None:

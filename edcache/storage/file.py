@@ -200,10 +200,6 @@ class _Handle:
         """Take the disk space of a range, so that writing it cannot fail for want of room."""
         self._ask(f"taking {nbytes:,} bytes at offset {offset:,}", calls.reserve, offset, nbytes)
 
-    def punch(self, offset: int, nbytes: int) -> None:
-        """Give back the disk space of a range, which reads as zeros from then on."""
-        self._ask(f"freeing {nbytes:,} bytes at offset {offset:,}", calls.punch, offset, nbytes)
-
 
 class File(_Handle, ByteSource):
     """One open regular file, read and written at offsets.

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edcache.base import Ints
+
+
+class Prefetch(ABC):
+    """Fetches what a copy lacks before it is read. Safety: threads."""
+
+    @property
+    @abstractmethod
+    def has_room(self) -> bool:
+        """Whether more can be kept now."""
+
+    @abstractmethod
+    def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
+        """The ranges (start, end) of the file that are not here and hold bytes of extents, in their order.
+
+        Args:
+            start, end: int64 [n], offsets in the file.
+        """
+
+    @abstractmethod
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Fetch and keep ranges that `missing` gave, without those that another process fetches now."""
 
 
 class ByteSource(ABC):
@@ -17,20 +38,18 @@ class ByteSource(ABC):
         path: the name in messages, without credentials.
         by_request: each read is a request to another machine. The source is one state of the object: if the
             object changes, reading raises an error.
-        is_partial: a copy that may lack bytes. It is read, not mapped.
         is_live: other processes may append to it while it is open.
         token: opens the same copy in another process. It pickles.
-        ahead_nbytes: how far `prepare` may go ahead of who reads; 0 where it does nothing.
+        ahead: fetches bytes before they are read; None if nothing is missing, or nothing is kept.
     Raises: StorageError, the bytes cannot be read.
     Safety: there is no file position, so threads and forked processes may read at once.
     """
 
     path: str
     by_request: bool = False
-    is_partial: bool = False
     is_live: bool = False
     token: Any = None
-    ahead_nbytes: int = 0
+    ahead: Prefetch | None = None
 
     # --- one state ---
 
@@ -53,6 +72,17 @@ class ByteSource(ABC):
     def check_unchanged(self) -> None:  # noqa: B027 - an open file stays the one that was opened
         """Raise StaleArchiveError if it is read by request and the object was replaced."""
 
+    def check_damaged(self, offset: int, nbytes: int) -> None:
+        """Raise the reason if bytes that fail their crc32 are not those that the archive has there.
+
+        Raises:
+            StaleArchiveError: the object was replaced. CorruptArchiveError: this copy of it is damaged.
+        """
+        self.check_unchanged()
+
+    def discard(self) -> None:  # noqa: B027 - there is no other one
+        """Delete a copy that does not open, so that the next opening makes another one."""
+
     # --- reading ---
 
     @abstractmethod
@@ -69,10 +99,6 @@ class ByteSource(ABC):
     @abstractmethod
     def map(self, nbytes: int) -> memoryview:
         """The first bytes as read-only memory. Raises: StorageError if it cannot be mapped."""
-
-    def has_read(self, offset: int, nbytes: int) -> bool:
-        """Whether bytes are in memory since it was opened; False where reading them takes a request."""
-        return False
 
     def is_remote(self) -> bool:
         """Whether the bytes are known to be on another machine."""
@@ -92,40 +118,6 @@ class ByteSource(ABC):
     def is_locked(self, start: int, length: int) -> bool:
         """Whether another open file has locked one of the bytes; False if unknown."""
         return False
-
-    # --- copies that fill as they are read ---
-
-    def announce(self, start: Ints, end: Ints) -> None:  # noqa: B027 - all of it is there
-        """Fetch many extents before they are read: int64 [n], offsets in the file."""
-
-    def lacking(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
-        """The parts (start, end) of the file that are not here and hold bytes of extents, in their order."""
-        return []
-
-    def expect(self, around: Callable[[], tuple[Ints, Ints]], is_new: bool) -> None:  # noqa: B027 - it fits
-        """Announce the extents that are read soon, which `around` gives in order: what they need stays here.
-
-        is_new: an order begins. What was read in the one before may be read again.
-        """
-
-    def prepare(self, start: Ints, end: Ints) -> bool:
-        """Fetch parts that `lacking` gave, if nobody does yet; whether there was room for all of them."""
-        return True
-
-    def mend(self, offset: int, nbytes: int) -> bool:
-        """Fetch an extent again that fails its crc32. Returns whether reading it again makes sense."""
-        return False
-
-    def mend_opening(self) -> bool:
-        """Fetch again all bytes that were read before `accept`. Returns whether that was possible."""
-        return False
-
-    def accept(self) -> None:  # noqa: B027 - nothing was noted
-        """Confirm that the bytes that were read so far are valid."""
-
-    def finish(self, start: Ints, end: Ints) -> ByteSource | None:
-        """The completed copy, opened, if nearly all of these extents are here; None if it stays partial."""
-        return None
 
     def rest(self) -> None:  # noqa: B027 - there is nothing to give back
         """Hold no descriptor until the next call: all that will be read is mapped."""
@@ -155,5 +147,5 @@ class Wrapped(ByteSource):
     check_unchanged = _of_data("check_unchanged")
     pread, read_many, map = _of_data("pread"), _of_data("read_many"), _of_data("map")
     is_remote, are_cached, is_locked = _of_data("is_remote"), _of_data("are_cached"), _of_data("is_locked")
-    will_need, next_data = _of_data("will_need"), _of_data("next_data")
+    will_need = _of_data("will_need")
     close = _of_data("close")

@@ -17,8 +17,8 @@ from range_server import serving
 from torch.utils.data import BatchSampler, DataLoader
 
 from edcache import CachedDataset, samplers
-from edcache.backends.mirror import read_through
 from edcache.backends.remote.object import TAIL_NBYTES
+from edcache.dataset import ahead
 from edcache.format import PAGE
 
 pytestmark = [
@@ -85,7 +85,7 @@ def test_an_order_is_fetched_ahead_of_who_reads_it(far, tmp_path, way):
 
 
 def test_it_goes_so_far_ahead_and_no_further(far, tmp_path, monkeypatch):
-    monkeypatch.setattr(read_through, "_AHEAD_NBYTES", 1 << 20)
+    monkeypatch.setattr(ahead, "_AHEAD_NBYTES", 1 << 20)
     with serving(far.read_bytes()) as served:
         ds = opened(served.url, tmp_path)
         batches = iter(ds.loader(8, num_threads=1, prefetch=1))

@@ -21,7 +21,7 @@ from edcache import EdcacheError
 from edcache.format.tables import ChunkTable
 
 # Those that a disk in memory has.
-CALLS = tuple(name for name in systems.CALLS if name not in ("reserve", "punch", "touch", "share"))
+CALLS = tuple(name for name in systems.CALLS if name not in ("reserve", "touch", "share"))
 # One in so many.
 DOUBTED = 400
 

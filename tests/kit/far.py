@@ -67,9 +67,6 @@ class Far:
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[bytes]:
         return [self.pread(*extent) for extent in extents]
 
-    def has_read(self, offset: int, nbytes: int) -> bool:
-        return False
-
     def tag(self) -> tuple[str]:
         return (self.etag,)
 

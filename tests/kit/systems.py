@@ -20,7 +20,7 @@ from edcache.storage import calls
 HANGS = 60
 CALLS = (
     *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
-    *("write_back", "pwrite", "truncate", "reserve", "punch", "sync", "sync_directory", "make_folders"),
+    *("write_back", "pwrite", "truncate", "reserve", "sync", "sync_directory", "make_folders"),
     *("copy_permissions", "replace", "remove", "touch", "boot_time", "lock", "share", "is_locked", "unlock"),
 )
 CHANGES = "pwrite", "truncate", "sync", "sync_directory", "replace", "remove"

@@ -1,33 +1,33 @@
-"""Whole copies: made beside the place where they belong, and there in one step once they are proven."""
+"""Whole copies: all blocks of a partial copy are fetched and proven, and it gets its name."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from edcache import base, format, storage, writer
 from edcache.backends.mirror import sidecar
+from edcache.backends.mirror.blocks import Fetcher, Pinned
+from edcache.backends.mirror.complete import THREADS, complete, state_of
 from edcache.backends.mirror.evict import check_space, limit_of, make_room
-from edcache.backends.mirror.fetch import Fetch
-from edcache.backends.mirror.sidecar import Note, Side, Version, stamp_of
-from edcache.base import ArchiveExistsError, DigestError, NotAnArchiveError, OptionError, Show, byte_progress
+from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
+from edcache.base import ArchiveExistsError, NotAnArchiveError, OptionError, Show, byte_progress
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located, shown
 from edcache.writer import PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
 
-THREADS: Final = 8
-# What a replacement that was killed leaves is no archive to copy, and what belongs to a copy is made anew.
+# Files beside an archive, which are no archives to be copied.
 _PASSED_OVER: Final = (writer.SUFFIX, PARTIAL, SIDE)
 
 
 class Copied(NamedTuple):
-    """What a call copied: `path` of the copy or the folder; bytes of all, and those that were fetched."""
+    """The result of a call: `path` of the copy or the folder; bytes of all, and those that were fetched."""
 
     path: str
     archives: int
@@ -66,17 +66,17 @@ def copy_to_local(
     Raises:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
         OptionError: "far/train.zip: it is not sealed, so it may still grow; ...".
-        CorruptArchiveError: bytes of the remote archive failed their crc32 twice.
+        CorruptArchiveError: bytes of the remote archive failed their crc32, fetched twice.
         ArchiveExistsError: "ssd/train.zip: exists already, and is not as it was copied from ...".
         DigestError: the remote archive is not the one with this digest; no copy is left.
         StorageError: there is too little space, which is checked first; or the system refused.
 
     The copy gets its name after all crc32s were compared and it is on the disk. The next call continues the
-    copy of a killed process: it compares the bytes that are there with the crc32s, and fetches the rest. If
-    several processes call it at the same time, one copies and the others wait. If the remote archive has
-    changed (size, time or inode), a new copy is made, from the old copy where nothing changed. Open readers
+    copy of a killed process. If several processes call it at the same time, one copies and the others wait.
+    If the remote archive has changed (size, time or inode), the copy is deleted and made anew. Open readers
     keep the old copy.
-    Cost: reads the remote archive once, and writes as much. If the copy is there: one look at each file.
+    Cost: reads the remote archive once, and writes as much; reads the copy once. If the copy is there: one
+    look at each file.
     """
     with byte_progress("copying", os.path.basename(shown(src)), progress) as tell:
         copied = copy_local(src, target, num_threads, expected_digest, max_bytes, storage_options, tell)
@@ -92,7 +92,7 @@ def copy_local(
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
-    """What `copy_to_local` does; says what was copied."""
+    """Copy as `copy_to_local` does; returns what was copied."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
     base.check_count("num_threads", num_threads)
     limit = limit_of(max_bytes)
@@ -144,17 +144,9 @@ def _archives_below(folder: str) -> Iterator[str]:
                 yield path
 
 
-def current(copy: str, identity: tuple[str, ...]) -> Version | None:
-    """The version that a whole copy is of, where that is the state of the origin with this identity."""
-    stamp = stamp_of(copy)
-    note = None if stamp is None else sidecar.note_of(copy)
-    version = None if note is None else note.version_of(stamp)
-    return version if version is not None and version.identity == identity else None
-
-
 @dataclass(frozen=True)
 class Copying:
-    """Making one copy: where it belongs, and the folder whose copies, but for `keep`, may go to make room."""
+    """One copy to be made: its path, and the folder whose copies, but for `keep`, may go to make room."""
 
     path: str
     folder: str
@@ -162,73 +154,61 @@ class Copying:
     limit: int | None
     keep: Collection[str]
 
-    def copy(self, source: Location, expected: str | None, on_progress: OnProgress | None) -> tuple[int, int]:
-        """Copy what is there unless that was done; returns its bytes, and those that were fetched."""
-        # Without the lock, and so where nothing can be written too.
-        version = current(self.path, sidecar.identity_at(source))
-        if version is not None and version.digest == (expected or version.digest):
+    def copy(self, source: Location, digest: str | None, tell: OnProgress | None) -> tuple[int, int]:
+        """Copy the archive unless that was done; returns its bytes, and those that were fetched."""
+        # Without the lock, so also if nothing can be written.
+        note = whole_note(self.path)
+        is_current = note is not None and note.identity == sidecar.identity_at(source)
+        if note is not None and is_current and note.digest == (digest or note.digest):
             note_use(self.path)
-            return version.nbytes, 0
+            return note.nbytes, 0
         storage.make_parent(self.path)
         with closing(source.open()) as origin:
-            return self.copy_from(origin, expected, on_progress)
+            return self.copy_from(origin, digest, tell)
 
     def copy_from(
-        self, origin: ByteSource, expected: str | None = None, on_progress: OnProgress | None = None
+        self, origin: ByteSource, digest: str | None = None, tell: OnProgress | None = None
     ) -> tuple[int, int]:
         """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
-        with sidecar.locked_side(self.path) as side:
-            assert side is not None
-            # By another process, while this one waited.
-            version = current(self.path, sidecar.identity_of(origin))
-            if version is None:
-                return self._make(side, origin, expected, on_progress)
+        state, _ = state_of(origin)
+        with sidecar.locked_side(self.path):
+            self._make_way(state)
+        with sidecar.locked_copy(self.path, state) as side:
+            if stamp_of(self.path) is not None:
+                return self._check(digest)
+            logger.info("%s: copying %s", self.path, origin.path)
+            with closing(File.open(self.path + PARTIAL, "r")) as data:
+                fetcher = Fetcher(Pinned(self.path, state), data, lambda: origin, None, keeps_all=True)
+                with closing(fetcher):
+                    return state.nbytes, complete(fetcher, side, self.threads, digest, tell)
+
+    def _check(self, digest: str | None) -> tuple[int, int]:
+        """Use the copy that another process made; DigestError if it is not the expected one."""
+        with closing(File.open(self.path, "r")) as file:
+            if digest is not None:
+                check_digest(file, digest)
             note_use(self.path)
-            if expected not in (None, version.digest):
-                with closing(File.open(self.path, "r")) as file:
-                    check_digest(file, expected)
-                side.replace(version, version._replace(digest=expected))
-            return version.nbytes, 0
+            return file.size(), 0
 
-    def _make(
-        self, side: Side, origin: ByteSource, expected: str | None, on_progress: OnProgress | None
-    ) -> tuple[int, int]:
-        fetch = Fetch(origin, self.threads, on_progress)
-        version = Version(sidecar.identity_of(origin), fetch.uuid.hex(), fetch.size)
-        before = self._before(side, origin, version)
-        make_room(self.folder or os.curdir, self.limit, fetch.size, self.path, self.keep)
-        check_space(self.path, fetch.size - storage.allocated(self.path + PARTIAL))
-        kept = () if before is None else (before,)
-        side.write(Note(origin.path, (version, *kept)))
-        logger.info("%s: copying %s", self.path, origin.path)
-        with ExitStack() as stack:
-            partial = stack.enter_context(closing(File.open(self.path + PARTIAL, "a")))
-            older = None if before is None else stack.enter_context(closing(File.open(self.path, "r")))
-            fetched = fetch.into(partial, older)
-            if expected is not None:
-                try:
-                    check_digest(partial, expected)
-                except DigestError as error:
-                    storage.remove(partial.path)
-                    raise DigestError(str(error).replace(partial.path, self.path, 1)) from None
-            side.publish(partial, self.path, Note(origin.path, (version._replace(digest=expected), *kept)))
-        return fetch.size, fetched
-
-    def _before(self, side: Side, origin: ByteSource, version: Version) -> Version | None:
-        """The version that the copy is of which is there, where it may be replaced."""
-        stamp, note = stamp_of(self.path), side.read()
-        if stamp is None:
-            return None
-        before = None if note is None else note.version_of(stamp)
-        if note is None or before is None:
-            of = "" if note is None else f" from {note.origin}"
-            raise ArchiveExistsError(
-                f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
-                "delete it (edcache rm)"
-            )
-        if note.origin != origin.path and before.uuid != version.uuid:
-            raise ArchiveExistsError(
-                f"{self.path}: a copy of another archive, {note.origin}; give {origin.path} another path or "
-                "folder"
-            )
-        return before
+    def _make_way(self, state: Note) -> None:
+        """Delete the copy of another state, and make room; raises if this one may not be made here."""
+        stamp, note = stamp_of(self.path), sidecar.note_of(self.path)
+        if stamp is not None:
+            if note is None or note.stamp != stamp:
+                of = "" if note is None else f" from {note.origin}"
+                raise ArchiveExistsError(
+                    f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
+                    "delete it (edcache rm)"
+                )
+            if note.identity == state.identity:
+                return
+            if note.origin != state.origin and note.uuid != state.uuid:
+                raise ArchiveExistsError(
+                    f"{self.path}: a copy of another archive, {note.origin}; give {state.origin} another "
+                    "path or folder"
+                )
+        make_room(self.folder or os.curdir, self.limit, state.nbytes, self.path, self.keep)
+        there = storage.allocated(self.path) + storage.allocated(self.path + PARTIAL)
+        check_space(self.path, state.nbytes - there)
+        if stamp is not None:
+            storage.remove(self.path)

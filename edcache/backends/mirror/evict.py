@@ -42,13 +42,11 @@ def copy_at(path: str) -> Copy | None:
     if used is None:
         return None
     whole, partial = stamp_of(path), stamp_of(path + PARTIAL)
-    if whole is not None and (note is None or note.version_at(whole) is None):
+    if whole is not None and (note is None or note.stamp != whole):
         return None
     sizes = [stamp[0] for stamp in (whole, partial) if stamp is not None]
     if not sizes:
         return None
-    if partial is not None and note is not None:
-        sizes.append(note.versions[0].nbytes)
     # The last page of a file is never full.
     here = min(storage.allocated(path) + storage.allocated(path + PARTIAL), sum(sizes))
     return Copy(path, "" if note is None else note.origin, max(sizes), here, used[1] / 1e9)

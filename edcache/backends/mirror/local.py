@@ -7,21 +7,27 @@ import json
 import logging
 import os
 from contextlib import closing, nullcontext
+from typing import Final
 
-from edcache import storage
+import numpy as np
+
+from edcache import format, storage
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.block_fetcher import Opener, Pinned
-from edcache.backends.mirror.copy import current
-from edcache.backends.mirror.evict import left_by_others, limit_of
-from edcache.backends.mirror.fetch import sealed
-from edcache.backends.mirror.read_through import ReadThrough, attached, reopened
-from edcache.backends.mirror.room import BLOCK_NBYTES
-from edcache.backends.mirror.sidecar import MAP_OFFSET, Identity, Note, Version, stamp_of
-from edcache.base import ArchiveNotFoundError, StaleArchiveError, StorageError
-from edcache.storage import ByteSource, File, Location
-from edcache.writer import PARTIAL, SIDE
+from edcache.backends.mirror.blocks import Pinned, blocks_of
+from edcache.backends.mirror.complete import state_of
+from edcache.backends.mirror.evict import limit_of
+from edcache.backends.mirror.read_through import ReadThrough, attached, completed, reopened
+from edcache.backends.mirror.sidecar import Identity, locked_copy, note_of, whole_note
+from edcache.base import ArchiveNotFoundError, Ints, StaleArchiveError, StorageError
+from edcache.format import Seal
+from edcache.storage import ByteSource, Location, Stamp
+from edcache.writer import SIDE
 
 logger = logging.getLogger("edcache")
+
+# Of the index and of the end, at most so much is fetched with the head of a new copy.
+_INDEX_NBYTES: Final = 1 << 20
+_TAIL_NBYTES: Final = 1 << 16
 
 
 def open_copy(
@@ -31,15 +37,14 @@ def open_copy(
 
     Args:
         where: the archive, sealed. token: of a copy that another process has open: the origin is not looked
-            at then. folder: made where it is absent. max_bytes: as in `copy_to_local`.
+            at then. folder: created if absent. max_bytes: as in `copy_to_local`.
     Raises:
         ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
         StaleArchiveError: the copy with this token is gone. OptionError: it is not sealed.
     """
-    opener: Opener = where.open
-    limit, source = limit_of(max_bytes), where.path
+    limit = limit_of(max_bytes)
     if token is not None:
-        return reopened(token, opener, limit)
+        return reopened(token, where.open, limit)
     try:
         # Asked for its identity, it is open: each opening of a URL is a round trip.
         origin = where.open() if where.by_request else None
@@ -47,12 +52,9 @@ def open_copy(
     except (StorageError, ArchiveNotFoundError) as error:
         if where.has_query:
             raise
-        return _without_origin(source, folder, opener, error)
-    copied = os.path.join(folder, os.path.basename(source))
+        return _without_origin(where, folder, error)
     try:
-        version = current(copied, identity)
-        file = None if version is None else attached(Pinned(source, copied, version), opener, limit)
-        file = file or _open_by(source, identity, folder, limit, opener, origin)
+        file = _opened(where, folder, identity, limit, origin)
     except BaseException:
         if origin is not None:
             origin.close()
@@ -62,63 +64,61 @@ def open_copy(
     return file
 
 
-def _open_by(
-    source: str,
-    identity: Identity,
-    folder: str,
-    limit: int | None,
-    opener: Opener,
-    origin: ByteSource | None = None,
+def _opened(
+    where: Location, folder: str, identity: Identity, limit: int | None, origin: ByteSource | None
 ) -> ReadThrough:
-    """Open a copy by the name that the origin's path and identity give it; `origin` where it is open."""
-    stem, ending = os.path.splitext(os.path.basename(source))
-    key = hashlib.sha256(json.dumps([source, identity]).encode()).hexdigest()[:16]
-    copy = os.path.join(folder, f"{stem}-{key}{ending}")
+    """Open the copy of this state of the origin; begin one if there is none. origin: if it is open."""
+    copy = os.path.join(folder, os.path.basename(where.path))
+    made = whole_note(copy)
+    if made is None or made.identity != identity:
+        stem, ending = os.path.splitext(copy)
+        key = hashlib.sha256(json.dumps([where.path, identity]).encode()).hexdigest()[:16]
+        copy = f"{stem}-{key}{ending}"
+    opening: tuple[Seal, int] | None = None
     while True:
-        note = sidecar.note_of(copy)
-        if note is not None:
-            file = attached(Pinned(note.origin, copy, note.versions[0]), opener, limit)
-            if file is not None:
-                return file
+        note = note_of(copy)
+        file = None if note is None else attached(Pinned(copy, note), where.open, limit)
+        if file is not None:
+            break
         storage.make_parent(copy)
-        with closing(opener()) if origin is None else nullcontext(origin) as opened:
-            _create(source, identity, copy, limit, opened)
+        with closing(where.open()) if origin is None else nullcontext(origin) as opened:
+            state, seal = state_of(opened)
+        if state.identity != identity:
+            raise StaleArchiveError(f"{where.path}: it changed while it was opened; open it again")
+        with locked_copy(copy, state):
+            opening = seal, state.nbytes
+    if origin is not None:
+        file.fetcher.keep_origin(origin)
+    if opening is not None:
+        file.fetcher.obtain(_opened_by(*opening))
+    return completed(file)
 
 
-def _create(source: str, identity: Identity, copy: str, limit: int | None, origin: ByteSource) -> None:
-    """Make the side file and the sparse file of a copy, unless another process did meanwhile."""
-    with sidecar.locked_side(copy) as side:
-        assert side is not None
-        note = side.read()
-        sizes = [stamp[0] for stamp in map(stamp_of, (copy, copy + PARTIAL)) if stamp is not None]
-        if note is not None and note.versions[0].nbytes in sizes:
-            return
-        if sidecar.identity_of(origin) != identity:
-            raise StaleArchiveError(f"{source}: it changed while it was opened; open it again")
-        nbytes, head, _, _ = sealed(origin)
-        if limit is not None:
-            left_by_others(os.path.dirname(copy) or os.curdir, limit, nbytes, copy, [copy])
-        with closing(File.open(copy + PARTIAL, "a")) as data:
-            data.truncate(0)
-            data.truncate(nbytes)
-        # The note last: without it nothing else of it counts.
-        side.file.truncate(0)
-        side.file.truncate(MAP_OFFSET - 2 * (-nbytes // BLOCK_NBYTES))
-        side.write(Note(source, (Version(identity, head.uuid.hex(), nbytes),)))
+def _opened_by(seal: Seal, nbytes: int) -> Ints:
+    """The blocks that opening an archive reads, to be fetched together: head, tail, and index."""
+    table = seal.index.table_offset
+    places = np.array(
+        [
+            (0, format.PAGE),
+            (seal.index.offset, min(seal.index.offset + _INDEX_NBYTES, nbytes)),
+            (table, table + seal.index.table_nbytes),
+            (max(0, nbytes - _TAIL_NBYTES), nbytes),
+        ]
+    )
+    return np.unique(blocks_of(*places.T)[1])
 
 
-def _without_origin(source: str, folder: str, opener: Opener, error: Exception) -> ReadThrough:
-    """The newest whole copy of what cannot be reached; raises the error where there is none."""
-    copies: list[tuple[int, str, Version]] = []
+def _without_origin(where: Location, folder: str, error: Exception) -> ReadThrough:
+    """Open the newest whole copy of what cannot be reached; raises the error if there is none."""
+    copies: list[tuple[Stamp, Pinned]] = []
     names = os.listdir(folder) if os.path.isdir(folder) else []
     for copy in (os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)):
-        note, stamp = sidecar.note_of(copy), stamp_of(copy)
-        if note is not None and stamp is not None and note.origin == source:
-            version = note.version_at(stamp)
-            copies += [] if version is None else [(stamp[1], copy, version)]
-    for _, copy, version in sorted(copies, reverse=True):
-        file = attached(Pinned(source, copy, version), opener, None)
-        if file is not None and not file.is_partial:
-            logger.warning("%s: reading its copy %s: %s", source, copy, error)
+        note = whole_note(copy)
+        if note is not None and note.stamp is not None and note.origin == where.path:
+            copies.append((note.stamp, Pinned(copy, note)))
+    for _, pinned in sorted(copies, key=lambda one: one[0][1], reverse=True):
+        file = attached(pinned, where.open, None)
+        if file is not None:
+            logger.warning("%s: reading its copy %s: %s", where.path, pinned.copy, error)
             return file
     raise error

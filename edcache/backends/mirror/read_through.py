@@ -1,57 +1,38 @@
-"""A copy that is read while it fills: a sparse file, and which blocks of it were fetched.
+"""A copy that fills as it is read: a sparse file, and a map of the blocks that were fetched.
 
-What is read is fetched once, by whichever process of this machine needs it first, and kept (`block_fetcher`).
-That a block is there proves nothing: what lies in it is compared with its crc32 as ever, and fetched again
-where it does not fit (`ReadThrough.mend`).
-
-Where `max_bytes` allows less than the archive, blocks go again, and the map says so before they go. So who
-has read looks at it again: what was there before and after was there meanwhile. What is not worth a block is
-read from far and not kept.
+What is read is fetched once, by the first process of this machine that needs it, and kept. What has no room
+is read from far and not kept.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
-import time
-from collections.abc import Callable, Sequence
-from contextlib import closing
+from collections.abc import Sequence
+from contextlib import closing, suppress
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache import base, storage
-from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.block_fetcher import BlockFetcher, Opener, Pinned
-from edcache.backends.mirror.room import BLOCK_BITS, BLOCK_NBYTES
-from edcache.base import ArchiveNotFoundError, CorruptRecordError, StaleArchiveError
-from edcache.storage import File, Wrapped
+from edcache.backends.mirror.blocks import BLOCK_BITS, Fetcher, Opener, Pinned, blocks_of, gone
+from edcache.backends.mirror.complete import complete
+from edcache.backends.mirror.sidecar import locked_side
+from edcache.base import ArchiveNotFoundError, CorruptArchiveError, Ints
+from edcache.storage import File, Prefetch, Wrapped
 from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
 
-Ints = npt.NDArray[np.int64]
-
-# Blocks that are fetched at once.
-_AT_ONCE: Final = 256
-# Up to this part of a copy, as a power of two, it is new.
-_NEW_BITS: Final = 7
-# How long looking ahead waits for a first batch that is not begun, under way, and done, in seconds.
-_NOT_BEGUN, _UNDER_WAY, _DONE = range(3)
-_HEAD_STARTS: Final = (0.2, 2.0, 0.0)
-# How far is looked ahead.
-_AHEAD_NBYTES: Final = 1 << 28
-# How often a block may go while it is read, before it is read from far.
-_MOST_LOOKS: Final = 3
-# Where no more than this part of the records is missing when it is opened, all the rest is fetched too.
+# If no more than this part of the blocks is missing when a copy is opened, all of them are fetched.
 _REST: Final = 1 / 16
 
 
 class ReadThrough(Wrapped):
     """An archive of which this machine has a copy, `data`, whole or not; messages name the origin.
 
-    Safety: threads and forks; a child opens for itself what it writes to, and the origin.
+    A copy that is not whole is read as an object on a server is: `by_request`.
+
+    Safety: threads and forks; a child opens the copy, to write to it, and the origin for itself.
     """
 
     def __init__(
@@ -59,244 +40,107 @@ class ReadThrough(Wrapped):
     ) -> None:
         super().__init__(data)
         self.data: File = data
-        self.path = pinned.source
+        self.path = pinned.note.origin
         self.pinned = self.token = pinned
-        self.is_partial = not is_whole
-        self._nbytes = pinned.version.nbytes
-        self.fetcher = BlockFetcher(pinned, data, self.is_partial, opener, limit)
-        self.blocks = self.fetcher.blocks
-        self._here, self._last = threading.local(), -1
-        self._first = _NOT_BEGUN
-        # Blocks that opening reads, until it is accepted, and then until they are fetched.
-        self._touched: set[int] | None = set()
-        self._opening: set[int] = set()
-        # Blocks that are expected to be read, for which others go.
-        self._worth: set[int] = set()
+        self.by_request = not is_whole
+        self.fetcher = Fetcher(pinned, data, opener, limit)
+        self.ahead = None if is_whole else CopyAhead(self.fetcher)
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
-        return self._nbytes
+        return self.pinned.note.nbytes
 
     def reopened(self) -> ReadThrough:
-        """The same copy; another state of the origin would be another one."""
-        return reopened(self.pinned, self.fetcher.opener, self.fetcher.limit)
+        """This copy, completed if nearly all of it is here. Another state of the origin is another copy."""
+        return completed(reopened(self.pinned, self.fetcher.opener, self.fetcher.limit))
+
+    def is_remote(self) -> bool:
+        return self.by_request or self.data.is_remote()
+
+    def are_cached(self, offsets: Sequence[int]) -> bool:
+        return self.by_request or self.data.are_cached(offsets)
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """See `ByteSource`: fetches what was not yet; StaleArchiveError where the origin has changed."""
-        nbytes = max(0, min(nbytes, self._nbytes - offset))
-        blocks = _blocks(offset, nbytes)
-        if self._touched is not None:
-            self._touched.update(blocks)
-        if not self.is_partial:
-            return self.data.pread(offset, nbytes)
-        passed = self._passed().get(offset, b"")
-        if len(passed) >= nbytes:
-            return bytes(passed[:nbytes])
-        if (self._touched is not None or self._opening) and self.blocks.missing(blocks):
-            # What an archive is opened by, the origin reads by few requests, some of them at once.
-            origin = self.fetcher.origin()
-            if self._touched is not None or origin.has_read(offset, nbytes):
-                data = origin.pread(offset, nbytes)
-                self.fetcher.check_identity(origin)
-                return data
-        # Records that are read one after the other make their block worth it.
-        is_worth = nbytes >= BLOCK_NBYTES // 2 or self._last == blocks.start
-        for _ in range(_MOST_LOOKS):
-            before = bytes(self.blocks.known[blocks.start : blocks.stop])
-            if all(state & 1 for state in before):
-                data = self.data.pread(offset, nbytes)
-                if self.blocks.look(blocks.start, blocks.stop) == before:
-                    return data
-            elif not self.fetcher.obtain(blocks, worth=None if is_worth else ()):
-                break
-        self._last = blocks[-1] if blocks else -1
-        return bytes(self.fetcher.origin().read_many([(offset, nbytes)])[0])
+        """See `ByteSource`: fetches what is missing; StaleArchiveError if the origin has changed."""
+        return bytes(self.read_many([(offset, nbytes)])[0])
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """See `ByteSource`: where all is here, or there is room for all, it is read together."""
-        if not self.is_partial:
+        """See `ByteSource`: fetches what is missing, all at once."""
+        if not self.by_request or not extents:
             return self.data.read_many(extents)
-        passed = self._passed()
-        is_opened = self._touched is None and not self._opening
-        for _ in range(_MOST_LOOKS if len(extents) > 1 and is_opened else 0):
-            rest = [extent for extent in extents if len(passed.get(extent[0], b"")) < extent[1]]
-            together = self._read_together(rest) if rest else []
-            if together is not None:
-                read = dict(zip(rest, together, strict=True))
-                return [
-                    read[extent] if extent in read else memoryview(passed[extent[0]])[: extent[1]]
-                    for extent in extents
-                ]
-            # Blocks have gone since they were announced. One by one, each takes a round trip.
-            start, nbytes = np.array(rest, np.int64).T
-            self._pass(start, start + nbytes)
-        return [memoryview(self.pread(*extent)) for extent in extents]
-
-    def _read_together(self, extents: Sequence[tuple[int, int]]) -> list[memoryview] | None:
-        """What extents hold; None where a block of them is not here, or goes meanwhile."""
         start, nbytes = np.array(extents, np.int64).T
-        blocks, _ = self.blocks.around(start, start + nbytes)
-        if self.fetcher.holds_all:
-            self.fetcher.obtain(blocks.tolist())
-        before = self.blocks.states(blocks)
-        if not np.all(before & 1):
-            return None
-        data = self.data.read_many(extents)
-        return data if np.array_equal(self.blocks.states(blocks), before) else None
+        end = np.minimum(start + nbytes, self.size())
+        if self.fetcher.obtain(np.unique(blocks_of(start, end)[1])):
+            return self.data.read_many(extents)
+        which, blocks = blocks_of(start, end)
+        is_far = np.isin(blocks, self.fetcher.map.missing(np.unique(blocks)))
+        far = [extents[k] for k in np.unique(which[is_far]).tolist()]
+        fetched = zip(far, self.fetcher.read_far(far), strict=True)
+        read = {extent: memoryview(data) for extent, data in fetched}
+        near = [extent for extent in extents if extent not in read]
+        read.update(zip(near, self.data.read_many(near), strict=True))
+        return [read[extent] for extent in extents]
 
-    def announce(self, start: Ints, end: Ints) -> None:
-        """See `ByteSource`: fetches what is missing of them, all at once."""
-        if not self.is_partial:
-            return
-        is_first, self._first = self._first == _NOT_BEGUN, max(self._first, _UNDER_WAY)
-        self._passed().clear()
-        blocks, _ = self.blocks.around(start, end)
-        if is_first and self._is_new(len(blocks) << BLOCK_BITS, int((end - start).sum())):
-            self._pass(start, end)
-            self._first = _DONE
-            return
-        blocks, worth = self._with_opening(blocks), None
-        if self.fetcher.holds_all:
-            blocks = self.blocks.unknown(blocks)
-        else:
-            worth = self.blocks.worth(start, end) | self._worth
-        kept = [
-            self.fetcher.obtain(blocks[first : first + _AT_ONCE].tolist(), worth=worth)
-            for first in range(0, len(blocks), _AT_ONCE)
-        ]
-        if not all(kept):
-            self._pass(start, end)
-        self._first = _DONE
-
-    @property
-    def ahead_nbytes(self) -> int:  # type: ignore[override]
-        """See `ByteSource`: a quarter of what there is room for."""
-        if not self.is_partial or self.fetcher.is_full:
-            return 0
-        if self.fetcher.room is None or self.fetcher.room.holds_all():
-            return _AHEAD_NBYTES
-        return min(_AHEAD_NBYTES, self.fetcher.room.allowance()) // 4
-
-    def lacking(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
-        """See `ByteSource`: blocks."""
-        blocks = self.blocks.of(start, end)[1]
-        if self.fetcher.holds_all:
-            blocks = self.blocks.unknown(blocks)
-        blocks = blocks[np.sort(np.unique(blocks, return_index=True)[1])]
-        missing = set(self.blocks.missing(np.sort(blocks).tolist()))
-        return [
-            (block << BLOCK_BITS, min(block + 1 << BLOCK_BITS, self._nbytes))
-            for block in blocks.tolist()
-            if block in missing
-        ]
-
-    def expect(self, around: Callable[[], tuple[Ints, Ints]], is_new: bool) -> None:
-        """See `ByteSource`; where there is no room for all, what is read soon goes last."""
-        if self.fetcher.room is None or self.fetcher.holds_all:
-            return
-        soon = around()
-        with closing(File.open(self.pinned.copy + SIDE, "r+")) as side:
-            noted = self.fetcher.room.expect(
-                side, list(dict.fromkeys(self.blocks.of(*soon)[1].tolist())), is_new
-            )
-        self._worth = self.blocks.worth(*soon) & noted
-
-    def prepare(self, start: Ints, end: Ints) -> bool:
-        """See `ByteSource`."""
-        blocks = self._with_opening(self.blocks.around(start, end)[0]).tolist()
-        # The first batch has the wire for itself. No lock: a fork could leave it taken.
-        begun = time.monotonic()
-        while time.monotonic() - begun < _HEAD_STARTS[self._first]:
-            time.sleep(_HEAD_STARTS[_NOT_BEGUN] / 50)
-        self._first = _DONE
-        return self.fetcher.obtain(blocks, worth=None if self.fetcher.holds_all else self._worth, waits=False)
-
-    def _with_opening(self, blocks: Ints) -> Ints:
-        """Rising blocks, and for once those that it was opened by, which belong to the copy too."""
-        opening, self._opening = self._opening, set()
-        return np.union1d(blocks, sorted(opening)).astype(np.int64) if opening else blocks
-
-    def _is_new(self, nbytes: int, wanted: int) -> bool:
-        """Whether so little is here that a first batch shall wait for its records and not for all blocks."""
-        most = self._nbytes >> _NEW_BITS
-        is_worth = 2 * wanted <= nbytes and wanted <= most
-        return is_worth and storage.allocated(self.pinned.copy + PARTIAL) <= most
-
-    def _pass(self, start: Ints, end: Ints) -> None:
-        """Read from far what of extents is not here, all at once, for this thread to read next."""
-        known = np.frombuffer(self.blocks.known, np.uint8) & 1
-        first, last = (np.clip(at >> BLOCK_BITS, 0, self.blocks.last) for at in (start, end - 1))
-        far = np.flatnonzero((known[first] & known[last] == 0) & (end > start))
-        extents = list(zip(start[far].tolist(), (end - start)[far].tolist(), strict=True))
-        data = self.fetcher.read_far(extents)
-        self._passed().update((offset, one) for (offset, _), one in zip(extents, data, strict=True))
-
-    def _passed(self) -> dict[int, bytes | memoryview]:
-        """What this thread has read from far for the batch that it makes, by offset."""
-        passed: dict[int, bytes | memoryview] = vars(self._here).setdefault("passed", {})
-        return passed
-
-    def mend(self, offset: int, nbytes: int) -> bool:
-        """See `ByteSource`; CorruptRecordError where it cannot be fetched again."""
-        self._passed().clear()
+    def check_damaged(self, offset: int, nbytes: int) -> None:
+        """See `ByteSource`: compares the bytes with those of the origin; a copy that differs is deleted."""
+        here, place = self.data.path, f"bytes {offset:,} to {offset + nbytes:,}"
         try:
-            return self.fetcher.obtain_again(_blocks(offset, nbytes))
+            (far,) = self.fetcher.read_far([(offset, nbytes)])
         except (base.ArchiveError, OSError) as error:
-            raise CorruptRecordError(
-                f"{self.data.path}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and cannot be "
-                f"fetched again: {error}"
+            raise CorruptArchiveError(
+                f"{here}: {place} fail their crc32, and the original cannot be read to compare: {error}; "
+                f"delete this copy (edcache rm), and open {self.path} again"
             ) from error
+        if far != self.data.pread(offset, nbytes):
+            delete(self.pinned, self.data)
+            raise CorruptArchiveError(
+                f"{here}: {place} of this copy are damaged, so it was deleted; open {self.path} "
+                "again, which makes another"
+            )
 
-    def mend_opening(self) -> bool:
-        """Fetch again all that was read so far; whether that can make a difference, which it can once."""
-        blocks, self._touched = sorted(self._touched or ()), None
-        return self.fetcher.obtain_again(blocks)
-
-    def accept(self) -> None:
-        """Say that what was read so far made sense."""
-        self._opening, self._touched = self._touched or set(), None
+    def discard(self) -> None:
+        """See `ByteSource`."""
+        delete(self.pinned, self.data)
 
     def close(self) -> None:
-        """Let go of the copy, of the lock that says it is open, and of the origin."""
+        """Close the copy, which others may delete then, and the origin."""
         self.data.close()
         self.fetcher.close()
 
-    def finish(self, start: Ints, end: Ints) -> ReadThrough | None:
-        """Where nearly all records are here, fetch the rest, prove all of it and give the copy its name.
 
-        Gives the whole copy, opened. Who has this open goes on with it.
-        """
-        if not self.is_partial or not self.fetcher.holds_all:
-            return None
-        wanted = self.blocks.around(start, end)[0].tolist()
-        if len(self.blocks.missing(wanted)) > _REST * max(1, len(wanted)):
-            return None
-        with sidecar.locked_side(self.pinned.copy, wait=False) as side:
-            if side is None:
-                return None
-            try:
-                self.fetcher.complete(side)
-            except (base.ArchiveError, OSError) as error:
-                logger.warning("%s: it stays a partial copy: %s", self.pinned.copy, error)
-                return None
-        whole = attached(self.pinned, self.fetcher.opener, self.fetcher.limit)
-        return whole if whole is not None and not whole.is_partial else None
+class CopyAhead(Prefetch):
+    """Fetches blocks of a partial copy before they are read."""
 
+    def __init__(self, fetcher: Fetcher) -> None:
+        self._fetcher = fetcher
 
-def _blocks(offset: int, nbytes: int) -> range:
-    return range(offset >> BLOCK_BITS, (offset + nbytes - 1 >> BLOCK_BITS) + 1) if nbytes > 0 else range(0)
+    @property
+    def has_room(self) -> bool:
+        return self._fetcher.has_room
+
+    def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
+        """See the base class: whole blocks."""
+        blocks, first = np.unique(blocks_of(start, end)[1], return_index=True)
+        is_missing = np.isin(blocks, self._fetcher.map.missing(blocks))
+        in_order = blocks[is_missing][np.argsort(first[is_missing])]
+        return [(block << BLOCK_BITS, block + 1 << BLOCK_BITS) for block in in_order.tolist()]
+
+    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """See the base class."""
+        blocks = np.array([start for start, _ in ranges], np.int64) >> BLOCK_BITS
+        self._fetcher.obtain(np.unique(blocks), waits=False)
 
 
 def reopened(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough:
-    """Open a copy that is there; StaleArchiveError where it is gone."""
+    """Open a copy that is there; StaleArchiveError if it is gone."""
     file = attached(pinned, opener, limit)
     if file is None:
-        raise StaleArchiveError(f"{pinned.copy}: this copy of {pinned.source} is gone; open it again")
+        raise gone(pinned)
     return file
 
 
 def attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough | None:
-    """Open a copy that is there, whole or not, so that it is not cleared away."""
+    """Open a copy, whole or not, and share the lock that keeps it; None if there is none."""
     for name, is_whole in ((pinned.copy, True), (pinned.copy + PARTIAL, False), (pinned.copy, True)):
         try:
             data = File.open(name, "r")
@@ -304,8 +148,8 @@ def attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough |
             continue
         try:
             data.share(LOCK_USE)
-            # Between opening and sharing somebody may have deleted it, or given it its name.
-            is_there = data.is_named() and data.size() == pinned.version.nbytes
+            # Between opening and sharing another process may have deleted it, or given it its name.
+            is_there = data.is_named() and data.size() == pinned.note.nbytes
         except BaseException:
             data.close()
             raise
@@ -314,3 +158,37 @@ def attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough |
             return ReadThrough(pinned, data, is_whole, opener, limit)
         data.close()
     return None
+
+
+def completed(file: ReadThrough) -> ReadThrough:
+    """Complete a partial copy of which nearly all is here; returns the whole copy, or else the same file."""
+    fetcher, copy = file.fetcher, file.pinned.copy
+    blocks = np.arange(fetcher.map.count)
+    if not file.by_request or len(fetcher.map.missing(blocks)) > _REST * len(blocks):
+        return file
+    with locked_side(copy, wait=False) as side:
+        if side is None:
+            return file
+        try:
+            if storage.exists(copy + PARTIAL):
+                complete(fetcher, side)
+        except (base.ArchiveError, OSError) as error:
+            logger.warning("%s: it stays a partial copy: %s", copy, error)
+            return file
+    whole = attached(file.pinned, fetcher.opener, fetcher.limit)
+    if whole is None:
+        return file
+    file.close()
+    return whole
+
+
+def delete(pinned: Pinned, data: File) -> None:
+    """Delete a copy that proved damaged, unless another one is in its place or is being made."""
+    with locked_side(pinned.copy, wait=False) as side:
+        if side is None:
+            return  # a process that completes it proves all of it
+        for name in (pinned.copy, pinned.copy + PARTIAL):
+            with suppress(ArchiveNotFoundError), closing(File.open(name, "r")) as there:
+                if there.identity() == data.identity():
+                    storage.remove(name)
+                    storage.remove(pinned.copy + SIDE)

@@ -1,25 +1,21 @@
-"""The side file of a copy: of what it is a copy, which blocks of it are there, and the locks on it.
+"""The side file of a copy: of what it is a copy, which blocks of it are here, and the locks on it.
 
-`train.zip.origin` lies beside `train.zip`, and beside `train.zip.partial` until that is whole. It is made
-once and written in place, so that its locks stay; only who deletes the copy deletes it.
+`train.zip.origin` lies beside `train.zip`, and beside `train.zip.partial` until that is whole. It is written
+in place, so that its locks stay; who deletes the copy deletes it.
 
     offset  size  field
-    0       8     b"edcopy1\\n"
-    8       8     how often it was written
-    16      4     crc32 of the 8 bytes before and the JSON
-    20      4     bytes of the JSON
-    24      ..    JSON: {"origin": path, "versions": [[identity, uuid, nbytes, stamp, digest], ...]}
-    16384   ..    the same again: the older of the two is overwritten, so that a kill leaves the other
-    32768   n     a copy that fills as it is read: one byte for each block, odd where the block is here, and
-                  one more whenever it comes or goes
-    32768+n n     one byte for each block, for who needs room: see `room`
+    0       16    b"edcopy2\\n", crc32 of the JSON behind it, bytes of that
+    16      ..    JSON of the state that is copied: [origin, identity, uuid, nbytes]
+    12288   ..    the same of the whole copy: [stamp, digest]
+    16384   n     a byte for each block of 256 KiB: 1 once the block is in the copy
 
-That it says something proves nothing: a whole copy is one whose size, time and inode are those of a version,
-and a block is believed by the crc32s of what lies in it.
+Each is written once, so a process that is killed in between leaves what was there before. A side file proves
+nothing: a whole copy is a file with this stamp (its size, time and inode), which is on the disk before the
+copy has its name; the bytes of a block are believed by the crc32s of the archive.
 
-Locks: `LOCK_COPY` of the side file, by who makes or deletes the copy; its byte `CLAIMS + k`, by who fetches
-or frees block k; `ROOM`, by who takes disk space for blocks; `LOCK_USE` of the copy, shared by all who have
-it open, however they came by it.
+Locks: `LOCK_COPY` of the side file is held by a process that makes or deletes the copy; its byte `CLAIMS + k`
+while block k is fetched; `ROOM` while disk space is taken. `LOCK_USE` of the copy is shared by all processes
+that have it open, however they came by it.
 """
 
 from __future__ import annotations
@@ -28,28 +24,28 @@ import json
 import struct
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from edcache import base, format, storage
 from edcache.base import ArchiveNotFoundError, StorageError
 from edcache.storage import WHOLE_FILE_LOCK, ByteSource, File, Location, Stamp
-from edcache.writer import SIDE
+from edcache.writer import PARTIAL, SIDE
 
 LOCK_COPY: Final = WHOLE_FILE_LOCK
 CLAIMS: Final = 1 << 61
 ROOM: Final = CLAIMS - 1
-MAP_OFFSET: Final = 1 << 15
+_WHOLE_OFFSET: Final = 12 << 10
+MAP_OFFSET: Final = 16 << 10
 
-_SLOT_NBYTES: Final = 1 << 14
-_HEADER = struct.Struct("<8sQII")
-_MAGIC: Final = b"edcopy1\n"
+_HEADER = struct.Struct("<8sII")
+_MAGIC: Final = b"edcopy2\n"
 
 Identity = tuple[str, ...]
-"""What changes when an origin does: of a file its size, the time of its last change and its inode."""
+"""Values that change when an origin does: of a file its size, the time of its last change and its inode."""
 
 
 def identity_at(where: Location) -> Identity:
-    """The identity of what is there: of a path by one call of the system, of a URL by one or two requests."""
+    """The identity of the archive at a place: one system call for a path, one or two requests for a URL."""
     if not where.by_request:
         return tuple(map(str, storage.stamp(where.local_path())))
     with closing(where.open()) as origin:
@@ -57,34 +53,20 @@ def identity_at(where: Location) -> Identity:
 
 
 def identity_of(origin: ByteSource) -> Identity:
-    """The identity of an open origin, as it is compared and kept."""
+    """The identity of an open origin."""
     # Not the device of a file: a mount may have another number tomorrow.
     return tuple(map(str, origin.stamp() if isinstance(origin, File) else origin.tag()))
 
 
-class Version(NamedTuple):
-    """A state of the origin that was copied; `stamp` and `digest` are of the whole copy, where known."""
+class Note(NamedTuple):
+    """The state of an origin that is copied; stamp and digest: of the whole copy, None until there is one."""
 
+    origin: str
     identity: Identity
     uuid: str
     nbytes: int
     stamp: Stamp | None = None
     digest: str | None = None
-
-
-class Note(NamedTuple):
-    """What a side file says: the path of the origin, and which states of it were copied, newest first."""
-
-    origin: str
-    versions: tuple[Version, ...]
-
-    def version_of(self, stamp: Stamp | None) -> Version | None:
-        """The version that a whole copy with this stamp is of, where nothing was written to it since."""
-        return next((v for v in self.versions if stamp is not None and v.stamp == stamp), None)
-
-    def version_at(self, stamp: Stamp) -> Version | None:
-        """The same where a block of it may have been fetched again, which leaves its size as it is."""
-        return self.version_of(stamp) or next((v for v in self.versions if v.nbytes == stamp[0]), None)
 
 
 class Side:
@@ -94,83 +76,72 @@ class Side:
         self.file = file
 
     def read(self) -> Note | None:
-        """What it says; None where it says nothing yet, or nothing that reads."""
-        return max(self._slots(), key=lambda slot: slot[0])[1]
+        """The note; None if there is none that reads."""
+        head = self.file.pread(0, MAP_OFFSET)
+        try:
+            origin, identity, uuid, nbytes = _parsed(head[:_WHOLE_OFFSET])
+            stamp, digest = _parsed(head[_WHOLE_OFFSET:]) or (None, None)
+            return Note(origin, tuple(identity), uuid, nbytes, stamp and tuple(stamp), digest)
+        except (ValueError, TypeError):
+            return None
 
-    def _slots(self) -> list[tuple[int, Note | None]]:
-        """How often each half was written, and what it says; 0 where nothing reads."""
-        return [_parsed(self.file.pread(start, _SLOT_NBYTES)) for start in (0, _SLOT_NBYTES)]
-
-    def write(self, note: Note) -> None:
-        """Say something else from now on; StorageError where the origin's path is too long to be kept."""
-        text = json.dumps({"origin": note.origin, "versions": note.versions}).encode("ascii")
-        if _HEADER.size + len(text) > _SLOT_NBYTES:
+    def begin(self, note: Note) -> None:
+        """Write the state that is copied; StorageError if the path of the origin is too long to be kept."""
+        data = _packed(note[:4])
+        if len(data) > _WHOLE_OFFSET:
             raise StorageError(f"{self.file.path}: no room for the path of the origin; give a shorter one")
-        first, second = (times for times, _ in self._slots())
-        times = max(first, second) + 1
-        header = _HEADER.pack(_MAGIC, times, _crc(times, text), len(text))
-        self.file.pwrite(0 if first <= second else _SLOT_NBYTES, header + text)
+        self.file.pwrite(0, data)
 
-    def replace(self, before: Version, after: Version) -> None:
-        """Say something else of one version."""
-        note = self.read()
-        if note is not None:
-            self.write(note._replace(versions=tuple(after if v == before else v for v in note.versions)))
-
-    def publish(self, partial: File, copy: str, note: Note) -> None:
-        """Give a partial copy, which is proven to be of the note's first version, the name of a whole one."""
+    def publish(self, partial: File, copy: str, digest: str | None) -> None:
+        """Give a partial copy, which is proven, the name of a whole one."""
         partial.sync()
-        # Before it has its name: the stamp stays, so whenever this is killed the side file is right.
-        version, *others = note.versions
-        self.write(Note(note.origin, (version._replace(stamp=partial.stamp()), *others)))
-        state = self.file.pread(MAP_OFFSET, self.file.size() - MAP_OFFSET)
-        self.file.pwrite(MAP_OFFSET, bytes(byte | 1 for byte in state))
+        # The stamp stays when it gets its name, so the side file is right whenever this is killed.
+        self.file.pwrite(_WHOLE_OFFSET, _packed((partial.stamp(), digest)))
         self.file.sync()
         storage.move(partial, copy)
 
 
-def _crc(times: int, text: bytes) -> int:
-    return format.crc32(times.to_bytes(8, "little") + text)
+def _packed(value: object) -> bytes:
+    text = json.dumps(value).encode("ascii")
+    return _HEADER.pack(_MAGIC, format.crc32(text), len(text)) + text
 
 
-def _parsed(slot: bytes) -> tuple[int, Note | None]:
-    if len(slot) < _HEADER.size:
-        return 0, None
-    magic, times, crc, nbytes = _HEADER.unpack_from(slot)
-    text = slot[_HEADER.size : _HEADER.size + nbytes]
-    if magic != _MAGIC or _crc(times, text) != crc:
-        return 0, None
-    try:
-        note = base.loads(text)
-        versions = tuple(
-            Version(tuple(map(str, identity)), uuid, nbytes, None if stamp is None else tuple(stamp), digest)
-            for identity, uuid, nbytes, stamp, digest in note["versions"]
-        )
-        return times, Note(note["origin"], versions) if type(note["origin"]) is str and versions else None
-    except (ValueError, TypeError, KeyError):
-        return 0, None
+def _parsed(data: bytes) -> Any:
+    """The value; None if it does not read."""
+    if len(data) < _HEADER.size:
+        return None
+    magic, crc, nbytes = _HEADER.unpack_from(data)
+    text = data[_HEADER.size : _HEADER.size + nbytes]
+    return base.loads(text) if magic == _MAGIC and format.crc32(text) == crc else None
 
 
 def note_of(copy: str) -> Note | None:
-    """What the side file of a copy says; None where there is none, or where it cannot be read."""
+    """The note in the side file of a copy; None if there is none, or none that reads."""
     with suppress(ArchiveNotFoundError, StorageError), closing(File.open(copy + SIDE, "r")) as file:
         return Side(file).read()
     return None
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """The stamp of a file; None where there is none."""
+    """The stamp of a file; None if there is no file."""
     try:
         return storage.stamp(path)
     except ArchiveNotFoundError:
         return None
 
 
+def whole_note(copy: str) -> Note | None:
+    """The note of a whole copy to which nothing was written since it was made; None for any other file."""
+    stamp = stamp_of(copy)
+    note = None if stamp is None else note_of(copy)
+    return note if note is not None and note.stamp == stamp else None
+
+
 @contextmanager
 def locked_side(copy: str, *, wait: bool = True) -> Iterator[Side | None]:
-    """Make or delete a copy alone on this machine: the side file, made where there is none, and locked.
+    """Make or delete a copy alone on this machine: the side file, created if absent, and locked.
 
-    Without `wait` gives None where another has it. The lock ends with the process, however that dies.
+    Without `wait` gives None if another process has it. The lock ends with the process, however that dies.
     """
     while True:
         with closing(File.open(copy + SIDE, "a")) as file:
@@ -179,7 +150,35 @@ def locked_side(copy: str, *, wait: bool = True) -> Iterator[Side | None]:
             elif not file.try_lock(LOCK_COPY):
                 yield None
                 return
-            # Who deleted the copy has deleted the side file that was waited for.
+            # The process that had the lock may have deleted the side file with the copy.
             if file.is_named():
                 yield Side(file)
                 return
+
+
+@contextmanager
+def locked_copy(copy: str, note: Note) -> Iterator[Side]:
+    """Lock the side file of a copy of this state, whole or not; begin one if there is none."""
+    while True:
+        with locked_side(copy) as side:
+            assert side is not None
+            there = side.read()
+            if there is None or there[1:4] != note[1:4] or not _has_data(copy, there):
+                if side.file.size():
+                    # Not cut: a process that reads what was begun before would take the new map for its own.
+                    storage.remove(copy + SIDE)
+                    continue
+                with suppress(ArchiveNotFoundError):
+                    storage.remove(copy + PARTIAL)
+                with closing(File.open(copy + PARTIAL, "a")) as data:
+                    data.truncate(note.nbytes)
+                # The note last: without it nothing else counts.
+                side.begin(note)
+            yield side
+            return
+
+
+def _has_data(copy: str, note: Note) -> bool:
+    partial = stamp_of(copy + PARTIAL)
+    is_whole = note.stamp is not None and note.stamp == stamp_of(copy)
+    return is_whole or (partial is not None and partial[0] == note.nbytes)

@@ -151,9 +151,6 @@ class RemoteObject(ByteSource):
             data = self._known(start, end)
         return bytes(self._fetched_ahead(start, end) if data is None else data)
 
-    def has_read(self, offset: int, nbytes: int) -> bool:
-        return self._known(*self._clipped(offset, nbytes)) is not None
-
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: up to 64 requests at a time; a run of over 4 MiB is several."""
         ranges = [self._clipped(offset, nbytes) for offset, nbytes in extents]
