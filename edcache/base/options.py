@@ -195,7 +195,8 @@ class WriteOptions(Options):
             attribute `in_memory_keys` of the source. A column that a complete archive does not have is
             computed from its samples, as by `add_labels`.
         codec: "native" stores supported types exactly and safely; it is the default of a new archive.
-            "pickle" stores any object, and readers need allow_pickle=True.
+            "pickle" stores any object. The call that says so reads the pickles of this archive, which run any
+            code that their author chose; others need allow_pickle=True.
         compression: "zstd", "zstd:19" or "zstd+dict", for each record. By default a new archive has none.
         chunk_size: the largest number of samples that are stored together. A killed process loses at most
             that many computed samples.
@@ -303,11 +304,10 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
     lazy: bool = False
     keep_existing: bool = True
 
-    def _check(self) -> None:
-        if self.codec == "pickle" and not self.allow_pickle:
-            raise OptionError(
-                'codec="pickle" also needs allow_pickle=True: without it the samples cannot be read'
-            )
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.codec == "pickle":  # who stores pickles reads them back
+            object.__setattr__(self, "allow_pickle", True)
 
 
 def provisional(options: CacheOptions) -> ReadOptions:

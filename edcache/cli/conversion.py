@@ -23,7 +23,7 @@ from edcache.storage import is_in_memory, located, shown
 @click.command()
 @click.argument("factory", metavar="MODULE:FACTORY")
 @output()
-@flags("in_memory_keys", "arguments", "compression", "codec", "allow_pickle", "chunk_size")
+@flags("in_memory_keys", "arguments", "compression", "codec", "chunk_size")
 @flags("num_workers", "on_error", "timeout", "grow", "version", "progress", "keep_existing", "as_json")
 def build(
     factory: str, output: str, arguments: Sequence[str], version: str | None, as_json: bool, **options: Any
@@ -41,7 +41,6 @@ def build(
     Example:
       edcache build digits:make -o train.zip --key label --arg split=train
     """
-    _check_codec(options)
     call = Call(factory, arguments, version)
     fingerprint = call.fingerprint()
 
@@ -84,12 +83,6 @@ def images(
     """
     chosen = extensions or interop.EXTENSIONS
     _fill(output, as_json, lambda: interop.image_folder(folder, decode, chosen, max_side), options)
-
-
-def _check_codec(options: dict[str, Any]) -> None:
-    """Refuse pickles that nothing could read."""
-    if options["codec"] == "pickle" and not options["allow_pickle"]:
-        raise click.UsageError("--codec pickle needs --allow-pickle: nothing could be read back without it")
 
 
 def _fill(
@@ -143,7 +136,7 @@ def _records_at(path: str) -> int:
 @output()
 @flags("kind", "trust_pickle", "order", "in_memory_keys")
 @click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
-@flags("arguments", "compression", "codec", "allow_pickle", "num_workers", "on_error", "progress")
+@flags("arguments", "compression", "codec", "num_workers", "on_error", "progress")
 @flags("keep_existing", "as_json")
 def import_(
     old: str, output: str, factory: str | None, arguments: Sequence[str], as_json: bool, **options: Any
@@ -163,7 +156,6 @@ def import_(
     Example:
       edcache import cached/train.zip -o train.zip -j 4
     """
-    _check_codec(options)
     kind, trust_pickle, order = (options.pop(name) for name in ("kind", "trust_pickle", "order"))
     if factory is not None:
         options["fingerprint"] = Call(factory, arguments, None).fingerprint()

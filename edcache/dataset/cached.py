@@ -55,7 +55,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             from the class of the source and its attributes, including the datasets that it wraps. A JSON-able
             dict replaces it. False compares nothing.
         options: all options as one object. Keywords replace single options of it.
-        keywords: these options; expected_digest, local and allow_partial are for `from_cache` only.
+        keywords: these options; expected_digest, local, allow_partial and allow_pickle are for `from_cache`.
     Raises:
         SourceError: "train.zip: the source raised at index 30: ValueError: ...; train.zip keeps 30 of 50
             samples; the same call computes the rest".
@@ -333,7 +333,13 @@ def _path_of(source: Any) -> str:
 
 def check_fillable(options: CacheOptions) -> None:
     """Raise OptionError for options of an archive that is only opened."""
-    reasons = {"expected_digest": "has no published digest", "local": "is on this machine already"}
+    reasons = {
+        "expected_digest": "a new archive has no published digest",
+        "local": "a new archive is on this machine already",
+        "allow_partial": "a fill goes on with what is there",
+    }
+    if options.codec != "pickle":
+        reasons["allow_pickle"] = 'codec="pickle" reads its own pickles'
     for name, reason in reasons.items():
-        if getattr(options, name) is not None:
-            raise OptionError(f"{name}= is for CachedDataset.from_cache(); a new archive {reason}")
+        if getattr(options, name) not in (None, False):
+            raise OptionError(f"{name}= is for CachedDataset.from_cache(); {reason}")

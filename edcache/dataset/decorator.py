@@ -188,7 +188,7 @@ def cachable(
             another dataset where the function is run. "error" raises StaleCacheError, which shows the
             difference. "warn" uses the archive with a warning, and is "error" where samples would be added.
             "rebuild" builds it again. "ignore" uses it.
-        keywords: these options; expected_digest, local and allow_partial are for `from_cache` only.
+        keywords: these options; expected_digest, local, allow_partial and allow_pickle are for `from_cache`.
     Returns:
         A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function
         itself, and `.cache_path(*args, **kwargs)` returns the path of the archive of a call.

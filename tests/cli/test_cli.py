@@ -245,7 +245,7 @@ def test_compression_chunks_and_pickle_reach_the_archive(here):
     said = json.loads(run("info", "z.zip", "--json").stdout)
     assert said["compression"] == "zstd:3"
     assert said["record_nbytes"]["uncompressed"] > 0
-    run("build", "digits:Pairs", "-o", "p.zip", "--codec", "pickle", "--allow-pickle", "--key", "first=0")
+    run("build", "digits:Pairs", "-o", "p.zip", "--codec", "pickle", "--key", "first=0")
     assert "pickles" in error_of("show", "p.zip", 0)
     assert "{2}" in run("show", "p.zip", 2, "--allow-pickle").stdout
     assert run("labels", "p.zip", "--columns", "first", "--csv").stdout == "index,first\n0,0\n1,1\n2,2\n3,3\n"
@@ -320,7 +320,6 @@ def test_a_factory_that_fails_is_one_line(here, factory, expected):
         (["digits:make"], "missing a required argument: 'split'"),
         (["digits:make", "--arg", "split=a", "--arg", "k=1"], 'digits:make: no argument "k"'),
         (["digits:make", "--arg", "split"], "write it as name=value"),
-        (["digits:make", "--codec", "pickle"], "--codec pickle needs --allow-pickle"),
         (["digits:make", "--chunk-size", "0"], "--chunk-size"),
     ],
 )

@@ -481,18 +481,20 @@ def test_a_read_only_archive_in_a_read_only_folder_opens() -> None:
 # ---------------------------------------------------------------------------------------------- pickle codec
 
 
-def test_codec_pickle_needs_allow_pickle_to_write(path: Path) -> None:
-    with pytest.raises(OptionError, match='codec="pickle" also needs allow_pickle=True'):
-        CachedDataset(Sets(), path, codec="pickle")
+def test_codec_pickle_stores_any_object_and_reads_it_back(path: Path) -> None:
+    for _ in range(2):
+        assert CachedDataset(Sets(), path, codec="pickle")[3] == {"set": {3}}
+
+
+@pytest.mark.parametrize("name", ["allow_pickle", "allow_partial"])
+def test_options_of_opening_alone_are_refused_with_a_source(path: Path, name: str) -> None:
+    with pytest.raises(OptionError, match=rf"^{name}= is for CachedDataset.from_cache\(\); "):
+        CachedDataset(Sets(), path, **{name: True})
     assert not path.exists()
 
 
-def test_codec_pickle_stores_any_object(path: Path) -> None:
-    assert CachedDataset(Sets(), path, codec="pickle", allow_pickle=True)[3] == {"set": {3}}
-
-
 def test_pickles_are_refused_unless_allowed_by_name(path: Path) -> None:
-    CachedDataset(Sets(), path, codec="pickle", allow_pickle=True)
+    CachedDataset(Sets(), path, codec="pickle")
     with pytest.raises(PickleRefusedError, match="allow_pickle=True"):
         CachedDataset.from_cache(path)[0]
     assert CachedDataset.from_cache(path, allow_pickle=True)[3] == {"set": {3}}
