@@ -799,7 +799,7 @@ def test_why_of_a_head_that_a_stranger_wrote(digits: Any, tmp_path: Path) -> Non
 
 def test_why_errors(digits: Any, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip")
-    assert error_of("why", tmp_path / "none.zip").startswith("none.zip: no such file; ")
+    assert error_of("why", tmp_path / "none.zip").startswith(f"{tmp_path / 'none.zip'}: no such file; ")
     assert error_of("why", path, "digits:nothing").startswith('cannot load "digits:nothing": no "nothing"')
     assert "name its MODULE:FACTORY too" in run("why", path, "--arg", "split=a", code=2).stderr
     assert "missing a required argument: 'split'" in run("why", path, "digits:make", code=2).stderr
