@@ -130,11 +130,14 @@ class SampleFailedError(MissingSampleError):
 
 
 class SourceError(EdcacheError, RuntimeError):
-    """The source dataset raised while a sample was computed; `__cause__` is its exception."""
+    """The source dataset raised while a sample was computed.
+
+    `__cause__` is its exception; of a worker process, or of a task of an executor, its traceback as text.
+    """
 
 
 class WorkerError(EdcacheError, RuntimeError):
-    """A worker process of a fill died without an error of a sample, or its error could not be sent."""
+    """A worker process of a fill died, or raised, and no sample is to blame; or the task of an executor failed."""
 
 
 class ForeignCacheError(EdcacheError, ValueError):
