@@ -588,10 +588,8 @@ def test_edcache_import_refuses_pickles_by_name_and_options_that_do_not_go_toget
     edflow_zip(old, [{"x": Custom()}], labels=0)
     code, text = invoke(old, "-o", path)
     assert (code, "example_0.p needs test_importers.Custom; if you trust its author" in text) == (1, True)
-    code, text = invoke(old, "-o", path, "--codec", "pickle")
-    assert (code, "--codec pickle needs --allow-pickle: nothing could be read back" in text) == (2, True)
     code, text = invoke(old, "-o", path, "--arg", "split=train")
     assert (code, "--arg goes with --for MODULE:FACTORY" in text) == (2, True)
-    code, text = invoke(old, "-o", path, "--trust-pickle", "--codec", "pickle", "--allow-pickle")
+    code, text = invoke(old, "-o", path, "--trust-pickle", "--codec", "pickle")
     assert code == 0
     assert type(CachedDataset.from_cache(path, allow_pickle=True)[0]["x"]) is Custom
