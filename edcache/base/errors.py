@@ -137,7 +137,7 @@ class SourceError(EdcacheError, RuntimeError):
 
 
 class WorkerError(EdcacheError, RuntimeError):
-    """A worker process of a fill died, or raised, and no sample is to blame; or the task of an executor failed."""
+    """A worker process of a fill, or a task of its executor, died or raised, and no sample is to blame."""
 
 
 class ForeignCacheError(EdcacheError, ValueError):
