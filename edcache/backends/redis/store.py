@@ -26,7 +26,7 @@ from edcache.base import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.storage import ByteSource, File
+from edcache.storage import ByteSource
 
 _PIECE_NBYTES: Final = 1 << 20
 _MOST_KEYS: Final = 1000
@@ -236,7 +236,7 @@ class RedisStore(ObjectStore):
     def open(self) -> _Upload:
         return _Upload(self.url)
 
-    def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
+    def put(self, path: str, tell: Callable[[int], object]) -> None:
         """See the base class. The pieces of the archive that was there before go when the new one stands."""
         client, name, ttl_ms = Client(self.url), f"{self.url.prefix}:archive", self.url.ttl_ms
         upload, nbytes = uuid.uuid4().hex, os.path.getsize(path)

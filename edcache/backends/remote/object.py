@@ -18,7 +18,7 @@ from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gath
 from edcache.backends.remote.upload import upload
 from edcache.backends.remote.url import Url
 from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
-from edcache.storage import ByteSource, File
+from edcache.storage import ByteSource
 
 # What lies no further apart is one request. A small range of nginx on the same machine takes 0.4 ms, in which
 # 100 KiB more come with one that is made anyway; with gaps of 1 MiB a batch takes twice as long as with none.
@@ -268,5 +268,5 @@ class RemoteStore(ObjectStore):
                 "objects, or to a path"
             )
 
-    def put(self, path: str, state: File, tell: Callable[[int], object]) -> None:
-        upload(self.url, path, state, tell)
+    def put(self, path: str, tell: Callable[[int], object]) -> None:
+        upload(self.url, path, tell)
