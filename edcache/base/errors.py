@@ -70,10 +70,6 @@ class ArchiveExistsError(ArchiveError, FileExistsError):
     """A file is in the way of a new archive."""
 
 
-class ArchiveLockedError(ArchiveError, TimeoutError):
-    """Another process holds a lock that this call needs."""
-
-
 class ArchiveClosedError(ArchiveError, ValueError):
     """Used after close(), or by a process that inherited it and may not write."""
 
@@ -86,20 +82,12 @@ class FormatVersionError(ArchiveError, ValueError):
     """The file says that it is of a newer format."""
 
 
-class PartialArchiveError(ArchiveError, ValueError):
-    """The archive is not sealed, so samples may be missing, and allow_partial=True was not given."""
-
-
 class PartialArchiveWarning(UserWarning):
     """An opened archive is not sealed, and no process writes it: samples may be missing."""
 
 
 class StaleArchiveError(ArchiveError, RuntimeError):
     """The path leads to another archive than the one that was opened."""
-
-
-class DigestError(ArchiveError, ValueError):
-    """The file's SHA-256 is not the one that was expected, or the archive is not sealed and has none."""
 
 
 class StorageError(ArchiveError, OSError):
@@ -125,27 +113,11 @@ class MissingSampleError(EdcacheError, LookupError):
     """
 
 
-class SampleFailedError(MissingSampleError):
-    """A sample that could not be made when it was tried; the text has the traceback of that time."""
-
-
 class SourceError(EdcacheError, RuntimeError):
     """The source dataset raised while a sample was computed.
 
     `__cause__` is its exception; of a worker process, or of a task of an executor, its traceback as text.
     """
-
-
-class WorkerError(EdcacheError, RuntimeError):
-    """A worker process of a fill, or a task of its executor, died or raised, and no sample is to blame."""
-
-
-class ForeignCacheError(EdcacheError, ValueError):
-    """A cache of another system is damaged, is of another kind than given, or claims too many samples."""
-
-
-class ExportError(EdcacheError, TypeError):
-    """The export format cannot hold a field of a sample."""
 
 
 class CodecError(EdcacheError):
@@ -158,10 +130,6 @@ class UnsupportedTypeError(CodecError, TypeError):
 
 class ImageError(CodecError, ValueError):
     """An image file that cannot be read, or bytes that do not decode to a picture."""
-
-
-class UnregisteredTypeError(CodecError, TypeError):
-    """A record names a class that this process has not registered."""
 
 
 class PickleRefusedError(CodecError, ValueError):
@@ -178,10 +146,6 @@ class UnknownLabelError(LabelError, KeyError):
 
 class LabelTypeError(LabelError, TypeError):
     """Label values that do not make one column."""
-
-
-class WhereError(LabelError, ValueError):
-    """A where-expression that does not parse, or asks for more than comparisons."""
 
 
 class FingerprintError(EdcacheError, TypeError):

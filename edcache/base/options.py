@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from inspect import Parameter
 from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
@@ -346,10 +346,11 @@ def check_workers(number: object) -> None:
         raise OptionError(f'num_workers={shown(number)}; give 0 or more, or "auto"', option="num_workers")
 
 
-def takes(kind: type[Options]) -> Callable[[F], F]:
+def takes(kind: type[Options], without: Collection[str] = ()) -> Callable[[F], F]:
     """Let inspect and help() show the options behind the `**keywords` of a function, or of a class.
 
-    Its docstring has a line "    keywords: ...": what `kind` says of each option follows there.
+    Its docstring has a line "    keywords: ...": the text of each option follows there. without: names of
+    options that it refuses.
     """
 
     def show(door: F) -> F:
@@ -359,7 +360,7 @@ def takes(kind: type[Options]) -> Callable[[F], F]:
         parameters += [
             Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
             for field in fields(kind)
-            if field.name not in signature.parameters and field.default is not MISSING
+            if field.name not in {*signature.parameters, *without} and field.default is not MISSING
         ]
         function.__signature__ = signature.replace(parameters=parameters)
         if door.__doc__:
@@ -369,7 +370,10 @@ def takes(kind: type[Options]) -> Callable[[F], F]:
             rest = lines[0] if lines else ""
             docs = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__]
             described = [doc.partition("Args:\n")[2] for doc in docs if "Args:\n" in doc]
-            door.__doc__ = "\n".join([text + mark + line, *described, rest])
+            # The text of an option begins with its name, and goes on in lines that are indented further.
+            entries = [one for doc in described for one in re.split(r"\n(?=    \w)", doc.rstrip())]
+            shown = [one for one in entries if one.lstrip().partition(":")[0] not in without]
+            door.__doc__ = "\n".join([text + mark + line, *shown, rest])
         return door
 
     return show

@@ -13,7 +13,7 @@ from typing import Any, get_args
 import click
 
 from edcache import dataset, interop, writer
-from edcache.base import ArchiveNotFoundError, ForeignCacheError, ReadOptions, human_bytes, index_ranges
+from edcache.base import ArchiveError, ArchiveNotFoundError, ReadOptions, human_bytes, index_ranges
 from edcache.cli.call import Call
 from edcache.cli.flags import FOLDER, PATH, flags, output
 from edcache.cli.output import FAILED, bar, plural, print_report, printable
@@ -174,7 +174,7 @@ def _lines(path: str) -> list[str]:
         with open(path, encoding="utf-8") as file:
             return [line.strip() for line in file if line.strip()]
     except UnicodeDecodeError:
-        raise ForeignCacheError(f"{path}: no text in UTF-8; write the name of one file a line") from None
+        raise ArchiveError(f"{path}: no text in UTF-8; write the name of one file a line") from None
 
 
 @click.command()

@@ -90,7 +90,7 @@ class Decoder:
             record: its bytes, exactly; at an address that is a multiple of 8 if copy is False.
             copy: True: the caller owns every leaf. False: arrays and tensors alias the record; arrays are
                 read-only, tensors cannot be, and must not be written.
-        Raises: CorruptRecordError, PickleRefusedError, UnregisteredTypeError, ImageError.
+        Raises: CorruptRecordError, PickleRefusedError, UnsupportedTypeError, ImageError.
         Cost: about 3 us for a small tensor and an int.
         """
         try:

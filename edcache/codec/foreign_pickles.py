@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
-from edcache.base import ForeignCacheError, PickleRefusedError
+from edcache.base import ArchiveError, PickleRefusedError
 from edcache.codec.tensors import NAMES
 
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -36,7 +36,7 @@ def restored(data: bytes, place: str, *, trust: bool = False) -> Any:
         trust: read it with pickle itself, which runs whatever code its author put there.
     Raises:
         PickleRefusedError: "train.zip: example_3.p needs os.system; ...". It was not called.
-        ForeignCacheError: it is damaged.
+        ArchiveError: it is damaged.
     """
     with _foreign_errors(place):
         return pickle.loads(data) if trust else _own(_Unpickler(io.BytesIO(data)).load())  # noqa: S301
@@ -48,7 +48,7 @@ def torch_loaded(data: bytes, place: str, *, trust: bool = False) -> Any:
     Args, raises and what it returns: as `restored`.
     """
     if not data.startswith((_LEGACY, _ZIP)):
-        raise ForeignCacheError(f"{place} begins with {data[:8]!r}, as no file of torch.save does")
+        raise ArchiveError(f"{place} begins with {data[:8]!r}, as no file of torch.save does")
     with _foreign_errors(place):
         if trust:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
@@ -68,7 +68,7 @@ def _foreign_errors(place: str) -> Iterator[None]:
         ) from None
     except Exception as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:300]
-        raise ForeignCacheError(f"{place} does not unpickle: {type(error).__name__}: {reason}") from error
+        raise ArchiveError(f"{place} does not unpickle: {type(error).__name__}: {reason}") from error
 
 
 class _Refused(Exception):

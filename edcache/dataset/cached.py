@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, overload
+from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
 from edcache import base
 from edcache.base import (
@@ -167,7 +167,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         Raises:
             ArchiveNotFoundError: "train.zip: no such file"; no file matches a glob; a folder has no .zip.
             NotAnArchiveError, FormatVersionError, CorruptArchiveError: the message names the archive.
-            DigestError: the file is not the one that was published; see `expected_digest`.
+            ArchiveError: the file is not the one that was published; see `expected_digest`.
 
         An archive that is not sealed can be opened, for example after a writer was killed. It gives a
         PartialArchiveWarning unless allow_partial=True, and is not `complete`. All stored samples can be
@@ -288,7 +288,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             This dataset.
         Raises:
             OptionError: samples are missing, and the dataset was opened without its source.
-            SourceError, StorageError, WorkerError: as the class raises them.
+            SourceError, StorageError, SourceError: as the class raises them.
         """
         building = self._building
         given: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}
@@ -329,6 +329,10 @@ def _path_of(source: Any) -> str:
             'pass path="somewhere.zip"'
         )
     return os.path.join(os.fspath(root), "cached", f"{name}.zip")
+
+
+# Options of `from_cache` that a fill refuses.
+OPENING: Final = ("expected_digest", "local", "allow_partial", "allow_pickle")
 
 
 def check_fillable(options: CacheOptions) -> None:

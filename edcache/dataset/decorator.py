@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, o
 from edcache import base, writer
 from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, takes
 from edcache.dataset.build import label_differences, warn_of_code
-from edcache.dataset.cached import CachedDataset, Source, check_fillable
+from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
 from edcache.reader import Reader
 from edcache.storage import shown
@@ -173,7 +173,7 @@ def cachable(
     on_stale: OnStale = "error",
     **keywords: Unpack[base.CacheKeywords],
 ) -> _Decorator: ...
-@takes(CacheOptions)
+@takes(CacheOptions, without=OPENING)
 def cachable(
     path: Any = None, *, version: object = None, on_stale: OnStale = "error", **keywords: Any
 ) -> Any:
@@ -188,7 +188,7 @@ def cachable(
             another dataset where the function is run. "error" raises StaleCacheError, which shows the
             difference. "warn" uses the archive with a warning, and is "error" where samples would be added.
             "rebuild" builds it again. "ignore" uses it.
-        keywords: these options; expected_digest, local, allow_partial and allow_pickle are for `from_cache`.
+        keywords: these options.
     Returns:
         A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function
         itself, and `.cache_path(*args, **kwargs)` returns the path of the archive of a call.

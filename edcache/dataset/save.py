@@ -18,14 +18,13 @@ import numpy.typing as npt
 
 from edcache import base, format, storage, writer
 from edcache.base import (
+    ArchiveError,
     ArchiveExistsError,
-    ArchiveLockedError,
     CorruptArchiveError,
     CorruptRecordError,
     EdcacheError,
     Ints,
     OptionError,
-    PartialArchiveError,
     StaleArchiveError,
 )
 from edcache.codec import Compression
@@ -203,7 +202,7 @@ class StoredRecords:
         self.failures += [replace(failures[index], index=place) for index, place in pairs]
 
     def _check_missing(self, samples: Readable[Any]) -> None:
-        """Raise PartialArchiveError if samples may be missing that did not fail for good."""
+        """Raise ArchiveError if samples may be missing that did not fail for good."""
         missing = self.length - len(self.table.offset) - sum(failure.final for failure in self.failures)
         open_ended = [
             session.path
@@ -214,7 +213,7 @@ class StoredRecords:
         if missing or open_ended:
             why = f"{missing:,} of {self.length:,} samples have no record"
             why = why if missing else f"{open_ended[0]} is not sealed, so samples may be missing"
-            raise PartialArchiveError(
+            raise ArchiveError(
                 f"save(): {samples!r}: {why}; fill it, or pass skip_damaged=True, which leaves them out",
                 option="skip_damaged",
             )
@@ -458,14 +457,12 @@ def dictionary_of(frame: memoryview) -> int:
 def _unchanged(session: Session) -> Iterator[None]:
     """Let nobody append to the archive of a session for the block.
 
-    Raises: ArchiveLockedError, somebody fills it; StaleArchiveError, it changed since the session was opened.
+    Raises: ArchiveError, somebody fills it; StaleArchiveError, it changed since the session was opened.
     """
     path = session.path
     with closing(File.open(path, "r+")) as file, file.locked(format.LOCK_APPEND):
         if file.is_locked(format.LOCK_FILLER, format.FILLERS):
-            raise ArchiveLockedError(
-                f"{path}: somebody writes it; save it when that has ended, or to another path"
-            )
+            raise ArchiveError(f"{path}: somebody writes it; save it when that has ended, or to another path")
         newer = session.look_again()
         if newer is not None:
             newer.close()

@@ -107,7 +107,7 @@ class Samples(Readable[T_co]):
                 values, or a function that takes the column and returns a mask.
         Raises:
             UnknownLabelError: 'no label "lable"; this archive has: label, split; did you mean label?'.
-            WhereError: the where-string cannot be parsed.
+            OptionError: the where-string cannot be parsed.
             OptionError: a mask has the wrong length; a function raised.
 
         Cost: reads the label columns that are compared, and no sample.
@@ -352,10 +352,10 @@ class Samples(Readable[T_co]):
         Raises:
             OptionError: samples are not as they are stored: a transform, selected fields or `zip_fields`
                 changes them. `CachedDataset(view, path)` stores what such a view gives.
-            PartialArchiveError: "save(): ...: 3 of 20 samples have no record; fill it first, or ...".
+            ArchiveError: "save(): ...: 3 of 20 samples have no record; fill it first, or ...".
             CorruptRecordError: "train.zip: record 17 at offset 4,096 fails its crc32, ...".
             ArchiveExistsError: another file is at the path.
-            ArchiveLockedError, StaleArchiveError: the archive that would be replaced is being written, or has
+            ArchiveError, StaleArchiveError: the archive that would be replaced is being written, or has
                 changed since it was opened.
             StorageError: the disk is full or fails. After any error there is no new file, and an old one is
                 as it was.

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.base import ExportError, OptionError, PartialArchiveError, parsed_bytes, shown
+from edcache.base import ArchiveError, OptionError, UnsupportedTypeError, parsed_bytes, shown
 from edcache.dataset import CachedDataset, Path, Samples
 from edcache.interop.export_columns import nbytes_of, unified
 from edcache.interop.export_formats import WRITERS, Writer, check_absent, new_folder, read
@@ -75,11 +75,11 @@ def export(
         on_progress: called with (samples written, samples) now and then.
         allow_partial: take what there is of archives that are not sealed.
     Raises:
-        PartialArchiveError: an archive is not sealed, so that samples may be missing.
-        ExportError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such
-            type; ...'. Before anything is written, unless a transform gives other things every time.
+        ArchiveError: an archive is not sealed, so that samples may be missing.
+        UnsupportedTypeError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no
+            such type; ...'. Before anything is written, unless a transform gives other things every time.
         MissingSampleError: a sample has no record.
-        OptionError, ArchiveExistsError, ArchiveLockedError, StorageError.
+        OptionError, ArchiveExistsError, ArchiveError, StorageError.
     Cost: reads every sample once; those that a transform makes, and in parquet those with arrays of varying
         shapes, once before. Some 16 MiB of samples a worker are in memory.
     Safety: written as `out + ".edcache.new"`, and given its name when all is there. Killed, it leaves that,
@@ -115,7 +115,7 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
     samples = ds if isinstance(ds, Samples) else CachedDataset.from_cache(ds, allow_partial=True)
     unsealed = [] if allow_partial else samples._root._unsealed()
     if unsealed:
-        raise PartialArchiveError(
+        raise ArchiveError(
             f"export(): {unsealed[0]} is not sealed, so that samples may be missing; fill it again, or pass "
             "allow_partial=True",
             option="allow_partial",
@@ -207,7 +207,7 @@ def _mapped(
         with ProcessPoolExecutor(workers, initializer=_begin, initargs=(shared,)) as pool:
             yield from pool.map(partial(_call, work), tasks)
     except BrokenProcessPool as error:
-        raise ExportError(
+        raise UnsupportedTypeError(
             "export(): a worker process died; memory may have run out: fewer workers"
         ) from error
 

@@ -13,8 +13,8 @@ from typing import Any, BinaryIO, ClassVar, Final
 import numpy as np
 
 from edcache.base import (
+    ArchiveError,
     EdcacheError,
-    ForeignCacheError,
     Ints,
     MissingDependencyError,
     PickleRefusedError,
@@ -75,7 +75,7 @@ class _Packaged(OldCache):
             except EdcacheError:
                 raise
             except Exception as error:  # whatever the package raises
-                raise ForeignCacheError(
+                raise ArchiveError(
                     f"{self.path}: does not open as {self.kind}: {type(error).__name__}: {str(error)[:300]}"
                 ) from error
         return self._dataset
@@ -101,7 +101,7 @@ class Tensordict(_Packaged):
                 f"{self.path}: has a pickle; if you trust its author, trust_pickle=True reads it"
             ) from error
         if not found.batch_dims:
-            raise ForeignCacheError(f"{self.path}: no batch dimension, along which samples would be")
+            raise ArchiveError(f"{self.path}: no batch dimension, along which samples would be")
         return found
 
     def _read(self, index: int) -> Any:
@@ -120,7 +120,7 @@ class Mds(_Packaged):
         self._own: dict[str, str] = {}
         for shard in dataset.shards:
             if not os.path.exists(os.path.join(self.path, shard.raw_data.basename)):
-                raise ForeignCacheError(
+                raise ArchiveError(
                     f"{self.path}: no {shard.raw_data.basename}; of compressed shards: zstd -d *.zstd"
                 )
             # streaming would decode images, and unpickle whatever there is.
@@ -240,7 +240,7 @@ class Webdataset:
         with closing(self._samples()) as samples:
             for sample in samples:
                 return sample
-        raise ForeignCacheError(f"{self.path}: no sample in this {self.kind} cache")
+        raise ArchiveError(f"{self.path}: no sample in this {self.kind} cache")
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self._samples()
@@ -272,13 +272,13 @@ class Webdataset:
         try:
             return decode.get(last, bytes)(data)
         except Exception as error:  # whatever a decoder raises
-            raise ForeignCacheError(f"{place}: does not decode: {str(error)[:200]}") from error
+            raise ArchiveError(f"{place}: does not decode: {str(error)[:200]}") from error
 
 
 def _check_end(shard: str, stream: BinaryIO) -> None:
-    """Raise ForeignCacheError unless a tar has its end, without which tarfile reads what there is."""
+    """Raise ArchiveError unless a tar has its end, without which tarfile reads what there is."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - len(_END)))
     if stream.read() != _END:
-        raise ForeignCacheError(f"{shard}: a tar without its end; it was cut, or is compressed: unpack it")
+        raise ArchiveError(f"{shard}: a tar without its end; it was cut, or is compressed: unpack it")
     stream.seek(0)

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
-from edcache.base import ForeignCacheError, LabelTypeError, OptionError, PickleRefusedError
+from edcache.base import ArchiveError, LabelTypeError, OptionError, PickleRefusedError
 from edcache.codec import restored, torch_loaded
 from edcache.interop.import_source import OldCache, files_below, foreign_errors, read_file
 from edcache.labels import collected
@@ -73,14 +73,14 @@ class Edflow(OldCache):
             try:
                 args, kwargs = restored(read_file(parameters), parameters)
                 note = f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"
-            except (PickleRefusedError, ForeignCacheError, TypeError, ValueError) as error:
+            except (PickleRefusedError, ArchiveError, TypeError, ValueError) as error:
                 note = f"the arguments of its call were not read: {error}"
             self.notes.append(note)
         if not os.path.isfile(length):
             return None
         count = restored(read_file(length), length)
         if type(count) is not int or count < 0:
-            raise ForeignCacheError(f"{length}: no number, as edflow writes it")
+            raise ArchiveError(f"{length}: no number, as edflow writes it")
         return count
 
     def _add_labels(self) -> None:
@@ -88,10 +88,10 @@ class Edflow(OldCache):
         place = f"{self.path}: {LABELS}"
         labels = restored(self._bytes(LABELS), place, trust=self.trust_pickle)
         if not isinstance(labels, dict) or not all(type(values) is list for values in labels.values()):
-            raise ForeignCacheError(f"{place} is no dict of lists, as edflow writes it")
+            raise ArchiveError(f"{place} is no dict of lists, as edflow writes it")
         try:
             sample = self.first()
-        except ForeignCacheError:
+        except ArchiveError:
             sample = None
         self.in_memory_keys = {}
         for name, values in labels.items():
@@ -133,16 +133,16 @@ def _member_bytes(path: str, info: zipfile.ZipInfo) -> bytes:
         file.seek(info.header_offset)
         header = file.read(_HEADER.size)
         if len(header) < _HEADER.size or not header.startswith(_SIGNATURE):
-            raise ForeignCacheError(f"{place}: no member begins there")
+            raise ArchiveError(f"{place}: no member begins there")
         file.seek(sum(_HEADER.unpack(header)[-2:]), os.SEEK_CUR)
         data = file.read(info.compress_size)
     try:
         if info.compress_type == zipfile.ZIP_DEFLATED:
             data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, info.file_size + 1)
     except zlib.error as error:
-        raise ForeignCacheError(f"{place}: does not unpack: {error}") from None
+        raise ArchiveError(f"{place}: does not unpack: {error}") from None
     if len(data) != info.file_size or zlib.crc32(data) != info.CRC:
-        raise ForeignCacheError(f"{place}: its bytes have another length or crc32 than its header says")
+        raise ArchiveError(f"{place}: its bytes have another length or crc32 than its header says")
     return data
 
 
@@ -211,7 +211,7 @@ def _metadata(path: str) -> tuple[int | None, int]:
         if count < 0 or per_folder < 2:
             raise ValueError(f"count {count}, max_files_per_folder {per_folder}")
     except (KeyError, TypeError, ValueError) as error:
-        raise ForeignCacheError(f"{file}: not as torch_xla writes it: {error!r:.200}") from None
+        raise ArchiveError(f"{file}: not as torch_xla writes it: {error!r:.200}") from None
     return count, per_folder
 
 

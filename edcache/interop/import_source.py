@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 from torch.utils.data import Dataset
 
-from edcache.base import ForeignCacheError, Ints, MissingSampleError, index_ranges
+from edcache.base import ArchiveError, Ints, MissingSampleError, index_ranges
 from edcache.interop.kinds import Kind
 
 _FREE_LENGTH: Final = 1_000_000
@@ -66,7 +66,7 @@ class OldCache(Dataset[Any], abc.ABC):
         present = np.array(sorted(indices), np.int64)
         self._length = max(int(present[-1]) + 1, length or 0) if len(present) else 0
         if self._length > _FREE_LENGTH + _LENGTH_A_SAMPLE * len(present):
-            raise ForeignCacheError(
+            raise ArchiveError(
                 f"{self.path}: {len(present):,} samples, and the length would be {self._length:,}; remove "
                 "the file or the number that is wrong"
             )
@@ -108,7 +108,7 @@ def foreign_errors(place: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ForeignCacheError(f"{place}: {error.strerror}") from error
+        raise ArchiveError(f"{place}: {error.strerror}") from error
 
 
 def read_file(path: str) -> bytes:

@@ -11,10 +11,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 from edcache.base import (
+    ArchiveError,
     CacheKeywords,
     CacheOptions,
     CorruptArchiveError,
-    ForeignCacheError,
     NotAnArchiveError,
     OptionError,
     takes,
@@ -61,11 +61,11 @@ def old_cache(
 ) -> OldCache | Webdataset:
     """A cache of another system as a source dataset; args and errors as of `import_cache`."""
     if not os.path.exists(path):
-        raise ForeignCacheError(f"{path}: No such file or directory")
+        raise ArchiveError(f"{path}: No such file or directory")
     if kind is None:
         kind = _kind_of(path)
         if kind is None:
-            raise ForeignCacheError(
+            raise ArchiveError(
                 f"{path}: not recognised as one of {', '.join(_SOURCES)}; name its kind with kind=, "
                 "or the file or folder that holds the samples themselves",
                 option="kind",
@@ -76,7 +76,7 @@ def old_cache(
         raise OptionError(f'{path}: order= is for "monai", this is "{kind}"')
     source = _SOURCES[kind](path, trust_pickle, *([] if order is None else [order]))
     if isinstance(source, OldCache) and not len(source):
-        raise ForeignCacheError(f"{path}: no sample in this {kind} cache")
+        raise ArchiveError(f"{path}: no sample in this {kind} cache")
     return source
 
 
@@ -110,7 +110,7 @@ def _kind_of_file(path: str) -> Kind | None:
     with open(path, "rb") as file:
         first = file.read(4096)
     if first[30:].startswith(_OURS):
-        raise ForeignCacheError(f"{path}: an archive of edcache already; it needs no import")
+        raise ArchiveError(f"{path}: an archive of edcache already; it needs no import")
     if first.startswith(b"PK\x03\x04"):
         return "tensordict" if path.endswith(".tdz") else "edflow"
     return "webdataset" if first[257:262] == b"ustar" else None
@@ -162,7 +162,7 @@ def import_cache(
         The CachedDataset over it. Samples that the old cache lacks are missing in it too, and keep their
         indices: `CachedDataset(source, path)` with the dataset that made the old cache computes them.
     Raises:
-        ForeignCacheError: nothing there is known, or it is damaged; what was read before is kept,
+        ArchiveError: nothing there is known, or it is damaged; what was read before is kept,
             on_error="skip" goes on.
         PickleRefusedError: "train.zip: example_3.p needs module.Class; ...".
         MissingDependencyError: "...: reading it takes a package; install it with: pip install edcache[mds]".

@@ -38,7 +38,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         LabelTypeError: a value of another kind than its column.
         OptionError: a mask of another length, `mask has 5 entries, but the dataset has 7`, or no mask at all.
         SampleIndexError: a row outside [-n, n).
-        WhereError: a where-string that does not parse.
+        OptionError: a where-string that does not parse.
     Cost: of 10 million rows, some 5 ms for one int column and 60 ms for one string column.
     """
     whole, rows = origin(labels)

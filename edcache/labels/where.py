@@ -30,7 +30,7 @@ import re
 from functools import reduce
 from typing import TypeAlias
 
-from edcache.base import UnknownLabelError, WhereError
+from edcache.base import OptionError, UnknownLabelError
 from edcache.format import pa, pc
 from edcache.labels.compare import Column
 from edcache.labels.labels import Labels, read_together
@@ -60,10 +60,10 @@ _HINTS = {
 def where_truth(text: str, labels: Labels) -> pa.Array:
     """Evaluate a where-string of at most 10,000 characters: a bool for each row of `labels`, null if unknown.
 
-    Raises WhereError, which names the column of text, UnknownLabelError or LabelTypeError.
+    Raises OptionError, which names the column of text, UnknownLabelError or LabelTypeError.
     """
     if len(text) > _MAX_TEXT:
-        raise WhereError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
+        raise OptionError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
     where = _Where(text, labels)
     try:
         # In parentheses it may have several lines.
@@ -88,8 +88,8 @@ class _Where:
         self._labels = labels
         self._columns: dict[str, Column] = {}
 
-    def error(self, problem: str, line: int, column: int) -> WhereError:
-        """A WhereError; line and column count from 1, behind an opening parenthesis."""
+    def error(self, problem: str, line: int, column: int) -> OptionError:
+        """A OptionError; line and column count from 1, behind an opening parenthesis."""
         words = [name for name in self._labels if keyword.iskeyword(name) and name not in _ALLOWED]
         reserved = [name for name in words if re.search(rf"\b{name}\b", self._text)]
         hints = [f'"{name}" is a word of Python: write col("{name}")' for name in reserved]
@@ -99,9 +99,9 @@ class _Where:
         else:
             place = f"column {max(1, column - 1)}" if line == 1 else f"line {line}, column {column}"
         text = self._text if len(self._text) <= 200 else f"{self._text[:200]}..."
-        return WhereError(f'where "{text}": {"; ".join([f"{place}: {problem}", *hints, _ALLOWED])}')
+        return OptionError(f'where "{text}": {"; ".join([f"{place}: {problem}", *hints, _ALLOWED])}')
 
-    def _refusal(self, node: ast.expr, problem: str) -> WhereError:
+    def _refusal(self, node: ast.expr, problem: str) -> OptionError:
         lines = f"({self._text}\n)".encode().split(b"\n")
         before = lines[node.lineno - 1][: node.col_offset].decode()
         return self.error(problem, node.lineno, len(before) + 1)

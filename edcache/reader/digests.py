@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from edcache.base import DigestError, OptionError, shown
+from edcache.base import ArchiveError, OptionError, shown
 from edcache.storage import ByteSource
 
 _PIECE_NBYTES: Final = 1 << 20
@@ -47,21 +47,21 @@ def check_digest(file: ByteSource, expected: str) -> int:
     """Compare an open file with a digest of `parse_digest`. Returns the number of bytes that were hashed.
 
     Raises:
-        DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
+        ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
             published".
     """
     digest, nbytes = file_digest(file)
     if digest != expected:
-        raise DigestError(
+        raise ArchiveError(
             f"{file.path}: its sha256 is {digest[7:]}, expected {expected[7:]}; "
             "it is not the file that was published"
         )
     return nbytes
 
 
-def no_digest(path: str) -> DigestError:
+def no_digest(path: str) -> ArchiveError:
     """The error for an archive that is not sealed."""
-    return DigestError(
+    return ArchiveError(
         f"{path}: it is not sealed, so it may still grow and has no digest; fill it, or seal what is there: "
         f"edcache copy {path} -o {path} --skip-damaged"
     )

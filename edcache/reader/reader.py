@@ -256,7 +256,7 @@ class Reader(Archive):
     Raises, at the first use:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
         StaleArchiveError: it was unpickled, and the path leads to another archive now.
-        DigestError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
+        ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
             published"; or the archive is not sealed and has no digest.
     Warns, at the first use:
         PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
@@ -322,7 +322,7 @@ class Reader(Archive):
             MissingSampleError: no record yet.
             CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
                 says 0x9ae0daf0; ...".
-            PickleRefusedError, UnregisteredTypeError: it is a pickle, or its class is not registered.
+            PickleRefusedError, UnsupportedTypeError: it is a pickle, or its class is not registered.
             ImageError: "train.zip: sample 17: JPEG does not decode: ...".
         """
         return self.session.read(index, copy)

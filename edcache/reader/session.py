@@ -120,7 +120,7 @@ class Session(Metadata):
         failure = next((one for one in self.index.failures if one.index == index), None)
         if failure is not None:
             again = "it counts as absent for good" if failure.final else "a later fill tries again"
-            return base.SampleFailedError(
+            return base.MissingSampleError(
                 f"{self.path}: sample {index} failed when it was made, {again}; ds.missing has it\n"
                 f"{failure.error}: {failure.message}\n{failure.traceback}"
             )

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from edcache.base import ArchiveError, ArchiveLockedError, StorageError
+from edcache.base import ArchiveError, StorageError
 from edcache.storage.descriptor import MORE_MEMORY, is_in_memory
 
 E = TypeVar("E", bound=ArchiveError)
 
 
 def storage_error(path: str, doing: str, error: OSError) -> ArchiveError:
-    """The StorageError or ArchiveLockedError for an OSError that came while `doing` something.
+    """The StorageError or ArchiveError for an OSError that came while `doing` something.
 
     What is an error of edcache already is returned as it is.
     """
@@ -23,7 +23,7 @@ def storage_error(path: str, doing: str, error: OSError) -> ArchiveError:
         return error
     reason = error.strerror or str(error)
     if error.errno in (errno.EDEADLK, errno.ETIMEDOUT):
-        return with_errno(ArchiveLockedError(f"{path}: {doing}: {reason}"), error)
+        return with_errno(ArchiveError(f"{path}: {doing}: {reason}"), error)
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         reason += f"; this process may have {limit:,} (ulimit -n): "

@@ -218,7 +218,7 @@ def why_not_now(path: str) -> str | None:
 
 
 def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise OptionError for a link and for what is in memory, ArchiveLockedError for what is in use.
+    """Raise OptionError for a link and for what is in memory, ArchiveError for what is in use.
 
     What is no archive raises as `head_of`. force: also what is in use; who fills it loses what it computes.
     """
@@ -230,7 +230,7 @@ def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> Non
         head_of(name)
     reason = None if force else why_not_now(name)
     if reason is not None:
-        raise base.ArchiveLockedError(f"{reason}; wait for it to end, or force the deletion (--force)")
+        raise base.ArchiveError(f"{reason}; wait for it to end, or force the deletion (--force)")
 
 
 def delete(path: str | os.PathLike[str]) -> int:

@@ -84,7 +84,7 @@ def verify(
     Raises:
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
         CorruptArchiveError: the head is damaged.
-        DigestError: the file is not the one with this digest.
+        ArchiveError: the file is not the one with this digest.
         OptionError: expected_digest is not a digest.
     Cost: reads the file once, with expected_digest twice; with `quick` only headers, tables and the seal.
         It takes about 70 bytes of memory per sample, and twice the labels.
@@ -131,7 +131,7 @@ def digest(
     Returns:
         "sha256:" and the hex digits that `sha256sum` prints for the file.
     Raises:
-        DigestError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
+        ArchiveError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
         ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
         CorruptArchiveError: the head is damaged.
     Cost: reads the file once.

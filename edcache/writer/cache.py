@@ -70,7 +70,7 @@ class CacheWriter:
         keywords: these options.
     Raises:
         ArchiveExistsError: mode="x", and the path exists.
-        ArchiveLockedError: another process is replacing the same path with mode="w".
+        ArchiveError: another process is replacing the same path with mode="w".
         OptionError: mode="a", and an option differs from that of the archive.
         CorruptArchiveError: mode="a", and a chunk of the archive is damaged.
 

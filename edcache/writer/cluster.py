@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import replace
 from typing import Final, TypeAlias
 
-from edcache.base import EdcacheError, SourceError, WorkerError
+from edcache.base import EdcacheError, SourceError
 from edcache.format import Failure
 from edcache.writer.appender import Appender
 from edcache.writer.cache import adopt_labels
@@ -125,7 +125,7 @@ class Cluster:
         if failure is not None:
             # Raised here as it is, an exit or an interrupt of a task would be one of this process.
             name, text = type(self._executor).__name__, f"{type(failure).__name__}: {failure}"
-            error = WorkerError(f"{self._job.path}: a task of {name} failed: {text}")
+            error = SourceError(f"{self._job.path}: a task of {name} failed: {text}")
             error.__cause__ = failure
             return error
         chunks, failures, carried_error = future.result()

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Final
 
-from edcache.base import OptionError, SourceError, WorkerError, check_workers
+from edcache.base import OptionError, SourceError, check_workers
 from edcache.format import Failure
 from edcache.storage import storage_error
 from edcache.writer.appender import Appender
@@ -71,7 +71,7 @@ class Crew:
         """Start the workers, and return when all have ended.
 
         Raises the error of a worker at once, and SourceError for samples that ended their process after the
-        others are filled; WorkerError if workers end and no sample is to blame.
+        others are filled; SourceError if workers end and no sample is to blame.
         """
         try:
             for _ in range(self._size):
@@ -147,17 +147,17 @@ class Crew:
             worker.process.kill()
 
     def _note_death(self, index: int, exitcode: int | None) -> None:
-        """Count a worker that ended; raise WorkerError if many did that computed no sample."""
+        """Count a worker that ended; raise SourceError if many did that computed no sample."""
         self._deaths[index] += 1
         count, ending = self._deaths[index], _ending(exitcode)
         if index >= 0:
             logger.warning("%s: the process that computed sample %d ended (%s)", self._path, index, ending)
             if count == _DEATHS:
-                self._set_aside(index, "WorkerError", f"ended its process {count} times ({ending})")
+                self._set_aside(index, "SourceError", f"ended its process {count} times ({ending})")
         elif count > _DEATHS * self._size:
             method = self._context.get_start_method()
             guard = f'; {method} needs `if __name__ == "__main__":` above the call' * (method != "fork")
-            raise WorkerError(
+            raise SourceError(
                 f"{self._path}: {count} worker processes ended ({ending}) while they computed no sample; use "
                 f"num_workers=0 to see why{guard}"
             )

@@ -39,7 +39,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         StaleCacheError: the archive has another length than the source.
         UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
         StorageError: the disk is full.
-        WorkerError: workers end, and no sample is to blame.
+        SourceError: workers end, and no sample is to blame.
 
     Whatever is raised, everything computed before is published.
     """
@@ -113,7 +113,7 @@ def _compute(job: Job, appender: Appender, presence: Presence) -> None:
     presence.update()
     check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
     if presence.missing:
-        raise base.WorkerError(
+        raise base.SourceError(
             f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}"
         )
 

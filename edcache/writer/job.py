@@ -188,10 +188,10 @@ class Carried:
 
 
 def carried(error: BaseException) -> Carried:
-    """An error to be pickled: one that is not edcache's becomes a WorkerError, since it may not unpickle."""
+    """An error to be pickled: one that is not edcache's becomes a SourceError, since it may not unpickle."""
     text = traceback_of(error)
     if not isinstance(error, base.EdcacheError):
-        error = base.WorkerError(f"a worker process raised {type(error).__name__}: {_text_of(error)}")
+        error = base.SourceError(f"a worker process raised {type(error).__name__}: {_text_of(error)}")
     # Where tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
     error.__cause__ = error.__context__ = error.__traceback__ = None
     return Carried(error, text)

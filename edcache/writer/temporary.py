@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Final
 
 from edcache import format, storage
-from edcache.base import ArchiveLockedError, ArchiveNotFoundError, EdcacheError, StorageError
+from edcache.base import ArchiveError, ArchiveNotFoundError, EdcacheError, StorageError
 from edcache.storage import File
 
 SUFFIX: Final = ".edcache.new"
@@ -45,7 +45,7 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
 
     Args:
         wait: seconds after which it is tried again while another process is at it; None raises
-            ArchiveLockedError.
+            ArchiveError.
         is_folder: the result is the file in it that is locked.
     """
     if not is_folder:
@@ -64,7 +64,7 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
         try:
             is_locked = session.try_lock(format.LOCK_SESSION)
             if not is_locked and wait is None:
-                raise ArchiveLockedError(f"{work}: another process is writing it; wait for it to end")
+                raise ArchiveError(f"{work}: another process is writing it; wait for it to end")
             # Its last holder may just have given it another name.
             if is_locked and session.is_named():
                 if not (storage.names_in(work)[1:] if is_folder else session.size()):

@@ -31,10 +31,10 @@ from edcache.backends.mirror.copy import Copying, copy_local
 from edcache.backends.mirror.evict import copies_in, evict
 from edcache.cli import main
 from edcache.errors import (
+    ArchiveError,
     ArchiveExistsError,
     ArchiveNotFoundError,
     CorruptArchiveError,
-    DigestError,
     NotAnArchiveError,
     OptionError,
     StaleArchiveError,
@@ -206,11 +206,11 @@ def test_a_file_that_is_no_copy_is_not_overwritten(far, tmp_path, ssd):
 def test_a_digest_is_that_of_the_copy(far, ssd):
     make(far, 50)
     digest = edcache.digest(far)
-    with pytest.raises(DigestError, match=rf"ssd/{far.name}: its sha256 is [0-9a-f]+, expected 0000"):
+    with pytest.raises(ArchiveError, match=rf"ssd/{far.name}: its sha256 is [0-9a-f]+, expected 0000"):
         copy_to_local(far, ssd, expected_digest="0" * 64)
     assert os.listdir(ssd) == []
     copy_to_local(far, ssd)
-    with pytest.raises(DigestError, match="it is not the file that was published"):
+    with pytest.raises(ArchiveError, match="it is not the file that was published"):
         copy_to_local(far, ssd, expected_digest="0" * 64)
     assert copy_to_local(far, ssd, expected_digest=digest) == str(ssd / far.name)
     (ssd / far.name).unlink()
@@ -654,7 +654,7 @@ def test_who_waited_for_a_copy_compares_it_with_the_digest(far, ssd):
     origin = storage.located(far).open()
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
     assert copying.copy_from(origin, edcache.digest(far))[1] == 0
-    with pytest.raises(DigestError, match="it is not the file that was published"):
+    with pytest.raises(ArchiveError, match="it is not the file that was published"):
         copying.copy_from(origin, "sha256:" + "0" * 64)
     origin.close()
 

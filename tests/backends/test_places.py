@@ -331,7 +331,7 @@ def test_holes_and_negative_indices_read_the_same(tmp_path):
 def test_a_published_digest_is_checked(served, local):
     digest = edcache.digest(local)
     assert CachedDataset.from_cache(served.url, expected_digest=digest)[3]["label"] == 3
-    with pytest.raises(edcache.errors.DigestError):
+    with pytest.raises(edcache.errors.ArchiveError):
         CachedDataset.from_cache(served.url, expected_digest="0" * 64)
 
 

@@ -29,7 +29,6 @@ from edcache.errors import (
     MissingDependencyError,
     OptionError,
     StandInWarning,
-    UnregisteredTypeError,
     UnsupportedTypeError,
 )
 
@@ -150,7 +149,7 @@ def test_a_registered_namedtuple_wins():
         warnings.simplefilter("error")
         assert round_trip(Local(4)).twice() == 8
     text, record = encode(Local(4))
-    with pytest.raises(UnregisteredTypeError, match=r"Local with fields m; the class registered now has n"):
+    with pytest.raises(UnsupportedTypeError, match=r"Local with fields m; the class registered now has n"):
         as_of(text.replace('["n"]', '["m"]'), record)
 
 
@@ -205,7 +204,7 @@ def test_what_a_form_raises_is_ours():
 
 def test_reading_an_object_takes_its_form():
     text, record = encode(Mesh(1, 2))
-    with pytest.raises(UnregisteredTypeError, match=r"call edcache.register\(Net, encode=..., decode=...\)"):
+    with pytest.raises(UnsupportedTypeError, match=r"call edcache.register\(Net, encode=..., decode=...\)"):
         as_of(text.replace('"Mesh"', '"Net"'), record)
 
 
@@ -273,10 +272,10 @@ def test_enum_keys_are_batched_as_default_collate_would(tmp_path):
 def test_enum_keys_take_their_class_only_to_be_decoded():
     text, record = encode({"a": {Key.IMAGE: 1}})
     script = (
-        "from edcache.codec import *\nfrom edcache.errors import UnregisteredTypeError\nimport enum\n"
+        "from edcache.codec import *\nfrom edcache.errors import UnsupportedTypeError\nimport enum\n"
         f"d = Decoder({text!r}); print(*(str(p[-1]) for p in d.fields))\n"
         f"try: d.decode(memoryview({record!r}))\n"
-        "except UnregisteredTypeError as error: print(error)\n"
+        "except UnsupportedTypeError as error: print(error)\n"
         "class Key(str, enum.Enum): IMAGE = 'image'\n"
         f"Key.__module__ = {Key.__module__!r}\nregister(Key)\n"
         f"print(list(d.decode(memoryview({record!r}))['a']) == [Key.IMAGE])\n"

@@ -19,7 +19,7 @@ from likeness import same
 from scale import scaled, seeded
 
 from edcache.codec.foreign_pickles import restored, torch_loaded
-from edcache.errors import ForeignCacheError, PickleRefusedError
+from edcache.errors import ArchiveError, PickleRefusedError
 
 TRUST = (
     "; if you trust its author, trust_pickle=True reads it as pickle does, which runs whatever code is in it"
@@ -256,9 +256,7 @@ def test_trust_reads_whatever_there_is(tmp_path, monkeypatch):
     os.remove("ran")
     assert torch_loaded(saved(Hostile(), True), "x", trust=True) == 0
     assert os.listdir() == ["ran"]
-    with pytest.raises(
-        ForeignCacheError, match=r"^x does not unpickle: ModuleNotFoundError: No module named"
-    ):
+    with pytest.raises(ArchiveError, match=r"^x does not unpickle: ModuleNotFoundError: No module named"):
         restored(whole(named("no_such_module", "Class")), "x", trust=True)
 
 
@@ -267,7 +265,7 @@ def test_a_pickle_changes_no_class_of_this_process(name):
     """The opcode BUILD sets attributes, also those of a class or function that a pickle names."""
     module, _, kind = name.rpartition(".")
     for state in ((None, {"harm": 1}), {"harm": 1}):
-        with pytest.raises(ForeignCacheError, match="a state for "):
+        with pytest.raises(ArchiveError, match="a state for "):
             restored(whole(named(module, kind), part(state), b"b"), "x")
     assert not hasattr(getattr(sys.modules[module], kind), "harm")
 
@@ -316,7 +314,7 @@ DAMAGED = {
 
 @pytest.mark.parametrize("name", DAMAGED)
 def test_what_is_damaged_or_reaches_too_far_is_an_error(name):
-    with pytest.raises(ForeignCacheError, match="^x does not unpickle: "), nothing_called():
+    with pytest.raises(ArchiveError, match="^x does not unpickle: "), nothing_called():
         restored(DAMAGED[name], "x")
 
 
@@ -328,12 +326,12 @@ def test_a_tensor_of_a_dtype_that_is_newer_than_its_storage_is_read():
 def test_a_file_of_torch_save_that_was_cut_is_an_error(zipped):
     data = saved({"x": torch.ones(30)}, zipped)
     for cut in (20, len(data) // 2, len(data) - 30):
-        with pytest.raises(ForeignCacheError, match="^x does not unpickle: "):
+        with pytest.raises(ArchiveError, match="^x does not unpickle: "):
             torch_loaded(data[:cut], "x")
 
 
 def test_what_torch_save_did_not_write_is_no_file_of_it():
-    with pytest.raises(ForeignCacheError, match=r"^x begins with b'hello', as no file of torch\.save does$"):
+    with pytest.raises(ArchiveError, match=r"^x begins with b'hello', as no file of torch\.save does$"):
         torch_loaded(b"hello", "x")
     with pytest.raises(PickleRefusedError, match="^x needs TorchScript, which is a program; "):
         torch_loaded(scripted(), "x")
@@ -387,6 +385,6 @@ def test_whatever_the_bytes_there_is_a_value_or_a_typed_error(read, tally):
     random, count = seeded(f"foreign {read.__name__}"), scaled(5000)
     for _ in range(count):
         data = changed(random.choice(seeds), seeds, random)
-        with contextlib.suppress(ForeignCacheError, PickleRefusedError), nothing_called():
+        with contextlib.suppress(ArchiveError, PickleRefusedError), nothing_called():
             read(data, "x")
     tally("changed foreign pickles", count)

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from edcache import import_cache
-from edcache.errors import ForeignCacheError, PickleRefusedError
+from edcache.errors import ArchiveError, PickleRefusedError
 
 # What MONAI deprecates is its own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -200,7 +200,7 @@ def test_whatever_a_trusted_pickle_raises_is_ours(tmp_path):
     (tmp_path / "old").mkdir()
     name = f"{'0' * 64}.pt"
     torch.save({"x": Bomb()}, tmp_path / "old" / name)
-    with pytest.raises(ForeignCacheError, match=rf"{name} does not unpickle: ConnectionError: no such host"):
+    with pytest.raises(ArchiveError, match=rf"{name} does not unpickle: ConnectionError: no such host"):
         import_cache(tmp_path / "old", tmp_path / "a.zip", trust_pickle=True, progress=False)
 
 

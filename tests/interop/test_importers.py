@@ -22,7 +22,7 @@ import edcache
 from edcache import CachedDataset
 from edcache.cli import main
 from edcache.errors import (
-    ForeignCacheError,
+    ArchiveError,
     MissingSampleError,
     OptionError,
     PickleRefusedError,
@@ -216,7 +216,7 @@ def test_the_files_of_the_decorator_are_read(tmp_path, path):
         .startswith(f"the arguments of its call were not read: {old}parameters.p needs posix.system; ")
     )
     Path(f"{old}.p").write_bytes(pickle.dumps("many"))
-    with pytest.raises(ForeignCacheError, match=r"c\.zip\.p: no number, as edflow writes it$"):
+    with pytest.raises(ArchiveError, match=r"c\.zip\.p: no number, as edflow writes it$"):
         opened(old)
 
 
@@ -247,7 +247,7 @@ def test_labels_that_make_no_column_are_left_out_and_named(old, path):
 
 @pytest.mark.parametrize("labels", [[1], {"label": 5}], ids=["a list", "no lists"])
 def test_labels_that_edflow_did_not_write_are_refused(old, labels):
-    with pytest.raises(ForeignCacheError, match=r"labels\.p is no dict of lists, as edflow writes it$"):
+    with pytest.raises(ArchiveError, match=r"labels\.p is no dict of lists, as edflow writes it$"):
         labels_of(old, labels)
 
 
@@ -301,7 +301,7 @@ def patched(old, at, fmt, value):
 def test_a_directory_that_lies_is_an_error_that_says_where(old, path, at, fmt, value, told):
     edflow_zip(old, edflow_samples(2), labels=0, order=[0, 1])
     patched(old, at, fmt, value)
-    with pytest.raises(ForeignCacheError, match=rf"toy\.zip: example_0\.p at offset [07]: {told}$"):
+    with pytest.raises(ArchiveError, match=rf"toy\.zip: example_0\.p at offset [07]: {told}$"):
         opened(old)[0]
     assert opened(old)[1]["label"] == 1
     assert import_cache(old, path, on_error="skip").missing.tolist() == [0]
@@ -312,7 +312,7 @@ def test_bytes_that_do_not_unpack_are_an_error(old):
     data = bytearray(old.read_bytes())
     data[41:60] = b"\xff" * 19
     old.write_bytes(data)
-    with pytest.raises(ForeignCacheError, match=r"example_0\.p at offset 0: does not unpack: Error -3"):
+    with pytest.raises(ArchiveError, match=r"example_0\.p at offset 0: does not unpack: Error -3"):
         opened(old)[0]
 
 
@@ -320,10 +320,10 @@ def test_a_file_that_became_shorter_is_an_error(old):
     edflow_zip(old, edflow_samples(2), labels=0, order=[0, 1])
     source = opened(old)
     old.write_bytes(old.read_bytes()[:60])
-    with pytest.raises(ForeignCacheError, match="its bytes have another length or crc32"):
+    with pytest.raises(ArchiveError, match="its bytes have another length or crc32"):
         source[0]
     old.unlink()
-    with pytest.raises(ForeignCacheError, match="example_0.p at offset 0: No such file or directory$"):
+    with pytest.raises(ArchiveError, match="example_0.p at offset 0: No such file or directory$"):
         source[0]
 
 
@@ -331,9 +331,7 @@ def test_an_index_beyond_reason_is_refused(old):
     edflow_zip(old, edflow_samples(2), labels=0)
     with zipfile.ZipFile(old, "a") as out:
         out.writestr("example_999999999999.p", pickle.dumps({}))
-    with pytest.raises(
-        ForeignCacheError, match="3 samples, and the length would be 1,000,000,000,000; remove"
-    ):
+    with pytest.raises(ArchiveError, match="3 samples, and the length would be 1,000,000,000,000; remove"):
         opened(old)
 
 
@@ -430,12 +428,10 @@ def test_files_from_before_a_cache_grew_are_told_apart(tmp_path):
 def test_a_truncated_file_fails_its_sample_and_says_which(tmp_path, path):
     root = xla_folder(tmp_path / "xla", xla_samples(4))
     os.truncate(root / "2.pt", 500)
-    with pytest.raises(SourceError, match=r"index 2: ForeignCacheError: .*xla: 2\.pt does not unpickle: "):
+    with pytest.raises(SourceError, match=r"index 2: ArchiveError: .*xla: 2\.pt does not unpickle: "):
         import_cache(root, path)
     os.truncate(root / "2.pt", 0)
-    with pytest.raises(
-        ForeignCacheError, match=r"xla: 2\.pt begins with b'', as no file of torch\.save does$"
-    ):
+    with pytest.raises(ArchiveError, match=r"xla: 2\.pt begins with b'', as no file of torch\.save does$"):
         opened(root)[2]
 
 
@@ -446,13 +442,13 @@ def test_a_truncated_file_fails_its_sample_and_says_which(tmp_path, path):
 def test_a_metadata_that_torch_xla_did_not_write_is_refused(tmp_path, said):
     root = xla_folder(tmp_path / "xla", xla_samples(2))
     (root / "METADATA").write_text(said)
-    with pytest.raises(ForeignCacheError, match="METADATA: not as torch_xla writes it: "):
+    with pytest.raises(ArchiveError, match="METADATA: not as torch_xla writes it: "):
         opened(root)
 
 
 def test_a_count_beyond_reason_is_refused(tmp_path):
     root = xla_folder(tmp_path / "xla", xla_samples(2), count=10**15)
-    with pytest.raises(ForeignCacheError, match="2 samples, and the length would be 1,000,000,000,000,000"):
+    with pytest.raises(ArchiveError, match="2 samples, and the length would be 1,000,000,000,000,000"):
         opened(root)
 
 
@@ -491,31 +487,31 @@ def test_a_name_that_is_no_utf_8_ends_no_import(tmp_path, path):
 
 
 def test_what_is_of_no_known_kind_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(ForeignCacheError, match="no: No such file or directory$"):
+    with pytest.raises(ArchiveError, match="no: No such file or directory$"):
         opened(tmp_path / "no")
     (tmp_path / "text").write_text("hello")
     with pytest.raises(
-        ForeignCacheError, match=r"text: not recognised as one of edflow, torch_xla, monai.*; name its"
+        ArchiveError, match=r"text: not recognised as one of edflow, torch_xla, monai.*; name its"
     ):
         opened(tmp_path / "text")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ForeignCacheError, match="empty: not recognised as one of"):
+    with pytest.raises(ArchiveError, match="empty: not recognised as one of"):
         opened(tmp_path / "empty")
-    with pytest.raises(ForeignCacheError, match="empty: no sample in this edflow cache$"):
+    with pytest.raises(ArchiveError, match="empty: no sample in this edflow cache$"):
         opened(tmp_path / "empty", "edflow")
     with pytest.raises(OptionError, match="kind='lmdb'; choose one of edflow, torch_xla, monai"):
         opened(tmp_path / "empty", "lmdb")
     with pytest.raises(OptionError, match='order= is for "monai", this is "edflow"$'):
         opened(tmp_path / "empty", "edflow", order=[])
-    with pytest.raises(ForeignCacheError, match="text: no sample in this torch_xla cache$"):
+    with pytest.raises(ArchiveError, match="text: no sample in this torch_xla cache$"):
         opened(tmp_path / "text", "torch_xla")
-    with pytest.raises(ForeignCacheError, match="text: Not a directory$"):
+    with pytest.raises(ArchiveError, match="text: Not a directory$"):
         opened(tmp_path / "text", "monai")
 
 
 def test_an_archive_of_our_own_is_no_opened(path):
     CachedDataset([1, 2], path)
-    with pytest.raises(ForeignCacheError, match=r"an archive of edcache already; it needs no import$"):
+    with pytest.raises(ArchiveError, match=r"an archive of edcache already; it needs no import$"):
         import_cache(path, f"{path}.again")
 
 

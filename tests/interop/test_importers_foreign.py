@@ -21,8 +21,8 @@ from scale import scaled, seeded
 from edcache import CachedDataset, ImageFile, import_cache
 from edcache.compat import edflow
 from edcache.errors import (
+    ArchiveError,
     EdcacheError,
-    ForeignCacheError,
     MissingDependencyError,
     OptionError,
     PickleRefusedError,
@@ -135,7 +135,7 @@ def test_an_import_that_a_bad_file_ended_goes_on_when_it_is_mended(tmp_path, pat
     library("webdataset")
     shard = tmp_path / "s.tar"
     shard_of(shard, ("a.cls", b"1"), ("b.cls", b"x"))
-    with pytest.raises(SourceError, match=r"index 1: ForeignCacheError: .*s\.tar: b\.cls: does not decode"):
+    with pytest.raises(SourceError, match=r"index 1: ArchiveError: .*s\.tar: b\.cls: does not decode"):
         import_cache(shard, path, fingerprint=False)
     assert CachedDataset.from_cache(path, allow_partial=True)[0]["cls"] == 1
     shard_of(shard, ("a.cls", b"7"), ("b.cls", b"2"))
@@ -147,7 +147,7 @@ def test_a_shard_that_was_cut_is_an_error(copied, path, cut):
     library("webdataset")
     shard = copied("webdataset/shard-0.tar")
     os.truncate(shard, cut)
-    with pytest.raises(ForeignCacheError, match=r"shard-0\.tar: a tar without its end; it was cut, or is"):
+    with pytest.raises(ArchiveError, match=r"shard-0\.tar: a tar without its end; it was cut, or is"):
         import_cache(shard, path, kind="webdataset")
 
 
@@ -197,14 +197,14 @@ def test_a_tensordict_that_was_cut_or_has_a_pickle_or_no_batch_is_an_error(copie
     tensordict = library("tensordict")
     folder = copied("tensordict/folder")
     os.truncate(folder / "a.memmap", 50)
-    with pytest.raises(ForeignCacheError, match="folder: does not open as tensordict: "):
+    with pytest.raises(ArchiveError, match="folder: does not open as tensordict: "):
         import_cache(folder, path)
     assert (folder / "a.memmap").stat().st_size == 50
     tensordict.TensorDict({"x": tensordict.NonTensorData(Custom())}, [2]).memmap(tmp_path / "pickled")
     with pytest.raises(PickleRefusedError, match="pickled: has a pickle; if you trust its author"):
         import_cache(tmp_path / "pickled", path)
     tensordict.TensorDict({"x": torch.ones(3)}, []).memmap(tmp_path / "one")
-    with pytest.raises(ForeignCacheError, match="one: no batch dimension, along which samples would be$"):
+    with pytest.raises(ArchiveError, match="one: no batch dimension, along which samples would be$"):
         import_cache(tmp_path / "one", path)
 
 
@@ -247,7 +247,7 @@ def test_shards_of_mds_read_back_exactly(path, workers):
 
 def test_shards_of_mds_that_are_compressed_or_cut_or_pickled_are_errors(copied, path):
     library("streaming")
-    with pytest.raises(ForeignCacheError, match=r"no shard\.00000\.mds; of compressed shards: zstd"):
+    with pytest.raises(ArchiveError, match=r"no shard\.00000\.mds; of compressed shards: zstd"):
         import_cache(FOREIGN / "mds" / "zstd", path)
     folder = copied("mds/plain")
     shard = folder / "shard.00000.mds"
@@ -261,7 +261,7 @@ def test_shards_of_mds_that_are_compressed_or_cut_or_pickled_are_errors(copied, 
     with pytest.raises(IndexError):  # as streaming raises it
         import_cache(folder, path)
     (folder / "index.json").write_text('{"shards": [], "version": 1}')
-    with pytest.raises(ForeignCacheError, match="plain: does not open as mds: ValueError: Unsupported"):
+    with pytest.raises(ArchiveError, match="plain: does not open as mds: ValueError: Unsupported"):
         import_cache(folder, path)
 
 
@@ -288,7 +288,7 @@ def test_what_litdata_would_unpickle_is_refused_unless_it_is_trusted(copied, pat
     with pytest.raises(PickleRefusedError, match=r"has collections\.defaultdict, for which litdata may"):
         import_cache(folder, f"{path}.2")
     index.write_text('{"chunks": []}')
-    with pytest.raises(ForeignCacheError, match="does not open as litdata: KeyError"):
+    with pytest.raises(ArchiveError, match="does not open as litdata: KeyError"):
         import_cache(folder, f"{path}.2")
 
 
@@ -354,9 +354,7 @@ def test_a_tree_that_kappadata_copied_is_an_image_folder(tmp_path, path):
 @pytest.mark.parametrize("text", ["[]", "no json", '{"other": 1}'])
 def test_an_index_of_no_known_system_is_not_recognised(tmp_path, text):
     (tmp_path / "index.json").write_text(text)
-    with pytest.raises(
-        ForeignCacheError, match="not recognised as one of edflow, torch_xla, monai, webdataset, "
-    ):
+    with pytest.raises(ArchiveError, match="not recognised as one of edflow, torch_xla, monai, webdataset, "):
         old_cache(str(tmp_path))
 
 

@@ -24,7 +24,7 @@ from scale import scaled
 
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
-from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError, WhereError
+from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError
 from edcache.labels import Labels, classes_of, single_values, sorted_rows
 from edcache.labels.given import joined
 from edcache.labels.labels import comparable_column
@@ -661,10 +661,10 @@ TABLE_FUNCTION = "a function gets the label table, a pyarrow Table, and returns 
     [
         ("contains(d, 'a')", {}, LabelTypeError, r'"d" is double; contains\(\) looks into text; compare'),
         ("startswith(b, 'a')", {}, LabelTypeError, r'"b" is bool; startswith\(\) looks into text; compare'),
-        ("s like 'a%'", {}, WhereError, f"invalid syntax; {SEARCHED}"),
-        ("like(s, 'a%')", {}, WhereError, f'"like" is no function here; {SEARCHED}'),
-        ("s contains 'a'", {}, WhereError, f"invalid syntax; {SEARCHED}"),
-        ("contains(s, s)", {}, WhereError, r"expected a column or a literal"),
+        ("s like 'a%'", {}, OptionError, f"invalid syntax; {SEARCHED}"),
+        ("like(s, 'a%')", {}, OptionError, f'"like" is no function here; {SEARCHED}'),
+        ("s contains 'a'", {}, OptionError, f"invalid syntax; {SEARCHED}"),
+        ("contains(s, s)", {}, OptionError, r"expected a column or a literal"),
         (None, {"s": 1}, LabelTypeError, r'"s" is string; an int \(1\) cannot be compared with it; compare'),
         (None, {"d": lambda v: v == 0 and v}, OptionError, f'"d" raised ValueError: .*; {COLUMN_FUNCTION}'),
         (None, {"d": lambda v: 3}, OptionError, rf'label "d" gave an int \(3\); {COLUMN_FUNCTION}'),

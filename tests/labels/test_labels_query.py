@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache.errors import LabelTypeError, OptionError, SampleIndexError, UnknownLabelError, WhereError
+from edcache.errors import LabelTypeError, OptionError, SampleIndexError, UnknownLabelError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
 
@@ -227,7 +227,7 @@ def test_rows_alone_keep_order_and_repeats():
         (3, OptionError, r"where is an int \(3\); give"),
         (pc.field("label"), LabelTypeError, "the expression gives int64, not true or false"),
         (pc.field("label") == "a", LabelTypeError, "pyarrow cannot evaluate this expression"),
-        ("label ==", WhereError, "the end: invalid syntax"),
+        ("label ==", OptionError, "the end: invalid syntax"),
     ],
 )
 def test_where_errors(where, error, message):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache.errors import LabelTypeError, UnknownLabelError, WhereError
+from edcache.errors import LabelTypeError, OptionError, UnknownLabelError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
 from edcache.labels.where import where_truth
@@ -226,7 +226,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_everything_else_is_a_where_error(text):
     # The bare int column is a condition of the wrong type, which has an error of its own.
-    with pytest.raises(LabelTypeError if text == "label" else WhereError, match=r"where|not a condition"):
+    with pytest.raises(LabelTypeError if text == "label" else OptionError, match=r"where|not a condition"):
         where_truth(text, Labels(TABLE))
 
 
@@ -255,7 +255,7 @@ def test_everything_else_is_a_where_error(text):
     ],
 )  # fmt: skip
 def test_where_error_texts(text, message):
-    with pytest.raises(WhereError, match=re.escape(message)):
+    with pytest.raises(OptionError, match=re.escape(message)):
         where_truth(text, Labels(TABLE))
 
 
@@ -309,7 +309,7 @@ def test_long_chains_do_not_nest():
 @settings(max_examples=300)
 @given(st.text(alphabet="label split()'\"=<>!.,-0129e\\[]andornotinis ", max_size=60) | st.text(max_size=20))
 def test_any_text_parses_or_raises_our_errors(text):
-    with contextlib.suppress(WhereError, UnknownLabelError, LabelTypeError):
+    with contextlib.suppress(OptionError, UnknownLabelError, LabelTypeError):
         where_truth(text, Labels(TABLE))
 
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
+    ArchiveError,
     ArchiveNotFoundError,
     CorruptArchiveError,
-    DigestError,
     NotAnArchiveError,
     OptionError,
     StaleArchiveError,
@@ -69,14 +69,14 @@ def test_an_archive_that_may_grow_has_none(path):
         rf"{path}: it is not sealed, so it may still grow and has no digest; fill it, or seal what is there: "
         rf"edcache copy {path} -o {path} --skip-damaged"
     )
-    with pytest.raises(DigestError, match=message):
+    with pytest.raises(ArchiveError, match=message):
         edcache.digest(path)
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     for opening in (
         lambda: CachedDataset.from_cache(path, expected_digest=found),
         lambda: edcache.verify(path, expected_digest=found),
     ):
-        with pytest.raises(DigestError, match=message):
+        with pytest.raises(ArchiveError, match=message):
             opening()
     CachedDataset.from_cache(path, allow_partial=True).save(path, skip_damaged=True)
     assert edcache.digest(path).startswith("sha256:")
@@ -106,20 +106,20 @@ def test_the_published_file_opens_and_any_other_does_not(path):
     message = (
         rf"{path}: its sha256 is {digest[7:]}, expected {'ab' * 32}; it is not the file that was published"
     )
-    with pytest.raises(DigestError, match=message):
+    with pytest.raises(ArchiveError, match=message):
         CachedDataset.from_cache(path, expected_digest=WRONG)
-    with pytest.raises(DigestError, match=message):
+    with pytest.raises(ArchiveError, match=message):
         edcache.verify(path, expected_digest=WRONG)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-    with pytest.raises(ValueError, match="it is not the file that was published"):
+    with pytest.raises(ArchiveError, match="it is not the file that was published"):
         CachedDataset.from_cache(path, expected_digest=digest)
 
 
 def test_the_digest_is_compared_before_anything_is_parsed(path):
     path.write_bytes(b"PK\x03\x04" + os.urandom(10_000))
-    with pytest.raises(DigestError, match="it is not the file that was published"):
+    with pytest.raises(ArchiveError, match="it is not the file that was published"):
         CachedDataset.from_cache(path, expected_digest=WRONG)
 
 
@@ -220,5 +220,5 @@ def test_a_reader_proves_its_file_at_the_first_use(path):
     digest = write(path)
     reader = Reader(path, expected_digest=digest, io="pread")
     assert np.array_equal(reader.read(4)["x"], [4] * 300)
-    with pytest.raises(DigestError):
+    with pytest.raises(ArchiveError):
         len(Reader(path, expected_digest=WRONG))

@@ -420,7 +420,7 @@ def test_a_child_that_dies_does_not_release_its_parents_lock(tmp_path: Path) -> 
     path = tmp_path / "replaced.zip"
     w = CacheWriter(path, "w")
     assert in_a_fork(lambda: "died") == "died"
-    with pytest.raises(edcache.errors.ArchiveLockedError, match="another process is writing it"):
+    with pytest.raises(edcache.errors.ArchiveError, match="another process is writing it"):
         CacheWriter(path, "w")
     w.append(1)
     w.close()

@@ -11,7 +11,7 @@ import pytest
 from systems import Refusing, System, current, replace_system
 
 from edcache import CachedDataset, storage
-from edcache.errors import ArchiveExistsError, ArchiveLockedError, ArchiveNotFoundError, StorageError
+from edcache.errors import ArchiveError, ArchiveExistsError, ArchiveNotFoundError, StorageError
 from edcache.format.spec import LOCK_APPEND, LOCK_CLAIM
 from edcache.storage.file import File
 
@@ -134,7 +134,7 @@ def test_a_refusal_says_what_was_tried_and_keeps_its_errno(path, call, message):
 @pytest.mark.parametrize("code", [errno.EDEADLK, errno.ETIMEDOUT])
 def test_a_lock_that_the_system_gives_up_on_is_one_that_another_process_holds(path, code):
     file = File.open(path, "x")
-    with replace_system(Refusing(code, "lock")), pytest.raises(ArchiveLockedError) as caught:
+    with replace_system(Refusing(code, "lock")), pytest.raises(ArchiveError) as caught:
         file.lock(LOCK_APPEND)
     assert (str(caught.value), caught.value.errno) == (f"{path}: locking it: {os.strerror(code)}", code)
     file.close()

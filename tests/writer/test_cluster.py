@@ -20,7 +20,7 @@ from systems import Small, replace_system
 
 import edcache
 from edcache import CachedDataset
-from edcache.errors import OptionError, SourceError, StorageError, WorkerError
+from edcache.errors import OptionError, SourceError, StorageError
 from edcache.reader import Reader
 
 COUNT = 150
@@ -235,7 +235,7 @@ def test_a_bounded_number_of_results_comes_back_at_a_time(path, log):
 def test_an_engine_whose_processes_end_is_one_error_and_keeps_what_was_published(path, log, tmp_path):
     text = "a task of ProcessPoolExecutor failed: BrokenProcessPool: "
     pool = ProcessPoolExecutor(1, mp_context=get_context("fork"))
-    with pool as executor, pytest.raises(WorkerError, match=text):
+    with pool as executor, pytest.raises(SourceError, match=text):
         fill(Source(log, at={100: "kill"}), path, executor, chunk_size=5)
     assert 50 < Reader(path, allow_partial=True).present <= 100
     fill(Source(log), path, None)
@@ -264,7 +264,7 @@ def test_a_loky_worker_that_is_killed_is_one_error_and_keeps_what_was_published(
     loky = pytest.importorskip("loky")
     killer = threading.Thread(target=kill_one, args=(log,))
     killer.start()
-    with loky.ProcessPoolExecutor(2) as executor, pytest.raises(WorkerError, match="a task of ProcessPoolEx"):
+    with loky.ProcessPoolExecutor(2) as executor, pytest.raises(SourceError, match="a task of ProcessPoolEx"):
         fill(Source(log, seconds=0.02), path, executor)
     killer.join()
     assert 10 < Reader(path, allow_partial=True).present < COUNT

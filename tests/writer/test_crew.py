@@ -19,10 +19,9 @@ from edcache import CachedDataset
 from edcache.base.options import FillOptions
 from edcache.errors import (
     LabelError,
+    MissingSampleError,
     OptionError,
-    SampleFailedError,
     SourceError,
-    WorkerError,
 )
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
@@ -253,7 +252,7 @@ def test_what_is_no_error_of_a_sample_is_told_with_its_text(path, log):
     def leave(sample):
         raise SystemExit("enough")
 
-    with pytest.raises(WorkerError, match=r"^a worker process raised SystemExit: enough"):
+    with pytest.raises(SourceError, match=r"^a worker process raised SystemExit: enough"):
         CachedDataset(Source(log), path, in_memory_keys={"y": leave}, num_workers=2)
 
 
@@ -294,7 +293,7 @@ def test_skipped_samples_are_recorded_and_tried_again(path, log, count):
     assert ds.missing.tolist() == [7, 90]
     assert len(available(ds)) == COUNT - 2
     with pytest.raises(
-        SampleFailedError, match=r"sample 7 failed when it was made, a later fill tries again"
+        MissingSampleError, match=r"sample 7 failed when it was made, a later fill tries again"
     ):
         ds[7]
     check_whole(path, but=(7, 90))
@@ -322,7 +321,7 @@ def test_samples_that_are_absent_for_good_do_not_keep_the_archive_open(path, log
     assert not log.exists()
     assert [error.index for error in opened.errors] == [7, 90]
     text = f"{path}: sample 90 failed when it was made, it counts as absent for good; ds.missing has it"
-    with pytest.raises(SampleFailedError) as caught:
+    with pytest.raises(MissingSampleError) as caught:
         CachedDataset.from_cache(path, allow_partial=True)[90]
     assert str(caught.value).startswith(f"{text}\nValueError: bad 90\nTraceback")
     assert available(opened).batch(range(COUNT - 2))["y"].tolist() == [
@@ -383,7 +382,7 @@ def test_a_sample_that_ends_its_process_three_times_ends_the_fill_or_is_recorded
     ds = fill(Source(log, at={50: what}), path, on_error="skip")
     # A worker may begin it while the third death is counted.
     assert computed(log).count(50) in (3, 4)
-    assert [(e.index, e.error, e.message) for e in ds.errors] == [(50, "WorkerError", text)]
+    assert [(e.index, e.error, e.message) for e in ds.errors] == [(50, "SourceError", text)]
     assert ds.missing.tolist() == [50]
     check_whole(path, but=(50,))
 
@@ -391,7 +390,7 @@ def test_a_sample_that_ends_its_process_three_times_ends_the_fill_or_is_recorded
 @pytest.mark.full
 def test_several_of_them_are_recorded(path, log):
     ds = fill(Source(log, at={3: "kill", 4: "exit", 150: "kill"}), path, on_error="skip_final")
-    assert [(e.index, e.error) for e in ds.errors] == [(i, "WorkerError") for i in (3, 4, 150)]
+    assert [(e.index, e.error) for e in ds.errors] == [(i, "SourceError") for i in (3, 4, 150)]
     assert ds.complete
     check_whole(path, but=(3, 4, 150))
 
@@ -453,7 +452,7 @@ def test_workers_that_cannot_start_end_the_fill(path, log, tmp_path):
         """)
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
-    assert "WorkerError" in done.stderr
+    assert "SourceError" in done.stderr
     assert "4 worker processes ended (exit code 9) while they computed no sample" in done.stderr
     assert 'to see why; spawn needs `if __name__ == "__main__":` above the call' in done.stderr
 

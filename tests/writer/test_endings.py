@@ -10,7 +10,7 @@ import pytest
 
 import edcache
 from edcache import CachedDataset
-from edcache.errors import SampleFailedError, SourceError, WorkerError
+from edcache.errors import MissingSampleError, SourceError
 from edcache.reader import Reader
 
 COUNT, BAD = 40, 23
@@ -49,7 +49,7 @@ def test_an_exit_of_the_source_is_an_error_that_names_the_sample(path, error, ho
     ds = CachedDataset(Ending(error), path, on_error="skip", **means(how))
     assert [(f.index, f.error) for f in ds.errors] == [(BAD, error.__name__)]
     assert ds.missing.tolist() == [BAD]
-    with pytest.raises(SampleFailedError, match=error.__name__):
+    with pytest.raises(MissingSampleError, match=error.__name__):
         CachedDataset.from_cache(path, allow_partial=True)[BAD]
     assert [ds[i]["x"] for i in range(COUNT) if i != BAD] == [i for i in range(COUNT) if i != BAD]
 
@@ -65,7 +65,7 @@ def test_an_interrupt_ends_the_fill_and_is_no_failure_of_the_sample(path, on_err
         CachedDataset(source, path, on_error=on_error, **means("crew"))
     for name in ("threads", "pool"):
         with pytest.raises(
-            WorkerError, match=f"KeyboardInterrupt: at index {BAD}; .*a.zip keeps [0-9]+ of 40 samples"
+            SourceError, match=f"KeyboardInterrupt: at index {BAD}; .*a.zip keeps [0-9]+ of 40 samples"
         ):
             CachedDataset(source, path, on_error=on_error, **means(name))
     assert not Reader(path, allow_partial=True).failures

@@ -325,5 +325,5 @@ def test_the_last_sample_of_a_dataset_that_fails_is_missing_from_an_archive_writ
         w.append(0)
     cache = CachedDataset(Source(), path, on_error="skip_final", progress=False, fingerprint=False)
     assert (len(cache), cache.missing.tolist(), cache.complete) == (3, [2], True)
-    with pytest.raises(edcache.errors.SampleFailedError, match="sample 2 failed when it was made"):
+    with pytest.raises(edcache.errors.MissingSampleError, match="sample 2 failed when it was made"):
         cache[2]

@@ -21,8 +21,8 @@ from edcache import CachedDataset, CacheWriter
 from edcache.codec.encoder import Encoder
 from edcache.errors import (
     ArchiveClosedError,
+    ArchiveError,
     ArchiveExistsError,
-    ArchiveLockedError,
     CorruptArchiveError,
     LabelError,
     LabelTypeError,
@@ -127,7 +127,7 @@ def test_a_replacement_follows_a_link_and_replaces_no_pipe(tmp_path):
 
 def test_two_replacements_of_one_path_exclude_each_other(path):
     w = CacheWriter(path, "w")
-    with pytest.raises(ArchiveLockedError, match="a.zip.edcache.new: another process is writing it"):
+    with pytest.raises(ArchiveError, match="a.zip.edcache.new: another process is writing it"):
         CacheWriter(path, "w")
     w.close()
     CacheWriter(path, "w").close()

@@ -12,8 +12,8 @@ from edcache import format, storage
 from edcache.backends.mirror.blocks import BLOCK_BITS, BLOCK_NBYTES, RUN, Fetcher, blocks_of, runs
 from edcache.backends.mirror.sidecar import Note, Side, identity_of
 from edcache.base import (
+    ArchiveError,
     CorruptArchiveError,
-    DigestError,
     Ints,
     NotAnArchiveError,
     OptionError,
@@ -50,7 +50,7 @@ def complete(
     Args:
         digest: that it must have. tell: called with (bytes here, bytes in all).
     Raises:
-        CorruptArchiveError: an entry of the original fails its crc32, fetched twice. DigestError: no copy is
+        CorruptArchiveError: an entry of the original fails its crc32, fetched twice. ArchiveError: no copy is
             left. StaleArchiveError, StorageError: what was fetched stays.
     """
     (copy, note), blocks = fetcher.pinned, np.arange(fetcher.map.count)
@@ -89,10 +89,10 @@ def complete(
         if digest is not None:
             try:
                 check_digest(partial, digest)
-            except DigestError as error:
+            except ArchiveError as error:
                 storage.remove(partial.path)
                 storage.remove(copy + SIDE)
-                raise DigestError(str(error).replace(partial.path, copy, 1)) from None
+                raise ArchiveError(str(error).replace(partial.path, copy, 1)) from None
         side.publish(partial, copy, digest)
     return fetched
 

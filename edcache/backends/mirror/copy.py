@@ -68,7 +68,7 @@ def copy_to_local(
         OptionError: "far/train.zip: it is not sealed, so it may still grow; ...".
         CorruptArchiveError: bytes of the remote archive failed their crc32, fetched twice.
         ArchiveExistsError: "ssd/train.zip: exists already, and is not as it was copied from ...".
-        DigestError: the remote archive is not the one with this digest; no copy is left.
+        ArchiveError: the remote archive is not the one with this digest; no copy is left.
         StorageError: there is too little space, which is checked first; or the system refused.
 
     The copy gets its name after all crc32s were compared and it is on the disk. The next call continues the
@@ -183,7 +183,7 @@ class Copying:
                     return state.nbytes, complete(fetcher, side, self.threads, digest, tell)
 
     def _check(self, digest: str | None) -> tuple[int, int]:
-        """Use the copy that another process made; DigestError if it is not the expected one."""
+        """Use the copy that another process made; ArchiveError if it is not the expected one."""
         with closing(File.open(self.path, "r")) as file:
             if digest is not None:
                 check_digest(file, digest)
