@@ -154,7 +154,7 @@ def ours(url: str, local: str, way: Way) -> Any:
         options["storage_options"] = {"endpoint_url": endpoint}
     ds = CachedDataset.from_cache(url, **options)
     sampler = ChunkShuffle(ds) if way.is_shuffled else None
-    if way._reader == "loader":
+    if way.reader == "loader":
         return ds.loader(BATCH, sampler=sampler)
     return DataLoader(ds, BATCH, sampler=sampler, num_workers=way.workers)
 
@@ -163,8 +163,8 @@ def epochs(queue: Any, near: str, url: str, local: str, way: Way, shards: int, c
     """Read epochs, and put the seconds to the first batch and to the end of each."""
 
     def opened(url: str, local: str) -> Any:
-        if way._reader in PEERS:
-            return PEERS[way._reader].batches(url, local, way.is_shuffled, way.workers, shards)
+        if way.reader in PEERS:
+            return PEERS[way.reader].batches(url, local, way.is_shuffled, way.workers, shards)
         return ours(url, local, way)
 
     multiprocessing.set_start_method("fork", force=True)
@@ -180,7 +180,7 @@ def epochs(queue: Any, near: str, url: str, local: str, way: Way, shards: int, c
             assert bool((batch["x"][:, 0] == (batch["n"] % 251)).all())
             seen += len(batch["n"])
         # MDS repeats samples where workers would get different numbers of them.
-        assert seen == count or (way._reader == "mds" and seen > count)
+        assert seen == count or (way.reader == "mds" and seen > count)
         queue.put((first, time.perf_counter() - started))
         started = time.perf_counter()
 
@@ -218,10 +218,10 @@ def measured(place: tuple[str, str, Any, Any], name: str, ms: float, way: Way, *
     """For each epoch: seconds to the first batch and to the end, bytes and requests."""
     url, near, seconds, counts = place
     seconds.value, queue, rows = ms / 1000, SPAWN.Queue(), []
-    path, end = (f"{way._reader}/", "") if way._reader in PEERS else ("edcache/", ".zip")
+    path, end = (f"{way.reader}/", "") if way.reader in PEERS else ("edcache/", ".zip")
     url, near = f"{url}/{path}{name}{end}", f"{near}/{path}small{end}"
     with tempfile.TemporaryDirectory() as ssd:
-        if way._reader == "plain":
+        if way.reader == "plain":
             processes = [SPAWN.Process(target=plain, args=(queue, url))]
         else:
             to_do = (queue, near, url, ssd, way, *args)
