@@ -47,6 +47,7 @@ from .revisions import check_types as check_types
 from .revisions import settled as settled
 from .spec import BLOCK_NBYTES as BLOCK_NBYTES
 from .spec import END_NBYTES as END_NBYTES
+from .spec import END_SIGNATURE as END_SIGNATURE
 from .spec import FILLERS as FILLERS
 from .spec import HEADER_NBYTES as HEADER_NBYTES
 from .spec import KIND_AMENDMENT as KIND_AMENDMENT

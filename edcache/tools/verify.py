@@ -345,6 +345,19 @@ class Survey:
         if later is not None:
             follows = f"{later.name} follows at offset {later.offset:,}"
             self._problem(at, f"the chain is broken: no entry fits here, but {follows}")
+        elif self._has_broken_seal():
+            self._problem(at, "a seal begins here that is damaged")
+
+    def _has_broken_seal(self) -> bool:
+        """Return True if a whole seal stood here: the header of index.pages is written last."""
+        cursor = self.chain.cursor
+        data = self._pread(cursor.offset, format.HEADER_NBYTES)
+        if format.parse_header(data) is not None:
+            # Unless another process has written it since the walk.
+            return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
+        # A kill within the header leaves no crc32; with one, it was whole once.
+        had_crc, is_named = any(data[137:141]), data[30:41] == b"index.pages"
+        return had_crc and (is_named or format.END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
 
 
 def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:

@@ -344,18 +344,6 @@ def lost_and_sealed(f: Forge):
     f.entries[1].central = None
 
 
-@attack(
-    "chain",
-    "160,000 failures of 20 bytes in four amendments",
-    "an object of 500 bytes for each",
-    says="160,000 failures up to offset",
-)
-def failures_in_parts(f: Forge):
-    for part in range(4):
-        said = b",".join(b'[%d,true,"","",""]' % i for i in range(40_000 * part, 40_000 * (part + 1)))
-        f.unsealed().amend(b'{"failed":[' + said + b"]}")
-
-
 @attack("chain", "a failure of a negative index", "the last of a list", says=NOTE)
 def negative_failure(f: Forge):
     f.unsealed().amend({"failed": [[-1, True, "E", "m", "t"]]})
