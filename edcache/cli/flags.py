@@ -171,7 +171,6 @@ _FLAGS: Final[dict[str, _Option]] = dict(
         _flag("trust_pickle", "Unpickle whatever OLD holds, which runs code its author chose.", is_flag=True),
         _flag("version", "Change it when the factory makes other samples.", metavar="VALUE"),
         _flag("where", "Only samples whose labels fulfil this.", metavar="EXPR", type=LABEL),
-        _flag("yes", "Do not ask; without a terminal nobody is asked.", is_flag=True),
     ]
 )
 _FORMS: Final = click.option("--jsonl", "form", flag_value="jsonl", help="The rows as JSON, one a line.")

@@ -21,11 +21,11 @@ _COMMANDS: Final[dict[str, tuple[click.Command, ...]]] = {
     "Make": (conversion.build, conversion.images, conversion.import_),
     "Look": (
         *(contents.info, contents.show, viewer.view, contents.ls, contents.labels),
-        *(housekeeping.why, housekeeping.caches),
+        housekeeping.why,
     ),
     "Check": (maintenance.verify, maintenance.digest),
     "Share": (conversion.export, maintenance.copy),
-    "Tidy": (housekeeping.rm, housekeeping.prune),
+    "Tidy": (housekeeping.caches,),
 }
 
 
@@ -80,10 +80,10 @@ def main() -> None:
     """Build, look into, check and clear away edcache archives.
 
     An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add
-    and --drop change its labels, copy brings it here or makes a new one of its samples, rm and prune delete;
-    every other command only reads it, and works on an archive that is still growing. The commands that look,
-    verify and copy take URLs too; their credentials come from the environment, as each engine has it (AWS_*,
-    FSSPEC_S3, and so on).
+    and --drop change its labels, copy brings it here or makes a new one of its samples, caches --prune
+    deletes. Every other command only reads it, and works on an archive that is still growing. The commands
+    that look, verify and copy take URLs too; their credentials come from the environment, as each engine has
+    it (AWS_*, FSSPEC_S3, and so on).
 
     A command that reports prints one JSON document with --json. One that lists rows prints CSV with --csv,
     and an object a line with --jsonl.

@@ -56,7 +56,7 @@ def new_folder(out: str) -> Iterator[str]:
             storage.replace(work, out)
             storage.remove(os.path.join(out, writer.SUFFIX))
         except BaseException:
-            # The error that led here is the one to report; prune deletes what could not be.
+            # The error that led here is the one to report; --prune deletes what could not be.
             with suppress(EdcacheError):
                 storage.remove_tree(work)
             raise

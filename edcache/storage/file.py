@@ -100,7 +100,7 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 class _Handle:
     """The descriptor of one open regular file, which no thread closes while another one uses it."""
 
-    def __init__(self, path: str, mode: str, more_flags: int = 0) -> None:
+    def __init__(self, path: str, mode: str) -> None:
         self.path, self.absolute = path, absolute(path)
         self.writable = mode != "r"
         self.can_lock = True
@@ -111,7 +111,7 @@ class _Handle:
         self._reopens: tuple[int, int] | None = None
         made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
         # O_NONBLOCK: opening a FIFO must not wait for its other end.
-        flags = made | (os.O_RDWR if self.writable else os.O_RDONLY) | more_flags | os.O_NONBLOCK
+        flags = made | (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_NONBLOCK
         self._descriptor: Descriptor | None = self._opened(flags)
         if self.writable:
             _writable.add(self)
@@ -217,17 +217,16 @@ class File(_Handle, ByteSource):
     is_live = True
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], mode: str, more_flags: int = 0) -> File:
+    def open(cls, path: str | os.PathLike[str], mode: str) -> File:
         """Open a file.
 
         Args:
             mode: "r" existing, read only; "r+" existing, read and write; "a" read and write, made if
                 absent; "x" read and write, must not exist.
-            more_flags: for open(2), such as O_NOATIME.
         Raises:
             ArchiveNotFoundError, ArchiveExistsError, StorageError.
         """
-        return cls(os.fspath(path), mode, more_flags)
+        return cls(os.fspath(path), mode)
 
     def size(self) -> int:
         """Bytes of the file now."""

@@ -1,10 +1,8 @@
 from .housekeeping import Listed as Listed
 from .housekeeping import archives_in as archives_in
-from .housekeeping import check_deletable as check_deletable
-from .housekeeping import delete as delete
+from .housekeeping import delete_unused as delete_unused
 from .housekeeping import head_of as head_of
-from .housekeeping import plan_pruning as plan_pruning
-from .housekeeping import why_not_now as why_not_now
+from .housekeeping import select as select
 from .verify import Report as Report
 from .verify import digest as digest
 from .verify import verify as verify

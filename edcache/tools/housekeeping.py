@@ -1,8 +1,7 @@
-"""Archives as files on a disk: which there are, when each was last used, which may go.
+"""Archives as files on a disk: list them, choose which are too old or too large together, delete them.
 
-To look at an archive is not to use it: heads are read here without leaving an access time, where the
-system has a way to (Linux, files of one's own). Otherwise to list archives would make every one of
-them fresh, and nothing would ever be old enough to go.
+Their age is that of the last write: a listing reads the head of each file, so the time of its last read
+would say when archives were listed.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -20,29 +19,27 @@ import numpy as np
 from edcache import base, format, storage, writer
 from edcache.format import Chain, Cursor, Head, Header
 from edcache.storage import File, copies_on_disk, located
-from edcache.writer import PARTIAL, SIDE, copies_beside, store_at
+from edcache.writer import PARTIAL, SIDE, copies_beside
 
 # Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
 _EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
-_NO_ACCESS_TIME: Final = getattr(os, "O_NOATIME", 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
     """An archive as it lies on the disk.
 
-    path: as found. nbytes: of the file. used: when it was last read or written, in seconds since 1970.
-    was_read: whether reading was the last of the two. present: samples that have a record; absent:
-    those that failed and count as absent for good. length: samples of the dataset. fingerprint: what the
-    head says of where they come from. problem: why the file cannot be read, in one message; what it would
-    have told is then 0 or None. origin: what it is a copy of, if it is one. is_left: whether it is a file or
-    folder that a process was writing, which has ended.
+    path: as found. nbytes: of the file. written: when it was last written, and a local copy last read,
+    in seconds since 1970. present: samples that have a record. absent: samples that failed and count as
+    absent for good. length: samples of the dataset. fingerprint: the call or object that the samples come
+    from. problem: why the file cannot be read, in one message; counts and fingerprint are then 0 or None.
+    origin: the archive that it is a copy of, if it is one. is_left: whether a killed process left it beside
+    the path that it wrote for; it may be a folder.
     """
 
     path: str
     nbytes: int
-    used: float
-    was_read: bool
+    written: float
     present: int = 0
     absent: int = 0
     length: int = 0
@@ -59,10 +56,10 @@ class Listed:
 
 
 def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
-    """The archives in a folder and in those below it, least recently used first.
+    """The archives in a folder and in those below it, the oldest first.
 
-    Files that are no archives are left out; what is damaged or cannot be read is listed with its
-    problem, a folder too. Symbolic links are not followed. OptionError where there is no such folder.
+    Files that are no archives are left out. A damaged archive and an unreadable file or folder are listed
+    with their problem. Symbolic links are not followed. OptionError where there is no such folder.
 
     Cost: opens every file there. A sealed archive is read at its head and its end, whatever its size; of
         one that lacks samples, the index, and of an unsealed one the table of every chunk.
@@ -72,7 +69,7 @@ def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
     if not os.path.isdir(top):
         what = "no folder" if os.path.lexists(top) else "no such folder"
         raise base.OptionError(f"{top}: {what}; name one that holds archives")
-    return sorted(_archives(top), key=lambda archive: (archive.used, archive.path))
+    return sorted(_archives(top), key=lambda archive: (archive.written, archive.path))
 
 
 def _archives(top: str) -> Iterator[Listed]:
@@ -86,16 +83,18 @@ def _archives(top: str) -> Iterator[Listed]:
             yield Listed(path, *_on_disk(path), problem=str(error))
     for refused in unreadable:
         name = str(refused.filename)
-        yield Listed(name, 0, 0.0, False, problem=f"{name}: listing the folder: {refused.strerror}")
+        yield Listed(name, 0, 0.0, problem=f"{name}: listing the folder: {refused.strerror}")
 
 
 def _temporary(path: str) -> Listed | None:
-    """What has no name yet, or says of what something is a copy that is not there."""
+    """A file or folder that is written beside its path, or the side file of a copy that is gone."""
     is_stray = path.endswith(SIDE) and not any(map(os.path.exists, copies_beside(path)))
     if not (writer.is_temporary(path) or is_stray):
         return None
-    is_held = why_not_now(path) is not None
-    why = "another process is writing it" if is_held else "a process that has ended left it; prune deletes it"
+    # A side file is locked as a copy is.
+    copy = path.removesuffix(SIDE)
+    is_held = copies_on_disk().why_stays(copy) is not None if is_stray else writer.is_held(path)
+    why = "another process is writing it" if is_held else "a killed process left it; --prune deletes it"
     return Listed(path, *_on_disk(path), problem=f"{path}: {why}", is_left=not is_held)
 
 
@@ -106,7 +105,7 @@ def _partial_copy(path: str) -> Listed | None:
         return None
     here = f"{base.human_bytes(kept.here)} of {base.human_bytes(kept.nbytes)}"
     problem = f"{path}: a copy of {kept.origin} that is not whole yet: {here} are here; asked for, it goes on"
-    return Listed(path, kept.here, kept.used, True, problem=problem, origin=kept.origin)
+    return Listed(path, kept.here, kept.used, problem=problem, origin=kept.origin)
 
 
 def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
@@ -123,43 +122,32 @@ def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[st
 def look_at(path: str | os.PathLike[str]) -> Listed:
     """One archive, as `archives_in` lists it; raises as `format.read_head`."""
     name = os.fspath(path)
-    with closing(_open_unnoticed(name)) as file:
-        nbytes, used, was_read = _on_disk(name)
+    with closing(File.open(name, "r")) as file:
+        nbytes, written = _on_disk(name)
         head, cursor = format.read_head(file.pread, name)
         counts = _samples(file, head, cursor)
     copy = copies_on_disk().copy_at(name)
-    if copy is not None and copy.used > used:
-        used, was_read = copy.used, True
+    if copy is not None:
+        written = max(written, copy.used)
     origin = None if copy is None else copy.origin
-    return Listed(name, nbytes, used, was_read, *counts, fingerprint=head.fingerprint, origin=origin)
+    return Listed(name, nbytes, written, *counts, fingerprint=head.fingerprint, origin=origin)
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
-    """What an archive says about itself; raises as `format.read_head`."""
-    where = located(path)
-    with closing(where.open() if where.by_request else _open_unnoticed(where.path)) as file:
+    """The head of an archive at a path or URL; raises as `format.read_head`."""
+    with closing(located(path).open()) as file:
         return format.read_head(file.pread, file.path)[0]
 
 
-def _open_unnoticed(path: str) -> File:
-    """Open for reading, and leave the access time as it is if that can be asked for."""
-    if _NO_ACCESS_TIME and os.path.isfile(path):
-        # Another user's file may be read all the same; other errors are put into words below.
-        with suppress(base.StorageError):
-            return File.open(path, "r", _NO_ACCESS_TIME)
-    return File.open(path, "r")
-
-
-def _on_disk(path: str) -> tuple[int, float, bool]:
-    """Bytes, time of the last use, and whether that was a read."""
+def _on_disk(path: str) -> tuple[int, float]:
+    """Bytes, of a folder those of its files, and the time of the last write."""
     try:
         status = os.stat(path)
+        names = os.listdir(path) if stat.S_ISDIR(status.st_mode) else []
     except OSError:  # gone since
-        return 0, 0.0, False
-    nbytes = status.st_size
-    if stat.S_ISDIR(status.st_mode):
-        nbytes = sum(_on_disk(os.path.join(path, name))[0] for name in os.listdir(path))
-    return nbytes, max(status.st_atime, status.st_mtime), status.st_atime >= status.st_mtime
+        return 0, 0.0
+    within = sum(_on_disk(os.path.join(path, name))[0] for name in names)
+    return within or status.st_size, status.st_mtime
 
 
 def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, bool]:
@@ -193,108 +181,56 @@ def _sealed_absent(file: File, index: Header) -> int:
     return sum(failure.final for failure in failures)
 
 
-def why_not_now(path: str) -> str | None:
-    """Why a file should not be deleted at this moment, in one line; None where nothing speaks against it.
-
-    Who has it open and holds no lock on it just now, such as a CacheWriter between two publications, is not
-    seen. On macOS, where one lock stands for all, anybody is seen only while publishing.
-    Safety: takes every lock of the file and lets go at once, for which it needs the right to write.
-    """
-    if writer.is_temporary(path):
-        return f"{path}: another process is writing it" if writer.is_held(path) else None
-    if not os.path.exists(path):
-        return None
-    reason = copies_on_disk().why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE))
-    if reason is not None:
-        return f"{path}: {reason}"
-    try:
-        with closing(File.open(path, "r+")) as file:
-            is_free = file.try_lock(*_EVERY_LOCK)
-    except base.ArchiveNotFoundError:
-        return None
-    except base.StorageError as error:
-        return f"{error}, so nobody can tell whether it is being filled"
-    return None if is_free else f"{path}: another process is filling it or appending to it"
-
-
-def check_deletable(path: str | os.PathLike[str], *, force: bool = False) -> None:
-    """Raise OptionError for a link and for what is in memory, ArchiveError for what is in use.
-
-    What is no archive raises as `head_of`. force: also what is in use; who fills it loses what it computes.
-    """
-    name = os.fspath(path)
-    store_at(path).check_deletable()
-    if os.path.islink(name):
-        raise base.OptionError(f"{name}: a symbolic link; name the archive itself, {os.path.realpath(name)}")
-    if _partial_copy(name) is None:
-        head_of(name)
-    reason = None if force else why_not_now(name)
-    if reason is not None:
-        raise base.ArchiveError(f"{reason}; wait for it to end, or force the deletion (--force)")
-
-
-def delete(path: str | os.PathLike[str]) -> int:
-    """Delete a file and return how many bytes it had; 0 where it is gone already.
-
-    Whoever has the archive open keeps reading it. With a local copy goes what lies beside it.
-    """
-    name = os.fspath(path)
-    nbytes, is_gone = _on_disk(name)[0], True
-    if writer.is_temporary(name):
-        is_gone = writer.discard(name)
-    elif name.endswith(SIDE):
-        is_gone = copies_on_disk().discard_side(name)
-    else:
-        try:
-            storage.remove(name)
-        except FileNotFoundError:
-            return 0
-        for beside in copies_on_disk().leftovers(name):
-            with suppress(FileNotFoundError):
-                storage.remove(beside)
-    return nbytes if is_gone else 0
-
-
-@dataclass(slots=True)
-class Pruning:
-    """What goes, what stays, least recently used first, and why some stay that would have to go."""
-
-    doomed: list[Listed] = field(default_factory=list)
-    kept: list[Listed] = field(default_factory=list)
-    busy: list[str] = field(default_factory=list)
-
-
-def plan_pruning(
-    archives: Iterable[Listed],
-    *,
-    older_than: float | None = None,
-    max_nbytes: float | None = None,
-    now: float | None = None,
-) -> Pruning:
-    """Choose which archives go: the least recently used, until both conditions hold. Deletes nothing.
-
-    What a process left that has ended goes in any case.
+def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int | None) -> list[Listed]:
+    """The oldest archives, so many that without them both conditions hold.
 
     Args:
-        archives: as `archives_in` lists them; others with a problem are left out of everything.
-        older_than: seconds; none stays that was last used longer ago.
-        max_nbytes: what stays has at most this many bytes together.
-        now: seconds since 1970; the clock's by default.
+        archives: in the order of `archives_in`. One that cannot be read is neither chosen nor counted.
+        older_than: seconds; archives that were last written longer ago are chosen.
+        max_nbytes: the archives that are not chosen have at most so many bytes together.
     """
-    oldest = (time.time() if now is None else now) - older_than if older_than is not None else -np.inf
-    most = np.inf if max_nbytes is None else max_nbytes
-    order = sorted(archives, key=lambda a: (a.used, a.path))
-    sound = [archive for archive in order if archive.problem is None or archive.origin is not None]
-    nbytes, pruning = sum(archive.nbytes for archive in sound), Pruning()
-    pruning.doomed = [archive for archive in order if archive.is_left]
-    for archive in sound:
-        must_go = archive.used < oldest or nbytes > most
-        reason = why_not_now(archive.path) if must_go else None
-        if must_go and reason is None:
-            pruning.doomed.append(archive)
-            nbytes -= archive.nbytes
-            continue
-        pruning.kept.append(archive)
-        if reason is not None:
-            pruning.busy.append(reason)
-    return pruning
+    since = -np.inf if older_than is None else time.time() - older_than
+    readable = [archive for archive in archives if archive.problem is None or archive.origin is not None]
+    nbytes = sum(archive.nbytes for archive in readable)
+    chosen: list[Listed] = []
+    for archive in readable:
+        if archive.written >= since and (max_nbytes is None or nbytes <= max_nbytes):
+            break
+        chosen.append(archive)
+        nbytes -= archive.nbytes
+    return chosen
+
+
+def delete_unused(path: str) -> str | None:
+    """Delete an archive, or a file or folder that a killed process left, unless a process writes it.
+
+    With a local copy goes its side file. A process that reads the archive goes on reading it.
+
+    Returns:
+        None once it is gone, or why it stays: "a.zip: another process is filling it or appending to it".
+    Raises:
+        StorageError: the system refuses.
+    Safety: tries every lock of the file, for which it needs the right to write. A CacheWriter holds none
+        between two publications. On macOS a writer is seen only while it publishes.
+    """
+    if writer.is_temporary(path):
+        return None if writer.discard(path) else f"{path}: another process is writing it"
+    if storage.is_in_memory(storage.absolute(path)):
+        return f"{path}: a process has it open"
+    copies = copies_on_disk()
+    reason = copies.why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE))
+    if reason is not None:
+        return f"{path}: {reason}"
+    if path.endswith(SIDE):
+        return None if copies.discard_side(path) else f"{path}: another process makes a copy there"
+    try:
+        with closing(File.open(path, "r+")) as file:
+            if not file.try_lock(*_EVERY_LOCK):
+                return f"{path}: another process is filling it or appending to it"
+            storage.remove(path)
+    except base.ArchiveNotFoundError:
+        return None
+    for beside in copies.leftovers(path):
+        with suppress(FileNotFoundError):
+            storage.remove(beside)
+    return None

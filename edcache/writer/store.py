@@ -60,10 +60,6 @@ class Store(Location):
         """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
         raise base.OptionError(f"max_bytes={fraction!r} is a part of a disk; for a URL give bytes")
 
-    def check_deletable(self) -> None:
-        """Raise OptionError for what is no file, or goes by itself."""
-        self.local_path()
-
 
 def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
     """Where a cache is, by its path or URL; arguments and errors as of `storage.located`."""

@@ -3,7 +3,8 @@
 `train.zip.edcache.new` becomes `train.zip`. Whoever writes it holds `LOCK_SESSION` of it (of a folder, of
 the file `.edcache.new` in it), a lock of the kernel's that ends with that process. So what nobody holds was
 left by one that was killed: nothing reads it, the next that writes for the same path begins anew, and
-`edcache prune` deletes it. All that is temporary has such a name, but for copies of archives far away.
+`edcache caches --prune` deletes it. All that is temporary has such a name, but for copies of archives far
+away.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
     try:
         yield session
     except BaseException:
-        # The error that led here is the one to report; prune deletes what could not be.
+        # The error that led here is the one to report; --prune deletes what could not be.
         with suppress(EdcacheError):
             storage.remove(name_for(target))
         raise

@@ -179,8 +179,7 @@ def test_a_file_that_is_no_copy_is_not_overwritten(far, tmp_path, ssd):
     with pytest.raises(ArchiveExistsError) as caught:
         copy_to_local(far, ssd)
     assert str(caught.value) == (
-        f"{ssd / far.name}: exists already, and is not as it was copied; give another path, or delete it "
-        "(edcache rm)"
+        f"{ssd / far.name}: exists already, and is not as it was copied; give another path, or delete it"
     )
     assert copied(ssd, far) == b"mine"
     (ssd / far.name).unlink()
@@ -749,16 +748,12 @@ def test_copies_among_what_is_listed_and_deleted(far, ssd):
     assert f"{half}: a copy of {far} that is not whole yet: " in listed
     assert f" of {kb(far.stat().st_size)} are here; asked for, it goes on" in listed
     ds = CachedDataset.from_cache(ssd / far.name)
-    said = run("rm", ssd / far.name, "--yes", code=1)
-    assert f"edcache: {ssd / far.name}: a process has this copy open; wait for it to end, or force" in said
-    assert "a process has this copy open; it stays" in run("prune", ssd, "--max-size", "1kB", "--yes")
+    said = run("caches", ssd, "--max-size", "1kB", "--prune")
+    assert f"{ssd / far.name}: a process has this copy open; it stays" in said
     assert is_sample(ds[5], 5)
     ds.close()
     assert os.listdir(ssd / "half") == []  # by the same condition
-    run("rm", ssd / far.name, "--yes")
-    assert os.listdir(ssd) == ["half"]
-    copy_to_local(far, ssd)
-    assert "1 archive deleted" in run("prune", ssd, "--max-size", "1kB", "--yes")
+    assert f"{ssd / far.name}: deleted, " in run("caches", ssd, "--max-size", "1kB", "--prune")
     assert os.listdir(ssd) == ["half"]
 
 
@@ -775,9 +770,9 @@ def test_a_copy_that_is_made_just_now_is_not_deleted(far, ssd, tmp_path):
     while not (tmp_path / "copying").exists():
         time.sleep(0.01)
     partial = f"{ssd / far.name}{PARTIAL}"
-    said = run("rm", partial, "--yes", code=1)
+    said = run("caches", ssd, "--max-size", "0B", "--prune")
     os.kill(pid, signal.SIGKILL)
     ended(pid)
-    assert f"edcache: {partial}: another process is copying it; wait for it to end" in said
-    run("rm", partial, "--yes")
+    assert f"{partial}: another process is copying it; it stays" in said
+    run("caches", ssd, "--max-size", "0B", "--prune")
     assert os.listdir(ssd) == []

@@ -265,7 +265,7 @@ def test_the_memory_of_killed_processes_is_freed_at_the_next_use(name, use):
     left = os.path.basename(path_of(name + "-left"))
     assert left in files_of(name)
     if use == "prune":
-        done = CliRunner().invoke(main, ["prune", storage.memory_folder(), "--yes"])
+        done = CliRunner().invoke(main, ["caches", "shm://", "--prune"])
         assert (done.exit_code, left in files_of(name)) == (0, False), done.output
     elif use == "another name":
         CachedDataset(Source(3), name + "-next").close()
@@ -655,9 +655,9 @@ def test_the_command_lists_it_and_will_not_delete_it_while_it_is_open(name):
     assert file in run(main, ["caches", "shm://"]).stdout
     assert run(main, ["verify", name]).exit_code == 0
     assert "40" in run(main, ["info", name]).stdout
-    refused = run(main, ["rm", name, "--yes"])
-    assert refused.exit_code == 1
-    assert "deleted when nobody has it open" in refused.stderr
+    pruned = run(main, ["caches", "shm://", "--max-size", "0B", "--prune"])
+    assert f"{file}: a process has it open; it stays" in pruned.stderr
+    assert file in run(main, ["caches", "shm://"]).stdout
     check(cache)
     cache.close()
     assert file not in run(main, ["caches", "shm://"]).stdout

@@ -500,8 +500,8 @@ def test_a_copy_whose_original_cannot_be_compared_stays(far, ssd):
         ds[17]
     assert str(caught.value) == (
         f"{copy}: bytes {offset:,} to {offset + nbytes:,} fail their crc32, and the original cannot be read "
-        f"to compare: {far}: no such file; check the path, or build the cache first; delete this copy "
-        f"(edcache rm), and open {far} again"
+        f"to compare: {far}: no such file; check the path, or build the cache first; delete this copy, "
+        f"and open {far} again"
     )
     read(ds, range(17))
 

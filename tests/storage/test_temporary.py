@@ -1,4 +1,4 @@
-"""Killed at any moment, whatever writes beside a path leaves only what is listed, and what prune deletes."""
+"""Killed at any moment, a process that writes beside a path leaves files that `--prune` finds and deletes."""
 
 import json
 import os
@@ -113,12 +113,12 @@ def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
         assert kind in (-signal.SIGKILL, 0)
         seen |= listed(top)
         assert on_disk(top) - whole(top) == listed(top)
-        run("prune", top, "--yes")
+        run("caches", top, "--prune")
         assert not [file for file in on_disk(top) if file.endswith(".edcache.new")]
         left = on_disk(top) - whole(top)
         assert left == listed(top)
         assert {"a.zip", "b.zip"} <= left
-        run("prune", top, "--max-size", "0B", "--yes")
+        run("caches", top, "--max-size", "0B", "--older-than", "0h", "--prune")
         assert on_disk(top) - whole(top) == set()
         assert not [file for file in os.listdir(top) if file.endswith(".origin")]
     assert [file for file in seen if file.endswith((".edcache.new", ".partial"))]
@@ -137,7 +137,7 @@ def test_what_is_killed_at_random_is_listed_and_pruned(tmp_path, tally):
         os.kill(pid, signal.SIGKILL)
         ended(pid)
         assert on_disk(top) - whole(top) == listed(top)
-        run("prune", top, "--yes")
+        run("caches", top, "--prune")
         assert not [file for file in on_disk(top) if file.endswith(".edcache.new")]
     tally("kills of what writes beside a path", len(OPERATIONS))
 
@@ -165,14 +165,14 @@ def test_what_a_living_process_writes_stays(tmp_path, is_folder):
     try:
         assert listed(tmp_path) == {"a.edcache.new"}
         assert "a.edcache.new: another process is writing it" in run("caches", tmp_path)
-        run("prune", tmp_path, "--max-size", "0B", "--older-than", "0h", "--yes")
+        run("caches", tmp_path, "--max-size", "0B", "--older-than", "0h", "--prune")
         assert os.listdir(tmp_path) == ["a.edcache.new"]
         assert temporary.discard(str(tmp_path / "a.edcache.new")) is False
     finally:
         os.kill(pid, signal.SIGKILL)
         ended(pid)
-    assert "a.edcache.new: a process that has ended left it; prune deletes it" in run("caches", tmp_path)
-    run("prune", tmp_path, "--yes")
+    assert "a.edcache.new: a killed process left it; --prune deletes it" in run("caches", tmp_path)
+    run("caches", tmp_path, "--prune")
     assert os.listdir(tmp_path) == []
 
 
@@ -180,5 +180,5 @@ def test_files_of_others_with_like_names_stay(tmp_path):
     for name in ("a.new", "a.zip.new", "a.partial", "a.upload", "edcache.new.txt", "a.origin.txt"):
         (tmp_path / name).write_text("mine")
     before = sorted(os.listdir(tmp_path))
-    run("prune", tmp_path, "--max-size", "0B", "--yes")
+    run("caches", tmp_path, "--max-size", "0B", "--prune")
     assert sorted(os.listdir(tmp_path)) == before

@@ -198,7 +198,7 @@ class Copying:
                 of = "" if note is None else f" from {note.origin}"
                 raise ArchiveExistsError(
                     f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
-                    "delete it (edcache rm)"
+                    "delete it"
                 )
             if note.identity == state.identity:
                 return

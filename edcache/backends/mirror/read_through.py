@@ -89,7 +89,7 @@ class ReadThrough(Wrapped):
         except (base.ArchiveError, OSError) as error:
             raise CorruptArchiveError(
                 f"{here}: {place} fail their crc32, and the original cannot be read to compare: {error}; "
-                f"delete this copy (edcache rm), and open {self.path} again"
+                f"delete this copy, and open {self.path} again"
             ) from error
         if far != self.data.pread(offset, nbytes):
             delete(self.pinned, self.data)
