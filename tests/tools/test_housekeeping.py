@@ -7,7 +7,7 @@ import json
 import os
 import random
 import re
-import subprocess
+import signal
 import sys
 import textwrap
 import time
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from cli_runner import RUNNER
-from systems import System, replace_system
+from systems import System, ended, in_child, replace_system
 
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
@@ -29,7 +29,6 @@ from edcache.storage.file import File
 from edcache.tools.housekeeping import Listed, archives_in, delete_unused, look_at, select
 from edcache.writer.appender import Appender
 
-ROOT = str(Path(__file__).parents[2])
 DAY = 86_400.0
 NOW = time.time()
 
@@ -53,24 +52,6 @@ DIGITS = """
     @cachable(in_memory_keys=["label"], version=2)
     def cached(split, n=4):
         return Digits(split, n)
-"""
-
-# Fills the archive of its first argument; says so by the file of its second, and computes for ever.
-FILLER = """
-import sys, time
-from edcache import CachedDataset
-
-class Waiting:
-    def __len__(self):
-        return 3
-    def __getitem__(self, i):
-        if i == 2:
-            open(sys.argv[2], "w").close()
-            time.sleep(600)
-        return {"x": i}
-
-if __name__ == "__main__":
-    CachedDataset(Waiting(), sys.argv[1], chunk_size=1)
 """
 
 
@@ -143,25 +124,6 @@ def digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     yield digits
     sys.modules.pop("digits", None)
-
-
-@pytest.fixture
-def filled_by_another(tmp_path: Path) -> Iterator[Path]:
-    """An archive that another process is filling."""
-    path, computing = tmp_path / "cache" / "filling.zip", tmp_path / "computing"
-    path.parent.mkdir(exist_ok=True)
-    program = tmp_path / "filler.py"
-    program.write_text(FILLER)
-    env = os.environ | {"PYTHONPATH": os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen([sys.executable, str(program), str(path), str(computing)], env=env)
-    deadline = time.monotonic() + 60
-    while not computing.exists():
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.01)
-    yield path
-    process.kill()
-    process.wait()
 
 
 # ------------------------------------------------------------------------------------------ caches
@@ -477,13 +439,38 @@ def test_an_archive_stays_while_one_of_its_locks_is_held(tmp_path: Path, start: 
     assert names(tmp_path) == []
 
 
-@pytest.mark.full
-def test_what_another_process_fills_stays(filled_by_another: Path) -> None:
-    path, other = filled_by_another, archive(filled_by_another.parent / "other.zip")
-    result = run("caches", path.parent, "--older-than", "0h", "--prune")
+class Waiting:
+    """Samples of which the second is never done."""
+
+    def __init__(self, computing: Path) -> None:
+        self.computing = computing
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, i: int) -> int:
+        if i == 1:
+            self.computing.touch()
+            time.sleep(600)
+        return i
+
+
+def test_what_another_process_fills_stays_until_it_ends(cache: Path, tmp_path: Path) -> None:
+    path, other, computing = cache / "filling.zip", archive(cache / "other.zip"), tmp_path / "computing"
+    pid = in_child(lambda: CachedDataset(Waiting(computing), path, chunk_size=1))
+    try:
+        while not computing.exists():
+            time.sleep(0.01)
+        result = run("caches", "--older-than", "0h", "--prune")
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
     assert result.stderr == f"{path}: another process is filling it or appending to it; it stays\n"
-    assert path.exists()
-    assert not other.exists()
+    assert (path.exists(), other.exists()) == (True, False)
+    run("caches", "--prune")
+    assert path.exists(), "the next run goes on with it"
+    run("caches", "--older-than", "0h", "--prune")
+    assert names(cache) == []
 
 
 def test_archives_that_the_system_refuses_to_open_or_delete_stay_and_others_go(
