@@ -14,10 +14,9 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
-
 from edcache import base, format, storage, writer
-from edcache.format import Chain, Cursor, Head, Header
+from edcache.format import Head
+from edcache.reader import Session
 from edcache.storage import File, copies_on_disk, located
 from edcache.writer import PARTIAL, SIDE, copies_beside
 
@@ -79,7 +78,7 @@ def _archives(top: str) -> Iterator[Listed]:
             yield _temporary(path) or _partial_copy(path) or look_at(path)
         except (base.NotAnArchiveError, base.ArchiveNotFoundError):
             continue
-        except base.ArchiveError as error:
+        except base.EdcacheError as error:
             yield Listed(path, *_on_disk(path), problem=str(error))
     for refused in unreadable:
         name = str(refused.filename)
@@ -120,17 +119,28 @@ def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[st
 
 
 def look_at(path: str | os.PathLike[str]) -> Listed:
-    """One archive, as `archives_in` lists it; raises as `format.read_head`."""
+    """One archive, as `archives_in` lists it; raises as `Reader` at its first use."""
     name = os.fspath(path)
     with closing(File.open(name, "r")) as file:
         nbytes, written = _on_disk(name)
-        head, cursor = format.read_head(file.pread, name)
-        counts = _samples(file, head, cursor)
+        session = Session(file, "pread")
     copy = copies_on_disk().copy_at(name)
     if copy is not None:
         written = max(written, copy.used)
     origin = None if copy is None else copy.origin
-    return Listed(name, nbytes, written, *counts, fingerprint=head.fingerprint, origin=origin)
+    if session.damaged:
+        return Listed(name, nbytes, written, problem=session.damaged[0], origin=origin)
+    return Listed(
+        name,
+        nbytes,
+        written,
+        present=session.present,
+        absent=sum(failure.final for failure in session.index.failures),
+        length=session.length,
+        sealed=session.sealed,
+        fingerprint=session.head.fingerprint,
+        origin=origin,
+    )
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
@@ -150,37 +160,6 @@ def _on_disk(path: str) -> tuple[int, float]:
     return within or status.st_size, status.st_mtime
 
 
-def _samples(file: File, head: Head, cursor: Cursor) -> tuple[int, int, int, bool]:
-    """Samples with a record, absent for good, of the dataset; and whether the archive is sealed."""
-    size = file.size()
-    seal = format.read_seal(file.pread, size, head.uuid)
-    if seal is not None:
-        return seal.index.samples, _sealed_absent(file, seal.index), seal.index.end_index, True
-    chain = Chain(head, cursor, file.path)
-    chain.extend(file.pread, size)
-    # Of each table the indices alone are kept; labels take memory, and need not go together to be counted.
-    tables = (format.read_table(file.pread, header, file.path) for header in chain.chunks)
-    indices = [np.array(table.records.index) for table in tables]
-    present = np.unique(np.concatenate([np.empty(0, np.int64), *indices]))
-    length = max(chain.end_index, chain.length or 0)
-    final = [index for index, (_, failure) in chain.failures.items() if failure.final and index < length]
-    return len(present), len(np.setdiff1d(np.array(final, np.int64), present)), length, False
-
-
-def _sealed_absent(file: File, index: Header) -> int:
-    if index.samples == index.end_index:
-        return 0
-    data = file.pread(index.table_offset, index.table_nbytes)
-    place = f"{file.path}: {index.name} at offset {index.offset:,}"
-    if format.crc32(data) != index.table_crc:
-        raise base.CorruptArchiveError(f'{place} fails its crc32; run "edcache verify {file.path}"')
-    try:
-        failures = format.parse_root(data, index.samples, index.payload_nbytes, file.size()).failures
-    except base.CorruptArchiveError as error:
-        raise base.CorruptArchiveError(f"{place}: {error}") from error
-    return sum(failure.final for failure in failures)
-
-
 def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int | None) -> list[Listed]:
     """The oldest archives, so many that without them both conditions hold.
 
@@ -189,7 +168,7 @@ def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int
         older_than: seconds; archives that were last written longer ago are chosen.
         max_nbytes: the archives that are not chosen have at most so many bytes together.
     """
-    since = -np.inf if older_than is None else time.time() - older_than
+    since = 0.0 if older_than is None else time.time() - older_than
     readable = [archive for archive in archives if archive.problem is None or archive.origin is not None]
     nbytes = sum(archive.nbytes for archive in readable)
     chosen: list[Listed] = []
