@@ -46,7 +46,13 @@ from edcache.writer.appender import Appender
 from edcache.writer.cache import new_head
 from edcache.writer.temporary import SIDE
 
-pytestmark = pytest.mark.spread
+pytestmark = [
+    pytest.mark.spread,
+    # Of a sealed archive that a power cut damaged what is left is read, with a warning.
+    pytest.mark.filterwarnings(
+        "ignore:(?s).*It is read by what is left:edcache.errors.PartialArchiveWarning"
+    ),
+]
 
 RECOMPUTED = 1_000
 POWER_CUTS = scaled(90_000)
