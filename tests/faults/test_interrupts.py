@@ -22,6 +22,15 @@ PACKAGE = str(Path(edcache.__file__).parent)
 OPERATIONS = list(operations())
 
 
+def is_in_finalizer(frame: FrameType | None) -> bool:
+    """What is raised in a finalizer, Python prints and drops: nobody is interrupted there."""
+    while frame is not None:
+        if frame.f_code.co_name == "__del__":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class Interrupt:
     """Raises KeyboardInterrupt before the n-th instruction of the package's code; n = 0 only counts."""
 
@@ -32,8 +41,7 @@ class Interrupt:
 
     def _trace(self, frame: FrameType, event: str, arg: Any) -> Any:
         if event == "call":
-            # What is raised in a finalizer, Python prints and drops: nobody is interrupted there.
-            if not frame.f_code.co_filename.startswith(PACKAGE) or frame.f_code.co_name == "__del__":
+            if not frame.f_code.co_filename.startswith(PACKAGE) or is_in_finalizer(frame):
                 return None
             frame.f_trace_opcodes = True
             frame.f_trace_lines = False
