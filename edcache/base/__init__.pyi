@@ -28,7 +28,6 @@ from .errors import UnknownLabelError as UnknownLabelError
 from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .frames import warn as warn
 from .markup import Markup as Markup
-from .markup import Tabular as Tabular
 from .markup import element as element
 from .markup import fragment as fragment
 from .markup import joined as joined

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from edcache.base.wording import human_bytes, printable
+from edcache.base.wording import printable
 
 _NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?")
-_MOST_LINES = 20
 _VOID = frozenset({"img", "meta", "br"})
 
 
@@ -63,33 +61,6 @@ def pairs(items: Iterable[tuple[str, Part | None]]) -> Markup:
 def fragment(*parts: Part) -> Markup:
     """What a notebook shows: the parts in a box with a style of its own, for light and dark pages."""
     return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
-
-
-class Tabular:
-    """A dataclass that a notebook shows as a table of its fields."""
-
-    __slots__ = ()
-
-    def _repr_html_(self) -> str:
-        return fragment(element("h4", type(self).__name__), pairs(_rows_of(self)))
-
-
-def _rows_of(report: object) -> Iterator[tuple[str, Part]]:
-    """The fields of a dataclass and of those in it, with their values as a person reads them."""
-    for field in fields(report):  # type: ignore[arg-type]
-        name, value = field.name.replace("_", " "), getattr(report, field.name)
-        if is_dataclass(value):
-            yield from ((f"{name}: {inner}", shown) for inner, shown in _rows_of(value))
-        elif isinstance(value, bool):
-            yield name, "yes" if value else "no"
-        elif type(value) is int:
-            yield name, human_bytes(value) if "nbytes" in name else f"{value:,}"
-        elif isinstance(value, str) or not hasattr(value, "__len__"):
-            yield name, str(value)
-        else:
-            lines: list[Part] = [element("div", str(item)) for item in value[:_MOST_LINES]]
-            more = len(value) - len(lines)
-            yield name, [*(lines or ["none"]), element("div", f"and {more:,} more") if more > 0 else ""]
 
 
 def _is_number(cell: Part) -> bool:

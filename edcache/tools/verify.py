@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache import format
-from edcache.base import CorruptArchiveError, Ints, LabelError, Tabular
+from edcache.base import CorruptArchiveError, Ints, LabelError
 from edcache.format import ChunkTable, Contents, Header, IndexTable, PRead, Seal, checked_labels, parse_index
 from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located
@@ -27,7 +27,7 @@ OnProblem = Callable[[int, str], None]
 
 
 @dataclass
-class Report(Tabular):
+class Report:
     """What `verify` found.
 
     problems: one line each, with path and offset, what is wrong and what helps; empty when every byte

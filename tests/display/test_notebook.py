@@ -209,10 +209,3 @@ def test_many_texts_are_not_counted_to_be_shown():
     html = texts._repr_html_()
     assert "many values" in html
     assert html.count('class="bar"') == 3
-
-
-def test_a_report_has_a_row_for_each_of_its_fields(ds):
-    html = edcache.verify(ds.path)._repr_html_()
-    assert "<th>dead: torn</th><td>0</td>" in html
-    assert "<th>sealed</th><td>yes</td>" in html
-    assert "<th>problems</th><td><div></div>" not in html

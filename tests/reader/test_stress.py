@@ -169,10 +169,10 @@ def test_a_thousand_forks_of_a_busy_process_read_open_and_end(folder: Path, seal
 
     def work(chosen: list[int], opens: Path | None) -> None:
         assert all(is_sample(busy.cache[i], i) for i in chosen)
-        before = len(busy._reader)
-        busy._reader.refresh()
-        assert len(busy._reader) >= before
-        assert is_sample(busy._reader.read(len(busy._reader) - 1), len(busy._reader) - 1)
+        before = len(busy.reader)
+        busy.reader.refresh()
+        assert len(busy.reader) >= before
+        assert is_sample(busy.reader.read(len(busy.reader) - 1), len(busy.reader) - 1)
         if opens:
             again = Reader(opens)
             assert all(is_sample(again.read(i), i) for i in (0, len(again) - 1))
@@ -381,7 +381,7 @@ def watch(path: Path, until: int) -> None:
     while watched.seen < until:
         watched.look()
         time.sleep(0.1)
-    watched._reader.close()
+    watched.reader.close()
 
 
 @pytest.mark.full
@@ -401,8 +401,8 @@ def test_fifty_thousand_chunks_of_eight_writers_are_all_there_once_under_four_re
         w.close()
         last = Watched(path)
         last.look()
-        assert (last.next, last._reader.sealed) == ([each] * WRITERS, True)
-        last._reader.close()
+        assert (last.next, last.reader.sealed) == ([each] * WRITERS, True)
+        last.reader.close()
         if round_ == 0:
             assert edcache.verify(path).problems == []
         path.unlink()
