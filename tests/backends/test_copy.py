@@ -413,7 +413,7 @@ def test_a_copy_that_is_killed_at_any_operation_is_continued(far, ssd, tally):
 
 @pytest.mark.full
 def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, ssd, tally):
-    """What is there is the old copy or the new one, and no step by hand is needed."""
+    """What is there is the old copy, none or the new one, and no step by hand is needed."""
     states = []
     for count in (120, 200):
         make(far, count, chunk=20)
@@ -427,7 +427,9 @@ def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, 
         copy_to_local(far, ssd)
         os.replace(shutil.copy2(tmp_path / "200.zip", tmp_path / "t"), far)
         code = ended(in_child(lambda: copy_to_local(far, ssd, num_threads=2), Killing(at)))
-        assert copied(ssd, far) in states
+        # The old one is deleted before the new one is fetched: a disk may have room for one alone.
+        if (ssd / far.name).exists():
+            assert copied(ssd, far) in states
         copy_to_local(far, ssd)
         assert copied(ssd, far) == states[1]
         tally("copies killed at an operation")

@@ -843,7 +843,7 @@ def test_texts_of_libraries_are_shown_without_credentials():
 @pytest.mark.full
 def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
     code = (
-        "import sys, threading, edcache\n"
+        "import sys, threading, edcache.reader\n"
         "reader = edcache.reader.Reader('https://localhost/a.zip', storage_options={'headers': {}})\n"
         "assert threading.active_count() == 1\n"
         "sys.exit('aiohttp' in sys.modules or 's3fs' in sys.modules)"

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from fuzz_draw import Draw
 
-from edcache.errors import LabelError
+from edcache.errors import LabelError, OptionError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
 
@@ -107,7 +107,7 @@ def run(data: bytes) -> None:
     _is_armed = True
     try:
         rows = matching_rows(labels, {}, text)
-    except LabelError:
+    except (LabelError, OptionError):
         return
     finally:
         _is_armed = False

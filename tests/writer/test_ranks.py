@@ -149,7 +149,7 @@ if __name__ == "__main__":
 
 READER = """
 import os, random, sys, time
-import torch, edcache
+import numpy, torch, edcache
 from edcache.writer import store_at
 path, until = sys.argv[1], float(sys.argv[2])
 while store_at(path).found() is None:
@@ -158,7 +158,7 @@ ds = edcache.CachedDataset.from_cache(path)
 reads = 0
 while time.time() < until or not reads:
     ds.refresh()
-    there = available(ds).indices
+    there = numpy.setdiff1d(numpy.arange(len(ds)), ds.missing)
     for i in random.sample(there.tolist(), min(50, len(there))):
         sample = ds[i]
         assert sample["x"].equal(torch.full((200 + i % 50,), i)) and sample["y"] == i % 3, i
