@@ -689,6 +689,7 @@ def test_a_copy_that_somebody_has_open_never_goes(far, ssd, tmp_path, is_whole):
         holder.communicate()
     assert holder.returncode == 0
     read(opened(other, ssd, max_bytes=limit), range(COUNT))
+    opened(other, ssd, max_bytes=limit)
     assert any(p.name.startswith("other-") and p.suffix == ".zip" for p in ssd.iterdir())
     read(opened(far, ssd), range(9))
 

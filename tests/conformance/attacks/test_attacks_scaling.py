@@ -21,7 +21,10 @@ import edcache
 from edcache import CachedDataset, EdcacheError
 from edcache.format import spec as format
 
-pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning"),
+    pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
+]
 
 PACKAGE = str(Path(edcache.__file__).parent)
 MOST = 2.5
