@@ -1,8 +1,9 @@
 """MONAI's CacheDataset and PersistentDataset, whose caches are archives.
 
-What the transforms up to the first random one make is cached in `<cache_dir>/<hash of the data and of
-hash_transform>.zip`; the others run at every access. CacheDataset has such a file too, without `cache_dir` in
-a temporary folder that goes with the dataset. docs/migrating.md has what is different.
+The transforms before the first random one run once, and their results are cached in
+`<cache_dir>/<hash>.zip`. The hash is of the data and of hash_transform. The other transforms run at every
+access. CacheDataset has such a file too, without `cache_dir` in a temporary folder that is deleted with the
+dataset. docs/migrating.md has what is different.
 """
 
 from __future__ import annotations

@@ -167,19 +167,19 @@ def test_blocks_that_an_index_claims_outside_its_file_are_not_looked_at(tmp_path
         group.decoded(copy=True)
 
 
-def test_archives_that_are_open_hold_no_descriptor(paths, ds):
+def test_archives_that_are_open_hold_few_descriptors(paths, monkeypatch):
+    """Of mapped ones a bounded number stays open, so that a probe of the page cache opens no file again."""
+    monkeypatch.setattr("edcache.storage.file._MOST_SPARE", 2)
+    ds = CachedDataset.from_cache(paths)
+
     def held():
         links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
         return [path for path in map(os.path.realpath, links) if path in map(str, paths)]
 
     indices = list(range(240))
     before = ds.batch(indices)
-    assert held() == []
     assert not ds.parts[0]._reader.session.has_writer
-    assert held() == []
-    one = CachedDataset.from_cache(paths[0], io="pread")
-    assert held() == [str(paths[0])]
-    one.close()
+    assert len(held()) <= 3 < len(paths)
     assert same(ds.batch(indices), before)
 
 
