@@ -68,7 +68,7 @@ def test_filtering_by_a_number_imports_nothing_heavy(path):
 def test_other_conditions_are_what_imports_them(path):
     """Else the tests above would find nothing whatever is imported."""
     found = imported(path, "assert len(dataset.filter('label == 3')) == 1")
-    assert {"pyarrow.compute", "pyarrow.acero"} <= set(found)
+    assert "pyarrow.compute" in found
 
 
 BUILD = """
