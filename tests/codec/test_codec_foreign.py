@@ -15,6 +15,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.utils.serialization  # torch imports it when a tensor of foreign memory is made
 from likeness import same
 from scale import scaled, seeded
 
