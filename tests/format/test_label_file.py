@@ -206,7 +206,7 @@ def test_other_readers_of_a_member_of_a_saved_archive_see_the_labels_of_the_data
 
 def damage(path, *places):
     """Change a byte of some batches of columns."""
-    labels = CachedDataset.from_cache(path).reader.stored_labels()
+    labels = CachedDataset.from_cache(path)._reader.stored_labels()
     seal = reference.entries(path)[-1].fields
     data = bytearray(path.read_bytes())
     for name, batch in places:
