@@ -16,11 +16,6 @@ _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 _NUMPY_KNOWS = {dtype: name for dtype, name in NAMES.items() if TENSOR_DTYPES[name].bits is None}
 
 
-def tensor_dtype(name: str) -> torch.dtype | None:
-    """Return the torch dtype of a name such as "bfloat16", or None if the codec does not store it."""
-    return _DTYPES.get(name)
-
-
 def torch_dtype(name: Any) -> torch.dtype:
     """The dtype of a name in a schema; CorruptRecordError where this torch lacks it."""
     dtype = _DTYPES.get(name)

@@ -13,7 +13,6 @@ from edcache.display.media import Media, main_media, thumbnail
 from edcache.display.summary import field_rows, fields_of
 from edcache.labels import Labels, bars
 
-_SAMPLES: Final = 8
 _SCHEMAS: Final = 4
 _FIELDS: Final = 24
 _CAPTION: Final = 3

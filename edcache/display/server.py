@@ -231,7 +231,7 @@ class _Server(ThreadingHTTPServer):
     """The listening socket, who may come in, and what there is to see."""
 
     daemon_threads = True
-    allow_reuse_address = os.name != "nt"
+    allow_reuse_address = True
 
     def __init__(self, shown: Sequence[Shown], port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
@@ -295,7 +295,7 @@ class Viewer:
 
     def open_browser(self) -> None:
         """Show the page in a browser, where there is a screen; one in the terminal would take it over."""
-        has_screen = os.name == "nt" or sys.platform == "darwin" or "DISPLAY" in os.environ
+        has_screen = sys.platform == "darwin" or "DISPLAY" in os.environ
         if has_screen or "WAYLAND_DISPLAY" in os.environ:
             webbrowser.open(self._url(self._server.token_for_once()))
 

@@ -297,7 +297,6 @@ _LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
 _END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
 # The very last record of a zip file.
 END_SIGNATURE: Final = b"PK\x05\x06"
-END_RECORD_NBYTES: Final = _END.size
 END_NBYTES: Final = _END64.size + _LOCATOR.size + _END.size
 
 _ZIP64_ID: Final = 0x0001

@@ -263,9 +263,6 @@ def _float_place(value: float, kind: pa.DataType) -> _Place:
     return _Place(float(below) + 0.0, is_equal=float(below) == value)
 
 
-_PLACES = {"integer": _integer_place, "float": _float_place}
-
-
 def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
     """Which of the values, all between the first and the last of `wanted`, are in it."""
     if not len(values):
