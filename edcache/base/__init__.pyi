@@ -1,4 +1,3 @@
-from .bounded import loads as loads
 from .errors import ArchiveClosedError as ArchiveClosedError
 from .errors import ArchiveError as ArchiveError
 from .errors import ArchiveExistsError as ArchiveExistsError
@@ -67,6 +66,7 @@ from .process import module_name as module_name
 from .process import once as once
 from .progress import Progress as Progress
 from .progress import byte_progress as byte_progress
+from .strict_json import loads as loads
 from .threads import in_threads as in_threads
 from .wording import NBYTES as NBYTES
 from .wording import Ints as Ints

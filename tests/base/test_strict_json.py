@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from edcache.base import bounded
+from edcache.base import strict_json
 
 
 def test_what_the_package_writes_is_read():
@@ -15,7 +15,7 @@ def test_what_the_package_writes_is_read():
     ):
         text = json.dumps(value)
         for form in (text, text.encode(), memoryview(text.encode())):
-            assert bounded.loads(form) == value
+            assert strict_json.loads(form) == value
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_what_the_package_writes_is_read():
 )
 def test_what_the_package_does_not_write_is_refused(text, why):
     with pytest.raises(ValueError, match=why):
-        bounded.loads(text)
+        strict_json.loads(text)
