@@ -72,7 +72,7 @@ class FileStore(Store):
         from edcache.writer import Appender
 
         def differs(there: Head) -> bool:
-            """Whether the head of an archive says something else than the one that it is to have."""
+            """True if the head of an archive says something else than the one that it is to have."""
             same = replace(there, uuid=head.uuid, claim_size=head.claim_size)
             return format.pack_head(same) != format.pack_head(head)
 

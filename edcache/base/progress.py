@@ -23,7 +23,7 @@ _MOST_SECONDS: Final = 30.0
 _LEAST_SECONDS: Final = 3.0
 _COLUMNS: Final = 80
 _LEAST_TEXT: Final = 20
-# What a bar shows besides the name: percentage, counts, times, rate.
+# Columns of a bar beside the name: percentage, counts, times, rate.
 _BESIDE_TEXT: Final = 60
 
 
@@ -232,7 +232,7 @@ def _is_rank_0() -> bool:
 
 
 def _is_watched() -> bool:
-    """Whether stderr is where a bar can move: a terminal, or a notebook as tqdm.auto recognises one."""
+    """True if stderr is where a bar can move: a terminal, or a notebook as tqdm.auto recognises one."""
     if sys.stderr.isatty():
         return True
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

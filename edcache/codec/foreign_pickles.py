@@ -99,7 +99,7 @@ _PICKLE: Final = types.SimpleNamespace(__name__="pickle", Unpickler=_Unpickler, 
 
 
 class _StandIn:
-    """What a pickle gets in place of a library's object, which its opcodes could change."""
+    """Stand-in for a library's object, which opcodes of a pickle could change."""
 
     __slots__ = ()
 

@@ -43,7 +43,7 @@ class PathCachedDataset(edcache.dataset.CachedDataset):
         self.base_dataset = dataset
         source = None
         if dataset is not None:
-            # As if the dataset itself were cached, which the new names do.
+            # The fingerprint is that of the dataset, as without these names.
             defaults = {"chunk_size": CHUNK_SIZE, "fingerprint": source_fingerprint(dataset)}
             source, options = Indexed(dataset), defaults | options
         super().__init__(source, path, **options)

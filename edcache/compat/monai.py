@@ -126,7 +126,7 @@ class CacheDataset(monai.data.CacheDataset):  # type: ignore[misc]
 
 
 class _Prepared(Dataset[Any]):
-    """What is cached of some items: their transforms up to the first random one."""
+    """Apply the transforms before the first random one to some items."""
 
     def __init__(self, dataset: Any, indices: Sequence[int] | None = None) -> None:
         self._dataset = copy.copy(dataset)

@@ -21,7 +21,7 @@ Shares = list[tuple[Session, Ints]]
 """Samples of several archives: the session of each, and indices int64 [n]."""
 _Range = tuple[int, int]
 
-# How far is looked ahead; bytes of a request, and how many are under way at once.
+# Bytes of look-ahead; below, bytes of a request, and the requests under way at once.
 _AHEAD_NBYTES: Final = 1 << 28
 _REQUEST_NBYTES: Final = 1 << 22
 _REQUESTS: Final = 8

@@ -164,7 +164,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     @property
     def complete(self) -> bool:
-        """Whether the archive is sealed, and every sample has a record or is recorded as absent for good."""
+        """True if the archive is sealed, and every sample has a record or is recorded as absent for good."""
         return self._reader.complete
 
     @property

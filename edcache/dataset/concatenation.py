@@ -102,7 +102,7 @@ class Combined(Root, Samples):
 
     @property
     def complete(self) -> bool:
-        """Whether every archive is sealed, and no sample of it may still be computed."""
+        """True if every archive is sealed, and no sample of it may still be computed."""
         return all(reader.complete for reader in self._readers)
 
     def info(self) -> dict[str, Any]:
@@ -301,7 +301,7 @@ class Concat(Combined):
         return {path: name for path, name in first.items() if all(o.get(path) == name for o in others)}
 
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
-        # Of no samples those of the first part are none.
+        # If there is no sample, the first part gives the empty batch.
         for part, own, positions in self._shares(indices) or [(self.parts[0], indices[:0], indices[:0])]:
             yield from stored_shares(part, positions, places[own])
 

@@ -100,7 +100,7 @@ class CachedFactory(Generic[P, T_co]):
     def _is_stale(
         self, archive: Reader, fingerprint: dict[str, Any], source: Any = None
     ) -> tuple[bool, bool]:
-        """Whether the archive of a call is to be built anew; and whether on_stale lets it pass as it is.
+        """True if the archive of a call is to be built anew; and whether on_stale lets it pass as it is.
 
         StaleCacheError where it refuses it. source: what the call made, since samples may come beside those
         that are there.

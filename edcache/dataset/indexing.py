@@ -301,7 +301,7 @@ class Readable(Dataset[T_co]):
 
     @property
     def _is_seeded(self) -> bool:
-        """Whether anything that samples pass here asks which sample it gets, and in which epoch."""
+        """True if anything that samples pass here asks which sample it gets, and in which epoch."""
         return is_seeded(self._added) or self._root._is_seeded
 
     def _root_indices(self, positions: Ints) -> Ints:
@@ -493,5 +493,5 @@ def readers_of(ds: Readable[Any]) -> list[Reader]:
 
 
 def _is_stored(ds: Readable[Any]) -> bool:
-    """Whether samples are as archives hold them, of a part too: no function of a user's makes them."""
+    """True if samples are as archives hold them, of a part too: no function of a user's makes them."""
     return ds._transform is None and all(map(_is_stored, ds._root._parts))

@@ -34,7 +34,7 @@ from edcache.reader import OnProgress, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk
 
-# What a record takes in the table of its chunk and in the index.
+# Bytes of a record's rows in the table of its chunk and in the index.
 _ROW_NBYTES: Final = 64
 _DIGITS: Final = 5
 

@@ -54,7 +54,7 @@ class Pipeline:
 
 
 def is_seeded(transform: Any) -> bool:
-    """Whether a transform asks which sample it gets."""
+    """True if a transform asks which sample it gets."""
     return isinstance(transform, Pipeline) and transform.is_seeded
 
 
@@ -96,7 +96,7 @@ def _further_parameters(function: Any) -> Mapping[str, inspect.Parameter]:
 
 
 def _is_of_torch(rng: inspect.Parameter) -> bool:
-    """Whether an annotation names torch's generator, perhaps as text or beside others."""
+    """True if an annotation names torch's generator, perhaps as text or beside others."""
     if isinstance(rng.annotation, str):
         return "torch.Generator" in rng.annotation
     kinds = (rng.annotation, *get_args(rng.annotation))

@@ -57,7 +57,7 @@ def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether values of the type are lists, of either size of offsets."""
+    """True if values of the type are lists, of either size of offsets."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
@@ -67,17 +67,17 @@ def element_type(kind: pa.DataType) -> pa.DataType:
 
 
 def is_number(kind: pa.DataType) -> bool:
-    """Whether values of the type are integers or floats."""
+    """True if values of the type are integers or floats."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
 
 
 def is_time(kind: pa.DataType) -> bool:
-    """Whether values of the type are dates, date-times or durations, which numpy has too."""
+    """True if values of the type are dates, date-times or durations, which numpy has too."""
     return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind))
 
 
 def is_text(kind: pa.DataType) -> bool:
-    """Whether a type is of strings or bytes."""
+    """True if a type is of strings or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -92,7 +92,7 @@ def named_types() -> dict[str, pa.DataType]:
 
 
 def is_label_type(kind: pa.DataType) -> bool:
-    """Whether a label column can have this type: one of a closed list, or a list of one of them."""
+    """True if a label column can have this type: one of a closed list, or a list of one of them."""
     element = element_type(kind)
     return bool(named_types().get(str(element)) == element)
 
@@ -106,7 +106,7 @@ def detached(value: Any) -> Any:
 
 
 def fits_arrow(values: npt.NDArray[Any]) -> bool:
-    """Whether Arrow makes the same values of a numpy array.
+    """True if Arrow makes the same values of a numpy array.
 
     It ends text at a zero character, takes 10s for s, and wraps days beyond 32 bits.
     """
@@ -236,7 +236,7 @@ def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Ar
 
 
 def same_tables(one: pa.Table, other: pa.Table) -> bool:
-    """Whether two tables have the same columns, bit for bit: nan equals itself."""
+    """True if two tables have the same columns, bit for bit: nan equals itself."""
     if one.schema != other.schema or one.num_rows != other.num_rows:
         return False
     columns = zip(one.combine_chunks().columns, other.combine_chunks().columns, strict=True)

@@ -95,12 +95,12 @@ class Chain:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether no sample and no label is published, nor a seal: a first fill that failed leaves that."""
+        """True if no sample and no label is published, nor a seal: a first fill that failed leaves that."""
         return self.seal is None and not self.chunks and not self.revisions
 
     @property
     def gave_up_last(self) -> bool:
-        """Whether the last entry gives up what a power cut took: what lies behind is of before that."""
+        """True if the last entry gives up what a power cut took: what lies behind is of before that."""
         return self._gave_up == self.cursor.seq - 1
 
     def extend(self, pread: PRead, size: int) -> None:
@@ -221,7 +221,7 @@ class Chain:
             )
 
     def ends_with_directory(self, pread: PRead, size: int, seal: Seal) -> bool:
-        """Whether the zip directory of the walked chain is what lies between a seal and `size`."""
+        """True if the zip directory of the walked chain is what lies between a seal and `size`."""
         directory, start = self.directory(pread, seal), seal.directory_offset
         # Not a byte behind `size`: others append (test_process.py, test_an_archive_that_changes_*).
         return start + len(directory) == size and pread(start, len(directory)) == directory
@@ -427,7 +427,7 @@ def padding_of(pread: PRead, header: Header) -> bytes:
 
 
 def has_sound_payload(pread: PRead, header: Header) -> bool:
-    """Whether an entry's payload is what its header says; reads all of it."""
+    """True if an entry's payload is what its header says; reads all of it."""
     return payload_crc(pread, header) == header.payload_crc
 
 

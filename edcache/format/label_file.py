@@ -177,7 +177,7 @@ def _bound_dtype(kind: pa.DataType) -> str | None:
 
 
 def _bounds(array: pa.Array) -> tuple[bool, int, int]:
-    """Whether an array has values with an order, the least and the greatest of them, as bits."""
+    """True if an array has values with an order, the least and the greatest of them, as bits."""
     dtype = _bound_dtype(array.type)
     if dtype is None or array.null_count == len(array):
         return False, 0, 0

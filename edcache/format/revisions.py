@@ -89,7 +89,7 @@ def revised(
 
 
 def _labels_absent(index: Ints, stored: Sequence[_Layer], length: int) -> bool:
-    """Whether samples without a record have labels, and a row per sample is within reason."""
+    """True if samples without a record have labels, and a row per sample is within reason."""
 
     stored = [layer for layer in stored if not pa.types.is_null(layer.values.type)]
     if all(len(_matched(layer, index)[1]) == len(layer.values) for layer in stored):

@@ -373,7 +373,7 @@ class Header:
 
     @property
     def keeps_seal(self) -> bool:
-        """Whether it is a revision behind which a zip directory lies: the seal before it stays valid."""
+        """True if it is a revision behind which a zip directory lies: the seal before it stays valid."""
         return self.kind == KIND_REVISION and self.next > self.payload_end
 
     @property
@@ -594,14 +594,14 @@ def _parse_head(payload: bytes, header: Header, where: str) -> Head:
 
 
 def _is_path(path: object) -> bool:
-    """Whether this is a label's field path as the head keeps it: None for a function."""
+    """True if this is a label's field path as the head keeps it: None for a function."""
     if type(path) is list and path:
         return all(type(part) in (str, int) for part in path)
     return path is None or type(path) in (str, int)
 
 
 def is_count(value: object) -> bool:
-    """Whether this is a number of samples, as JSON may state one."""
+    """True if this is a number of samples, as JSON may state one."""
     return type(value) is int and 0 <= value < MAX_LENGTH
 
 
@@ -654,7 +654,7 @@ def _entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Header | 
 
 
 def _is_consistent(header: Header, end: int) -> bool:
-    """Whether an entry's sizes go together as section 2 says; `end` is that of its payload."""
+    """True if an entry's sizes go together as section 2 says; `end` is that of its payload."""
     whole = (header.payload_nbytes, header.payload_crc)
     if header.kind in (KIND_INDEX, KIND_LABELS):
         is_last = header.kind == KIND_LABELS

@@ -49,14 +49,14 @@ class ColumnType(NamedTuple):
 
     @classmethod
     def of(cls, kind: pa.DataType, numbers: Iterable[int] = ()) -> ColumnType:
-        """That of values of a type. numbers: the integers among them, or those that decide."""
+        """Make the type of a chunk. numbers: the integers among its values, or their extremes."""
         numbers = list(numbers)
         inexact = (n for n in numbers if abs(n) > EXACT and int(float(n)) != n)
         return cls(kind, any(n < 0 for n in numbers), any(n >= 2**63 for n in numbers), next(inexact, None))
 
     @classmethod
     def of_column(cls, column: pa.ChunkedArray) -> ColumnType:
-        """That of the values of a column."""
+        """Make the type of a chunk from its column."""
         if not pa.types.is_integer(element_type(column.type)):
             return cls(column.type)
         chunks = [list_items(chunk) if is_list(column.type) else chunk for chunk in column.chunks]
@@ -232,7 +232,7 @@ def column_type(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: 
 
 
 def _size(column: pa.ChunkedArray) -> int:
-    """What the offsets of a column address: the items of lists, else bytes."""
+    """Count what the offsets of a column address: items of lists, else bytes."""
     chunks = column.chunks if is_list(column.type) else ()
     return sum(len(list_items(chunk)) for chunk in chunks) if chunks else column.nbytes
 
@@ -246,7 +246,7 @@ def _addressing(kind: pa.DataType, size: int) -> pa.DataType:
 
 
 def may_be_large(kind: pa.DataType, nbytes: int) -> bool:
-    """Whether values of so many bytes together may need the large type of this one."""
+    """True if values of so many bytes together may need the large type of this one."""
     if is_list(kind):
         return pa.types.is_null(kind.value_type) or 8 * nbytes > _OFFSET_LIMIT
     return is_text(kind) and nbytes > _OFFSET_LIMIT

@@ -33,7 +33,7 @@ class Edflow(OldCache):
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        # Of two members of one name the later counts.
+        # The later one of two members with the same name counts.
         self._members = {} if os.path.isdir(path) else {m.filename: m for m in self._infos()}
         names = self._members or [os.path.basename(file) for file in files_below(path)]
         matches = filter(None, map(EXAMPLE.fullmatch, names))
@@ -67,7 +67,7 @@ class Edflow(OldCache):
         return read_file(os.path.join(self.path, name))
 
     def _stated_length(self) -> int | None:
-        """What the files of `@cachable(path)` beside the zip say: path + ".p", path + "parameters.p"."""
+        """Read the files that `@cachable(path)` left beside the zip: path + ".p", path + "parameters.p"."""
         parameters, length = f"{self.path}parameters.p", f"{self.path}.p"
         if os.path.isfile(parameters):
             try:
@@ -216,7 +216,7 @@ def _metadata(path: str) -> tuple[int | None, int]:
 
 
 def sample_path(index: int, count: int, per_folder: int) -> str:
-    """Where torch_xla keeps a sample: folders are the digits of index // per_folder, base per_folder."""
+    """Path of a sample of torch_xla: its folders are the digits of index // per_folder, base per_folder."""
     depth = len(_digits(count, per_folder))
     folders = _digits(index, per_folder)[:-1]
     return "/".join(["0"] * (depth - 1 - len(folders)) + folders + [f"{index}.pt"])

@@ -127,7 +127,7 @@ def _index(file: str) -> Any:
 
 
 def _has_images(path: str) -> bool:
-    """Whether a folder has a folder with an image file in it."""
+    """True if a folder has a folder with an image file in it."""
     with os.scandir(path) as entries:
         folders = list(islice((entry.path for entry in entries if entry.is_dir()), _MOST_FOLDERS))
     files = (name for folder in folders for name in os.listdir(folder))
@@ -212,7 +212,7 @@ def migrated(
 
 
 def _is_something_else(path: str) -> bool:
-    """Whether something that is no archive is at a path."""
+    """True if something that is no archive is at a path."""
     try:
         is_there = os.path.exists(path) and os.path.getsize(path) > 0
         return os.path.isdir(path) or (store_at(path).found() is None and is_there)

@@ -108,7 +108,7 @@ class _Column:
         self._parts: list[Any] = []
         self._rows = 0
         self._values: list[Any] = []
-        # Of values that were added: their classes, and the least integer that changes nothing.
+        # Classes of the values so far, and the least integer that needs no wider type.
         self._classes: frozenset[type] = frozenset()
         self._least = 0
         self._undo = (0, self._type)
@@ -293,7 +293,7 @@ def _scalar(value: Any) -> tuple[ColumnType, Any]:
         return ColumnType.of(pa.int64() if value < 2**63 else pa.uint64(), [int(value)]), int(value)
     for cls, kind in _plain_types().items():
         if isinstance(value, cls):
-            # Of a subclass, such as an enum, as the class itself has it.
+            # A subclass, such as an enum, is stored as its plain class.
             plain = str.__str__(value) if cls is str else cls(value)
             if cls is str and plain.encode(errors="ignore").decode() != plain:
                 raise _NotALabel(f"a str that is not UTF-8 ({shown(plain)})")

@@ -118,7 +118,7 @@ class Column:
         return is_in if len(present) == len(values) else pc.or_kleene(self.is_null(), is_in)
 
     def in_range(self, wanted: range) -> pa.Array:
-        """Whether the value is a number of the range."""
+        """True if the value is a number of the range."""
         first, last = sorted((wanted[0], wanted[-1])) if wanted else (0, -1)
         between = pc.and_kleene(self.compare(">=", first), self.compare("<=", last))
         if first >= last or (wanted.step in (1, -1) and self._family == "integer"):
@@ -185,7 +185,7 @@ class Column:
             raise LabelTypeError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
 
     def _place(self, value: Any) -> _Place | None:
-        """Where `value` lies among the column's values; None if it is a nan, or else nothing's equal."""
+        """Find the nearest value of the column's type at or below `value`; None if no value can equal it."""
         is_time = isinstance(value, (np.datetime64, np.timedelta64))
         if not is_time and (isinstance(value, np.generic) or getattr(value, "shape", None) == ()):
             value = value.item()
@@ -264,7 +264,7 @@ def _float_place(value: float, kind: pa.DataType) -> _Place:
 
 
 def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
-    """Which of the values, all between the first and the last of `wanted`, are in it."""
+    """Mask of the values that are in `wanted`; all lie between its first and its last."""
     if not len(values):
         return np.empty(0, np.bool_)
     is_whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), np.bool_)

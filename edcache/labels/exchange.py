@@ -35,14 +35,14 @@ class ArrowColumn:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether it is an array that has one shape in every sample, with an element at least."""
+        """True if it is an array that has one shape in every sample, with an element at least."""
         return (
             self.kind == "array" and self.shape is not None and not self.is_nullable and 0 not in self.shape
         )
 
     @property
     def is_large(self) -> bool:
-        """Whether it is fixed, and so large that Parquet, which looks at each element, would take long."""
+        """True if it is fixed, and so large that Parquet, which looks at each element, would take long."""
         return self.is_fixed and math.prod(self.shape or ()) > _MOST_LISTED
 
 

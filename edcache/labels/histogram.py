@@ -94,7 +94,7 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
 
 
 def has_many_texts(column: pa.ChunkedArray) -> bool:
-    """Whether to count the texts of a column takes long, as some of its rows tell."""
+    """True if to count the texts of a column takes long, as some of its rows tell."""
     if len(column) <= _MANY_ROWS or not is_text(column.type):
         return False
     some = from_numpy(np.arange(0, len(column), len(column) // _HEAD), pa.int64())

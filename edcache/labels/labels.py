@@ -289,7 +289,7 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
 
 
 def is_array(index: Any) -> bool:
-    """Whether an index is several; numpy takes a tuple for one that has several dimensions."""
+    """True if an index is several; numpy takes a tuple for one that has several dimensions."""
     try:
         return not isinstance(index, int | tuple) and np.ndim(index) == 1
     except ValueError:  # a list of lists of several lengths

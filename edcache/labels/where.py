@@ -47,7 +47,7 @@ _OPERATIONS: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
 _FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-# What other languages have, and how it is written here.
+# Operators of other languages, and how they are written here.
 _HINTS = {
     r"(?<![=!<>:])=(?!=)": "values are compared by ==",
     r"\b(AND|OR|NOT|IN|IS)\b": "and, or, not, in, is are written in lower case",

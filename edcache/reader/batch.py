@@ -96,7 +96,7 @@ class Batch:
         return batches if finish is None else map(finish, batches)
 
     def _is_bulk(self) -> bool:
-        """Whether the batch may be gathered from the records, without samples."""
+        """True if the batch may be gathered from the records, without samples."""
         is_stored = self._draws is None and self._dataset._transform is None
         return is_stored and len(self._indices) > 0 and not _is_changed()
 
@@ -151,7 +151,7 @@ _WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
 
 
 def _is_changed() -> bool:
-    """Whether default_collate was extended for a type that is gathered here.
+    """True if default_collate was extended for a type that is gathered here.
 
     A library that registers its own subclass of Tensor, as MONAI does, changes nothing for plain tensors.
     """

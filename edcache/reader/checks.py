@@ -90,7 +90,7 @@ class CheckedBlocks(Runs):
         return len(self._bits) + 40 * len(self._starts)
 
     def are_sound(self, start: int, end: int) -> bool:
-        """Whether the blocks around [start, end) fit their crc32. If not, the record may still be sound."""
+        """True if the blocks around [start, end) fit their crc32. If not, the record may still be sound."""
         run = self.run_of(start, end)
         if run < 0:
             return False

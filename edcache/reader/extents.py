@@ -39,7 +39,7 @@ class Extents:
         self.file, self.nbytes = file, nbytes
         self.view: memoryview | None = None
         self._hot_batches = 0
-        # What is read by request cannot be mapped.
+        # A file that is read by requests cannot be mapped.
         if not file.by_request and (io == "mmap" or (io == "auto" and not file.is_remote())):
             try:
                 self.view = file.map(nbytes)
@@ -76,19 +76,19 @@ class Extents:
         ]
 
     def _are_sound(self, data: bytes | memoryview, extent: Extent) -> bool:
-        """Whether bytes have their crc32; raises if the archive has other ones there."""
+        """True if bytes have their crc32; raises if the archive has other ones there."""
         if len(data) == extent.nbytes and format.crc32(data) == extent.crc32:
             return True
         self.file.check_damaged(extent.at, extent.nbytes)
         return False
 
     def is_probe_due(self) -> bool:
-        """Whether to check that the next batch is in memory. After many batches in memory: seldom."""
+        """True if to check that the next batch is in memory. After many batches in memory: seldom."""
         self._hot_batches += 1
         return self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0
 
     def are_in_memory(self, start: Ints) -> bool:
-        """Whether the extents at these offsets are in memory, by a few probes."""
+        """True if the extents at these offsets are in memory, by a few probes."""
         probes = start[:: max(1, len(start) // _PROBES)].tolist()
         return self.file.are_cached(probes)
 

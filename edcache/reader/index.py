@@ -342,7 +342,7 @@ class RecordIndex:
         self._check_pages(np.arange(len(self._pages)))
 
     def is_uniform(self, decoder: codec.Decoder) -> bool:
-        """Whether a gather of any records by a decoder of the first one stays within them."""
+        """True if a gather of any records by a decoder of the first one stays within them."""
         pages, column = self.root.pages, _RAW if self.is_compressed else _NBYTES
         sizes = pages["base"][:, column]
         if decoder.structure is None or self.only_schema is None:

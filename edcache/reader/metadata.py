@@ -17,7 +17,7 @@ from edcache.storage import ByteSource
 T = TypeVar("T")
 
 Trust: TypeAlias = Literal["all", "index", "chunks"]
-"""What is believed of an archive: all, if it agrees; the index of its seal; or the tables of its chunks."""
+"""The parts of an archive that are read: "all", its seal's "index", or the tables of its "chunks"."""
 
 # Opening walks the chain of at most so many entries: some 10 us each.
 _WALKED = 1 << 10
@@ -149,7 +149,7 @@ class Metadata:
 
     @once
     def _contents(self) -> Contents:
-        """What the chunks of an archive that is not sealed amount to."""
+        """Merge the chunks of an archive that is not sealed: index and labels."""
         before, self._contents_before = self._contents_before, None
         return self.chain.contents(self._sound_table, before)
 
@@ -170,12 +170,12 @@ class Metadata:
 
     @property
     def present(self) -> int:
-        """How many samples have a record."""
+        """The number of samples that have a record."""
         return self.index.rows
 
     @property
     def has_all(self) -> bool:
-        """Whether no sample is missing, as far as known. A sealed archive knows all its samples."""
+        """True if no sample is missing, as far as known. A sealed archive knows all its samples."""
         absent = sum(failure.final for failure in self.index.failures)
         return self.present + absent == self.length
 
@@ -208,17 +208,17 @@ class Metadata:
 
     @property
     def has_writer(self) -> bool:
-        """Whether a process of this machine writes the archive now; False if unknown, as for a URL."""
+        """True if a process of this machine writes the archive now; False if unknown, as for a URL."""
         return self.file.is_locked(format.LOCK_FILLER, format.FILLERS) or self.is_appended
 
     @property
     def is_appended(self) -> bool:
-        """Whether a process publishes an entry at this moment; False if unknown."""
+        """True if a process publishes an entry at this moment; False if unknown."""
         return self.file.is_locked(format.LOCK_APPEND, 1)
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether a first fill failed before its first sample and no process writes the archive now."""
+        """True if a first fill failed before its first sample and no process writes the archive now."""
         # No sample was published, and no bytes behind the chain could be one.
         is_empty = not self.sealed and self.chain.holds_nothing and self.size <= self.chain.cursor.offset
         return is_empty and not self.has_writer

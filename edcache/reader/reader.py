@@ -129,7 +129,7 @@ class Archive(ABC):
 
     @property
     def sealed(self) -> bool:
-        """Whether it was sealed when it was opened or last refreshed."""
+        """True if it was sealed when it was opened or last refreshed."""
         return self.session.sealed
 
     @property
@@ -212,17 +212,17 @@ class Archive(ABC):
 
     @property
     def complete(self) -> bool:
-        """Whether it is sealed, and every index has a record or failed permanently."""
+        """True if it is sealed, and every index has a record or failed permanently."""
         return self.sealed and self.has_all
 
     @property
     def has_all(self) -> bool:
-        """Whether every known index has a record. An unsealed archive may lack chunks without notice."""
+        """True if every known index has a record. An unsealed archive may lack chunks without notice."""
         return self.session.has_all
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether a first fill failed before its first sample and no process writes the archive now."""
+        """True if a first fill failed before its first sample and no process writes the archive now."""
         return self.session.is_abandoned
 
     @property
@@ -307,7 +307,7 @@ class Reader(Archive):
             self.head  # noqa: B018
 
     def has(self, index: int) -> bool:
-        """Whether an index in [0, len(self)) has a record, as far as known."""
+        """True if an index in [0, len(self)) has a record, as far as known."""
         return self.session.has(index)
 
     def read(self, index: int, copy: bool = True) -> Any:

@@ -20,7 +20,7 @@ from edcache.storage import ByteSource
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
 
-# How often a reader looks for the end of a publication, before it takes the state before it.
+# Tries, and seconds between them, until a reader that waits for a publication takes the older state.
 _MOST_LOOKS, _LOOK_SECONDS = 500, 0.002
 
 
@@ -98,7 +98,7 @@ class Session(Metadata):
         return type(error)(f"{where}: {error}")
 
     def places(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Where the records of samples begin and end in the file: int64 [m] each, without absent ones."""
+        """Return start and end of records in the file: int64 [m] each, without absent ones."""
         rows = self.index.rows_of(indices % self.length)
         rows = rows[rows >= 0]
         start = self.index.offsets(rows)
@@ -257,7 +257,7 @@ class Session(Metadata):
 
     def _wrapped(self, indices: Ints) -> Ints:
         """Rows of a dense archive: int64 [n], in [0, length), of indices that may count from its end."""
-        # As unsigned numbers, negative ones are the largest: one pass tells that all are in range.
+        # One pass checks the range: viewed as unsigned, negative numbers are the largest.
         if len(indices) and np.maximum.reduce(indices.view(np.uint64)) >= self.length:
             return checked_indices(indices, self.length)
         return indices
@@ -288,7 +288,7 @@ class Session(Metadata):
         return Alike(rows, decoder) if self._is_gathered(rows, decoder) else None
 
     def _is_gathered(self, rows: Ints, decoder: Decoder) -> bool:
-        """Whether a gather of records stays within them; else reading one by one works, or raises."""
+        """True if a gather of records stays within them; else reading one by one works, or raises."""
         sizes, least = self.index.raw_sizes(rows), decoder.fixed_nbytes
         fits = sizes.min() >= least and (decoder.nbytes is None or sizes.max() == least)
         return decoder.structure is not None and bool(fits)
@@ -368,7 +368,7 @@ class Session(Metadata):
 
 
 def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
-    """Whether another file is the same archive, saved over itself."""
+    """True if another file is the same archive, saved over itself."""
     try:
         return format.read_head(file.pread, path)[0].uuid == uuid
     except base.ArchiveError:

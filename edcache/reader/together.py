@@ -108,7 +108,7 @@ class Together:
 
 
 def _is_gathered(session: Session) -> bool:
-    """Whether any records may be gathered from the mapped file, by an index that lies in it."""
+    """True if any records may be gathered from the mapped file, by an index that lies in it."""
     index = session.index
     is_plain = index.is_dense and not index.is_compressed and session.verify != "always"
     if session.extents.view is None or not session.sealed or not session.present or not is_plain:

@@ -90,7 +90,7 @@ def next_data(fd: int, offset: int) -> int:
 
 
 def pread_cached(fd: int, offsets: tuple[int, ...]) -> bool:
-    """Whether the bytes at some offsets can be read without waiting for a disk."""
+    """True if the bytes at some offsets can be read without waiting for a disk."""
     try:
         for offset in offsets:
             os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT)
@@ -163,7 +163,7 @@ def share(fd: int, start: int) -> None:
 
 
 def is_locked(fd: int, start: int, length: int) -> bool:
-    """Whether another open file holds a lock on one of the bytes; False if the system cannot tell."""
+    """True if another open file holds a lock on one of the bytes; False if the system cannot tell."""
     if not _HAS_OFD_LOCKS:
         return False
     kind, *_ = _FLOCK.unpack(_ofd_lock(fd, fcntl.F_OFD_GETLK, fcntl.F_WRLCK, start, length))

@@ -120,7 +120,7 @@ def memory_folder() -> str:
 
 
 def is_in_memory(path: str) -> bool:
-    """Whether a file at this absolute path is deleted when nobody has it open any more."""
+    """True if a file at this absolute path is deleted when nobody has it open any more."""
     return os.path.dirname(path) == memory_folder()
 
 

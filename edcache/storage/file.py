@@ -249,7 +249,7 @@ class File(_Handle, ByteSource):
         return File.open(self.path, "r")
 
     def is_named(self) -> bool:
-        """Whether the path still leads to this file: it was neither deleted nor replaced."""
+        """True if the path still leads to this file: it was neither deleted nor replaced."""
         try:
             named = calls.stat_path(self.absolute)
         except OSError as error:
@@ -314,7 +314,7 @@ class File(_Handle, ByteSource):
             raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
 
     def are_cached(self, offsets: Sequence[int]) -> bool:
-        """Whether the pages of some offsets are in memory; True where the system cannot tell."""
+        """True if the pages of some offsets are in memory; True where the system cannot tell."""
         if not _CAN_TELL_CACHED:
             return True
         try:
@@ -341,7 +341,7 @@ class File(_Handle, ByteSource):
                 self._call(calls.write_back, offset, nbytes)
 
     def is_remote(self) -> bool:
-        """Whether the file system is known to be on another machine."""
+        """True if the file system is known to be on another machine."""
         return _filesystem(self._stat().st_dev).startswith(_REMOTE)
 
     def pwrite(self, offset: int, data: bytes | bytearray | memoryview) -> None:
@@ -419,7 +419,7 @@ class File(_Handle, ByteSource):
             return False
 
     def is_locked(self, start: int, length: int) -> bool:
-        """Whether another open file has locked one of the bytes; False where the system cannot tell."""
+        """True if another open file has locked one of the bytes; False where the system cannot tell."""
         return self._ask_locks("asking for its locks", calls.is_locked, start, length)
 
     def unlock(self, start: int, length: int = 1) -> None:
@@ -441,6 +441,6 @@ def _filesystem(device: int) -> str:
 
 
 def written_since_boot(file: File) -> bool:
-    """Whether the last write happened under the running kernel, so that no power cut came after it."""
+    """True if the last write happened under the running kernel, so that no power cut came after it."""
     boot_time = calls.boot_time()
     return boot_time is not None and file.modified() > boot_time + 1

@@ -74,7 +74,7 @@ def sync_directory(path: str) -> None:
 
 
 def exists(path: str) -> bool:
-    """Whether something is at a path."""
+    """True if something is at a path."""
     with storage_errors(path, "looking for it"):
         try:
             calls.stat_path(path)

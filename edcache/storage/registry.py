@@ -94,7 +94,7 @@ class Location(ABC):
         )
 
     def stage(self) -> Stage | None:
-        """What is written in its place; None where nothing is.
+        """The local file that is written first, to be uploaded; None if the archive itself is written.
 
         OptionError where nothing can be written there.
         """

@@ -16,7 +16,7 @@ class Prefetch(ABC):
     @property
     @abstractmethod
     def has_room(self) -> bool:
-        """Whether more can be kept now."""
+        """True if more can be kept now."""
 
     @abstractmethod
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
@@ -101,11 +101,11 @@ class ByteSource(ABC):
         """The first bytes as read-only memory. Raises: StorageError if it cannot be mapped."""
 
     def is_remote(self) -> bool:
-        """Whether the bytes are known to be on another machine."""
+        """True if the bytes are known to be on another machine."""
         return self.by_request
 
     def are_cached(self, offsets: Sequence[int]) -> bool:
-        """Whether the pages at some offsets are in memory; True if unknown."""
+        """True if the pages at some offsets are in memory; True if unknown."""
         return True
 
     def will_need(self, extents: Sequence[tuple[int, int]]) -> None:  # noqa: B027 - a hint
@@ -116,7 +116,7 @@ class ByteSource(ABC):
         return offset
 
     def is_locked(self, start: int, length: int) -> bool:
-        """Whether another open file has locked one of the bytes; False if unknown."""
+        """True if another open file has locked one of the bytes; False if unknown."""
         return False
 
     def rest(self) -> None:  # noqa: B027 - there is nothing to give back

@@ -50,7 +50,7 @@ class Listed:
 
     @property
     def complete(self) -> bool:
-        """Whether it is sealed, and every sample has a record or is absent for good."""
+        """True if it is sealed, and every sample has a record or is absent for good."""
         return self.problem is None and self.sealed and self.present + self.absent == self.length
 
 

@@ -53,12 +53,12 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong: there is no damage, and it is sealed or a process is writing it."""
+        """True if nothing is wrong: there is no damage, and it is sealed or a process is writing it."""
         return not self.problems and not self.is_partial
 
     @property
     def is_partial(self) -> bool:
-        """Whether it is not sealed and no process is writing it, so that samples may be missing."""
+        """True if it is not sealed and no process is writing it, so that samples may be missing."""
         return not (self.sealed or self.has_writer)
 
 

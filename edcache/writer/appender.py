@@ -44,12 +44,12 @@ class _Claims:
 
     @property
     def can_lock(self) -> bool:
-        """Whether other processes can share the work; False once the file system has refused a lock."""
+        """True if other processes can share the work; False once the file system has refused a lock."""
         return self._file.can_lock
 
     @property
     def has_fillers(self) -> bool:
-        """Whether another process fills the archive; False where the system cannot tell."""
+        """True if another process fills the archive; False where the system cannot tell."""
         return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
 
     def join_fillers(self) -> bool:
@@ -149,7 +149,7 @@ class Appender:
 
     @property
     def claims(self) -> _Claims:
-        """Who computes what."""
+        """The claims: which process computes which samples."""
         self.check_usable()
         return self._claims
 
@@ -245,7 +245,7 @@ class Appender:
             self._revision_types[self.chain.revisions[-1].seq] = types
 
     def _stays_sealed(self, seal: Seal, revision: Revision, nbytes: int) -> bool:
-        """Whether a revision goes behind the seal: few bytes, and each column keeps the type that it has.
+        """True if a revision goes behind the seal: few bytes, and each column keeps the type that it has.
 
         Else it is sealed in: opening would read ever more of them, and tools that read labels.arrow never
         see them.
@@ -301,7 +301,7 @@ class Appender:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
+        """True if `close` was called."""
         # In a forked child, which lost what it inherited, another error says why.
         return self._pid == os.getpid() and self._log.file.closed
 

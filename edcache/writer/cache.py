@@ -287,7 +287,7 @@ class CacheWriter:
 
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:
-    """Whether an archive was begun with other options than those that were asked for: not None, no labels."""
+    """True if an archive was begun with other options than those that were asked for: not None, no labels."""
     return (
         codec not in (None, other.codec)
         or compression not in (None, other.compression)

@@ -215,7 +215,7 @@ def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:
-    """Whether a path leads nowhere any more, and another one ends alike."""
+    """True if a path leads nowhere any more, and another one ends alike."""
     if not (type(old) is type(new) is str and os.path.isabs(old) and os.path.isabs(new)):
         return False
     names = {os.path.basename(os.path.normpath(path)) for path in (old, new)}
@@ -223,7 +223,7 @@ def _is_elsewhere(old: Any, new: Any) -> bool:
 
 
 def _is_same_file(old: Any, new: Any) -> bool:
-    """Whether two paths, one of them an absolute one, lead to one file."""
+    """True if two paths, one of them an absolute one, lead to one file."""
     if not (type(old) is type(new) is str and (os.path.isabs(old) or os.path.isabs(new))):
         return False
     try:

@@ -52,7 +52,7 @@ def qualified_name(thing: Any) -> str:
 
 
 def is_installed(thing: Any) -> bool:
-    """Whether a class or a function is of Python or of an installed library."""
+    """True if a class or a function is of Python or of an installed library."""
     name = getattr(thing, "__module__", None) or "builtins"
     file = getattr(sys.modules.get(name), "__file__", None)
     return name not in MAIN_NAMES and (file is None or file.startswith(_INSTALLED) or "-packages" in file)
@@ -179,7 +179,7 @@ def _members_digest(cls: type) -> str | None:
 
 
 def has_source(function: Any) -> bool:
-    """Whether the source that inspect finds is of this function only: a line may hold two lambdas."""
+    """True if the source that inspect finds is of this function only: a line may hold two lambdas."""
     source = _source_of(function)
     return source is not None and ("<lambda>" not in function.__qualname__ or source.count("lambda") == 1)
 

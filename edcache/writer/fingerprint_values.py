@@ -340,20 +340,20 @@ class Texts:
 
 
 def has_parts(value: Any, count: int) -> bool:
-    """Whether a value has so many parts, of which the first few are a value too."""
+    """True if a value has so many parts, of which the first few are a value too."""
     if not isinstance(value, (dict, list, tuple, range)) and not (_is_array(value) and value.ndim):
         return False
     return len(value) == count
 
 
 def _is_array(value: Any) -> bool:
-    """Whether this is an array of numpy or a tensor."""
+    """True if this is an array of numpy or a tensor."""
     torch = sys.modules.get("torch")
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
 
 def _is_in_memory(value: Any) -> bool:
-    """Whether the values of an array or a tensor lie in this machine's memory, one after another."""
+    """True if the values of an array or a tensor lie in this machine's memory, one after another."""
     if isinstance(value, np.ndarray):
         return True
     is_plain = str(value.layout) == "torch.strided" and not value.is_quantized and not value.is_nested

@@ -21,7 +21,7 @@ from edcache.writer.part import Presence
 from edcache.writer.store import store_at
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-# Of the largest size of an archive: a chunk that does not fit leaves so much of it free at most.
+# Chunks have at most this part of `max_bytes`: as much may stay unused, if the last one does not fit.
 _CHUNK_PART: Final = 16
 
 _opening: Final = ForkLock()
@@ -74,11 +74,11 @@ class LazyFiller:
         return sample
 
     def has_pending(self, index: int) -> bool:
-        """Whether this process computed a sample and has not appended it yet."""
+        """True if this process computed a sample and has not appended it yet."""
         return self._open is not None and self._open.is_mine and index in self._open.pending
 
     def is_published(self, index: int) -> bool:
-        """Whether the archive has a sample now, whoever appended it."""
+        """True if the archive has a sample now, whoever appended it."""
         return self._opened().has(index)
 
     def flush(self) -> None:
@@ -122,11 +122,11 @@ class _OpenArchive:
 
     @property
     def is_mine(self) -> bool:
-        """Whether this process opened it, and did not inherit it in a fork."""
+        """True if this process opened it, and did not inherit it in a fork."""
         return self._pid == os.getpid()
 
     def has(self, index: int) -> bool:
-        """Whether the archive has a sample now."""
+        """True if the archive has a sample now."""
         with self._turn:
             self._presence.update()
             return self._presence.has(index)

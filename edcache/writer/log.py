@@ -172,7 +172,7 @@ class Log:
         self.sync()
 
     def is_published(self, content: object) -> bool:
-        """Whether an earlier call was interrupted between writing its header and saying so."""
+        """True if an earlier call was interrupted between writing its header and saying so."""
         if self._intended is None or self._intended[0] is not content:
             return False
         return self._intended[1] in self.chain.entries

@@ -69,7 +69,7 @@ class Presence:
         return self.count - before
 
     def has(self, index: int) -> bool:
-        """Whether a sample has a record."""
+        """True if a sample has a record."""
         return bool(self.state[index] == PRESENT)
 
     @property
@@ -93,7 +93,7 @@ class Presence:
 
     @property
     def complete(self) -> bool:
-        """Whether every sample has a record, or is recorded as absent for good."""
+        """True if every sample has a record, or is recorded as absent for good."""
         return bool((self.state >= ABSENT).all())
 
 

@@ -68,7 +68,7 @@ class ChunkEncoder:
 
     @property
     def full(self) -> bool:
-        """Whether the pending samples make a whole chunk."""
+        """True if the pending samples make a whole chunk."""
         builder = self._builder
         return builder.nbytes >= self._most_nbytes or (self._most is not None and len(builder) >= self._most)
 
@@ -157,12 +157,12 @@ class Publisher(ChunkEncoder):
 
     @property
     def is_due(self) -> bool:
-        """Whether the caller is to publish: the pending samples are `full` or `overdue`."""
+        """True if the caller is to publish: the pending samples are `full` or `overdue`."""
         return self.full or self.overdue
 
     @property
     def overdue(self) -> bool:
-        """Whether the pending samples have waited long enough."""
+        """True if the pending samples have waited long enough."""
         now = time.monotonic()
         waited = now - self._published
         if self._seconds is not None:

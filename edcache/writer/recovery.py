@@ -116,13 +116,13 @@ def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
 
 
 def never_created(path: str) -> bool:
-    """Whether a path holds at most what a creator left that died within the head."""
+    """True if a path holds at most what a creator left that died within the head."""
     with closing(File.open(path, "r")) as file:
         return lacks_head(file)
 
 
 def lacks_head(file: File, head: Head | None = None) -> bool:
-    """Whether the file holds at most a head that its creator did not live to finish.
+    """True if the file holds at most a head that its creator did not live to finish.
 
     Killed, it left the head's first bytes. After a power cut any of them may read as zero.
 

@@ -21,10 +21,10 @@ ALLOW_PARTIAL = base.ReadOptions(allow_partial=True)
 
 
 class Store(Location):
-    """Where one cache is or will be; nothing of it is open. A backend overrides what differs from a file."""
+    """The address of one cache; opens nothing. A backend overrides what differs from a file."""
 
     def reader(self, options: base.ReadOptions) -> Reader:
-        """What reads its samples; errors as of `Reader`, and OptionError for what only files take."""
+        """Make a Reader; raises as `Reader`, and OptionError for options that only files take."""
         from edcache.reader import Reader
 
         return Reader(self, options)

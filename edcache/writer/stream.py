@@ -17,7 +17,7 @@ from edcache.writer.job import Job, check_origin, errors_with, outcome, refusal,
 
 
 def is_stream(source: Any) -> bool:
-    """Whether a source is iterated, because it is no map-style dataset."""
+    """True if a source is iterated, because it is no map-style dataset."""
     if isinstance(source, IterableDataset):
         return True
     is_map = hasattr(source, "__len__") and hasattr(source, "__getitem__")

@@ -35,7 +35,7 @@ def name_for(target: str) -> str:
 
 
 def is_temporary(path: str) -> bool:
-    """Whether a file or a folder has the name of one that is being written."""
+    """True if a file or a folder has the name of one that is being written."""
     return path.endswith(SUFFIX)
 
 
@@ -107,7 +107,7 @@ def copies_beside(side: str) -> tuple[str, str]:
 
 
 def is_held(path: str) -> bool:
-    """Whether a living process writes what is temporary; False where the system cannot tell."""
+    """True if a living process writes what is temporary; False where the system cannot tell."""
     with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), "r")) as file:
         return file.is_locked(format.LOCK_SESSION, 1)
     return False

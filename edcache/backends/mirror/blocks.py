@@ -33,7 +33,7 @@ RUN, _AT_ONCE = 16, 256
 # Bytes of the map with smaller gaps are read together.
 _MAP_GAP: Final = 1 << 12
 _FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG, errno.EROFS, errno.EACCES)
-# How long the bytes of the other copies in the folder are believed: looking walks the folder.
+# Seconds between two walks of the folder, which sum up the bytes of its other copies.
 _SECONDS: Final = 5.0
 
 
@@ -53,7 +53,7 @@ def blocks_of(start: Ints, end: Ints) -> tuple[Ints, Ints]:
 
 
 def runs(blocks: Ints, gap: int = 1, most: int = 1 << 62) -> Iterator[tuple[int, int]]:
-    """Sorted numbers as half-open ranges of at most `most`, in which neighbours are at most `gap` apart."""
+    """Split sorted numbers into half-open ranges of at most `most`, with gaps of at most `gap` inside."""
     for some in np.split(blocks, np.flatnonzero(np.diff(blocks) > gap) + 1):
         for low in range(int(some[0]), int(some[-1]) + 1, most) if len(some) else ():
             yield low, min(low + most, int(some[-1]) + 1)
@@ -72,7 +72,7 @@ class BlockMap:
         self._side: File | None = None
 
     def missing(self, blocks: Ints) -> Ints:
-        """Those of sorted blocks that are not here now."""
+        """Return the missing ones of these sorted blocks."""
         blocks = blocks[self._here[blocks] == 0]
         if len(blocks):
             if self._side is None:
@@ -184,7 +184,7 @@ class Fetcher:
 
     @property
     def has_room(self) -> bool:
-        """Whether another block can be kept."""
+        """True if another block can be kept."""
         return not self._is_full and (self.limit is None or self._free() > 0)
 
     def _free(self) -> int:
@@ -231,7 +231,7 @@ class Fetcher:
     # --- the origin ---
 
     def read_far(self, extents: Extents) -> Sequence[bytes | memoryview]:
-        """The bytes of extents, from the origin; StaleArchiveError if that has changed."""
+        """Read extents from the origin; StaleArchiveError if it has changed."""
         origin = self.origin()
         if len(extents) > 1:
             origin.will_need(extents)

@@ -1,4 +1,4 @@
-"""Completes a partial copy: fetches what it lacks, proves all of it, and gives it its name."""
+"""Complete a partial copy: fetch its missing blocks, compare every crc32, rename it."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def complete(
 
 
 class _Damage(NamedTuple):
-    """Bytes [start, end) of a copy that are not as they should be; what: for a message."""
+    """A damaged part of a copy, bytes [start, end); what: its name in messages."""
 
     start: int
     end: int
@@ -106,7 +106,7 @@ class _Damage(NamedTuple):
 
 
 def _damaged(file: File, note: Note, threads: int) -> list[_Damage]:
-    """The entries that fail their crc32; all of the file if its chain of entries does not read."""
+    """List the entries that fail their crc32; the whole file if its chain of entries does not read."""
     try:
         head, cursor = format.read_head(file.pread, note.origin)
         seal = format.read_seal(file.pread, note.nbytes, head.uuid)
@@ -123,7 +123,7 @@ def _damaged(file: File, note: Note, threads: int) -> list[_Damage]:
     damaged: list[_Damage] = []
 
     def look(header: Header) -> _Damage | None:
-        # Of what a power cut took no crc32 is right; it is copied as it is.
+        # An entry that a power cut took fails its crc32 in the original too; it is copied as it is.
         is_lost = header.kind != format.KIND_HEAD and header.seq in chain.lost
         if is_lost or format.has_sound_payload(file.pread, header):
             return None

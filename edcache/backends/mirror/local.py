@@ -25,7 +25,7 @@ from edcache.writer import SIDE
 
 logger = logging.getLogger("edcache")
 
-# Of the index and of the end, at most so much is fetched with the head of a new copy.
+# Most bytes of the index, and of the end, that are fetched with the head of a new copy.
 _INDEX_NBYTES: Final = 1 << 20
 _TAIL_NBYTES: Final = 1 << 16
 

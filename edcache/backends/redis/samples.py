@@ -33,7 +33,7 @@ from edcache.format import crc32
 _FRAME: Final = struct.Struct("<4sII")
 _MAGIC: Final = b"EDS1"
 _CLAIM: Final = b"EDC1"
-# Of a process that was killed while it computed a sample, the claim goes after so long.
+# Milliseconds until the claim of a killed process expires.
 _CLAIM_MS: Final = 10_000
 _LOOK_SECONDS: Final = 0.02
 
@@ -172,7 +172,7 @@ class RedisDataset(Dataset[Any]):
 
 
 def _is_sound(index: int, value: bytes) -> bool:
-    """Whether a value is a sample of this index, and all of it as it was set."""
+    """True if a value is a sample of this index, and all of it as it was set."""
     if len(value) < _FRAME.size:
         return False
     magic, crc, _ = _FRAME.unpack_from(value)

@@ -71,7 +71,7 @@ class Server(ShownUrl):
         found = {"username": parts.username, "password": parts.password}
         known = {name: unquote(value) for name, value in found.items() if value}
         known |= {name: options.pop(name) for name in _CREDENTIALS if name in options}
-        # What is before the last @ are credentials, however it is written.
+        # Credentials end at the last @, even if they contain one.
         place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         server = cls(_with_query(place, options))
         server.secrets = {**known, **(secrets or {})}
