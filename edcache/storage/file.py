@@ -81,6 +81,25 @@ _writable: weakref.WeakSet[_Handle] = weakref.WeakSet()
 _spare: deque[weakref.ref[_Handle]] = deque()
 
 
+def _close_spare(most: int) -> None:
+    """Close descriptors until at most this many are spare, the first opened first."""
+    while len(_spare) > most:
+        file = _spare.popleft()()
+        if file is not None:
+            file._descriptor = None
+
+
+def _open(kind: type[Descriptor], path: str, flags: int) -> Descriptor:
+    """Open a file; if the process may open no more, close the spare descriptors and try again."""
+    try:
+        return kind.open(path, flags)
+    except OSError as error:
+        if error.errno != errno.EMFILE or not _spare:
+            raise
+    _close_spare(0)
+    return kind.open(path, flags)
+
+
 def _close_inherited() -> None:
     """Close the parent's writable files in a forked child: their locks would outlive the parent."""
     for file in list(_writable):
@@ -125,7 +144,7 @@ class _Handle:
     def _opened(self, flags: int) -> Descriptor:
         kind = MemoryDescriptor if is_in_memory(self.absolute) else Descriptor
         try:
-            descriptor = kind.open(self.absolute, flags)
+            descriptor = _open(kind, self.absolute, flags)
         except FileNotFoundError as error:
             text = f"{self.path}: no such file; check the path, or build the cache first"
             raise with_errno(ArchiveNotFoundError(text), error) from None
@@ -188,10 +207,7 @@ class _Handle:
 
     def _spare(self) -> None:
         _spare.append(weakref.ref(self))
-        while len(_spare) > _MOST_SPARE:
-            file = _spare.popleft()()
-            if file is not None:
-                file._descriptor = None
+        _close_spare(_MOST_SPARE)
 
     def _stat(self) -> os.stat_result:
         return self._ask("asking for its size", calls.stat)
