@@ -84,7 +84,6 @@ setup(
         "tensordict": ["tensordict>=0.15"],
         "webdataset": ["webdataset>=0.2.86"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
-        "train": ["pytorch-lightning>=2.2", "scikit-learn>=1.3"],
         # fsspec and aiohttp: edcache reads http by them.
         "bench": [
             *("matplotlib>=3.7", "scikit-learn>=1.3", "s3fs>=2024.2", "aiohttp>=3.9"),

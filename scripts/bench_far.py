@@ -1,4 +1,4 @@
-"""First epochs over an archive that is far away: python scripts/bench_far.py [--help]
+"""First epochs over an archive that is far away: scripts/bench far [--help]
 
 nginx serves the archive, and a proxy before it delays every byte by half a round trip, lets so many bytes a
 second through for all connections together, and counts. A new connection takes a round trip more. Every epoch
@@ -8,7 +8,7 @@ First batch: round trips from before the archive is opened. Rate: bytes of the s
 opening included, as a part of the proxy's rate. Bytes: as a part of those of the samples. All are medians of
 turns: each way once, then each once again.
 
-far_peers.py has the peers; scripts/bench_far installs them. Without --peers there are none.
+far_peers.py has the peers, which are installed. Without --peers there are none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Photos of many shapes to batches of 224 x 224: python scripts/bench_images.py [--help]
+"""Photos of many shapes to batches of 224 x 224: scripts/bench images [--help]
 
 Images a second of shuffled epochs, and images a second of processor time, that of workers included: the
 first is of this machine and what else it does, the second hardly. All are medians of turns: each way once,
@@ -8,7 +8,7 @@ cut out; FFCV cuts first, and resizes then.
 
 The bound does nothing else: it decodes and resizes files that it holds in memory to [3, 224, 224], in the
 fastest way of torch, and makes no batches.
-scripts/bench_images installs the peers. Without --peers there are none.
+It installs the peers. Without --peers there are none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an archive costs as it grows: python scripts/bench_scale.py [SAMPLES ...]
+"""What an archive costs as it grows: scripts/bench scale [SAMPLES ...]
 
 Builds archives of so many samples (10**5, 10**6 and 10**7) of a float32 and an integer label. Prints a table:
 CPU time and memory of the seal, of opening it in a fresh process, of first uses and of ten changed labels,

@@ -1,4 +1,4 @@
-"""The peers of scripts/bench_far: each writes the samples its own way, and reads them through the same wire.
+"""The peers of scripts/bench far: each writes the samples its own way, and reads them through the same wire.
 
 webdataset reads plain http, by curl. litdata and MDS read object stores alone, no plain http(s): they take
 nginx for an S3, as some ways of edcache do. They need no more of the protocol than HEAD and GET, and nginx

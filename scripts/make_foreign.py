@@ -1,6 +1,6 @@
 """Writes tests/conformance/golden/foreign: small caches of other systems, made by those systems themselves.
 
-    python scripts/make_foreign.py tests/conformance/golden/foreign
+    scripts/generate foreign tests/conformance/golden/foreign
 
 Needs edflow 0.4.0, webdataset, tensordict, monai, mosaicml-streaming, litdata and datasets; the tests that
 read what it wrote need the last two alone. What the samples are is told in

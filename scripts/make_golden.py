@@ -1,4 +1,4 @@
-"""Write the golden archives of tests/conformance/golden/: python scripts/make_golden.py [FOLDER]
+"""Write the golden archives of tests/conformance/golden/: scripts/generate golden FOLDER
 
 Run it once per format version; files of a released version are never written again.
 """

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 HEAD = """# The format of an edcache archive
 
-`scripts/specification` makes this file from the docstrings of
+`scripts/generate format` makes this file from the docstrings of
 [edcache/format/spec.py](edcache/format/spec.py) and [edcache/codec/schema.py](edcache/codec/schema.py).
 [File format](docs/reference/format.md) shows an archive in one picture. Another implementation can be held to
 [tests/conformance](tests/conformance/README.md).

@@ -1,4 +1,4 @@
-"""What users see of the package, as text: `scripts/surface > tests/project/surface.txt`."""
+"""What users see of the package, as text: `scripts/generate surface`."""
 
 import inspect
 import sys

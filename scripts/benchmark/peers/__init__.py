@@ -108,7 +108,6 @@ SYSTEMS = (
         package="ffcv",
     ),
     System("files", "folder of torch.save files", "files:Files"),
-    System("zipfile", "zipfile + pickle", "zipped:Zipped"),
     System("lmdb", "LMDB + pickle", "lmdb:Lmdb", ("lmdb",), package="lmdb"),
     System("memmap", "numpy.memmap, indexed by batch", "memmap:Memmap"),
     System("datasets", "Hugging Face datasets", "datasets:HuggingFace", ("datasets",), package="datasets"),
@@ -126,10 +125,6 @@ SYSTEMS = (
         "tensordict", "tensordict, memmap folder", "tensordict:Folder", ("tensordict",), package="tensordict"
     ),
     System("tdz", "tensordict, .tdz file", "tensordict:Archive", ("tensordict",), package="tensordict"),
-    System(
-        "array_record", "array_record", "array_record:ArrayRecord", ("array_record",), package="array_record"
-    ),
-    System("bagz", "bagz", "bagz:Bagz", ("bagz",), package="bagz"),
     System("monai", "MONAI PersistentDataset", "monai:Monai", ("monai",), package="monai"),
     System("tensordataset", "TensorDataset in RAM", "ram:InTensorDataset"),
     System("ram", "tensors in RAM, indexed by batch (bound)", "ram:InRam"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterable
 from typing import Any
 
 import lmdb
+import torch
 
-from benchmark.peers import pickled
 from benchmark.peers.base import Batch, Batches, Peer, collation, torch_loader
 from benchmark.workloads import Sample
 
@@ -17,6 +18,17 @@ _AT_ONCE = 64 << 20  # bytes that one transaction writes
 def _key(index: int) -> bytes:
     # Big-endian, so that keys are appended in their order.
     return index.to_bytes(8, "big")
+
+
+def _packed(sample: Sample) -> bytes:
+    # Arrays of numpy pickle several times faster than tensors.
+    plain = {name: v.numpy() if isinstance(v, torch.Tensor) else v for name, v in sample.items()}
+    return pickle.dumps(plain, protocol=5)
+
+
+def _unpacked(data: Any) -> Sample:
+    plain = pickle.loads(data)
+    return {n: v if isinstance(v, (int, str)) else torch.from_numpy(v) for n, v in plain.items()}
 
 
 class Lmdb(Peer):
@@ -30,7 +42,7 @@ class Lmdb(Peer):
             with environment.begin(write=True) as transaction:
                 written = 0
                 while index < len(self.workload) and written < _AT_ONCE:
-                    record = pickled.pack(self.workload[index])
+                    record = _packed(self.workload[index])
                     transaction.put(_key(index), record, append=True)
                     written += len(record)
                     index += 1
@@ -45,7 +57,7 @@ class Lmdb(Peer):
         if self.environment is None:
             self.open()
         with self.environment.begin(buffers=True) as transaction:
-            return [pickled.unpack(transaction.get(_key(index))) for index in indices]
+            return [_unpacked(transaction.get(_key(index))) for index in indices]
 
     def sample(self, index: int) -> Sample:
         return self._batch([index])[0]
