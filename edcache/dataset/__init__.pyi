@@ -7,8 +7,10 @@ from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .decorator import default_directory as default_directory
+from .indexing import label_fields as label_fields
 from .indexing import readers_of as readers_of
 from .mixture import mix as mix
 from .view import Samples as Samples
 from .view import View as View
+from .zipped import Zipped as Zipped
 from .zipped import zip_fields as zip_fields

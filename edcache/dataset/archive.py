@@ -17,7 +17,6 @@ from edcache.format import Failure
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
     Draws,
-    FieldPath,
     Memory,
     Projection,
     Reader,
@@ -59,7 +58,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         position = index if index >= 0 else index + len(self)
         if fields is not None:
             if self._reader.has(position):
-                return fields.read(self._reader, self.labels, position)
+                return fields.read(self._reader, position)
             return fields.of_sample(self._one(position, None))
         try:
             return self._reader.session.read(position, True)
@@ -86,7 +85,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             if fields is None:
                 ahead = reader.reading_ahead(indices)
             else:
-                ahead = fields.reading_ahead(reader, self.labels, indices)
+                ahead = fields.reading_ahead(reader, indices)
         with ahead:
             return [self._one(index, fields) for index in indices.tolist()]
 
@@ -94,8 +93,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
     ) -> Any:
         if fields is not None:
-            whole = self._reader, self.labels, indices, memory
-            return fields.collated(*whole) if special is None else NotImplemented
+            return NotImplemented if special is not None else fields.collated(self._reader, indices, memory)
         return collated(self._reader, indices, special, memory)
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
@@ -104,15 +102,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             return None
         likeness = decoder.text if fields is None else fields.likeness(decoder)
         return None if likeness is None else (likeness, self._reader.decoding)
-
-    def _columns(self) -> dict[FieldPath, str]:
-        revised = self._reader.unoriginal_labels
-        return {
-            # As select() takes it; the head keeps a tuple as a list.
-            tuple(source) if isinstance(source, list) else source: name
-            for name, source in self._reader.head.labels
-            if source is not None and name not in revised
-        }
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))

@@ -67,7 +67,7 @@ class ArrayDataset:
         self._reader._as_arrays = True
         self._reader.head  # noqa: B018 - what is wrong with the archive is said here
         self._zero_copy = zero_copy
-        self._fields = None if fields is None else Projection(tuple(fields), False, {})
+        self._fields = None if fields is None else Projection(tuple(fields), False)
         self._labels: Labels | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class ArrayDataset:
                 return batch
         if self._fields is None:
             return _stacked(self._reader.read_many(rows))
-        with self._fields.reading_ahead(self._reader, self.labels, rows):
+        with self._fields.reading_ahead(self._reader, rows):
             return _stacked([self._one(index) for index in rows.tolist()])
 
     @property
@@ -147,7 +147,7 @@ class ArrayDataset:
 
     def _one(self, index: int) -> Any:
         if self._fields is not None:
-            return self._fields.read(self._reader, self.labels, index)
+            return self._fields.read(self._reader, index)
         return self._reader.read(index, not self._zero_copy)
 
     def _gathered(self, rows: Ints) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,6 @@ from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
     Draws,
-    FieldPath,
     Group,
     Memory,
     Projection,
@@ -296,10 +295,6 @@ class Concat(Combined):
             trees += structures if is_known else [None] * len(structures)
         return numbers, trees
 
-    def _columns(self) -> Mapping[FieldPath, str]:
-        first, *others = map(columns_of, self.parts)
-        return {path: name for path, name in first.items() if all(o.get(path) == name for o in others)}
-
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
         # If there is no sample, the first part gives the empty batch.
         for part, own, positions in self._shares(indices) or [(self.parts[0], indices[:0], indices[:0])]:
@@ -343,7 +338,7 @@ def _inner_fields(part: Samples, fields: Projection | None) -> Any:
     if part._transform is not None:
         return NotImplemented
     if fields is None or own is None:
-        return own if fields is None else Projection(fields.paths, fields.as_tuple, part._root._columns())
+        return own if fields is None else fields
     if own.as_tuple or any(path not in own.paths for path in fields.paths):
         return NotImplemented
     return own.narrowed(fields.paths, fields.as_tuple)
@@ -380,14 +375,3 @@ def _common(shares: list[_Share], fields: Projection | None) -> object:
     each = (likeness_of(part, positions, fields) for part, _, positions in shares)
     first = next(each, None)
     return first if all(likeness is not None and likeness == first for likeness in each) else None
-
-
-def columns_of(part: Samples) -> Mapping[FieldPath, str]:
-    """See `Root._columns`, of the samples of a part."""
-    if part._transform is not None:
-        return {}
-    known = part._root._columns()
-    if part._fields is None:
-        return known
-    held = {} if part._fields.as_tuple else part._fields.columns
-    return {path: name for path, name in held.items() if known.get(path) == name}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import reprlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
@@ -434,10 +434,6 @@ class Root(Readable[T_co]):
         """What is equal where other samples are collated in the same way; None where that is not known."""
         raise NotImplementedError
 
-    def _columns(self) -> Mapping[FieldPath, str]:
-        """The label columns that hold a field of the samples, by the field's path."""
-        raise NotImplementedError
-
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         """How samples are built: a number for each, and by number the schema's tree; None: reading tells."""
         return np.zeros(len(indices), np.int64), [None]
@@ -490,6 +486,16 @@ def not_as_stored(ds: Readable[Any], change: str) -> OptionError:
 def readers_of(ds: Readable[Any]) -> list[Reader]:
     """The archives underneath a dataset."""
     return ds._readers
+
+
+def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
+    """The label columns that hold a field of the samples, the same one in all archives: name -> path."""
+    first, *others = (reader.original_labels for reader in readers)
+    return {
+        name: path
+        for name, path in first.items()
+        if path is not None and all(name in other and other[name] == path for other in others)
+    }
 
 
 def _is_stored(ds: Readable[Any]) -> bool:

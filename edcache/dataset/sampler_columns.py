@@ -28,7 +28,7 @@ def warn_of_absent(ds: Any, asked_by: str, columns: str, chosen: Any = slice(0))
     if getattr(root, "_filler", None) is None or root._reader.has_all:
         return
     # Labels that were added later are known without a record.
-    if any(name in columns for name in {*dict(root._reader.head.labels)} - root._reader.unoriginal_labels):
+    if any(name in columns for name in root._reader.original_labels):
         absent = root._reader.session.index.rows_of(ds.indices) < 0
         absent[chosen] = False
         text = f"{np.count_nonzero(absent):,} of {len(ds):,} samples, which have no record yet"

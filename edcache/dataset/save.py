@@ -28,7 +28,7 @@ from edcache.base import (
     StaleArchiveError,
 )
 from edcache.codec import Compression
-from edcache.dataset.indexing import Readable, Stored, stored_shares
+from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
 from edcache.format import Extent, Failure, Head, Records, Revision, pa
 from edcache.reader import OnProgress, Session
 from edcache.storage import File
@@ -154,7 +154,7 @@ class StoredRecords:
             raise OptionError(f"save(): {count}, an archive holds {format.MAX_SCHEMAS:,}")
         self._numbers = {text: number for number, text in enumerate(self.schemas)}
         self.labels = samples.labels.table.combine_chunks()
-        self.fields = {name: field for field, name in samples._root._columns().items()}
+        self.fields = label_fields(self.readers)
         self.damaged: list[int] = []
         self.failures: list[Failure] = []
         found = [self._found(archives.index(share[0]), share) for share in shares]

@@ -53,14 +53,9 @@ class Samples(Readable[T_co]):
     @overload
     def __getitem__(self, index: int | np.integer[Any]) -> T_co: ...
     @overload
-    def __getitem__(self, index: slice) -> Any: ...
-    @overload
-    def __getitem__(self, index: Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
+    def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
     def __getitem__(self, index: Any) -> Any:
         """One sample for an integer; a view for a slice, an index array, a list or a bool mask [len(self)].
-
-        If one field is selected and is a label column, a slice returns its values without reading a record:
-        `ds.select("label")[:]` is the read-only numpy column, as `ds.labels["label"]`.
 
         Raises:
             SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
@@ -70,9 +65,6 @@ class Samples(Readable[T_co]):
         if type(index) is int and 0 <= index < len(self):
             return self._read(index)
         if isinstance(index, slice):
-            column = self._label_column()
-            if column is not None:
-                return self.labels[column][index]
             return self._cut(range(len(self))[index])
         if is_array(index):
             length = len(self)
@@ -250,28 +242,18 @@ class Samples(Readable[T_co]):
         Raises:
             OptionError: a field is given twice; at the first read, the samples do not have the field.
 
-        Fields that are label columns are taken from the labels, without reading a record. If `add_labels`
-        changed labels, they are read from the records: samples keep the stored value. A `transform` of the
-        cache gets the selected fields. After `with_transform`, the fields are those of its result, and
-        complete samples are read.
+        Samples keep what was stored, also where `add_labels` changed a label column: `ds.labels["label"]` is
+        the column, and reads no record. A `transform` of the cache gets the selected fields. After
+        `with_transform`, the fields are those of its result, and complete samples are read.
 
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
-        chosen = Projection(fields, as_tuple, {})
+        chosen = Projection(fields, as_tuple)
         if self._added is not None:
             return self._view(added=extended(self._added, chosen.of_sample))
         if self._fields is not None:
             return self._view(fields=self._fields.narrowed(fields, as_tuple))
-        return self._view(fields=Projection(fields, as_tuple, self._root._columns()))
-
-    def _label_column(self) -> str | None:
-        """The label column that is all of a sample, where one field is selected and nothing transforms it."""
-        fields = self._fields
-        if fields is None or len(fields.paths) > 1 or self._transform is not None:
-            return None
-        column = fields.columns.get(fields.paths[0])
-        # Labels may have been revised since the field was selected.
-        return column if self._root._columns().get(fields.paths[0]) == column else None
+        return self._view(fields=chosen)
 
     def with_transform(
         self,

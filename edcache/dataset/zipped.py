@@ -14,7 +14,7 @@ from edcache.dataset.indexing import not_as_stored
 from edcache.dataset.view import Samples
 from edcache.format import Failure, beside
 from edcache.labels import checked_indices
-from edcache.reader import Draws, FieldPath, Memory, Projection, Special
+from edcache.reader import Draws, Memory, Projection, Special
 
 
 def zip_fields(*datasets: Samples) -> Zipped:
@@ -91,9 +91,6 @@ class Zipped(Combined):
         likeness = [likeness_of(part, indices, None) for part in self.parts]
         is_known = None not in likeness and not (fields is not None and fields.as_tuple)
         return (likeness, fields and fields.paths) if is_known else None
-
-    def _columns(self) -> Mapping[FieldPath, str]:
-        return {}
 
     def _stored(self, indices: Ints, places: Ints) -> NoReturn:
         raise not_as_stored(self, "their fields come from several datasets")

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import ArchiveError, OptionError, UnsupportedTypeError, parsed_bytes, shown
-from edcache.dataset import CachedDataset, Path, Samples
+from edcache.dataset import CachedDataset, Path, Samples, Zipped, label_fields, readers_of
 from edcache.interop.export_columns import nbytes_of, unified
 from edcache.interop.export_formats import WRITERS, Writer, check_absent, new_folder, read
 from edcache.interop.kinds import Format
@@ -176,10 +176,14 @@ def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> 
     chosen = list(ds.labels) if labels is True else list(labels)
     for name in chosen:
         ds.labels.column(name)
-    paths = ds._root._columns() if ds._transform is None else {}
-    texts = {path: ".".join(map(str, path)) if isinstance(path, tuple) else str(path) for path in paths}
-    fields = {column for path, column in paths.items() if texts[path] in names}
-    return tuple(name for name in chosen if name not in fields)
+    # Zipped archives may each have a field of this path.
+    is_stored = ds._transform is None and not isinstance(ds._root, Zipped)
+    paths = label_fields(readers_of(ds)) if is_stored else {}
+    texts = {
+        name: ".".join(map(str, path)) if isinstance(path, tuple) else str(path)
+        for name, path in paths.items()
+    }
+    return tuple(name for name in chosen if texts.get(name) not in names)
 
 
 _shared: Any = None  # in a worker, the first argument of each of its tasks

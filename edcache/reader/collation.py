@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch.utils.data import default_collate
 
@@ -186,15 +185,3 @@ def _gathered(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(bytearray())
-
-
-def column_tensor(values: npt.NDArray[Any], kind: str, as_tuple: bool) -> Any:
-    """What default_collate makes of the values of a label column, of which `kind` is the kind of leaf."""
-    if kind == "str":
-        return tuple(values.tolist()) if as_tuple else values.tolist()
-    dtype = {"int": torch.int64, "float": torch.float64, "bool": torch.bool}[kind]
-    if values.dtype.kind == "u":
-        # torch 2.2 takes no array of unsigned integers. Numbers beyond int64 raise an error.
-        fits = int(values.max(initial=0)) < 1 << 63
-        return torch.tensor(values.astype(np.int64) if fits else values.tolist(), dtype=dtype)
-    return torch.tensor(values, dtype=dtype)

@@ -1,19 +1,16 @@
-"""Field paths, and reading only the fields at some paths. Fields that are labels need no read at all."""
+"""Field paths, and reading only the fields at some paths."""
 
 from __future__ import annotations
 
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy.typing as npt
-
 from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, shown
-from edcache.codec import Decoder, Node
-from edcache.labels import Labels
+from edcache.codec import Decoder
 from edcache.reader.reader import Reader
 
 if TYPE_CHECKING:
@@ -21,9 +18,6 @@ if TYPE_CHECKING:
 
 FieldPath = Any  # a key, an index, "target.boxes", or a tuple of keys and indices
 Steps = tuple[Any, ...]
-
-# Kinds of leaves that a label column holds exactly, with the kinds of its numpy dtype.
-_EXACT = {"int": "iu", "float": "f", "bool": "b", "str": "O"}
 
 
 @dataclass(frozen=True)
@@ -33,12 +27,10 @@ class Projection:
     Args:
         paths: field paths, in the order of the result: "image", "target.boxes", 1, ("target", 0).
         as_tuple: True gives a tuple of the fields. False gives a dict with the paths as keys.
-        known: field path -> the label column with its values.
     """
 
     paths: tuple[FieldPath, ...]
     as_tuple: bool
-    known: Mapping[FieldPath, str] = field(hash=False)
 
     def __post_init__(self) -> None:
         if not self.paths:
@@ -52,11 +44,6 @@ class Projection:
             if self.paths.count(path) > 1:
                 raise OptionError(f"select() names {path!r} twice; give each field once")
 
-    @property
-    def columns(self) -> dict[FieldPath, str]:
-        """The label columns with the values of selected fields, by field path."""
-        return {path: self.known[path] for path in self.paths if path in self.known}
-
     def __repr__(self) -> str:
         return f"select({', '.join(map(repr, self.paths))}{', as_tuple=True' if self.as_tuple else ''})"
 
@@ -69,7 +56,7 @@ class Projection:
         for path in paths:
             if path not in self.paths:
                 raise OptionError(f"select() names {path!r}; what was selected before is {self.paths!r}")
-        return Projection(tuple(paths), as_tuple, self.known)
+        return Projection(tuple(paths), as_tuple)
 
     def likeness(self, decoder: Decoder) -> object:
         """A value that is equal for schemas whose fields collate in the same way; None if unknown."""
@@ -84,106 +71,57 @@ class Projection:
         """The tuple or dict of the values of the fields, which are in the order of `paths`."""
         return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def read(self, reader: Reader, labels: Labels, index: int) -> Any:
+    def read(self, reader: Reader, index: int) -> Any:
         """The fields of one sample of an archive.
 
         Raises:
             OptionError: the sample has no such field. Others as `Reader.read`.
         """
-        decoder = reader.decoder(index)
-        plan = self._planned(reader, decoder)
+        plan = self._planned(reader.decoder(index))
         if plan is None:
-            return self.of_sample(reader.read(index), labels)
-        record, values = None, []
-        for part in plan.parts:
-            column = part.column_in(labels)
-            if column is not None:
-                values.append(column[index : index + 1].tolist()[0])
-                continue
-            if record is None:
-                record = reader.record(index, plan.wanted)
-            try:
-                values.append(part.decode(record))
-            except (CodecError, CorruptRecordError) as error:
-                raise reader.placed(error, index) from error
-        return self.assembled(values)
+            return self.of_sample(reader.read(index), reader.label_names)
+        record = reader.record(index, plan.wanted)
+        try:
+            return self.assembled([decode(record) for decode in plan.decodes])
+        except (CodecError, CorruptRecordError) as error:
+            raise reader.placed(error, index) from error
 
-    def reading_ahead(self, reader: Reader, labels: Labels, indices: Ints) -> AbstractContextManager[None]:
+    def reading_ahead(self, reader: Reader, indices: Ints) -> AbstractContextManager[None]:
         """Fetch together what `read` needs of some samples; see `Reader.reading_ahead`."""
-        plan = self._planned(reader, reader.common_decoder(indices))
-        if plan is None:
-            return reader.reading_ahead(indices)
-        if all(part.column_in(labels) is not None for part in plan.parts):
-            return nullcontext()
-        return reader.reading_ahead(indices, plan.wanted)
+        plan = self._planned(reader.common_decoder(indices))
+        return reader.reading_ahead(indices, None if plan is None else plan.wanted)
 
-    def collated(self, reader: Reader, labels: Labels, indices: Ints, memory: Memory) -> Any:
+    def collated(self, reader: Reader, indices: Ints, memory: Memory) -> Any:
         """The collated fields of many samples; NotImplemented if default_collate needs the samples."""
-        plan = self._planned(reader, reader.common_decoder(indices))
-        collates = None if plan is None else _collates(self, plan.decoder)
-        if plan is None or collates is None:
+        decoder = reader.common_decoder(indices)
+        plan = self._planned(decoder)
+        collates = None if plan is None or decoder is None else _collates(self, decoder)
+        group = None if plan is None or collates is None else reader.group(indices, plan.wanted)
+        if collates is None or group is None:
             return NotImplemented
-        columns = [part.column_in(labels) for part in plan.parts]
-        group = reader.group(indices, plan.wanted) if any(column is None for column in columns) else None
-        values = []
-        for k, column in enumerate(columns):
-            if column is not None:
-                from edcache.reader.collation import column_tensor
-
-                values.append(column_tensor(column[indices], plan.parts[k].node.kind, self.as_tuple))
-            elif group is None:
-                return NotImplemented
-            else:
-                values.append(collates[k](group, memory))
+        values = [collate(group, memory) for collate in collates]
         # default_collate turns a tuple into a list.
         return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def _planned(self, reader: Reader, decoder: Decoder | None) -> _ReadPlan | None:
-        if decoder is None:
-            return None
-        # Labels that were changed later are not the fields: read the samples then.
-        return _plan(self, decoder, reader.unoriginal_labels.isdisjoint(self.known.values()))
-
-
-class _FieldPart(NamedTuple):
-    """One field: how it is decoded, and the label column with its values, if there is one."""
-
-    node: Node
-    column: str | None
-    decode: Callable[[memoryview], Any]
-
-    def column_in(self, labels: Labels) -> npt.NDArray[Any] | None:
-        """The label column of the field; None if there is none with exactly its values."""
-        column = None if self.column is None else labels[self.column]
-        return column if column is not None and column.dtype.kind in _EXACT[self.node.kind] else None
+    def _planned(self, decoder: Decoder | None) -> _ReadPlan | None:
+        return None if decoder is None else _plan(self, decoder)
 
 
 class _ReadPlan(NamedTuple):
-    """wanted: (start, end) of a record's bytes with the fields that are no labels; None if they vary."""
+    """decodes: of each field, from a record. wanted: (start, end) of the bytes of all; None if they vary."""
 
-    decoder: Decoder
-    parts: list[_FieldPart]
+    decodes: list[Callable[[memoryview], Any]]
     wanted: tuple[int, int] | None
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(projection: Projection, decoder: Decoder, has_labels: bool) -> _ReadPlan | None:
+def _plan(projection: Projection, decoder: Decoder) -> _ReadPlan | None:
     """How the fields of samples of one schema are read; None if the schema is inside the records."""
-    structure = decoder.structure
-    if structure is None:
-        return None
-    labelled = ((structure.at(path), name) for path, name in projection.known.items() if has_labels)
-    columns = {node.path: name for node, name in labelled if node is not None}
-    parts, in_records = [], []
-    for path in projection.paths:
-        node = structure.at(path)
-        if node is None:
-            return None  # an item of a list that is one leaf, or a wrong path: reading a sample tells
-        column = columns.get(node.path) if node.kind in _EXACT else None
-        if column is None:
-            in_records.append(node)
-        parts.append(_FieldPart(node, column, decoder.part(node)))
-    return _ReadPlan(decoder, parts, decoder.extent(in_records) if in_records else None)
+    nodes = [decoder.structure and decoder.structure.at(path) for path in projection.paths]
+    found = [node for node in nodes if node is not None]
+    if len(found) < len(nodes):
+        return None  # an item of a list that is one leaf, or a wrong path: reading a sample tells
+    return _ReadPlan([decoder.part(node) for node in found], decoder.extent(found))
 
 
 # What collates takes torch, and reading one sample need not import it.

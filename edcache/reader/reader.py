@@ -236,11 +236,19 @@ class Archive(ABC):
         return [name for name, _ in self.session.label_columns]
 
     @property
-    def unoriginal_labels(self) -> frozenset[str]:
-        """The original columns that were changed or dropped later: they may differ from the samples."""
+    def original_labels(self) -> dict[str, Any]:
+        """The label columns as they were written with the samples: name -> the path of their field.
+
+        None is the path of values that are no field. Columns that were changed or dropped later are left out.
+        """
         session = self.session
         original = {name for name, is_revised in session.label_columns if not is_revised}
-        return frozenset(name for name, _ in session.head.labels if name not in original)
+        # The head keeps a tuple as a list.
+        return {
+            name: tuple(path) if isinstance(path, list) else path
+            for name, path in session.head.labels
+            if name in original
+        }
 
 
 @base.takes(ReadOptions)

@@ -226,15 +226,6 @@ def test_a_field_without_bytes_is_read(tmp_path):
         assert ds.select("none").batch([0, 2])["none"].shape == (2, 0)
 
 
-def test_a_field_that_the_labels_have_takes_no_request(served):
-    ds = opened(served)
-    ds.labels["label"]
-    served.forget()
-    assert ds.select("label").batch([3, 4])["label"].tolist() == [3, 4]
-    assert [s["label"] for s in ds.select("label").__getitems__([3, 4])] == [3, 4]
-    assert served.requests == []
-
-
 @pytest.mark.parametrize("verify", ["touch", "always", "never"])
 def test_a_damaged_block_is_never_read(tmp_path, verify):
     path = written(tmp_path / "a.zip", wide, 4, chunk_size=4)

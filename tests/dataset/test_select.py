@@ -1,4 +1,4 @@
-"""ds.select(): some fields of every sample, as they are in the whole; labels alone touch no record."""
+"""ds.select(): some fields of every sample, as they are in the whole."""
 
 import pickle
 
@@ -299,55 +299,17 @@ def test_what_was_selected_is_the_callers_own(ds):
 # --- labels -----------------------------------------------------------------------------------------
 
 
-def ruin(ds, *, seed=0):
-    """Overwrite every byte of every record, and nothing else."""
-    records = ds._reader.records
-    rng = np.random.default_rng(seed)
-    with open(ds.path, "r+b") as file:
-        for offset, nbytes in zip(records.offset.tolist(), records.nbytes.tolist(), strict=True):
-            file.seek(offset)
-            file.write(rng.integers(0, 256, nbytes, np.uint8).tobytes() if seed else bytes(nbytes))
-    return CachedDataset.from_cache(ds.path)
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("compression", [None, "zstd"])
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_labels_alone_touch_no_record(tmp_path, seed, compression, io):
-    made = [sample(k) for k in range(40)]
-    ruined = ruin(
-        write(tmp_path / "a.zip", made, in_memory_keys=KEYS, compression=compression, chunk_size=16),
-        seed=seed,
-    )
-    ds = CachedDataset.from_cache(ruined.path, io=io, verify="always")
-    paths = ("label", "score", "good", "kind", "target.area", "target.name")
-    for chosen in [(path,) for path in paths] + [paths]:
-        for as_tuple in (False, True):
-            view = ds.select(*chosen, as_tuple=as_tuple)
-            wanted = [picked(s, {p: p.split(".") for p in chosen}, as_tuple) for s in made]
-            assert same(list(view), wanted)
-            assert same(list(view.__getitems__([-1, 5, 5])), [wanted[39], wanted[5], wanted[5]])
-            batch = default_collate([wanted[k] for k in (39, 5, 5)])
-            assert same(view.batch([-1, 5, 5]), batch)
-            assert same(next(iter(DataLoader(view, 40))), default_collate(wanted))
-            assert same(next(iter(view.loader(40))), default_collate(wanted))
-    for read in (
-        lambda: ds[3],
-        lambda: ds.batch([3, 4]),
-        lambda: ds.select("label", "image")[3],
-        lambda: ds.select("label", "image").batch([3, 4]),
-        lambda: ds.select("target")[3],
-    ):
-        with pytest.raises(CorruptRecordError, match="record 3 at offset"):
-            read()
-
-
-def test_a_label_given_as_keys_is_the_one_with_dots(tmp_path):
-    ds = ruin(
-        write(tmp_path / "a.zip", map(sample, range(8)), in_memory_keys=[("target", "area"), "target.name"])
-    )
-    assert ds.select("target.area").batch([3])["target.area"].tolist() == [30]
-    assert ds.select(("target", "name"))[3] == {("target", "name"): "n3"}
+def test_fields_are_what_was_stored_whatever_the_labels_say(ds):
+    stored = [{"label": k % 5} for k in range(40)]
+    for values in (ds.labels["label"], [9] * 40):
+        ds.add_labels("label", values)
+        view = ds.select("label")
+        assert list(view) == stored
+        assert list(view[5:20:3]) == stored[5:20:3]
+        assert same(view.batch([-1, 5]), default_collate([stored[39], stored[5]]))
+    assert set(view.labels["label"].tolist()) == {9}
+    ds.drop_labels("label")
+    assert ds.select("label")[7] == {"label": 2}
 
 
 def test_labels_of_functions_are_no_fields(tmp_path):
@@ -357,47 +319,6 @@ def test_labels_of_functions_are_no_fields(tmp_path):
     assert ds.select("label").batch([3, 4])["label"].tolist() == [3, 4]
     with pytest.raises(OptionError, match="'extra', which the samples do not have"):
         ds.select("extra")[3]
-
-
-def test_a_column_of_another_name_is_taken_by_its_path(tmp_path):
-    keys = {"kind": "label", "label": "kind"}
-    ds = ruin(write(tmp_path / "a.zip", map(sample, range(8)), in_memory_keys=keys))
-    assert ds.select("kind", "label")[7] == {"kind": "b", "label": 2}
-    assert ds.select("label").batch([7, 6])["label"].tolist() == [2, 1]
-
-
-def test_labels_whose_kind_varies_are_what_the_samples_have(tmp_path):
-    columns = {
-        "int or float": lambda k: k if k % 2 else k / 2,
-        "int or None": lambda k: k if k % 2 else None,
-        "float or None": lambda k: k / 2 if k % 2 else None,
-        "text or None": lambda k: f"{k}" if k % 2 else None,
-        "bool or None": lambda k: k % 3 == 0 if k % 2 else None,
-        "large": lambda k: 2**64 - 1 - k if k % 2 else k,
-        "beyond float": lambda k: 2**53 + 1 + k if k % 2 else k + 1,
-        "narrow": lambda k: np.float32(1 / (k + 1)) if k % 2 else 1 / (k + 1),
-        "numpy int": lambda k: np.int8(k) if k % 2 else k,
-        "numpy bool": lambda k: np.bool_(k % 3) if k % 2 else k % 3 == 0,
-        "tensor": lambda k: torch.tensor(k),
-        "array": lambda k: np.array(k, np.int16),
-        "numpy text": lambda k: np.str_(k) if k % 2 else f"{k}",
-        "not a number": lambda k: float("nan") if k % 2 else float("-inf"),
-        "list": lambda k: [k, k + 1],
-        "always None": lambda k: None,
-    }
-    made = [{name: value(k) for name, value in columns.items()} for k in range(8)]
-    for name in columns:
-        ds = write(
-            tmp_path / "a.zip", [{name: s[name], "x": torch.ones(2)} for s in made], in_memory_keys=[name]
-        )
-        view = ds.select(name, as_tuple=True)
-        assert same(list(view), [(s[name],) for s in made]), name
-        for chosen in ([1, 3], [0, 2], [0, 1, 2]):
-            picks = [(made[k][name],) for k in chosen]
-            expected = outcome(lambda picks=picks: default_collate(picks))
-            found = outcome(lambda view=view, chosen=chosen: view.batch(chosen))
-            assert same(found[0], expected[0]), name
-            assert found[1] == expected[1], name
 
 
 def test_a_sparse_archive_gives_what_it_has(tmp_path):

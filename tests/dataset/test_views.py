@@ -318,18 +318,6 @@ def test_views_of_views_share_the_array(whole: CachedDataset) -> None:
 # ------------------------------------------------------------------------- one field that is a label
 
 
-def test_a_slice_of_one_selected_label_is_its_column(unread: CachedDataset) -> None:
-    view = unread.filter(split="train").select("y")
-    expected = [i % 5 for i in range(LENGTH) if i % 3 != 2]
-    for part in (slice(None), slice(5, -3, 2), slice(None, None, -1)):
-        column = view[part]
-        assert isinstance(column, np.ndarray)
-        assert not column.flags.writeable
-        assert column.tolist() == expected[part]
-    assert unread.select("split", "y").select("split")[2:4].tolist() == ["test", "train"]
-    assert view.take(2).indices.tolist() == view[[0, 1]].indices.tolist() == [0, 1]
-
-
 def test_other_slices_are_views(whole: CachedDataset) -> None:
     transformed = CachedDataset.from_cache(whole.path, transform=len)
     views = [

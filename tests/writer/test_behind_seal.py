@@ -189,7 +189,7 @@ def test_labels_are_those_of_a_model_and_of_a_new_seal_for_each_change(tmp_path_
         with CachedDataset.from_cache(path) as ds, CachedDataset.from_cache(sealed_anew) as general:
             assert same_tables(ds.labels.table, general.labels.table)
             assert ds._reader.label_names == general._reader.label_names
-            assert ds._reader.unoriginal_labels == general._reader.unoriginal_labels
+            assert ds._reader.original_labels == general._reader.original_labels
             check_values(ds.labels, model)
             check_filters(ds, model)
         check_values(reader.labels, model)
