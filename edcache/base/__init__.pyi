@@ -41,7 +41,6 @@ from .options import OnError as OnError
 from .options import OnStale as OnStale
 from .options import OpenKeywords as OpenKeywords
 from .options import OpenOptions as OpenOptions
-from .options import Options as Options
 from .options import ReadKeywords as ReadKeywords
 from .options import ReadOptions as ReadOptions
 from .options import Show as Show

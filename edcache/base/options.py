@@ -35,8 +35,6 @@ InMemoryKeys: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
 # "pil", "numpy", "tensor", "stored", None or an edcache.Decoding.
 Decode: TypeAlias = Any
 
-_ELSEWHERE: Final = {"num_workers": "num_threads"}  # what other libraries call it
-
 F = TypeVar("F", bound=Callable[..., Any])
 OptionsT = TypeVar("OptionsT", bound="Options")
 
@@ -65,7 +63,7 @@ class Options:
         unknown = sorted(keywords.keys() - cls.names())
         if unknown:
             names = sorted(cls.names())
-            near = suggestion(_ELSEWHERE.get(unknown[0], unknown[0]), names) or "."
+            near = suggestion(unknown[0], names) or "."
             raise OptionError(f"{door}() takes no {', '.join(unknown)}{near} It takes {', '.join(names)}")
         return replace(cls() if options is None else options, **keywords)
 

@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from edcache.base import (
 )
 from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
-from edcache.dataset.loader import Loader, LoaderOptions
+from edcache.dataset.loader import Loader
 from edcache.dataset.randomness import draws_of
 from edcache.dataset.selection import Selection
 from edcache.dataset.transforms import Pipeline, is_seeded
@@ -232,7 +232,6 @@ class Readable(Dataset[T_co]):
         for position in range(len(self)):
             yield self[position]
 
-    @base.takes(LoaderOptions)
     def loader(
         self,
         batch_size: int | None,
@@ -246,7 +245,6 @@ class Readable(Dataset[T_co]):
         pin_memory: bool = False,
         device: Any = None,
         reuse: bool = True,
-        **unknown: NoReturn,
     ) -> Loader:
         """Collated batches, made by threads of this process in memory that is used again.
 
@@ -276,8 +274,19 @@ class Readable(Dataset[T_co]):
         Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For
         them a DataLoader with workers is faster.
         """
-        given = batch_size, shuffle, sampler, drop_last, seed, num_threads, prefetch, pin_memory, device
-        return Loader(self, LoaderOptions.of(LoaderOptions(*given, reuse), unknown, "loader"))
+        return Loader(
+            self,
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            drop_last=drop_last,
+            seed=seed,
+            num_threads=num_threads,
+            prefetch=prefetch,
+            pin_memory=pin_memory,
+            device=device,
+            reuse=reuse,
+        )
 
     def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
         """What fetches ahead of an order; None where nothing is far.

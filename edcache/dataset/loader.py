@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -23,7 +22,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map
 
-from edcache.base import Ints, MissingDependencyError, OptionError, Options, check_count
+from edcache.base import Ints, MissingDependencyError, OptionError, check_count
 from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
 from edcache.dataset.state import State
@@ -40,73 +39,47 @@ _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 _WORTH_A_SLICE = 1 << 14
 
 
-@dataclass(frozen=True)
-class LoaderOptions(Options):
-    """See `Readable.loader`."""
-
-    batch_size: int | None
-    shuffle: bool
-    sampler: Iterable[Any] | None
-    drop_last: bool
-    seed: int | None
-    num_threads: int
-    prefetch: int
-    pin_memory: bool
-    device: torch.device | str | None
-    reuse: bool
-
-    def order(self, dataset: Any) -> EpochSampler:
-        """What knows the order, and how far an epoch has come."""
-        if isinstance(self.sampler, EpochSampler):
-            own, length = self.sampler, len(dataset)
-            # What is drawn from may have grown since, or this order be of its first samples.
-            if own._ds is not None and own._samples != length != len(own._ds):
-                made_of = f"the sampler was made of a dataset of {len(own._ds):,} samples"
-                raise OptionError(f"{made_of}, this one has {length:,}; make it of this one")
-            return own
-        if self.sampler is not None:
-            return Foreign(dataset, self.sampler, gives_lists=self.batch_size is None)
-        if not self.shuffle:
-            return Sequential(dataset, num_replicas=1, rank=0)
-        seed = int(torch.randint(1 << 62, ())) if self.seed is None else self.seed
-        return Shuffle(dataset, seed, num_replicas=1, rank=0)
-
-    def _check(self) -> None:
-        makes_batches = self.batch_size is None and self.sampler is not None
-        counts: dict[str, Any] = {} if makes_batches else {"batch_size": self.batch_size}
-        counts |= {"num_threads": self.num_threads, "prefetch": self.prefetch}
-        for name, value in counts.items():
-            check_count(name, value)
-        if makes_batches and self.drop_last:
-            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
-        if self.shuffle and self.sampler is not None:
-            raise OptionError("shuffle=True cannot be combined with sampler=; let the sampler shuffle")
-        if isinstance(self.sampler, EpochSampler) and self.sampler._gives_lists != makes_batches:
-            kind, size = type(self.sampler).__name__, self.batch_size
-            raise OptionError(
-                f"batch_size={size} and a {kind} that gives batches; give batch_size=None"
-                if self.sampler._gives_lists
-                else f"batch_size=None and a {kind} that gives positions; give a batch_size"
-            )
-        if self.device is not None and torch.device(self.device).type == "xla":
-            try:
-                import torch_xla  # noqa: F401
-            except ImportError:
-                raise MissingDependencyError(
-                    f'device="{self.device}" needs torch_xla; install it with: pip install edcache[xla]'
-                ) from None
-
-
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and tells its options.
 
     Safety: one iteration at a time. Abandoning an iteration ends its threads.
     """
 
-    def __init__(self, dataset: Any, options: LoaderOptions) -> None:
-        self._dataset, self._options = dataset, options
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None,
+        *,
+        shuffle: bool,
+        sampler: Iterable[Any] | None,
+        drop_last: bool,
+        seed: int | None,
+        num_threads: int,
+        prefetch: int,
+        pin_memory: bool,
+        device: torch.device | str | None,
+        reuse: bool,
+    ) -> None:
+        check_count("num_threads", num_threads)
+        check_count("prefetch", prefetch)
+        _check_device(device)
+        self._dataset, self.batch_size, self._drop_last = dataset, batch_size, drop_last
+        self._num_threads, self._prefetch = num_threads, prefetch
+        self._pin_memory, self._reuse, self._asked_device = pin_memory, reuse, device
         self._read: Callable[[Ints], Batch] = dataset._batch
-        self.batch_size, self._sampler = options.batch_size, options.order(dataset)
+        if sampler is not None:
+            if shuffle:
+                raise OptionError("shuffle=True cannot be combined with sampler=; let the sampler shuffle")
+            self._sampler = _order_of(dataset, sampler, batch_size)
+        elif shuffle:
+            seed = int(torch.randint(1 << 62, ())) if seed is None else seed
+            self._sampler = Shuffle(dataset, seed, num_replicas=1, rank=0)
+        else:
+            self._sampler = Sequential(dataset, num_replicas=1, rank=0)
+        if sampler is None or batch_size is not None:
+            check_count("batch_size", batch_size)
+        elif drop_last:
+            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
         self._device: torch.device | None = None
         self._is_split = True  # until a large batch turns out not to be what small ones are
         self._ring: _Ring | None = None
@@ -154,7 +127,7 @@ class Loader:
         a seed then tells another order than the iteration has.
         """
         positions = self._sampler.which(step, batch_size=self.batch_size or 1)
-        if self._options.drop_last and len(positions) < (self.batch_size or 0):
+        if self._drop_last and len(positions) < (self.batch_size or 0):
             raise OptionError(f"step={step} of {step:,} steps; give less")
         return positions
 
@@ -170,13 +143,13 @@ class Loader:
         batches = known_draws(sampler, self._dataset, batches)
         self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
-        asked = self._options.device
+        asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
         # torch_xla's own loader queues batches before it uploads them.
         if sys._getframe(1).f_globals.get("__name__") == "torch_xla.distributed.parallel_loader":
-            ring = _Ring(self._options.pin_memory, reuse=False)
+            ring = _Ring(self._pin_memory, reuse=False)
         else:
-            ring = self._ring or _Ring(self._options.pin_memory, self._options.reuse)
+            ring = self._ring or _Ring(self._pin_memory, self._reuse)
             self._ring = None
         try:
             for number, batch in enumerate(self._made(batches, ring), 1):
@@ -184,12 +157,12 @@ class Loader:
                     ahead.begin()
                 if sampler._iteration is iteration:
                     # Who counts batches does not ask for one more than there are.
-                    is_cut = number == len(starts) and self._options.drop_last
+                    is_cut = number == len(starts) and self._drop_last
                     sampler._taken = sampler._items(start, sampler.rank) if is_cut else number * starts.step
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
-            if ring.reuse == self._options.reuse:
+            if ring.reuse == self._reuse:
                 self._ring = ring
         if sampler._iteration is iteration:
             sampler.set_epoch(epoch + 1)
@@ -197,14 +170,14 @@ class Loader:
     def _starts(self, items: int) -> range:
         """Where batches begin among the items of an order."""
         size = self.batch_size or 1
-        return range(0, items // size * size if self._options.drop_last else items, size)
+        return range(0, items // size * size if self._drop_last else items, size)
 
     def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """The collated batches in order, made by threads that end with this generator, however it ends."""
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
         is_ending = sys.is_finalizing
-        count = self._options.num_threads
+        count = self._num_threads
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
@@ -215,7 +188,7 @@ class Loader:
                     at_work.append(pool.submit(self._make_all, burst, ring, turn))
                 if not at_work:
                     return
-                if not burst or len(at_work) == count + self._options.prefetch:
+                if not burst or len(at_work) == count + self._prefetch:
                     made, error = at_work.popleft().result()
                     for batch, slot in made:
                         ring.hand_out(slot)
@@ -297,6 +270,36 @@ class Loader:
             stream = torch.cuda.current_stream(self._device)
             _map_tensors(lambda tensor: tensor.record_stream(stream), batch)
         return batch
+
+
+def _order_of(dataset: Any, sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
+    """The order of a sampler that a user gave; OptionError if it does not fit."""
+    makes_batches = batch_size is None
+    if not isinstance(sampler, EpochSampler):
+        return Foreign(dataset, sampler, gives_lists=makes_batches)
+    if sampler._gives_lists != makes_batches:
+        kind = type(sampler).__name__
+        raise OptionError(
+            f"batch_size={batch_size} and a {kind} that gives batches; give batch_size=None"
+            if sampler._gives_lists
+            else f"batch_size=None and a {kind} that gives positions; give a batch_size"
+        )
+    length = len(dataset)
+    # The dataset of the sampler may have grown since, or the order be of its first samples.
+    if sampler._ds is not None and sampler._samples != length != len(sampler._ds):
+        made_of = f"the sampler was made of a dataset of {len(sampler._ds):,} samples"
+        raise OptionError(f"{made_of}, this one has {length:,}; make it of this one")
+    return sampler
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    if device is not None and torch.device(device).type == "xla":
+        try:
+            import torch_xla  # noqa: F401
+        except ImportError:
+            raise MissingDependencyError(
+                f'device="{device}" needs torch_xla; install it with: pip install edcache[xla]'
+            ) from None
 
 
 def _slices(order: Any, starts: range) -> Iterator[Ints]:

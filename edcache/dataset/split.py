@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
-from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ from edcache.dataset.ordering import assigned, assigned_by_class, generator, gro
 
 _LARGEST_DENOMINATOR = 10**9
 _ROUNDING = 1e-6
-_Cells = dict[int, int]  # column -> what a share has beyond whole numbers, in parts of the weights' sum
 
 # What is equal but for the last bits is equal on every platform.
 _DIGITS = 12
@@ -64,7 +62,6 @@ def parted(
         classes = np.zeros(count, np.uint8) if strata is None else strata
         hands = _dealt_in_groups(random, classes, groups, weights)
     elif strata is not None:
-        # Each part has of each class within one of its share.
         counts = np.bincount(strata, minlength=int(strata.max()) + 1).tolist() if count else []
         hands = assigned_by_class(random, strata, apportioned(counts, weights))
     else:
@@ -145,79 +142,21 @@ def apportioned(counts: Sequence[int], weights: Sequence[int]) -> list[list[int]
     Args:
         counts: of each row. weights: of each column, not all 0.
     Returns:
-        A row for each count, which adds up to it. Each number is `count * weight / sum(weights)`, rounded
-        down or up; and so is each column's sum.
+        A row for each count, which adds up to it. The first rows together have in each column their sum's
+        share, `sum * weight / sum(weights)`, rounded down or up; so a row is within 2 of its share.
 
-    That such numbers exist is the integrality of flows in a network; they are found by moving fractions
-    along cycles of the table until each is whole (controlled rounding). It takes the number of rows times
-    the square of the number of columns.
+    All are dealt one by one: each to the column that lacks it first, of those that may have one more already
+    (Tijdeman's schedule, 1980). Here those of a row are dealt at once.
     """
-    whole = sum(weights)
-    table = [[count * weight // whole for weight in weights] for count in counts]
-    rests = [[count * weight % whole for weight in weights] for count in counts]
-    # One more row makes every column's sum whole.
-    rests.append([-sum(column) % whole for column in zip(*rests, strict=True)])
-    pending: list[tuple[int, _Cells]] = []
-    for number, row in enumerate(rests):
-        cells = {column: rest for column, rest in enumerate(row) if rest}
-        if cells:
-            pending.append((number, cells))
-        while (cycle := _cycle(pending)) is not None:
-            for place, column in _moved(pending, cycle, whole):
-                if place < len(table):
-                    table[place][column] += 1
-            pending = [(place, cells) for place, cells in pending if cells]
+    whole, total = sum(weights), 0
+    held, table = [0] * len(weights), []
+    for count in counts:
+        before, total = held, total + count
+        held = [max(have, total * weight // whole) for have, weight in zip(held, weights, strict=True)]
+        # The share of these is not met yet, but for less than one.
+        able = [k for k, weight in enumerate(weights) if held[k] * whole < total * weight]
+        able.sort(key=lambda k: Fraction(held[k] + 1, weights[k]))
+        for column in able[: total - sum(held)]:
+            held[column] += 1
+        table.append([now - then for now, then in zip(held, before, strict=True)])
     return table
-
-
-def _cycle(rows: list[tuple[int, _Cells]]) -> list[tuple[int, int]] | None:
-    """Cells (row, column) of a closed way that turns at each: along a row, along a column, and so on."""
-    way_to: dict[int, list[tuple[int, int]]] = {}  # column -> the cells on the way there
-    for start in sorted({column for _, cells in rows for column in cells}):
-        if start in way_to:
-            continue
-        way_to[start] = []
-        open_columns = [start]
-        used: set[int] = set()
-        while open_columns:
-            column = open_columns.pop()
-            for row, (_, cells) in enumerate(rows):
-                if row in used or column not in cells:
-                    continue
-                used.add(row)
-                for other in [other for other in cells if other != column]:
-                    way = [*way_to[column], (row, column), (row, other)]
-                    if other in way_to:
-                        # There and back, without what the two ways share at first.
-                        pairs = zip(way, way_to[other], strict=False)
-                        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-                        return way[shared:] + way_to[other][shared:][::-1]
-                    way_to[other] = way
-                    open_columns.append(other)
-    return None
-
-
-def _moved(rows: list[tuple[int, _Cells]], cycle: list[tuple[int, int]], whole: int) -> list[tuple[int, int]]:
-    """Move from every second cell of a cycle to the others until one is whole; gives those that fill up."""
-
-    def room(down: list[tuple[int, int]], up: list[tuple[int, int]]) -> int:
-        return min(
-            *(rows[row][1][column] for row, column in down),
-            *(whole - rows[row][1][column] for row, column in up),
-        )
-
-    down, up = cycle[::2], cycle[1::2]
-    # The way that moves less stays nearer to the shares.
-    if room(up, down) < room(down, up):
-        down, up = up, down
-    amount = room(down, up)
-    filled = []
-    for change, cells in ((-amount, down), (amount, up)):
-        for row, column in cells:
-            number, rests = rows[row]
-            rests[column] += change
-            if rests[column] == whole:
-                filled.append((number, column))
-            if rests[column] in (0, whole):
-                del rests[column]
-    return filled

@@ -180,8 +180,8 @@ class Samples(Readable[T_co]):
                 rounded down or up.
             seed: decides which samples are in which part. None takes the first samples for the first part,
                 and so on.
-            stratify: a label column. Each part then has the same share of each of its values, rounded down
-                or up.
+            stratify: a label column. Each part then has the same share of each of its values, within two
+                samples.
             group: a label column, such as the patient. All samples of one value are then in the same part.
                 Sizes of parts and of classes are then approximate: within a few samples, and nearest with
                 seed=None, which places the largest group first.

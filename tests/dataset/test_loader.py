@@ -288,11 +288,6 @@ def test_a_sampler_of_a_dataset_of_another_length_is_refused(ds):
     assert len(list(ds.select("label").loader(4, sampler=rank))) > 0
 
 
-def test_the_workers_of_other_loaders_are_threads_here(ds):
-    with pytest.raises(OptionError, match=r"^loader\(\) takes no num_workers; did you mean num_threads"):
-        ds.loader(4, num_workers=2)
-
-
 @pytest.mark.parametrize("sampler", [[1.5, 2.0], [True] * COUNT, [[1, 2], [3]], ["1"], [None]])
 def test_a_sampler_of_anything_but_integers_is_an_error(ds, sampler):
     with pytest.raises((OptionError, TypeError, ValueError)):

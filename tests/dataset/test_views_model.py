@@ -230,7 +230,7 @@ class Chain:
             for value, count in Counter(self.column(stratify)).items():
                 for part, want in zip(parts, wanted, strict=True):
                     has = sum(row.labels.get(stratify) == value for row in part)
-                    assert abs(has - count * want / n) < 1
+                    assert abs(has - count * want / n) < 2
         if group is not None:
             self.whole_groups(parts, group)
         self.adopt(views[b % len(views)])
