@@ -12,6 +12,7 @@ from .arrays import one_chunk as one_chunk
 from .arrays import pa as pa
 from .arrays import pc as pc
 from .arrays import same_tables as same_tables
+from .arrays import stored_values as stored_values
 from .arrays import take_rows as take_rows
 from .arrays import to_numpy as to_numpy
 from .arrays import widened_float16 as widened_float16

@@ -121,16 +121,16 @@ def fits_arrow(values: npt.NDArray[Any]) -> bool:
 
 def number_values(array: pa.Array) -> npt.NDArray[Any]:
     """The integers or floats that are not null, read only; without nulls a view of the memory."""
-    values = _all_values(array)
+    values = stored_values(array)
     values = values[~missing_rows(array)] if array.null_count else values
     values.flags.writeable = False
     return values
 
 
-def _all_values(array: pa.Array) -> npt.NDArray[Any]:
+def stored_values(array: pa.Array) -> npt.NDArray[Any]:
     """The bools, numbers or times of an array, whatever is there for a null; bools and dates are copied."""
     if pa.types.is_date32(array.type):
-        return _all_values(array.view(pa.int32())).astype("M8[D]")
+        return stored_values(array.view(pa.int32())).astype("M8[D]")
     dtype = numpy_dtype(array.type)
     if not len(array):
         return np.empty(0, dtype)
@@ -174,7 +174,7 @@ def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
         return np.full(len(array), None, dtype=object)
     if not (is_number(kind) or pa.types.is_boolean(kind) or is_time(kind)):
         return array.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-    values = _all_values(array)
+    values = stored_values(array)
     if nullable:
         values = values.astype(object if values.dtype.kind in "biu" else values.dtype)
         values[missing_rows(array)] = {"f": np.nan, "O": None}.get(values.dtype.kind, "NaT")
@@ -199,7 +199,7 @@ def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
 
 def widened_float16(array: pa.Array) -> pa.Array:
     """A float16 array as float32, which older pyarrow neither casts nor compares."""
-    return from_numpy(_all_values(array).astype(np.float32), pa.float32(), missing_rows(array))
+    return from_numpy(stored_values(array).astype(np.float32), pa.float32(), missing_rows(array))
 
 
 def list_items(lists: pa.Array) -> pa.Array:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -81,6 +82,7 @@ class ColumnType(NamedTuple):
         return ColumnType(arrow, negative, beyond, inexact)
 
 
+@cache
 def family(kind: pa.DataType) -> str:
     """The kind of a type: null, bool, integer, float, text, bytes, time, UTC time, duration or list."""
     if pa.types.is_dictionary(kind):

@@ -9,34 +9,63 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
-from operator import eq, ge, gt, le, lt, ne
-from typing import Any, NamedTuple
+from functools import cache, reduce
+from operator import and_, eq, ge, gt, le, lt, ne, or_
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelTypeError, described, once, unknown_label
+from edcache.base import LabelTypeError, described, once
 from edcache.format import (
     family,
     from_numpy,
     from_texts,
     missing_rows,
-    numpy_dtype,
     one_chunk,
     pa,
     pc,
-    to_numpy,
+    stored_values,
 )
-from edcache.labels.column import comparable_type, numpy_time
-from edcache.labels.labels import Labels, comparable_column
+from edcache.labels.column import numpy_time
+from edcache.labels.labels import Labels, comparable_column, missing_values, origin
 
 # By pyarrow, and by numpy.
 _OPERATIONS: dict[str, tuple[str, Any]] = {
     "==": ("equal", eq), "!=": ("not_equal", ne), "<": ("less", lt), "<=": ("less_equal", le),
     ">": ("greater", gt), ">=": ("greater_equal", ge),
 }  # fmt: skip
+_FEW = 16  # values that are compared one after another
+_WIDE = 1 << 20  # entries of a table of integers
+
+Mask: TypeAlias = "npt.NDArray[np.bool_]"
+
+
+class Truth(NamedTuple):
+    """Three-valued truth of rows: `sure` where a condition is true, `possible` where it is true or unknown.
+
+    Both are one array if nothing is unknown.
+    """
+
+    sure: Mask
+    possible: Mask
+
+    def __and__(self, other: Truth) -> Truth:
+        return self._joined(and_, other)
+
+    def __or__(self, other: Truth) -> Truth:
+        return self._joined(or_, other)
+
+    def __invert__(self) -> Truth:
+        possible = ~self.sure
+        return Truth(possible if self.sure is self.possible else ~self.possible, possible)
+
+    def _joined(self, join: Callable[[Mask, Mask], Mask], other: Truth) -> Truth:
+        sure = join(self.sure, other.sure)
+        is_known = self.sure is self.possible and other.sure is other.possible
+        return Truth(sure, sure if is_known else join(self.possible, other.possible))
 
 
 class _Place(NamedTuple):
@@ -47,44 +76,50 @@ class _Place(NamedTuple):
 
 
 class Column:
-    """One column as the left side of comparisons; each gives a bool array, null where it is unknown.
+    """One column as the left side of comparisons; each gives a `Truth`, unknown where there is no value.
+
+    Numbers, bools and times are compared by numpy, as a view of Arrow's memory; texts by pyarrow.
 
     Raises UnknownLabelError, and each method LabelTypeError for what this column does not compare with.
     """
 
     def __init__(self, name: str, labels: Labels) -> None:
-        if name not in labels:
-            raise unknown_label(name, list(labels))
-        kind = labels.schema.field(name).type
         self.name = name
-        self.type: pa.DataType = kind.value_type if pa.types.is_dictionary(kind) else kind
+        self.type: pa.DataType = origin(labels)[0].column(name).type
         self._labels = labels
         self._family = family(self.type)
 
     @once
-    def _values(self) -> pa.ChunkedArray:
+    def _arrow(self) -> pa.ChunkedArray:
         # Arrow compares no float16.
         is_half = pa.types.is_float16(self.type)
         return comparable_column(self._labels, self.name) if is_half else self._labels.column(self.name)
 
     @once
-    def _missing(self) -> npt.NDArray[np.bool_]:
-        return np.concatenate([np.empty(0, np.bool_), *map(missing_rows, self._values.chunks)])
+    def _missing(self) -> Mask | None:
+        """True where the value is missing; None if every row has one."""
+        return missing_values(self._labels, self.name)
 
     @once
-    def _integers(self) -> npt.NDArray[Any] | None:
-        """The column as numpy, which compares integers faster than pyarrow; None if it is of other values."""
-        is_whole = self._family == "integer" and not self._values.null_count
-        return self._labels[self.name] if is_whole else None
+    def _numbers(self) -> npt.NDArray[Any]:
+        """Numbers and bools, times as their ticks; any value where one is missing."""
+        if self._missing is None:
+            numbers = self._labels[self.name]
+        else:
+            whole, rows = origin(self._labels)
+            numbers = stored_values(one_chunk(whole.column(self.name)))
+            numbers = numbers if rows is None else numbers[rows]
+        return numbers.view(np.int64) if numbers.dtype.kind in "mM" else numbers
 
-    def is_null(self) -> pa.Array:
+    def is_null(self) -> Truth:
         """True where the value is missing."""
-        return from_numpy(self._missing, pa.bool_())
+        missing = self._always(False).possible
+        return Truth(missing, missing)
 
-    def compare(self, operation: str, value: object) -> pa.Array:
-        """`column <operation> value`, unknown where the column has no value."""
+    def compare(self, operation: str, value: object) -> Truth:
+        """`column <operation> value`."""
         if value is None and operation in ("==", "!="):
-            return from_numpy(self._missing == (operation == "=="), pa.bool_())
+            return self.is_null() if operation == "==" else ~self.is_null()
         self._check_order(operation)
         place = self._place(value)
         if place is None or (not place.is_equal and operation in ("==", "!=")):
@@ -94,42 +129,48 @@ class Column:
         if not place.is_equal:  # right above that value, and none of the column's
             operation = "<=" if operation in ("<", "<=") else ">"
         by_arrow, by_numpy = _OPERATIONS[operation]
-        if self._integers is not None:
-            return from_numpy(by_numpy(self._integers, place.below), pa.bool_())
-        return one_chunk(getattr(pc, by_arrow)(self._values, self._scalars([place.below])[0]))
+        if self._is_text:
+            return self._found(getattr(pc, by_arrow)(self._arrow, self._texts([place.below])[0]))
+        return self._known(by_numpy(self._numbers, place.below))
 
-    def one_of(self, values: Iterable[object]) -> pa.Array:
-        """`column in values`, unknown where the column has no value and None is not among the values."""
+    def one_of(self, values: Iterable[object]) -> Truth:
+        """`column in values`; None among the values finds what is missing."""
         if isinstance(values, np.ndarray):
             values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
         values = list(values)
         present = [value for value in values if value is not None]
-        places = [place for place in map(self._place, present) if place is not None]
-        wanted = [place.below for place in places if place.is_equal]
-        if not wanted:
+        wanted = self._wanted(present)
+        if not len(wanted):
             is_in = self._always(False)
-        elif self._integers is not None:
-            is_in = from_numpy(np.isin(self._integers, np.array(wanted, self._integers.dtype)), pa.bool_())
+        elif self._is_text:
+            is_in = self._found(pc.is_in(self._arrow, value_set=self._texts(wanted)))
         else:
-            # It compares bits, unlike ==.
-            column = comparable_column(self._labels, self.name) if self._family == "float" else self._values
-            found = one_chunk(pc.is_in(column, value_set=self._scalars(wanted)))
-            is_in = from_numpy(to_numpy(found, nullable=False), pa.bool_(), self._missing)
-        return is_in if len(present) == len(values) else pc.or_kleene(self.is_null(), is_in)
+            is_in = self._known(_among(self._numbers, wanted))
+        return is_in if len(present) == len(values) else self.is_null() | is_in
 
-    def in_range(self, wanted: range) -> pa.Array:
+    def _wanted(self, values: list[Any]) -> list[Any]:
+        """The values that some row may have, as the column has them."""
+        if self._family == "integer" and set(map(type, values)) == {int}:
+            least, most = _limits(self._numbers.dtype)
+            if least <= min(values) and max(values) <= most:
+                return values
+        places = map(self._place, values)
+        return [place.below for place in places if place is not None and place.is_equal]
+
+    def in_range(self, wanted: range) -> Truth:
         """True if the value is a number of the range."""
         first, last = sorted((wanted[0], wanted[-1])) if wanted else (0, -1)
-        between = pc.and_kleene(self.compare(">=", first), self.compare("<=", last))
+        between = self.compare(">=", first) & self.compare("<=", last)
         if first >= last or (wanted.step in (1, -1) and self._family == "integer"):
             return between
-        mask = to_numpy(between.fill_null(False), nullable=False).copy()
-        rows = np.flatnonzero(mask)
-        values = to_numpy(one_chunk(self._values).take(from_numpy(rows, pa.int64())), nullable=False)
-        mask[rows] = _on_step(values, range(first, last + 1, abs(wanted.step)))
-        return from_numpy(mask, pa.bool_())
+        rows = np.flatnonzero(between.sure)
+        if not len(rows):
+            return between
+        mask = np.zeros(len(between.sure), np.bool_)
+        mask[rows] = _on_step(self._numbers[rows], range(first, last + 1, abs(wanted.step)))
+        return self._known(mask)
 
-    def matches(self, function: str, pattern: str) -> pa.Array:
+    def matches(self, function: str, pattern: str) -> Truth:
         """`startswith(column, pattern)` or `contains(column, pattern)`."""
         if self._family == "null":
             return self._always(False)
@@ -138,20 +179,21 @@ class Column:
                 f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[self._family]}'
             )
         search = pc.starts_with if function == "startswith" else pc.match_substring
-        return one_chunk(search(self._values, pattern=pattern))
+        return self._found(search(self._arrow, pattern=pattern))
 
-    def truth(self) -> pa.Array:
+    def truth(self) -> Truth:
         """The column as a condition of its own."""
         if self._family not in ("bool", "null"):
             raise LabelTypeError(
                 f'label "{self.name}" is {self.type}, not a condition; compare it with a value'
             )
-        return self._always(False) if self._family == "null" else one_chunk(self._values)
+        return self._always(False) if self._family == "null" else self._known(self._numbers)
 
-    def compare_column(self, operation: str, other: Column) -> pa.Array:
+    def compare_column(self, operation: str, other: Column) -> Truth:
         """`column <operation> other column`, unknown where one of them has no value."""
         if "null" in (self._family, other._family):
-            return pa.nulls(len(self._missing), pa.bool_())
+            unknown = np.ones(self._labels.num_rows, np.bool_)
+            return Truth(~unknown, unknown)
         kinds = {_KINDS.get(one, one) for one in (self._family, other._family)}
         if len(kinds) > 1 or "list" in kinds:
             raise LabelTypeError(
@@ -160,25 +202,37 @@ class Column:
             )
         self._check_order(operation)
         try:
-            return one_chunk(getattr(pc, _OPERATIONS[operation][0])(self._values, other._values))
+            found = one_chunk(getattr(pc, _OPERATIONS[operation][0])(self._arrow, other._arrow))
         except pa.ArrowInvalid as error:
             # To compare a column with one of another type pyarrow casts both to a third, if no value changes.
             raise LabelTypeError(
                 f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}, and no type holds '
                 f"the values of both: {error}; give a function: filter(lambda table: ...)"
             ) from None
+        mask, missing = stored_values(found), missing_rows(found)
+        return Truth(mask & ~missing, mask | missing)
 
-    def _always(self, truth: bool) -> pa.Array:
-        """The same for all values, unknown where there is none."""
-        return from_numpy(np.full(len(self._missing), truth), pa.bool_(), self._missing)
+    @property
+    def _is_text(self) -> bool:
+        return self._family in ("text", "bytes")
 
-    def _scalars(self, values: list[Any]) -> pa.Array:
+    def _texts(self, values: list[Any]) -> pa.Array:
         # Not by pa.array, which imports pandas.
-        if self._family in ("text", "bytes"):
-            small = pa.string() if self._family == "text" else pa.binary()
-            return from_texts(values, small).cast(self.type)
-        kind = comparable_type(self.type)
-        return from_numpy(np.array(values, _ticks_dtype(kind)), kind)
+        small = pa.string() if self._family == "text" else pa.binary()
+        return from_texts(values, small).cast(self.type)
+
+    def _found(self, found: pa.ChunkedArray) -> Truth:
+        """What pyarrow found of each row, unknown where there is no value."""
+        return self._known(stored_values(one_chunk(found)))
+
+    def _known(self, mask: Mask) -> Truth:
+        """The mask as truth, unknown where there is no value."""
+        missing = self._missing
+        return Truth(mask, mask) if missing is None else Truth(mask & ~missing, mask | missing)
+
+    def _always(self, truth: bool) -> Truth:
+        """The same for all values, unknown where there is none."""
+        return self._known(np.full(self._labels.num_rows, truth))
 
     def _check_order(self, operation: str) -> None:
         if operation not in ("==", "!=") and self._family == "bool":
@@ -198,14 +252,15 @@ class Column:
         ):
             if value != value:
                 return None
-            return (_integer_place if self._family == "integer" else _float_place)(value, self.type)
+            place = _integer_place if self._family == "integer" else _float_place
+            return place(value, self._numbers.dtype)
         if self._family in _TIMES:
             try:
                 seconds = _seconds(value, self._family)
             except (OverflowError, _NotATime):
                 return None
             if seconds is not None:
-                return _integer_place(seconds * _per_second(self.type), self.type)
+                return _integer_place(seconds * _per_second(self.type), np.dtype(np.int64))
         if isinstance(value, _EXPECTED.get(self._family, ())):
             is_valid = not isinstance(value, str) or value.encode(errors="ignore").decode() == value
             return _Place(value, is_equal=True) if is_valid else None
@@ -231,25 +286,22 @@ _REMEDIES = {
 }
 
 
-def _ticks_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """The dtype of a column's numbers, for times of their ticks."""
-    if pa.types.is_date32(kind):
-        return np.dtype(np.int32)
-    dtype = numpy_dtype(kind)
-    return np.dtype(np.int64) if dtype.kind in "mM" else dtype
+@cache
+def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
+    limits = np.iinfo(dtype)
+    return int(limits.min), int(limits.max)
 
 
-def _integer_place(value: float | Fraction, kind: pa.DataType) -> _Place:
-    """Where a number lies among the integers of a type, or the ticks of a time's."""
-    limits = np.iinfo(_ticks_dtype(kind))
-    if value < int(limits.min):
+def _integer_place(value: float | Fraction, dtype: np.dtype[Any]) -> _Place:
+    """Find a number among the integers of a dtype, which may be the ticks of a time."""
+    least, most = _limits(dtype)
+    if value < least:
         return _Place(None, is_equal=False)
-    floor = int(limits.max) if value > int(limits.max) else math.floor(value)
+    floor = most if value > most else math.floor(value)
     return _Place(floor, is_equal=floor == value)
 
 
-def _float_place(value: float, kind: pa.DataType) -> _Place:
-    dtype = numpy_dtype(kind)
+def _float_place(value: float, dtype: np.dtype[Any]) -> _Place:
     try:
         wide = float(value)
     except OverflowError:
@@ -261,6 +313,33 @@ def _float_place(value: float, kind: pa.DataType) -> _Place:
         if float(below) > value:
             below = np.nextafter(below, dtype.type(-np.inf))
     return _Place(float(below) + 0.0, is_equal=float(below) == value)
+
+
+def _among(numbers: npt.NDArray[Any], wanted: list[Any]) -> Mask:
+    """The rows whose number is one of those wanted, which all are of the column's dtype."""
+    if len(wanted) <= _FEW:
+        return reduce(or_, [numbers == number for number in wanted])
+    if numbers.dtype.kind in "iu" and max(wanted) - min(wanted) < _WIDE:
+        return _in_table(numbers, np.array(wanted, numbers.dtype))
+    if numbers.dtype.kind == "f":
+        numbers = numbers.astype(np.float64) + 0.0  # is_in compares bits, and -0.0 becomes 0.0
+    kind = pa.from_numpy_dtype(numbers.dtype)
+    values = from_numpy(np.array(wanted, numbers.dtype), kind)
+    return stored_values(pc.is_in(from_numpy(numbers, kind), value_set=values))
+
+
+def _in_table(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
+    """The rows whose integer is one of those wanted, by a table; np.isin takes twice as long."""
+    # Unsigned, so that a number below the least wraps to one above the greatest.
+    unsigned = np.dtype(f"u{numbers.dtype.itemsize}")
+    least = wanted.min().view(unsigned)
+    entries = wanted.view(unsigned) - least
+    span = int(entries.max()) + 1
+    table = np.zeros(span + 1, np.bool_)
+    table[entries] = True
+    most = unsigned.type(min(span, np.iinfo(unsigned).max))
+    mask: Mask = table[np.minimum(numbers.view(unsigned) - least, most).astype(np.intp)]
+    return mask
 
 
 def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, element
-from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
+from edcache.format import StoredLabels, from_numpy, is_text, missing_rows, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
 from edcache.labels.histogram import Histogram, has_many_texts, histogram
 
@@ -46,7 +46,10 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         self._parent: Labels | None = None  # the whole that the rows are of
         self._rows: Rows | None = None
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._comparable: dict[str, pa.ChunkedArray] = {}  # of the whole alone
+        # Of the whole alone.
+        self._columns: dict[str, pa.ChunkedArray] = {}
+        self._comparable: dict[str, pa.ChunkedArray] = {}
+        self._missing: dict[str, npt.NDArray[np.bool_] | None] = {}
         self._table: pa.Table | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -201,12 +204,16 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def column(self, name: str) -> pa.ChunkedArray:
         """The column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
-        source = self._source
-        if name not in source.column_names:
-            raise base.unknown_label(name, source.column_names)
-        column = source.column(name)
-        if pa.types.is_dictionary(column.type):
-            column = column.cast(column.type.value_type)
+        whole = self._whole
+        column = whole._columns.get(name) if isinstance(name, str) else None
+        if column is None:
+            source = whole._source
+            if name not in source.column_names:
+                raise base.unknown_label(name, source.column_names)
+            column = source.column(name)
+            if pa.types.is_dictionary(column.type):
+                column = column.cast(column.type.value_type)
+            whole._columns[name] = column
         return self._taken(column)
 
     def _taken(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -241,6 +248,17 @@ def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
     if name not in whole._comparable:
         whole._comparable[name] = comparable(column)
     return labels._taken(whole._comparable[name])
+
+
+def missing_values(labels: Labels, name: str) -> npt.NDArray[np.bool_] | None:
+    """Which rows have no value in a column; None if all have one. Found once for all views."""
+    whole = labels._whole
+    if name not in whole._missing:
+        column = whole.column(name)
+        is_whole = not column.null_count
+        whole._missing[name] = None if is_whole else np.concatenate(list(map(missing_rows, column.chunks)))
+    missing = whole._missing[name]
+    return missing if missing is None or labels._rows is None else missing[labels._rows]
 
 
 def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:

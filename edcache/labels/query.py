@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import reduce
 from operator import and_
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache.base import LabelTypeError, OptionError, described, unknown_label
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
-from edcache.labels.compare import Column
+from edcache.labels.compare import Column, Mask, Truth
 from edcache.labels.labels import Labels, Rows, checked_indices, comparable_column, origin, read_together
 from edcache.labels.where import where_truth
-
-Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Rows:
@@ -45,33 +43,31 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     # To take the rows of a column costs more than to compare all rows of it.
     seen = labels if rows is None or 4 * len(rows) < whole.num_rows else whole
     read_together(labels, conditions)
-    truths: list[pa.Array] = []
-    masks: list[Mask] = []
+    masks: list[Mask] = []  # of the rows of `labels`
+    found: list[Mask] = []  # of the rows seen
     for name, value in conditions.items():
         if callable(value):
             what = f'the condition on label "{name}"'
             masks.append(_called(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
         else:
-            truths.append(_condition(Column(name, seen), value))
+            found.append(_condition(Column(name, seen), value).sure)
     chosen: Rows | None = None
     if isinstance(where, str):
-        truths.append(where_truth(where, seen))
+        found.append(where_truth(where, seen).sure)
     elif callable(where):
         masks.append(_called(where, _table(labels), "where", _TABLE_FORM, labels.num_rows))
     elif where is not None and isinstance(where, pc.Expression):
-        truths.append(_evaluate(seen, where))
+        found.append(_evaluate(seen, where))
     elif where is not None:
         chosen = _mask_or_rows(where, labels, masks)
-    for truth in truths:
-        mask = to_numpy(truth.fill_null(False) if truth.null_count else truth, nullable=False)
-        masks.append(mask if seen is labels else mask[rows])
+    masks += found if seen is labels else [mask[rows] for mask in found]
     if not masks:
         return np.arange(labels.num_rows, dtype=np.int64) if chosen is None else chosen
     mask = reduce(and_, masks)
     return np.flatnonzero(mask).astype(np.int64, copy=False) if chosen is None else chosen[mask[chosen]]
 
 
-def _condition(column: Column, value: Any) -> pa.Array:
+def _condition(column: Column, value: Any) -> Truth:
     if isinstance(value, slice):
         raise LabelTypeError(
             f'label "{column.name}": a slice is not a condition; give a value, a list of values, or '
@@ -141,7 +137,7 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     return np.ma.filled(value, False) if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
-def _evaluate(labels: Labels, expression: pc.Expression) -> pa.Array:
+def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
     """The rows of `labels` for which a user's expression is true."""
     # Here, because it imports pyarrow.dataset, and with that pandas: 150 ms.
     from pyarrow import acero
@@ -159,7 +155,7 @@ def _evaluate(labels: Labels, expression: pc.Expression) -> pa.Array:
         raise LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
     if not pa.types.is_boolean(mask.type):
         raise LabelTypeError(f"the expression gives {mask.type}, not true or false; compare it with a value")
-    return one_chunk(mask)
+    return to_numpy(one_chunk(mask.fill_null(False)), nullable=False)
 
 
 def _table(labels: Labels) -> pa.Table:

@@ -28,11 +28,11 @@ import keyword
 import math
 import re
 from functools import reduce
+from operator import and_, or_
 from typing import TypeAlias
 
 from edcache.base import OptionError, UnknownLabelError
-from edcache.format import pa, pc
-from edcache.labels.compare import Column
+from edcache.labels.compare import Column, Truth
 from edcache.labels.labels import Labels, read_together
 
 Literal: TypeAlias = "bool | int | float | str | None"
@@ -57,8 +57,8 @@ _HINTS = {
 }
 
 
-def where_truth(text: str, labels: Labels) -> pa.Array:
-    """Evaluate a where-string of at most 10,000 characters: a bool for each row of `labels`, null if unknown.
+def where_truth(text: str, labels: Labels) -> Truth:
+    """Evaluate a where-string of at most 10,000 characters over the rows of `labels`.
 
     Raises OptionError, which names the column of text, UnknownLabelError or LabelTypeError.
     """
@@ -110,19 +110,19 @@ class _Where:
         """Read the columns of the text together: of an archive that is far away each takes a request."""
         read_together(self._labels, [name for node in ast.walk(tree) if (name := self._name(node))])
 
-    def condition(self, node: ast.expr, depth: int) -> pa.Array:
+    def condition(self, node: ast.expr, depth: int) -> Truth:
         """The rows for which a part of the text is true."""
         if depth > _MAX_DEPTH:
             raise self._refusal(node, f"nested deeper than {_MAX_DEPTH}")
         if isinstance(node, ast.BoolOp):
-            join = pc.and_kleene if isinstance(node.op, ast.And) else pc.or_kleene
+            join = and_ if isinstance(node.op, ast.And) else or_
             return reduce(join, [self.condition(value, depth + 1) for value in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return pc.invert(self.condition(node.operand, depth + 1))
+            return ~self.condition(node.operand, depth + 1)
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             terms = map(self._compared, sides, node.ops, sides[1:])
-            return reduce(pc.and_kleene, terms)
+            return reduce(and_, terms)
         column = self._column(node)
         if column is not None:
             return column.truth()
@@ -130,7 +130,7 @@ class _Where:
             return self._searched(node, node.func.id)
         raise self._refusal(node, "this is no condition")
 
-    def _compared(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> pa.Array:
+    def _compared(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Truth:
         column = self._column(left)
         if isinstance(operator, (ast.In, ast.NotIn)):
             if column is None:
@@ -138,7 +138,7 @@ class _Where:
             if not isinstance(right, (ast.Tuple, ast.List)):
                 raise self._refusal(right, 'expected a list of literals, as in (0, 1), (0,) or ["a", "b"]')
             found = column.one_of([self._literal(item) for item in right.elts])
-            return pc.invert(found) if isinstance(operator, ast.NotIn) else found
+            return ~found if isinstance(operator, ast.NotIn) else found
         if isinstance(operator, (ast.Is, ast.IsNot)):
             if column is None or not isinstance(right, ast.Constant) or right.value is not None:
                 raise self._refusal(right, '"is" asks whether a column "is None"; values are compared by ==')
@@ -185,7 +185,7 @@ class _Where:
             node = node.value
         return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
-    def _searched(self, call: ast.Call, function: str) -> pa.Array:
+    def _searched(self, call: ast.Call, function: str) -> Truth:
         if function not in ("startswith", "contains"):
             raise self._refusal(call, f'"{function}" is no function here')
         form = f'expected {function}(name, "x")'

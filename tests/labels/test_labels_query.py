@@ -339,3 +339,18 @@ def test_many_ints_are_found_as_python_finds_them(dtype, column, wanted, is_near
     labels = Labels(pa.table({"x": pa.array(np.array([*column, bounds.min, bounds.max], dtype))}))
     expected = [i for i, v in enumerate([*column, bounds.min, bounds.max]) if v in wanted]
     assert matching_rows(labels, {"x": wanted}).tolist() == expected
+
+
+FLOATS = st.floats(width=32) | st.sampled_from([0.0, -0.0, float("nan"), float("inf"), 2.0**53])
+
+
+@given(
+    st.sampled_from([pa.float32(), pa.float64()]),
+    st.lists(st.none() | FLOATS, max_size=30),
+    st.lists(FLOATS | st.integers(-(2**54), 2**54), max_size=40),
+)
+def test_many_floats_are_found_as_python_finds_them(kind, column, wanted):
+    labels = Labels(pa.table({"x": pa.array(column, kind)}))
+    # Not `in` of the list, for which a nan is the object that it is.
+    expected = [i for i, v in enumerate(column) if v is not None and any(v == w for w in wanted)]
+    assert matching_rows(labels, {"x": wanted}).tolist() == expected
