@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
 from torch.utils.data import get_worker_info
 
 from edcache.base import Ints, OptionError
 from edcache.reader import Draws
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Draw(int):
@@ -80,15 +80,21 @@ def numbered(ds: Any, positions: Ints, draws: Draws) -> Draws:
     return [(epoch, number or place) for (epoch, number), place in zip(draws, places, strict=True)]
 
 
-def numpy_generator(seed: int, epoch: int, index: int, draw: int, step: int) -> np.random.Generator:
-    """Make the generator of one seeded function for one read of a sample. Cost: 22 us."""
-    # The seed is last: it may be of any length.
-    return np.random.default_rng([epoch, index, draw, step, seed])
+def generator_of(seed: int, epoch: int, index: int, draw: int, step: int) -> np.random.Generator:
+    """Make the generator of one seeded function for one read of a sample. Cost: 6 us.
+
+    numpy's own hash of a key, `SeedSequence`, takes 25 us.
+    """
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{index}/{draw}/{step}".encode(), digest_size=32).digest()
+    return np.random.Generator(np.random.PCG64(_Words(digest)))  # type: ignore[arg-type]
 
 
-def torch_generator(seed: int, epoch: int, index: int, draw: int, step: int) -> torch.Generator:
-    """Make a generator of the CPU from the first 64 bits of the one of numpy. Cost: 25 us."""
-    import torch
+class _Words(ISeedSequence):
+    """The state that a generator begins with: four words of 64 bits, the first bytes the lowest."""
 
-    bits = numpy_generator(seed, epoch, index, draw, step).bit_generator.random_raw()
-    return torch.Generator().manual_seed(bits)
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> npt.NDArray[Any]:
+        """Return the words, as PCG64 asks for them: uint64 [4]."""
+        return np.frombuffer(self._data, "<u8").astype(np.uint64, copy=False)

@@ -267,20 +267,18 @@ class Samples(Readable[T_co]):
         Args:
             fn: takes a sample and returns the sample to use instead.
             field: the path of one field, as in `select`. `fn` then gets and returns only this field.
-            seed: an integer of 0 or more. fn then has a parameter `rng` and gets a new
-                `numpy.random.Generator` for each read, or a `torch.Generator` of the CPU if the parameter has
-                this annotation. What it gives depends on seed, epoch and index of the sample, and on nothing
-                else: not on worker, thread, rank, batch or resumption. Reads of a sample that comes several
-                times in an epoch differ. Each function that a sample passes has numbers of its own. The
-                epoch is that of `loader` or of a sampler of `edcache.samplers` that was made of this dataset;
-                any other DataLoader needs `set_epoch`.
+            seed: an integer of 0 or more. `fn(sample, rng)` then gets a new `numpy.random.Generator` for each
+                read. What it gives depends on seed, epoch and index of the sample, and on nothing else: not
+                on worker, thread, rank, batch or resumption. Reads of a sample that comes several times in an
+                epoch differ. Each function that a sample passes has numbers of its own. The epoch is that of
+                `loader` or of a sampler of `edcache.samplers` that was made of this dataset; any other
+                DataLoader needs `set_epoch`.
         Raises:
-            OptionError: fn is not a function; it takes no rng, and there is a seed for it, or the other way
-                round; at the first read, the samples do not have the field.
+            OptionError: fn is not a function; at the first read, the samples do not have the field.
 
         Transforms run in the order in which they were added, after the `transform` of the cache. Worker
         processes that are started by spawn need an `fn` that can be pickled.
-        Cost: with a seed 25 us a read.
+        Cost: with a seed 8 us a read.
 
         >>> ds.with_transform(field="image", fn=augment)
         """
