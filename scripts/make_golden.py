@@ -120,7 +120,6 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "mixed": _dense(samples.mixed, len(samples.MIXED)),
     "schemas": _dense(samples.different, 70, in_memory_keys=["i"], chunk_size=40),
     "zstd": _dense(samples.text, 24, compression="zstd:19", in_memory_keys={"kind": "label"}),
-    "zstd+dict": _dense(samples.text, 60, compression="zstd+dict", chunk_size=30),
     "sparse": _sparse,
     "grown": _grown,
     "failed": _failed,

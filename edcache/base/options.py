@@ -195,7 +195,7 @@ class WriteOptions(Options):
         codec: "native" stores supported types exactly and safely; it is the default of a new archive.
             "pickle" stores any object. The call that says so reads the pickles of this archive, which run any
             code that their author chose; others need allow_pickle=True.
-        compression: "zstd", "zstd:19" or "zstd+dict", for each record. By default a new archive has none.
+        compression: "zstd" or "zstd:19", for each record. By default a new archive has none.
         chunk_size: the largest number of samples that are stored together. A killed process loses at most
             that many computed samples.
         sync: when stored samples are synced to the disk, so that a power failure cannot lose them. "seal"

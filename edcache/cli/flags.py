@@ -130,7 +130,7 @@ _FLAGS: Final[dict[str, _Option]] = dict(
         _flag("as_json", "One JSON document instead of text.", "--json", is_flag=True),
         _flag("chunk_size", "Most samples that one publication holds.", metavar="N", type=POSITIVE),
         _flag("codec", "native by default.", type=click.Choice(get_args(Codec))),
-        _flag("compression", "zstd, zstd:19 or zstd+dict; none by default.", metavar="TEXT"),
+        _flag("compression", "zstd or zstd:19; none by default.", metavar="TEXT"),
         _flag("available", "Leave out samples that have no record.", is_flag=True),
         _flag("decode", "What readers get unless they choose: pil.", type=_DECODED, default="pil"),
         _flag("fields", "Only this field; repeatable.", "--field", multiple=True, metavar="NAME", type=FIELD),

@@ -3,7 +3,6 @@ from .columns import Columns as Columns
 from .compression import Compression as Compression
 from .compression import decompress as decompress
 from .compression import decompress_into as decompress_into
-from .compression import train_dictionary as train_dictionary
 from .decoder import Decoder as Decoder
 from .decoder import Decoders as Decoders
 from .decoder import aliased as aliased

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -347,13 +347,12 @@ def _copy_records(
 
     labels: a row for each of the places. Places are counted from the first.
     """
-    known = _append_dictionaries(records.sessions, out)
     has_record = np.zeros(len(part), bool)
     low, high = np.searchsorted(records.table.samples, [part.start, part.stop]).tolist()
     for rows in _chunk_rows(records.table.nbytes[low:high]):
         rows += low
         progress.advance(int(records.table.nbytes[rows].sum()))
-        rows, data = _sound(records, rows, known)
+        rows, data = _sound(records, rows)
         if not len(rows):
             continue
         own, data = _compressed(records, rows, data, out.head.compression)
@@ -376,8 +375,8 @@ def _chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
         first = last
 
 
-def _sound(records: StoredRecords, rows: Ints, known: set[int]) -> tuple[Ints, list[memoryview]]:
-    """The rows whose records fit their crc32 and need no dictionary but the known ones, and these records.
+def _sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
+    """The rows whose records fit their crc32, and these records.
 
     Those of one archive are read together, in the order in which they lie.
     Raises: CorruptRecordError, a record does not; unless damage is skipped.
@@ -390,13 +389,11 @@ def _sound(records: StoredRecords, rows: Ints, known: set[int]) -> tuple[Ints, l
         session = records.sessions[number]
         read = session.extents.checked(list(map(Extent, *columns)))
         for place, record in zip(own.tolist(), read, strict=True):
-            if record is not None and session.index.is_compressed and dictionary_of(record) not in known:
-                record = None
             if record is None and not records.skips_damage:
                 row = rows[place]
                 raise CorruptRecordError(
                     f"{session.path}: record {records.sample[row]} at offset {table.offset[row]:,} fails its "
-                    "crc32, or needs a dictionary that does; skip_damaged=True leaves it out",
+                    "crc32; skip_damaged=True leaves it out",
                     path=session.path,
                     index=int(records.sample[row]),
                     option="skip_damaged",
@@ -422,35 +419,6 @@ def _compressed(
         data[row] = memoryview(scheme.compress(data[row]))
         nbytes[row], crc32[row] = len(data[row]), format.crc32(data[row])
     return replace(own, nbytes=nbytes, crc32=crc32), data
-
-
-def _append_dictionaries(sessions: Sequence[Session], out: Appender) -> set[int]:
-    """Append the compression dictionaries of all archives; returns their ids, and 0 for none.
-
-    Raises: OptionError, two have one id: a record says by its id which it needs.
-    """
-    known: dict[int, bytes] = {}
-    for session in sessions:
-        for data in session.dictionaries:
-            number = int.from_bytes(data[4:8], "little")
-            if known.setdefault(number, data) != data:
-                raise OptionError(
-                    f"save(): {session.path} and another archive have different compression dictionaries "
-                    f"of one id, {number}; write one of them anew from its samples"
-                )
-    for data in known.values():
-        out.append_dictionary(data)
-    return {0, *known}
-
-
-def dictionary_of(frame: memoryview) -> int:
-    """The id of the dictionary that a zstd frame needs, 0 for none (RFC 8878, section 3.1.1.1)."""
-    if len(frame) < 5:
-        return 0
-    descriptor = frame[4]
-    start = 5 if descriptor & 0x20 else 6  # a single segment has no window descriptor
-    nbytes = (0, 1, 2, 4)[descriptor & 3]
-    return int.from_bytes(frame[start : start + nbytes], "little")
 
 
 @contextmanager

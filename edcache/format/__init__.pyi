@@ -53,7 +53,6 @@ from .spec import FILLERS as FILLERS
 from .spec import HEADER_NBYTES as HEADER_NBYTES
 from .spec import KIND_AMENDMENT as KIND_AMENDMENT
 from .spec import KIND_CHUNK as KIND_CHUNK
-from .spec import KIND_DICTIONARY as KIND_DICTIONARY
 from .spec import KIND_HEAD as KIND_HEAD
 from .spec import KIND_INDEX as KIND_INDEX
 from .spec import KIND_LABELS as KIND_LABELS

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from edcache import base
 from edcache.base import CorruptArchiveError
 from edcache.format import spec, tables
-from edcache.format.chunk_tables import Contents, Merge, listed_dictionaries, merge
+from edcache.format.chunk_tables import Contents, Merge, merge
 from edcache.format.revisions import Placed, Revised, revised
 from edcache.format.spec import Cursor, Head, Header, PRead, Seal
 from edcache.format.tables import ChunkTable, Failure, Revision
@@ -70,11 +70,6 @@ class Chain:
     def chunks(self) -> list[Header]:
         """The chunks, in order."""
         return self._of_kind(spec.KIND_CHUNK)
-
-    @property
-    def dictionaries(self) -> list[Header]:
-        """The compression dictionaries, oldest first."""
-        return self._of_kind(spec.KIND_DICTIONARY)
 
     @property
     def revisions(self) -> list[Header]:
@@ -173,10 +168,7 @@ class Chain:
                 self._by_kind.pop(entry.kind, None)
 
     def find_lost(self, pread: PRead) -> set[int]:
-        """Numbers of unsynced entries whose payload fails its crc32, newly found; reads all of them.
-
-        Chunks behind a lost dictionary cannot be decompressed without it, so they count as lost too.
-        """
+        """Numbers of unsynced entries whose payload fails its crc32, newly found; reads all of them."""
         unsynced = [header for header in self.entries if header.payload_end > self.durable]
         seal = self.seal
         if seal is not None:
@@ -185,9 +177,6 @@ class Chain:
             unsynced += [seal.index, seal.labels] if seal.index.durable < seal.index.offset else []
             seal = seal if written_last.durable < written_last.offset else None
         lost = {header.seq for header in unsynced if not has_sound_payload(pread, header)}
-        dictionaries = [h.seq for h in unsynced if h.kind == spec.KIND_DICTIONARY and h.seq in lost]
-        if dictionaries:
-            lost |= {header.seq for header in unsynced if header.seq > dictionaries[0]}
         if seal is not None:
             directory = self.directory(pread, seal)
             if pread(seal.directory_offset, len(directory)) != directory:
@@ -226,10 +215,8 @@ class Chain:
         # Not a byte behind `size`: others append (test_process.py, test_an_archive_that_changes_*).
         return start + len(directory) == size and pread(start, len(directory)) == directory
 
-    def check_index(
-        self, length: int, labels: object, dictionaries: Sequence[tables.Dictionary], blocks: base.Ints
-    ) -> None:
-        """Check that a seal's index is about the walked chain: its length, its chunks, its dictionaries."""
+    def check_index(self, length: int, labels: object, blocks: base.Ints) -> None:
+        """Check that a seal's index is about the walked chain: its length, its chunks."""
         chunks, is_revised = self.chunks, bool(self.sealed_revisions)
         end_index = max((header.end_index for header in chunks), default=0)
         sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
@@ -238,14 +225,13 @@ class Chain:
         if not (
             length == max(end_index, self.length or 0)
             and (labels is not None) == is_revised
-            and dictionaries == listed_dictionaries(self.dictionaries)
             and np.array_equal(blocks[:, 1], starts)
             and np.all(blocks[:, 2] <= ends - starts)
             and np.array_equal(blocks[:, 0], tables_end - 4 * -(-blocks[:, 2] // spec.BLOCK_NBYTES))
         ):
             raise CorruptArchiveError(
-                f"{self.where}: index.pages is about another length, other chunks or other dictionaries "
-                f"than the chain of entries; {self._unchecked_remedy}"
+                f"{self.where}: index.pages is about another length or other chunks than the chain of "
+                f"entries; {self._unchecked_remedy}"
             )
 
     @property
@@ -269,7 +255,7 @@ class Chain:
         names = [name for name, _ in self.head.labels]
         failures = [failure for _, failure in self.failures.values()]
         how = names, self.where, failures, before
-        return merge(self.chunks, table, self.dictionaries, self.length, *how)
+        return merge(self.chunks, table, self.length, *how)
 
     def revised(
         self,

@@ -215,7 +215,7 @@ class Merge:
         numbers = self.most_rows, self.is_compressed
         return Merged(self._chunks, rows, self._labels, *numbers, self.schemas, self.blocks)
 
-    def index(self, length: int | None, dictionaries: Sequence[Header]) -> tables.IndexTable:
+    def index(self, length: int | None) -> tables.IndexTable:
         """The index of all parts, once they were taken, but for its records and label columns.
 
         Args:
@@ -223,8 +223,7 @@ class Merge:
         """
         length = max(self.end_index, length or 0)
         failures = [failure for failure in self.failures if failure.index < length]
-        listed = listed_dictionaries(dictionaries)
-        return tables.IndexTable(no_records(), length, self.schemas, listed, self.blocks, failures)
+        return tables.IndexTable(no_records(), length, self.schemas, self.blocks, failures)
 
 
 def no_records() -> Records:
@@ -233,15 +232,9 @@ def no_records() -> Records:
     return Records(**{name: np.empty(0, tables.COLUMNS[name]) for name in names})
 
 
-def listed_dictionaries(dictionaries: Sequence[Header]) -> list[tables.Dictionary]:
-    """What an index says of compression dictionaries."""
-    return [tables.Dictionary(d.payload_offset, d.table_nbytes, d.table_crc) for d in dictionaries]
-
-
 def merge(
     chunks: Sequence[Header],
     table_of: TableOf,
-    dictionaries: Sequence[Header],
     length: int | None,
     label_names: Sequence[str],
     where: str,
@@ -254,7 +247,7 @@ def merge(
     """
     merge = Merge(chunks, table_of, label_names, where, failures, None if before is None else before.merged)
     merged = merge.whole()
-    index, records = merge.index(length, dictionaries), no_records()
+    index, records = merge.index(length), no_records()
     # schema.empty_table() imports pandas (test_imports.py).
     labels = pa.table([pa.nulls(0, field.type) for field in merge.schema], schema=merge.schema)
     if merged.rows is not None:

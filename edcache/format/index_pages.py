@@ -20,7 +20,6 @@ from edcache.format.spec import LATTICE, MAX_LENGTH, align, crc32
 from edcache.format.tables import (
     COLUMNS,
     MAX_SCHEMAS,
-    Dictionary,
     Failure,
     IndexTable,
     Records,
@@ -66,7 +65,6 @@ class IndexRoot(NamedTuple):
     blocks_at: int
     blocks_crc: int
     schemas: list[str]
-    dictionaries: list[Dictionary]
     failures: Sequence[Failure] = ()
     labels: Sequence[tuple[str, bool]] | None = None
 
@@ -156,7 +154,6 @@ class IndexWriter:
             "chunks": len(index.blocks),
             "chunks_crc": crc32(blocks),
             "schemas": index.schemas,
-            "dictionaries": index.dictionaries,
         }
         if index.failures:
             meta["failed"] = [failure.to_json() for failure in index.failures]
@@ -226,7 +223,7 @@ def parse_root(table: bytes | memoryview, rows: int, payload_nbytes: int, size: 
         if len(table) - end != -(-rows // (1 << bits)) * PAGE_DTYPE.itemsize:
             raise ValueError(f"its table of pages has {len(table) - end:,} bytes, for {rows:,} rows")
         meta = base.loads(memoryview(table)[_PREFIX:end])
-        names = {"length", "compressed", "chunks", "chunks_crc", "schemas", "dictionaries"}
+        names = {"length", "compressed", "chunks", "chunks_crc", "schemas"}
         if type(meta) is not dict or not names <= meta.keys() <= names | {"failed", "labels"}:
             raise ValueError("its JSON has other keys than are written")
         length = meta["length"]
@@ -250,7 +247,6 @@ def parse_root(table: bytes | memoryview, rows: int, payload_nbytes: int, size: 
             blocks_at,
             blocks_crc,
             _schemas(meta["schemas"]),
-            _dictionaries(meta["dictionaries"]),
             _failures(meta.get("failed", []), length),
             _labels(meta["labels"]) if "labels" in meta else None,
         )
@@ -264,14 +260,6 @@ def _schemas(schemas: Any) -> list[str]:
     if len(schemas) > MAX_SCHEMAS:
         raise ValueError(f"it has {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
     return schemas
-
-
-def _dictionaries(value: Any) -> list[Dictionary]:
-    dictionaries = [Dictionary(*entry) for entry in entries_of(value, "dictionaries", int, int, int)]
-    ends = [0, *(offset + nbytes for offset, nbytes, _ in dictionaries)]
-    if any(d.offset < end or d.nbytes < 0 for d, end in zip(dictionaries, ends, strict=False)):
-        raise ValueError("its dictionaries overlap")
-    return dictionaries
 
 
 def _failures(value: Any, length: int) -> list[Failure]:
@@ -446,6 +434,4 @@ def table_of(root: IndexRoot, parts: Sequence[dict[str, npt.NDArray[Any]]], bloc
     names = [k for k in COLUMNS if not (k == "index" and is_dense) and not (k == "raw_nbytes" and is_raw)]
     columns = {k: np.concatenate([np.empty(0, COLUMNS[k]), *(part[k] for part in parts)]) for k in names}
     records = Records(**columns)
-    return IndexTable(
-        records, root.length, root.schemas, root.dictionaries, blocks, root.failures, root.labels
-    )
+    return IndexTable(records, root.length, root.schemas, blocks, root.failures, root.labels)

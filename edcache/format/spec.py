@@ -12,9 +12,8 @@ header (zip local file header + name + extra field) and a payload.
     starts at   entry        name
     offset 0    head         edcache.json      never rewritten
     page        chunk        chunks/00000000
-    page        dictionary   zstd/00000001     before the chunks that need it
-    page        amendment    notes/00000002    JSON that corrects earlier entries
-    page        revision     labels/00000003   labels of earlier samples
+    page        amendment    notes/00000001    JSON that corrects earlier entries
+    page        revision     labels/00000002   labels of earlier samples
     ...
     page        index        index.pages       \\
     behind it   labels       labels.arrow       |  the seal: written by one call,
@@ -24,7 +23,7 @@ header (zip local file header + name + extra field) and a payload.
                 zip central directory, end      /  and its directory is written anew
     page        chunk        ...               growth after a seal
 
-Head, chunks, dictionaries, amendments and revisions fill whole pages, but for revisions behind a seal, of
+Head, chunks, amendments and revisions fill whole pages, but for revisions behind a seal, of
 which a directory and zeros fill the last page. Growth after a seal starts on the next page. The old seal
 stays as dead bytes, because readers may have it mapped. An entry's name carries its sequence number, counted
 from 0 after the head, seal entries included.
@@ -53,7 +52,7 @@ Private fields (`_PRIVATE`). The last one binds all of them to this place in thi
 
     size  field
     2     format version (2)
-    2     kind: 0 head, 1 chunk, 2 dictionary, 3 amendment, 4 index, 5 labels, 6 revision
+    2     kind: 0 head, 1 chunk, 2 amendment, 3 index, 4 labels, 5 revision
     4     header bytes: the payload starts at offset + this
     16    uuid of the archive
     8     sequence number (0 for the head)
@@ -70,10 +69,10 @@ Private fields (`_PRIVATE`). The last one binds all of them to this place in thi
 
 A header is valid only if all of these hold. Packing its fields gives the very same bytes. Its uuid, sequence
 number, offset and link are those that the chain expects there. Its sizes are consistent: a chunk has rows, of
-at least `ROW_NBYTES` of its table each; dictionaries and amendments have no rows; dictionaries, amendments
-and revisions end on the page where their table ends; index, labels and revisions have no more rows than their
-end index. A revision that is *behind a seal* says so: its payload is its table, without zeros, and the next
-entry belongs on a page behind that. Any other header means "no entry yet".
+at least `ROW_NBYTES` of its table each; amendments have no rows; amendments and revisions end on the page
+where their table ends; index, labels and revisions have no more rows than their end index. A revision that is
+*behind a seal* says so: its payload is its table, without zeros, and the next entry belongs on a page behind
+that. Any other header means "no entry yet".
 
 3. A chunk's payload
 --------------------
@@ -150,9 +149,9 @@ multiple of 8, and 72 bytes for each page:
     4     widths of the differences of the five columns, 3 bits each from the lowest: 0 to 4 for 0, 1, 2, 4, 8
 
 The JSON has "length", "compressed" (whether the archive compresses), "chunks" and "chunks_crc" (number and
-crc32 of the blocks), "schemas" and "dictionaries": [[offset, nbytes, crc32], ...]. It has "failed", as in an
-amendment, if samples without a record failed. If the chain has revisions, it has the columns of labels.arrow:
-"labels": [[NAME, whether a revision has rows of it], ...].
+crc32 of the blocks), and "schemas". It has "failed", as in an amendment, if samples without a record failed.
+If the chain has revisions, it has the columns of labels.arrow: "labels": [[NAME, whether a revision has rows
+of it], ...].
 labels.arrow has the same rows, and the label columns under their plain names. It has a row for every sample
 if a revision has rows, not of type null, of samples without a record; but not if the dataset has over 2**20
 samples and over twice as many as there are records and rows in the longest revision. It is an Arrow IPC file
@@ -194,7 +193,7 @@ seals that count, in their order, and last index and labels of the seal, always 
 zip64 field the entry of index.pages has another one, id 0x6465, of the 96 private fields of its header. Who
 reads a copy that nobody writes to need not read that header itself. A reader that walks the chain of a
 sealed archive (of few entries, or by option) requires that it ends in the seal, that the directory is that
-function of it, and that the index has its chunks, its dictionaries and its length.
+function of it, and that the index has its chunks and its length.
 
 Every Arrow table is one schema and one batch, labels.arrow any number, without compression, dictionary or
 extension types. Stream, footer and table of labels.arrow say the same. All JSON is ASCII, and no object of it
@@ -214,8 +213,8 @@ cut what lies behind the last of them (a torn tail); write the payload; write th
   that was last written under an earlier kernel boot; an amendment then lists it as lost, its samples are
   missing for everyone and are computed again. That amendment is the first thing written, by one call within
   one page, so that a kill leaves all of it or the file as last written before. Of what lies before
-  `durable` nothing is lost. A dictionary is synced before any record that needs it is written, a revision
-  before the call that published it returns; sync="never" syncs nothing.
+  `durable` nothing is lost. A revision is synced before the call that published it returns; sync="never"
+  syncs nothing.
 - Killed between a revision and the seal that follows where the archive was sealed: the revision counts, the
   archive is unsealed, and whoever seals it next seals the revision in. All of a revision is there or nothing
   of it: its header goes last, and without its payload it is lost as a whole.
@@ -272,7 +271,7 @@ MAX_BEHIND_SEAL: Final = 64
 ROW_NBYTES: Final = 30
 """What a record takes in a chunk's table, at the least."""
 
-KIND_HEAD, KIND_CHUNK, KIND_DICTIONARY, KIND_AMENDMENT, KIND_INDEX, KIND_LABELS, KIND_REVISION = range(7)
+KIND_HEAD, KIND_CHUNK, KIND_AMENDMENT, KIND_INDEX, KIND_LABELS, KIND_REVISION = range(6)
 
 LOCK_APPEND: Final = 1 << 62
 LOCK_SESSION: Final = LOCK_APPEND + 1
@@ -283,7 +282,6 @@ LOCK_CLAIM: Final = LOCK_APPEND + (1 << 32)
 _NAMES: Final = {
     KIND_HEAD: "edcache.json",
     KIND_CHUNK: "chunks/{:08d}",
-    KIND_DICTIONARY: "zstd/{:08d}",
     KIND_AMENDMENT: "notes/{:08d}",
     KIND_INDEX: "index.pages",
     KIND_LABELS: "labels.arrow",

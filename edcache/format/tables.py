@@ -84,14 +84,6 @@ class ChunkTable(NamedTuple):
     behind_nbytes: int = 0
 
 
-class Dictionary(NamedTuple):
-    """Where a compression dictionary lies: bytes from the start of the file, and its crc32."""
-
-    offset: int
-    nbytes: int
-    crc32: int
-
-
 class Blocks(NamedTuple):
     """Where the records of a chunk and the crc32 of their blocks lie: bytes from the start of the file."""
 
@@ -142,7 +134,6 @@ class IndexTable(NamedTuple):
     records: Records
     length: int
     schemas: list[str]
-    dictionaries: list[Dictionary]
     blocks: npt.NDArray[np.int64]
     failures: Sequence[Failure] = ()
     labels: Sequence[tuple[str, bool]] | None = None

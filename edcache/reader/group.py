@@ -180,14 +180,11 @@ class Group:
         return self.view[start : start + nbytes]
 
 
-def joined(
-    decoder: Decoder, lengths: Ints, stored: Sequence[Piece], dictionaries: Sequence[bytes] | None
-) -> Group | None:
+def joined(decoder: Decoder, lengths: Ints, stored: Sequence[Piece], is_compressed: bool) -> Group | None:
     """A group in new memory, of records that are compressed or were read one by one.
 
     Args:
         lengths: int64 [n], bytes of each record before compression. stored: the stored bytes of each.
-        dictionaries: for decompression; None if records are not compressed.
     Returns:
         None if there is not enough memory or a record does not decompress. Read them one by one then.
     """
@@ -197,14 +194,14 @@ def joined(
         # np.empty touches no pages. The sum of lengths that a file made up may overflow: a ValueError.
         memory = np.empty(int(ends[-1]), np.uint8)
         view, starts = memory.data, places.tolist()
-        if dictionaries is None:
+        if not is_compressed:
             for at, (low, data) in zip(starts, stored, strict=True):
                 view[at + low : at + low + len(data)] = data
         else:
             # In a worker of a DataLoader torch has fewer threads than there are processors.
             frames, torch = [data for _, data in stored], sys.modules.get("torch")
             threads = torch.get_num_threads() if torch else os.cpu_count() or 1
-            codec.decompress_into(view, starts, lengths.tolist(), frames, dictionaries, threads)
+            codec.decompress_into(view, starts, lengths.tolist(), frames, threads)
     except (MemoryError, ValueError, CorruptRecordError):
         return None
     return GroupRecords(decoder, view, lengths.__getitem__).at(places, np.arange(len(lengths)))

@@ -142,7 +142,7 @@ class RecordIndex:
         fetch: reads a part of it, with its crc32. None needs no check, and has `memory`.
         where: the archive's path, and remedy: what helps, for messages.
     Attributes:
-        rows, length, schemas, dictionaries, failures, labels: as in `IndexRoot`.
+        rows, length, schemas, failures, labels: as in `IndexRoot`.
     Raises: CorruptArchiveError, at the first use of a page: it fails its crc32, or points out of the file.
     Safety: threads and forks may use it at once; two may check one page.
     """
@@ -158,8 +158,7 @@ class RecordIndex:
         remedy: str = "",
     ) -> None:
         self.root, self.rows, self.length = root, root.rows, root.length
-        self.schemas, self.dictionaries = root.schemas, root.dictionaries
-        self.failures, self.labels = root.failures, root.labels
+        self.schemas, self.failures, self.labels = root.schemas, root.failures, root.labels
         self.is_dense, self.is_compressed = root.rows == root.length, root.is_compressed
         self.memory, self._size = memory, size
         self._where, self._remedy = where, remedy

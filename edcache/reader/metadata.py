@@ -144,7 +144,7 @@ class Metadata:
         except base.CorruptArchiveError as error:
             raise base.CorruptArchiveError(f"{self.path}: {error}{remedy}") from error
         if self.chunks is not None:
-            self.chain.check_index(index.length, index.labels, index.dictionaries, index.blocks)
+            self.chain.check_index(index.length, index.labels, index.blocks)
         return index
 
     @once

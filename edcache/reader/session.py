@@ -75,14 +75,6 @@ class Session(Metadata):
     def _decoders(self) -> Decoders:
         return codec.Decoders()
 
-    @once
-    def dictionaries(self) -> list[bytes]:
-        """The compression dictionaries, without unreadable ones: records that need those raise an error."""
-        entries = self.index.dictionaries
-        extents = self.extents
-        read = [extents.sound(extents.pread, one.offset, one.nbytes, one.crc32) for one in entries]
-        return [data for data in read if data is not None]
-
     @property
     def private_nbytes(self) -> int:
         # The notes of checks, and the tables if they are not mapped.
@@ -179,7 +171,7 @@ class Session(Metadata):
         data = self._stored(row, None if places.is_compressed else wanted)
         if places.is_compressed:
             try:
-                data = memoryview(codec.decompress(data, places.raw_nbytes(row), self.dictionaries))
+                data = memoryview(codec.decompress(data, places.raw_nbytes(row)))
             except base.CorruptRecordError as error:
                 raise type(error)(f"{self.checks.place(row)}: {error}") from error
         schema = places.schema(row) if places.only_schema is None else places.only_schema
@@ -307,8 +299,7 @@ class Session(Metadata):
             inside = [(at, max(0, min(nbytes, self.nbytes - at))) for at, nbytes in extents]
             read = zip(rows.tolist(), self.file.read_many(inside), strict=True)
             stored = [Piece(0, self._unmapped(row, None, data)) for row, data in read]
-        dictionaries = None if is_raw else self.dictionaries
-        return joined(decoder, self.index.raw_sizes(rows), stored, dictionaries)
+        return joined(decoder, self.index.raw_sizes(rows), stored, not is_raw)
 
     # --- growth ---
 

@@ -213,7 +213,7 @@ class Survey:
             self._problem(0, f"its chunks do not go together: {error}")
             self._is_joined, self.superseded = False, 0
             names = [name for name, _ in self.head.labels]
-            return format.merge([], self._table, [], None, names, self.path)
+            return format.merge([], self._table, None, names, self.path)
         self.superseded -= len(contents.index.records.offset)
         self.dead += self._rows_nbytes - int(contents.index.records.nbytes.sum())
         return contents
@@ -365,7 +365,6 @@ def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:
     return (
         sealed.length == expected.length
         and sealed.schemas == expected.schemas
-        and sealed.dictionaries == expected.dictionaries
         and np.array_equal(sealed.blocks, expected.blocks)
         and list(sealed.failures) == list(expected.failures)
         and list(sealed.labels or ()) == list(expected.labels or ())

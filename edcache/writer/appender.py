@@ -203,18 +203,6 @@ class Appender:
             )
             self._label_types = self.chain.chunks[-1], types
 
-    def append_dictionary(self, dictionary: bytes) -> None:
-        """Publish a compression dictionary, synced, since the records of every later chunk need it."""
-        with self._appending():
-            self._log.publish_whole(format.KIND_DICTIONARY, dictionary)
-            self._log.sync()
-
-    def dictionaries(self) -> list[bytes]:
-        """The compression dictionaries published so far that are whole, oldest first."""
-        pread = self._log.file.pread
-        payloads = ((pread(h.payload_offset, h.table_nbytes), h.table_crc) for h in self.chain.dictionaries)
-        return [data for data, crc in payloads if format.crc32(data) == crc]
-
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of entries `lost`, samples that `failed`."""
         with self._appending():

@@ -195,11 +195,6 @@ class ChunkBuilder:
             return ChunkBuilder(self._encoder, collector, self._expected_nbytes, self._buffer, dirty)
         return ChunkBuilder(self._encoder, collector, self._expected_nbytes)
 
-    def raw_records(self) -> list[bytes]:
-        """A copy of each record as it is before compression, to train a dictionary on."""
-        extents = zip(self._rows[1::4], self._rows[2::4], strict=True)
-        return [bytes(self._buffer[offset : offset + nbytes]) for offset, nbytes in extents]
-
     def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
         """All that was added as a chunk, `unpublished` from now on, each record compressed unless by None."""
         self._settle()

@@ -247,7 +247,7 @@ class Log:
         )
         for records, _ in merged.parts():
             pages.add(records)
-        content = merged.index(chain.length, chain.dictionaries)._replace(labels=columns)
+        content = merged.index(chain.length)._replace(labels=columns)
         table = pages.finish(content)
         index = replace(
             index,

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from edcache.base import CodecError, EdcacheError, LabelError, SourceError
-from edcache.codec import Columns, Compression, Encoder, train_dictionary
+from edcache.codec import Columns, Compression, Encoder
 from edcache.format import MAX_LENGTH, Failure, Head, LabelTypes
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.appender import Appender
@@ -52,8 +51,6 @@ class ChunkEncoder:
         self._failure_of = failure_of
         self._encoder = Encoder(head.codec)
         self._compression = Compression.parse(head.compression)
-        # Of the archive, which is not there where tasks encode; a frame without one is read as well.
-        self._dictionary: bytes | None = None
         self._builder = self._new_builder(label_types)
 
     @property
@@ -118,16 +115,15 @@ class ChunkEncoder:
     def take(self) -> Chunk:
         """The pending samples as a chunk; they are pending no more."""
         taken, self._builder = self._builder, self._builder.successor()
-        return taken.chunk(self._compressor(taken), False)
+        return taken.chunk(self._compress, False)
 
     def _new_builder(self, label_types: LabelTypes | None) -> ChunkBuilder:
         nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
         return ChunkBuilder(self._encoder, LabelCollector(self._spec, label_types), nbytes)
 
-    def _compressor(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:
-        if self._compression is None:
-            return None
-        return partial(self._compression.compress, dictionary=self._dictionary)
+    @property
+    def _compress(self) -> Callable[[Any], bytes] | None:
+        return None if self._compression is None else self._compression.compress
 
 
 class Publisher(ChunkEncoder):
@@ -204,7 +200,7 @@ class Publisher(ChunkEncoder):
         if not self.pending:
             return 0
         builder = self._builder
-        chunk = builder.unpublished or builder.chunk(self._compressor(builder), appended)
+        chunk = builder.unpublished or builder.chunk(self._compress, appended)
         try:
             count = self.append(chunk)
         except LabelError:
@@ -236,20 +232,3 @@ class Publisher(ChunkEncoder):
         """See the base class; the next chunk is overdue as if these samples had been published."""
         self._published = time.monotonic()
         return super().take()
-
-    def _compressor(self, builder: ChunkBuilder) -> Callable[[Any], bytes] | None:
-        if self._compression is not None and self._compression.dictionary and self._dictionary is None:
-            # Too few records to train on leave it None, and the next chunk tries again.
-            self._dictionary = self._shared_dictionary(builder)
-        return super()._compressor(builder)
-
-    def _shared_dictionary(self, builder: ChunkBuilder) -> bytes | None:
-        """The archive's dictionary; where there is none, train one on the builder's records."""
-        self.appender.catch_up()
-        known = self.appender.dictionaries()
-        if known:
-            return known[0]
-        trained = train_dictionary(builder.raw_records())
-        if trained is not None:
-            self.appender.append_dictionary(trained)
-        return trained

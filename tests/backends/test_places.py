@@ -298,9 +298,8 @@ def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
         assert (found[1] or [None])[0] is (wanted[1] or [None])[0]
 
 
-@pytest.mark.parametrize("compression", ["zstd", "zstd+dict"])
-def test_compressed_records_read_the_same(tmp_path, compression):
-    with serving(written(tmp_path / "a.zip", count=300, compression=compression).read_bytes()) as served:
+def test_compressed_records_read_the_same(tmp_path):
+    with serving(written(tmp_path / "a.zip", count=300, compression="zstd").read_bytes()) as served:
         ds = opened(served)
         assert same(list(ds.__getitems__([5, 3, 200])), [sample(k) for k in (5, 3, 200)])
         assert ds.select("image").batch([5, 250])["image"].shape == (2, 40, 50)

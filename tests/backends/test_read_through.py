@@ -462,9 +462,9 @@ def test_a_damaged_copy_is_an_error_and_then_a_new_copy(far, ssd, made, way):
 
 @pytest.mark.parametrize("is_whole", [False, True])
 def test_damage_anywhere_is_never_read_and_needs_no_step_by_hand(tmp_path, ssd, is_whole, tally):
-    """Head, dictionaries, index, labels: as after a power cut, which takes what was not on the disk."""
+    """Head, index, labels: as after a power cut, which takes what was not on the disk."""
     far = tmp_path / "far.zip"
-    with CacheWriter(far, compression="zstd+dict", in_memory_keys=["n"], chunk_size=1000) as writer:
+    with CacheWriter(far, compression="zstd", in_memory_keys=["n"], chunk_size=1000) as writer:
         writer.extend({"n": i, "text": f"sample {i}, and so on and on " * 30} for i in range(6000))
 
     def check() -> None:

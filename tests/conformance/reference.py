@@ -21,10 +21,9 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-HEAD, CHUNK, DICTIONARY, AMENDMENT, INDEX, LABELS, REVISION = range(7)
+HEAD, CHUNK, AMENDMENT, INDEX, LABELS, REVISION = range(6)
 NAMES = [
-    *("edcache.json", "chunks/{:08d}", "zstd/{:08d}", "notes/{:08d}", "index.pages", "labels.arrow"),
-    "labels/{:08d}",
+    *("edcache.json", "chunks/{:08d}", "notes/{:08d}", "index.pages", "labels.arrow", "labels/{:08d}"),
 ]
 PRIVATE = "<HHI16sQQQQQQQQII"
 FIELDS = "version kind nbytes uuid seq offset next link samples end_index table_nbytes durable table_crc crc"
@@ -149,7 +148,6 @@ def walk(path: str | Path) -> Archive:
     """Read any archive by its chain alone; of two records of one index the later wins."""
     head, *rest = entries(path)
     length = json.loads(head.payload)["length"] or 0
-    dictionaries = [e.payload[: e.fields["table_nbytes"]] for e in rest if e.fields["kind"] == DICTIONARY]
     archive = Archive(0, {}, {}, {}, {})
     ended: set[str] = set()
     for entry in rest:
@@ -167,7 +165,7 @@ def walk(path: str | Path) -> Archive:
             records = entry.payload[-(-table_nbytes // 64) * 64 :]
             _check_blocks(table, records, entry.payload[:table_nbytes])
             schemas = json.loads(table.schema.metadata[b"edcache"])["schemas"]
-            _take(archive, table.to_pylist(), schemas, records, dictionaries)
+            _take(archive, table.to_pylist(), schemas, records)
             for name in [name for name in table.column_names if name.startswith("label/")]:
                 if name[6:] not in ended:
                     column = archive.labels.setdefault(name[6:], {})
@@ -224,10 +222,9 @@ def read_zip(path: str | Path) -> Archive:
     _check_chunks(blocks, data)
     if len(rows) == said["length"]:
         assert [row["index"] for row in rows] == list(range(len(rows)))
-    dictionaries = [data[offset : offset + nbytes] for offset, nbytes, _ in said["dictionaries"]]
     failed = {failure[0]: failure[1:] for failure in said.get("failed", [])}
     result = Archive(said["length"], {}, {}, {}, failed)
-    _take(result, rows, said["schemas"], data, dictionaries)
+    _take(result, rows, said["schemas"], data)
     if "labels" in said:
         assert [name for name, _ in said["labels"]] == labels.column_names
     samples = [row["index"] for row in rows] if labels.num_rows == len(rows) else range(said["length"])
@@ -258,7 +255,7 @@ def _index(
     assert 12 <= bits <= 40
     pairs = json.loads(table[8 : 8 + nbytes], object_pairs_hook=list)
     said = dict(pairs)
-    names = {"length", "compressed", "chunks", "chunks_crc", "schemas", "dictionaries"}
+    names = {"length", "compressed", "chunks", "chunks_crc", "schemas"}
     assert sorted(said) == sorted(name for name, _ in pairs), "a key twice"
     assert names <= said.keys() <= names | {"failed", "labels"}
     rows: list[dict[str, int]] = []
@@ -317,25 +314,19 @@ def _check_blocks(table: pa.Table, records: bytes, table_bytes: bytes) -> None:
     assert table_bytes[len(table_bytes) - 4 * len(crcs) :] == struct.pack(f"<{len(crcs)}I", *crcs)
 
 
-def _take(
-    archive: Archive, rows: list[dict[str, Any]], schemas: list[str], data: bytes, dictionaries: list[bytes]
-) -> None:
+def _take(archive: Archive, rows: list[dict[str, Any]], schemas: list[str], data: bytes) -> None:
     for row in rows:
         record = data[row["offset"] : row["offset"] + row["nbytes"]]
         assert (len(record), zlib.crc32(record)) == (row["nbytes"], row["crc32"]), row
         assert row["offset"] % (64 if len(record) >= 1024 else 8) == 0, row
         if "raw_nbytes" in row:
-            record = _decompressed(record, row["raw_nbytes"], dictionaries)
+            record = _decompressed(record, row["raw_nbytes"])
         archive.records[row["index"]] = record
         archive.schemas[row["index"]] = schemas[row["schema"]]
 
 
-def _decompressed(record: bytes, raw_nbytes: int, dictionaries: list[bytes]) -> bytes:
-    known = {
-        zstandard.ZstdCompressionDict(d).dict_id(): zstandard.ZstdCompressionDict(d) for d in dictionaries
-    }
-    wanted = known.get(zstandard.get_frame_parameters(record).dict_id)
-    raw = zstandard.ZstdDecompressor(dict_data=wanted).decompress(record, max_output_size=raw_nbytes)
+def _decompressed(record: bytes, raw_nbytes: int) -> bytes:
+    raw = zstandard.ZstdDecompressor().decompress(record, max_output_size=raw_nbytes)
     assert len(raw) == raw_nbytes
     return raw
 

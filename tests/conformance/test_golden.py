@@ -61,7 +61,6 @@ EXPECTED: dict[str, dict[int, Any]] = {
     "mixed": dict(enumerate(make() for make in samples.MIXED)),
     "schemas": {i: samples.different(i) for i in range(70)},
     "zstd": {i: samples.text(i) for i in range(24)},
-    "zstd+dict": {i: samples.text(i) for i in range(60)},
     "sparse": _fixed([3, 5, 9, 20, 100]),
     "grown": _fixed(range(15)) | {2: samples.fixed(202)},
     "failed": _fixed([0, 2, 3, 5]),

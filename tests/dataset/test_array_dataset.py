@@ -232,7 +232,7 @@ from edcache.errors import MissingDependencyError
 
 def test_nothing_of_it_imports_torch(path, tmp_path):
     zstd, own = tmp_path / "zstd.zip", tmp_path / "own.zip"
-    with CacheWriter(zstd, compression="zstd+dict") as w:
+    with CacheWriter(zstd, compression="zstd") as w:
         w.extend(map(rich, range(80)))
     # So many structures that records carry their own.
     with CacheWriter(own) as w:

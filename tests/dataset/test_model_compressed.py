@@ -9,7 +9,7 @@ pytestmark = pytest.mark.spread
 
 
 class Compressed(Archive):
-    compressions = ("zstd", "zstd+dict")
+    compressions = ("zstd", "zstd:19")
 
 
 @pytest.mark.full

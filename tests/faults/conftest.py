@@ -59,12 +59,12 @@ def remembering_merge(merge):
     """Tables of chunks put together, once for the same ones."""
     known = {}
 
-    def ask(chunks, tables, dictionaries, length, names, where, failures=(), before=None):
+    def ask(chunks, tables, length, names, where, failures=(), before=None):
         found = [tables(header) for header in chunks]
-        key = tuple(chunks), *map(tuple, (map(id, found), dictionaries, names, failures)), length, where
+        key = tuple(chunks), *map(tuple, (map(id, found), names, failures)), length, where
         if key not in known:
             read = dict(zip((header.seq for header in chunks), found, strict=True))
-            how = dictionaries, length, names, where, failures, before
+            how = length, names, where, failures, before
             # With `before` or without: test_contents.py, test_a_reader_that_follows_has_what_*.
             known[key] = found, merge(chunks, lambda header: read[header.seq], *how)
         return known[key][1]

@@ -81,8 +81,6 @@ class Reads(Parts):
                 )
                 self._present = present(self._cache)
                 versions = label_versions(self._cache)
-                # Read once, by whichever sample comes first.
-                self._cache._reader.session.dictionaries  # noqa: B018
             except EdcacheError as error:
                 yield type(error).__name__, 0
                 return

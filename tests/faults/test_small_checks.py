@@ -170,18 +170,6 @@ def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> N
     assert names[at - 1 : at + 2] == ["sync", "replace", "sync_directory"]
 
 
-def test_a_dictionary_is_synced_before_anything_is_written_behind_it() -> None:
-    disk = MemoryDisk()
-    with replace_system(disk):
-        w = CacheWriter(PATH, compression="zstd+dict", chunk_size=8, **OPTIONS)
-        for index in range(16):
-            w.write(index, sample(index))
-        (dictionary,) = w._appender.chain.dictionaries
-        w.close()
-    done = operations(disk)
-    assert done[done.index(("write", dictionary.offset)) + 1][0] == "sync"
-
-
 class SyncFailsOnce(MemoryDisk):
     """From when it is told."""
 

@@ -276,7 +276,7 @@ def test_a_chunk_of_another_archive_is_no_chunk():
         {"end_index": format.MAX_LENGTH + 1},
         {"next": 1 << 20},
         {"kind": format.KIND_HEAD},
-        {"kind": format.KIND_DICTIONARY},
+        {"kind": format.KIND_AMENDMENT},
         {"kind": format.KIND_AMENDMENT, "samples": 0},
         {"kind": format.KIND_LABELS},
         {"kind": format.KIND_INDEX},

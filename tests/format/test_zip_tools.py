@@ -56,7 +56,6 @@ CONTENTS: dict[str, Callable[[Path, int], None]] = {
     "plain": lambda path, start: _dense(path, start),
     "labels": lambda path, start: _dense(path, start, in_memory_keys=["y", "text"]),
     "zstd": lambda path, start: _dense(path, start, compression="zstd", in_memory_keys=["y"]),
-    "zstd+dict": lambda path, start: _dense(path, start, compression="zstd+dict", chunk_size=20),
     "empty": _empty,
     "300 chunks": lambda path, start: _dense(path, start, 300 if start == 0 else 10, 1, in_memory_keys=["y"]),
     "sparse": _sparse,
@@ -174,7 +173,7 @@ def test_extracted_labels_open_with_arrow_and_pandas(archive: Path, content: str
     if table.num_columns:
         assert pyarrow.feather.read_table(path).equals(table)
         assert list(pandas.read_feather(path).columns) == table.column_names
-    assert ("y" in table.column_names) == (content not in ("plain", "zstd+dict", "empty"))
+    assert ("y" in table.column_names) == (content not in ("plain", "empty"))
 
 
 def test_both_ways_of_reading_agree_with_the_reference_reader(archive: Path) -> None:

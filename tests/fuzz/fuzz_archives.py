@@ -166,7 +166,6 @@ _BASES: list[tuple[Any, int, Any, dict[str, Any]]] = [
     (_number, 5, _plain, {"in_memory_keys": ["y", "s"], "chunk_size": 3}),
     (_fixed, 6, _plain, {"in_memory_keys": ["y"], "chunk_size": 4}),
     (_long, 4, _plain, {"compression": "zstd", "chunk_size": 3, "in_memory_keys": ["y"]}),
-    (_long, 12, _plain, {"compression": "zstd+dict", "chunk_size": 10}),
     (_number, 5, _grown, {"in_memory_keys": ["y", "s"]}),
     (_fixed, 4, _sparse, {"in_memory_keys": ["y"], "chunk_size": 2}),
     (_differing, 6, _plain, {}),
@@ -227,7 +226,6 @@ def _index_table(part: Part) -> Table:
     meta = {
         "length": index.length,
         "schemas": index.schemas,
-        "dictionaries": [list(one) for one in index.dictionaries],
         "chunks": index.blocks.tolist(),
         "failed": [failure.to_json() for failure in index.failures],
         "labels": None if index.labels is None else [list(one) for one in index.labels],
@@ -256,7 +254,7 @@ def _pack_seal(part: Part) -> None:
         }
         blocks = np.array([[n % (1 << 64) for n in row] for row in meta["chunks"]], np.uint64)
         failed = [Failure(*one) for one in meta.get("failed", [])]
-        rest = (meta["schemas"], meta["dictionaries"], blocks.astype(np.int64).reshape(-1, 3), failed)
+        rest = (meta["schemas"], blocks.astype(np.int64).reshape(-1, 3), failed)
         index = IndexTable(Records(**records), meta["length"], *rest, meta.get("labels"))
         part.packed, part.table_nbytes = pack_index(index)
 

@@ -1,4 +1,4 @@
-"""zstd frames, true and forged, with and without a dictionary."""
+"""zstd frames, true and forged."""
 
 from __future__ import annotations
 
@@ -6,28 +6,21 @@ from functools import cache
 
 from fuzz_draw import Draw
 
-from edcache.codec.compression import Compression, decompress, train_dictionary
+from edcache.codec.compression import Compression, decompress
 from edcache.errors import CorruptRecordError
 
 _CONTENT = [b"", b"a", b"abc" * 50, bytes(5000), bytes(range(256)) * 4, b'{"text": "word7 word9"}' * 9]
 
 
 @cache
-def _dictionary() -> bytes:
-    trained = train_dictionary([f"record {i}: word{i % 7} {i * i}".encode() * 4 for i in range(200)], 2048)
-    assert trained is not None
-    return trained
-
-
-@cache
-def _frame(content: int, level: int, has_dictionary: bool) -> bytes:
-    return Compression(level).compress(_CONTENT[content], _dictionary() if has_dictionary else None)
+def _frame(content: int, level: int) -> bytes:
+    return Compression(level).compress(_CONTENT[content])
 
 
 def run(data: bytes) -> None:
     draw = Draw(data)
-    content, has_dictionary = draw.below(len(_CONTENT)), draw.flag()
-    frame, length = _frame(content, draw.pick((1, 3, 19)), has_dictionary), len(_CONTENT[content])
+    content = draw.below(len(_CONTENT))
+    frame, length = _frame(content, draw.pick((1, 3, 19))), len(_CONTENT[content])
     kind = draw.below(6)
     if kind == 1:
         frame = draw.changed(frame)
@@ -40,15 +33,14 @@ def run(data: bytes) -> None:
         length = frame[5] if len(frame) > 5 else 0
     elif kind == 5:
         frame = frame + draw.rest()
-    dictionaries = [_dictionary()] if not draw.below(3) else [draw.changed(_dictionary())]
     try:
-        raw = decompress(frame, length, dictionaries if has_dictionary or draw.flag() else ())
+        raw = decompress(frame, length)
     except CorruptRecordError:
         return
     assert len(raw) == length
-    assert raw == _CONTENT[content] or kind in (1, 3, 4) or dictionaries != [_dictionary()]
+    assert raw == _CONTENT[content] or kind in (1, 3, 4)
 
 
 def seeds() -> list[bytes]:
-    plain = [bytes([content, flag, level, 0]) for content in range(6) for flag in (0, 1) for level in (0, 2)]
-    return [*plain, b"\2\0\0\1\1\5\0\2ab", b"\2\1\0\2\x80", b"\2\0\0\4\x20\5hello", b"\3\0\0\5tail"]
+    plain = [bytes([content, level, 0]) for content in range(6) for level in (0, 2)]
+    return [*plain, b"\2\0\1\1\5\0\2ab", b"\2\0\2\x80", b"\2\0\4\x20\5hello", b"\3\0\5tail"]

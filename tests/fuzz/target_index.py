@@ -43,7 +43,6 @@ _META: dict[str, dict[str, Any]] = {
     "index": {
         "length": 3,
         "schemas": ['"int"'],
-        "dictionaries": [[4096, 10, 5]],
         "compressed": False,
         "chunks": 2,
         "chunks_crc": 5,
@@ -87,7 +86,7 @@ def _pages() -> tuple[bytes, bytes]:
     numbers = {"offset": [0, 8, 24], "nbytes": [8, 9, 8], "crc32": [1, 2, 3], "schema": [0, 1, 0]}
     columns = {name: np.array(values, INDEX_DTYPES[name]) for name, values in numbers.items()}
     records = Records(**columns, index=np.array([0, 2, 4]))
-    index = IndexTable(records, 5, ["a", "b"], [], np.array([[4500, 4544, 24], [8600, 8640, 8]]))
+    index = IndexTable(records, 5, ["a", "b"], np.array([[4500, 4544, 24], [8600, 8640, 8]]))
     payload, nbytes = pack_index(index)
     return payload[: len(payload) - nbytes], payload[-72:]
 

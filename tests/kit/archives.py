@@ -30,14 +30,13 @@ class Version(NamedTuple):
 
 
 class Model(NamedTuple):
-    """versions: of each index, oldest first. others: extents of head, amendments and dictionaries."""
+    """versions: of each index, oldest first. others: extents of head and amendments."""
 
     length: int
     versions: dict[int, list[Version]]
     failed: dict[int, list[Any]]
     keys: list[str]
     others: list[tuple[int, int]]
-    dictionaries: list[tuple[int, int]]
     sealed: bool
     data: bytes
 
@@ -67,14 +66,14 @@ def sample(rng: random.Random) -> dict[str, Any]:
 def make(path: Path, rng: random.Random, sealed: bool | None = None) -> Model:
     """An archive of any kind: dense, sparse, compressed, overwritten, grown, with failures, unsealed."""
     keys = rng.choice([[], ["y"], ["y", "name", "tags"]])
-    compression = rng.choice([None, None, "zstd", "zstd+dict"])
+    compression = rng.choice([None, "zstd"])
     sealed = rng.random() < 0.7 if sealed is None else sealed
     written: list[tuple[int, Any]] = []
     sessions = rng.choice([1, 1, 2, 3])
     for session in range(sessions):
         options: dict[str, Any] = {"compression": compression, "in_memory_keys": keys or None}
         options = options if session == 0 else {}
-        size = rng.randrange(10, 25) if compression == "zstd+dict" else rng.randrange(2, 12)
+        size = rng.randrange(2, 12)
         writer = CacheWriter(path, "a", chunk_size=size, publish_seconds=None, sync="never", **options)
         for _ in range(rng.randrange(1, 4)):
             _write(writer, rng, written)
@@ -120,7 +119,7 @@ def _amended(written: list[tuple[int, Any]], rng: random.Random) -> dict[str, An
 def look(path: Path, keys: list[str], written: list[tuple[int, Any]], sealed: bool) -> Model:
     """What an archive holds, given what was written to it in order."""
     versions: dict[int, list[Version]] = {}
-    others, dictionaries = [], []
+    others = []
     pending = iter(written)
     for entry in reference.entries(path):
         fields = entry.fields
@@ -136,11 +135,7 @@ def look(path: Path, keys: list[str], written: list[tuple[int, Any]], sealed: bo
                 low = records + row["offset"]
                 version = Version(made, fields["seq"], (low, low + row["nbytes"]), (start, table_end))
                 versions.setdefault(index, []).append(version)
-        elif fields["kind"] == reference.DICTIONARY:
-            dictionaries.append((start, table_end))
         elif fields["kind"] in (reference.HEAD, reference.AMENDMENT):
             others.append((start, table_end))
     archive = reference.walk(path)
-    return Model(
-        archive.length, versions, archive.failed, keys, others, dictionaries, sealed, path.read_bytes()
-    )
+    return Model(archive.length, versions, archive.failed, keys, others, sealed, path.read_bytes())

@@ -242,7 +242,7 @@ class Follower:
                 assert np.array_equal(getattr(ours.index.records, name), column), name
             assert ours.index.records.columns().keys() == theirs.index.records.columns().keys()
             assert np.array_equal(ours.index.blocks, theirs.index.blocks)
-            same = ("length", "schemas", "dictionaries", "failures")
+            same = ("length", "schemas", "failures")
             assert [getattr(ours.index, n) for n in same] == [getattr(theirs.index, n) for n in same]
             assert ours.labels.equals(theirs.labels)
 

@@ -76,7 +76,6 @@ def _grown(path: Path) -> None:
 ARCHIVES: dict[str, Callable[[Path], None]] = {
     "plain": lambda path: _write(path, chunk_size=5),
     "zstd": lambda path: _write(path, chunk_size=5, compression="zstd"),
-    "zstd+dict": lambda path: _write(path, chunk_size=10, compression="zstd+dict"),
     "grown": _grown,
 }
 

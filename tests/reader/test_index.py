@@ -55,7 +55,7 @@ def tables(draw):
         raw_nbytes=rng.integers(0, 1 << 30, rows).astype(np.uint64) if draw(st.booleans()) else None,
     )
     length = rows if records.index is None else int(index[-1]) + 1 + draw(st.integers(0, 3))
-    return IndexTable(records, length, ["a"], [], np.empty((0, 3), np.int64))
+    return IndexTable(records, length, ["a"], np.empty((0, 3), np.int64))
 
 
 def opened(table, *, is_mapped, damage=None):
@@ -218,7 +218,7 @@ def runs(count, nbytes=24):
     offset = np.arange(count, dtype=np.uint64) * np.uint64(nbytes)
     sizes = np.full(count, nbytes, np.uint64)
     records = Records(offset, sizes, np.arange(count, dtype=np.uint32), np.zeros(count, np.uint16))
-    return IndexTable(records, count, ["a"], [], np.empty((0, 3), np.int64))
+    return IndexTable(records, count, ["a"], np.empty((0, 3), np.int64))
 
 
 def test_records_that_follow_one_another_take_their_crc32_alone():
@@ -237,7 +237,7 @@ def test_ten_kilobytes_of_any_size_take_six_bytes_and_their_crc32():
     sizes = np.random.default_rng(0).integers(5_000, 15_000, 800)
     offset = np.cumsum((sizes + 63) // 64 * 64).astype(np.uint64)
     records = Records(offset, sizes.astype(np.uint64), np.zeros(800, np.uint32), np.zeros(800, np.uint16))
-    data, table_nbytes = format.pack_index(IndexTable(records, 800, ["a"], [], np.empty((0, 3), np.int64)))
+    data, table_nbytes = format.pack_index(IndexTable(records, 800, ["a"], np.empty((0, 3), np.int64)))
     assert len(data) - table_nbytes == (4 + 6) * 800
 
 

@@ -26,11 +26,9 @@ from systems import Full, killed_at, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.dataset.save import dictionary_of
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
-    CorruptArchiveError,
     CorruptRecordError,
     EdcacheError,
     LabelTypeError,
@@ -231,7 +229,7 @@ def test_a_whole_archive_keeps_where_it_comes_from(path, log):
 
 @pytest.mark.parametrize("change", ["none", "changed", "dropped", "dropped and added"])
 def test_an_archive_that_was_saved_over_itself_grows_on_with_its_labels(path, change):
-    write_grown(path, compression="zstd+dict")
+    write_grown(path, compression="zstd")
     ds = opened(path)
     if "dropped" in change:
         ds.drop_labels("y")
@@ -251,7 +249,7 @@ def test_an_archive_that_was_saved_over_itself_grows_on_with_its_labels(path, ch
 
 @pytest.mark.parametrize(
     "kinds",
-    [(None, "zstd"), ("zstd", None), ("zstd+dict", "zstd+dict"), ("zstd:19", None, "zstd+dict")],
+    [(None, "zstd"), ("zstd", None), ("zstd:19", None, "zstd")],
 )
 def test_archives_of_other_compressions_are_saved_together(tmp_path, kinds):
     paths = []
@@ -418,20 +416,6 @@ def test_archives_that_do_not_go_together_are_refused(tmp_path):
     refused(opened(a).shuffle(1), a, OptionError, text)
 
 
-def test_different_dictionaries_of_one_id_are_refused(tmp_path):
-    paths = []
-    for k, name in enumerate(("a.zip", "b.zip")):
-        paths.append(tmp_path / name)
-        appender = Appender.open(paths[-1], Head(bytes([k]) * 16), mode="x")
-        appender.append_dictionary(b"\x37\xa4\x30\xec" + (77).to_bytes(4, "little") + bytes([k]) * 300)
-        appender.append(Chunk.of(_one(), no_labels([]), ['{"pickle":5}'], [b"record"]))
-        appender.seal()
-        appender.close()
-    refused(
-        opened(paths), tmp_path / "new.zip", OptionError, "have different compression dictionaries", "id, 77"
-    )
-
-
 def _one() -> Records:
     return Records(
         np.zeros(1, np.uint64),
@@ -586,7 +570,7 @@ def test_a_full_disk_leaves_the_archive_as_it_was_and_nothing_beside_it(path, ov
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["over itself", "new", "several"])
 def test_killed_at_any_operation_there_is_what_was_there_or_all_of_it(path, tally, kind):
-    write_grown(path, compression="zstd+dict")
+    write_grown(path, compression="zstd")
     original, target = path.read_bytes(), path if kind == "over itself" else path.with_name("b.zip")
 
     def save() -> None:
@@ -626,7 +610,7 @@ def saved_of(path: Path) -> CachedDataset:
     return saved
 
 
-@pytest.mark.parametrize("kind", thinned(["sealed", "unsealed", "zstd", "zstd+dict"], 2))
+@pytest.mark.parametrize("kind", thinned(["sealed", "unsealed", "zstd"], 2))
 def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
     compression = kind if "zstd" in kind else None
     write(path, seal=kind != "unsealed", compression=compression)
@@ -727,36 +711,3 @@ def test_whatever_is_damaged_what_is_saved_was_written(tmp_path, tally, how):
                 assert any(same(saved[i], version.sample) for version in model.versions[i])
             tally("damaged archives saved")
         path.unlink()
-
-
-def test_a_sample_that_needs_a_damaged_dictionary_is_left_out(path):
-    with CacheWriter(path, compression="zstd+dict", chunk_size=40, publish_seconds=None) as w:
-        w.extend({"text": f"some words that repeat {i} " * 3} for i in range(80))
-    plain = {
-        i
-        for i in range(80)
-        if dictionary_of(
-            opened(path)._reader.session.extents.read(*opened(path)._reader.session.index.place(i))
-        )
-        == 0
-    }
-    at = next(e.fields for e in reference.entries(path) if e.fields["kind"] == reference.DICTIONARY)
-    data = bytearray(path.read_bytes())
-    data[at["offset"] + at["nbytes"] + 20] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(CorruptArchiveError):
-        opened(path).save(path.with_name("new.zip"))
-    assert set(available(saved_of(path)).indices.tolist()) == plain
-
-
-def test_the_dictionary_that_a_frame_needs_is_told_from_its_header():
-    import zstandard
-
-    samples = [bytes(random.Random(i).choices(b"abcdef", k=300)) for i in range(100)]
-    known = zstandard.train_dictionary(2000, samples)
-    for size in (10, 300, 70_000, 2_000_000):
-        data = (samples[0] * 7000)[:size]
-        for options in ({}, {"dict_data": known}):
-            frame = zstandard.ZstdCompressor(**options).compress(data)
-            assert dictionary_of(memoryview(frame)) == zstandard.get_frame_parameters(frame).dict_id
-    assert dictionary_of(memoryview(b"")) == 0

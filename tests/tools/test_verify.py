@@ -12,7 +12,7 @@ import edcache
 from edcache import CacheWriter
 from edcache.format import spec as format
 
-KINDS = ["sealed", "grown", "unsealed", "torn", "sparse", "zstd", "zstd+dict", "empty", "no labels"]
+KINDS = ["sealed", "grown", "unsealed", "torn", "sparse", "zstd", "empty", "no labels"]
 
 
 def sample(i):
@@ -57,7 +57,7 @@ def places(path):
     """One offset inside each kind of byte that an archive has, found without the package."""
     entries = list(reference.entries(path))
     by_kind = {e.fields["kind"]: e.fields for e in entries}
-    chunk, index, labels = by_kind[1], by_kind[4], by_kind[5]
+    chunk, index, labels = (by_kind[kind] for kind in (reference.CHUNK, reference.INDEX, reference.LABELS))
     records = chunk["offset"] + chunk["nbytes"] + -(-chunk["table_nbytes"] // 64) * 64
     return {
         "record": (records + 8, rf"at offset {chunk['offset']:,}: chunks/.* has crc32 0x"),
@@ -265,7 +265,7 @@ def test_many_damaged_records_of_a_chunk_are_not_as_many_lines(tmp_path):
 def test_dead_bytes_are_counted(tmp_path):
     path = tmp_path / "a.zip"
     make(path, "sealed")
-    seal = next(e.fields["offset"] for e in reference.entries(path) if e.fields["kind"] == 4)
+    seal = next(e.fields["offset"] for e in reference.entries(path) if e.fields["kind"] == reference.INDEX)
     size = path.stat().st_size
     assert edcache.verify(path).dead == 0
     nbytes = int(edcache.reader.Reader(path).records.nbytes[5])

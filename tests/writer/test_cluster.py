@@ -105,7 +105,7 @@ def ray_pool():
         ray.shutdown()
 
 
-COMPRESSION = pytest.mark.parametrize("compression", [None, "zstd", "zstd+dict"])
+COMPRESSION = pytest.mark.parametrize("compression", [None, "zstd"])
 
 
 # --- pools ------------------------------------------------------------------------------------------

@@ -80,8 +80,8 @@ def grow(path: Path, published: Callable[[int], None]) -> None:
 
 
 def compressed(path: Path, published: Callable[[int], None]) -> None:
-    """A dictionary, two chunks and a seal."""
-    with CacheWriter(path, "a", compression="zstd+dict", chunk_size=10, **OPTIONS) as w:
+    """Two compressed chunks and a seal."""
+    with CacheWriter(path, "a", compression="zstd", chunk_size=10, **OPTIONS) as w:
         for i in range(20):
             w.append(sample(i))
             if i % 10 == 9:
@@ -469,7 +469,7 @@ def test_an_archive_that_is_being_replaced_is_unlocked_after_a_failure(tmp_path:
 def _without_payload(path: Path, kind: str, nth: int = 0) -> None:
     import reference
 
-    kinds = {"chunk": 1, "dictionary": 2, "amendment": 3}
+    kinds = {"chunk": 1, "amendment": 2}
     entries = [e for e in reference.entries(path) if e.fields["kind"] == kinds[kind]]
     fields = entries[nth].fields
     data = bytearray(path.read_bytes())
@@ -536,19 +536,6 @@ def test_a_lost_chunk_whose_table_survived_is_missing_too(tmp_path: Path) -> Non
     with CacheWriter(path, "a", publish_seconds=None) as w:
         w.append(sample(9))
     assert CachedDataset.from_cache(path, allow_partial=True).missing.tolist() == [0, 1, 2]
-
-
-def test_a_dictionary_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> None:
-    path = tmp_path / "cut.zip"
-    w = CacheWriter(path, chunk_size=10, compression="zstd+dict", **OPTIONS)
-    w.extend(sample(i) for i in range(20))
-    w.abort()
-    _without_payload(path, "dictionary")
-    with replace_system(Rebooted()):
-        with CacheWriter(path, "a", publish_seconds=None) as w:
-            for i in range(20):
-                w.write(i, sample(i))
-        assert readable(path) == 20
 
 
 def test_an_amendment_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> None:

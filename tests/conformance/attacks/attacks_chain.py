@@ -5,7 +5,7 @@ import random
 
 from catalogue import attack
 from forge import PAGE, Entry, Forge, dumps
-from reference import AMENDMENT, DICTIONARY, HEAD
+from reference import AMENDMENT, HEAD, REVISION
 
 BROKEN = "before its seal at offset"
 NOTE = "does not read"
@@ -374,9 +374,9 @@ def losses(f: Forge, count: int) -> None:
         f.amend({"lost": [[seq, seq]]})
 
 
-@attack("chain", "an amendment that is a dictionary by its kind", "JSON as compression", says=BROKEN)
+@attack("chain", "an amendment that is a revision by its kind", "JSON as Arrow", says=BROKEN)
 def kind_of_amendment(f: Forge):
-    f.amend({"length": 10}).header = _set(kind=DICTIONARY)
+    f.amend({"length": 10}).header = _set(kind=REVISION)
 
 
 @attack("chain", "an amendment with samples", "counted twice", says=BROKEN)

@@ -641,8 +641,8 @@ _frame(
     100,
     "does not decompress",
 )
-_frame("no_frame", "noise", "ZstdError", lambda: b"noise noise noise", 100, "no zstd frame")
-_frame("empty_frame", "no bytes", "ZstdError", lambda: b"", 100, "no zstd frame")
+_frame("no_frame", "noise", "ZstdError", lambda: b"noise noise noise", 100, "does not decompress")
+_frame("empty_frame", "no bytes", "ZstdError", lambda: b"", 100, "does not decompress")
 _frame(
     "cut_frame",
     "half a frame",
@@ -663,7 +663,7 @@ _frame(
         + block(1, 100, b"x", True)
     ),
     100,
-    "needs dictionary 77",
+    "does not decompress",
 )
 _frame(
     "huge_window",
@@ -673,7 +673,7 @@ _frame(
         b"\x28\xb5\x2f\xfd" + bytes([0b11 << 6, 31 << 3]) + struct.pack("<Q", 100) + block(1, 100, b"x", True)
     ),
     100,
-    "too much memory",
+    "does not decompress",
 )
 _frame(
     "raw_wraps",
@@ -685,24 +685,3 @@ _frame(
     call="open",
     error="CorruptArchiveError",
 )
-
-
-@attack(
-    "zstd",
-    "a dictionary of noise under zstd's magic",
-    "zstd reads tables from it",
-    "sample 0",
-    DECODE,
-    "zstd",
-    base="dict",
-    forged=True,
-)
-def garbage_dictionary(f: Forge):
-    entry = next(entry for entry in f.entries if entry.kind == 2)
-    entry.content = entry.content[:8] + bytes(range(256)) * (len(entry.content) // 256)
-
-
-@attack("zstd", "an empty dictionary", "a null pointer", "sample 0", DECODE, "zstd", base="dict", forged=True)
-def empty_dictionary(f: Forge):
-    entry = next(entry for entry in f.entries if entry.kind == 2)
-    entry.content = b""

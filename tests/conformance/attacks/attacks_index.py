@@ -8,7 +8,7 @@ from catalogue import attack
 from forge import Forge, dumps
 
 READ = "index.pages does not read"
-ABOUT = "index.pages is about another length, other chunks or other dictionaries"
+ABOUT = "index.pages is about another length or other chunks"
 PAGE = "page 0 of index.pages does not read"
 
 
@@ -293,40 +293,6 @@ def chunks_crc(f: Forge):
     _meta(f, chunks_crc=7)
 
 
-@attack("index", "a dictionary outside of the file", "reads what is not there", base="dict", says=ABOUT)
-def dictionary_outside(f: Forge):
-    _meta(f, dictionaries=[[1 << 40, 100, 7]])
-
-
-@attack(
-    "index",
-    "a dictionary twice a thousand times",
-    "read a thousand times",
-    base="dict",
-    says="its dictionaries overlap",
-)
-def dictionary_often(f: Forge):
-    f.index = lambda p: p["meta"].update(dictionaries=p["meta"]["dictionaries"] * 1000)
-
-
-@attack(
-    "index",
-    "dictionaries of floats",
-    "truncated to ints",
-    base="dict",
-    says="one of its dictionaries is none",
-)
-def dictionary_floats(f: Forge):
-    f.index = lambda p: p["meta"].update(
-        dictionaries=[[float(x) for x in d] for d in p["meta"]["dictionaries"]]
-    )
-
-
-@attack("index", "no dictionary", "zstd guesses", base="dict", says=ABOUT)
-def no_dictionary(f: Forge):
-    _meta(f, dictionaries=[])
-
-
 @attack("index", "fewer rows than the header says", "reads beyond", says="one behind the other")
 def fewer_rows(f: Forge):
     f.index = lambda p: p.update(columns={name: column[:5] for name, column in p["columns"].items()})
@@ -344,7 +310,7 @@ def more_rows(f: Forge):
     "decompresses what was no frame",
     "sample 0",
     "CorruptRecordError",
-    "no zstd frame",
+    "does not decompress",
 )
 def claimed_compression(f: Forge):
     def apply(parts):
@@ -551,7 +517,7 @@ def raw_uncompressed(f: Forge):
     "sample 0",
     "CorruptRecordError",
     "zstd frame says",
-    base="dict",
+    base="zstd",
 )
 def raw_bomb(f: Forge):
     _base(f, 3, 1 << 60)
@@ -716,7 +682,7 @@ def wrapping_size(f: Forge):
 
 @attack("index", "JSON without a key", "a KeyError", says="other keys")
 def key_missing(f: Forge):
-    f.index = lambda p: p["meta"].pop("dictionaries")
+    f.index = lambda p: p["meta"].pop("schemas")
 
 
 @attack("index", "JSON with a key more", "ignored by one, obeyed by another", says="other keys")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import reference
-from reference import AMENDMENT, CHUNK, DICTIONARY, HEAD, INDEX, LABELS, NAMES, REVISION
+from reference import AMENDMENT, CHUNK, HEAD, INDEX, LABELS, NAMES, REVISION
 
 PAGE = 4096
 BLOCK = 1 << 14
@@ -306,8 +306,6 @@ class Forge:
             nbytes = len(entry.content)
             whole = align(192 + nbytes, PAGE) - 192
             padded = entry.content.ljust(whole, entry.padding)
-            if entry.kind == DICTIONARY:
-                self._index_parts.dictionaries.append([self._next + 192, nbytes, zlib.crc32(entry.content)])
             self._add(entry.kind, padded, nbytes, entry.header, entry.central)
 
     def _add(
@@ -399,7 +397,6 @@ class Forge:
             "chunks": None,
             "chunks_crc": None,
             "schemas": list(parts.schemas),
-            "dictionaries": parts.dictionaries,
         }
         made = {"columns": columns, "meta": meta, "chunks": parts.chunks, "bits": 12}
         self.index(made)
@@ -490,7 +487,6 @@ class _IndexParts:
         self.rows: list[dict[str, Any]] = []
         self.schemas: dict[str, int] = {}
         self.chunks: list[list[int]] = []
-        self.dictionaries: list[list[int]] = []
         self.labels: list[pa.Table] = []
 
     def add(self, chunk: Chunk, payload_offset: int, table_nbytes: int) -> None:

@@ -33,7 +33,6 @@ ORIGINALS = {
     "plain": (plain, range(10), {"in_memory_keys": ["y", "text"], "chunk_size": 4}),
     "rich": (rich, range(40), {"in_memory_keys": ["y", "text", "boxes", "when", "ok"], "chunk_size": 15}),
     "zstd": (plain, range(10), {"in_memory_keys": ["y"], "chunk_size": 4, "compression": "zstd"}),
-    "dict": (plain, range(60), {"in_memory_keys": ["y"], "chunk_size": 30, "compression": "zstd+dict"}),
     "sparse": (plain, range(0, 30, 3), {"in_memory_keys": ["y", "text"], "chunk_size": 4}),
     "grown": (plain, range(10), {"in_memory_keys": ["y", "text"], "chunk_size": 4}),
 }
