@@ -72,8 +72,6 @@ class Batch:
         if batch is NotImplemented:
             samples = self.samples()
             batch = _plainly(samples) if special is None else special.of_samples(samples)
-        if special is not None:
-            batch = special.finished(batch)
         if finish is not None:
             batch = finish(batch)
         return Parcel(batch) if self._is_sent else batch

@@ -46,10 +46,6 @@ class Special:
         """The batch of a list of samples."""
         raise NotImplementedError
 
-    def finished(self, batch: Any) -> Any:
-        """The result for the user, from a batch whose fields are collated."""
-        raise NotImplementedError
-
 
 @functools.lru_cache(maxsize=256)
 def collation(decoder: Decoder, special: Special | None = None) -> Collate | None:

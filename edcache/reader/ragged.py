@@ -82,7 +82,6 @@ def collate(
     max_length: int | None = None,
     multiple_of: int = 1,
     side: str = "right",
-    as_dict: bool = False,
 ) -> RaggedCollate:
     """Make a `collate_fn` for samples whose fields vary in shape; other fields go to `default_collate`.
 
@@ -97,9 +96,6 @@ def collate(
         max_length: cuts the first dimension of these fields to at most this length.
         multiple_of: pads the first dimension to a multiple of this number.
         side: the side where the first dimension is padded, "right" or "left".
-        as_dict: True makes the dict that a model of transformers takes as `model(**batch)`. Padded fields are
-            tensors. "attention_mask" (int64, 0 for padding of "input_ids", or of the first field of `pad`) is
-            added if the samples have none. "label" and "label_ids" are renamed to "labels".
     Returns:
         A function of a batch. It can be pickled, so workers that are started by spawn can use it.
     Raises:
@@ -113,8 +109,6 @@ def collate(
     """
     if side not in ("right", "left"):
         raise OptionError(f'side={side!r}; give "right" or "left"')
-    if as_dict and not pad:
-        raise OptionError('as_dict=True needs a field to pad: pad={"input_ids": 0}')
     if max_length is not None and (not isinstance(max_length, int) or max_length < 0):
         raise OptionError(f"max_length={max_length!r}; give a length of 0 or more, or None")
     check_count("multiple_of", multiple_of)
@@ -129,7 +123,7 @@ def collate(
     twice = [path for path in named if named.count(path) > 1]
     if twice:
         raise OptionError(f"collate() names {twice[0]!r} twice; give each field once")
-    return RaggedCollate(ways, as_dict)
+    return RaggedCollate(ways)
 
 
 def _paths(paths: Any, option: str) -> list[FieldPath]:
@@ -141,9 +135,8 @@ def _paths(paths: Any, option: str) -> list[FieldPath]:
 class RaggedCollate(Special):
     """What `collate` returns: call it with a batch."""
 
-    def __init__(self, ways: Sequence[tuple[FieldPath, _Way]], as_dict: bool = False) -> None:
+    def __init__(self, ways: Sequence[tuple[FieldPath, _Way]]) -> None:
         self._ways = list(ways)
-        self._as_dict = as_dict
 
     def __repr__(self) -> str:
         return f"collate({', '.join(f'{path!r}: {way}' for path, way in self._ways)})"
@@ -152,7 +145,7 @@ class RaggedCollate(Special):
         """Collate a list of samples, or the `Batch` that an edcache dataset gives a DataLoader."""
         if len(batch) == 1 and isinstance(batch[0], Batch):
             return batch[0].collated(self)
-        return self.finished(self.of_samples(batch))
+        return self.of_samples(batch)
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
         """How a field is collated in bulk; None if `collate` does not name it.
@@ -202,29 +195,6 @@ class RaggedCollate(Special):
             result = replaced(result, place, column)
         return result
 
-    def finished(self, batch: Any) -> Any:
-        """The batch, or with `as_dict` the dict that a model takes."""
-        if not self._as_dict:
-            return batch
-        if not isinstance(batch, Mapping):
-            raise OptionError(
-                f"collate(as_dict=True) takes samples that are dicts; these give a {type(batch).__name__}"
-            )
-        model_input = dict(batch)
-        mask = None
-        for path, way in self._ways:
-            if isinstance(way, _Pad):
-                place = steps(batch, path, "collate")
-                padded = at(batch, place)
-                model_input = replaced(model_input, place, padded.values)
-                if mask is None or path == "input_ids":
-                    mask = way.mask(padded)
-        model_input.setdefault("attention_mask", mask)
-        for name in ("label", "label_ids"):
-            if name in model_input:
-                model_input["labels"] = model_input.pop(name)
-        return model_input
-
 
 # --- the ways ---------------------------------------------------------------------------------------
 
@@ -264,13 +234,6 @@ class _Pad(_Way):
 
     def of_values(self, values: list[Any], memory: Memory) -> Padded:
         return self.of_pieces(_in_memory(_of_numbers(values, type(self.value))), memory)
-
-    def mask(self, padded: Padded) -> torch.Tensor:
-        """1 where there is a value, 0 where there is padding: int64 [n, longest]."""
-        longest = padded.values.shape[1]
-        lengths = padded.lengths if padded.lengths.ndim == 1 else padded.lengths[:, 0]
-        mask = torch.arange(longest) < lengths[:, None]
-        return (mask if self.side == "right" else mask.flip(1)).to(torch.int64)
 
     def _check(self, dtype: torch.dtype) -> None:
         """Raise OptionError if the dtype cannot hold the value: torch would pad uint8 with 255 for -1."""
@@ -400,20 +363,12 @@ def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
 
 
 def _numbers(value: Sequence[Any]) -> Any:
-    """A list of numbers as a tensor; the list itself if it has other values or a number would change."""
+    """A list of numbers as a tensor; the list itself if it has other values, or lists of several lengths."""
     try:
         array = np.array(value)
-        exact = np.array(value, object)
     except (ValueError, OverflowError):
         return value
-    if array.dtype.kind not in "bif" or array.shape != exact.shape:
-        return value
-    if array.dtype.kind == "f":
-        # A list of integers must not become floats, and integers beside a float must stay exact.
-        is_any = not exact.size or any(isinstance(number, float | np.floating) for number in exact.flat)
-        if not is_any or not ((array == exact) | (array != array)).all():
-            return value
-    return torch.from_numpy(array)
+    return torch.from_numpy(array) if array.dtype.kind in "bif" else value
 
 
 def _tensors(values: list[Any]) -> list[torch.Tensor]:
