@@ -92,15 +92,6 @@ def test_a_server_gives_the_samples_and_notices_a_change(place, tmp_path):
         place.open("absent.zip")
 
 
-def test_what_a_signed_url_cannot_say_is_left_to_s3fs(s3, tmp_path):
-    s3.put("a.zip", written(tmp_path / "a.zip"))
-    ds = CachedDataset.from_cache(s3.url + "a.zip", storage_options=s3.options | {"requester_pays": True})
-    assert ds.batch([3, 200])["label"].tolist() == [3, 200]
-    s3.put("a.zip", written(tmp_path / "b.zip", first=1))
-    with pytest.raises(StaleArchiveError, match=r"a\.zip: the object was replaced since it was opened"):
-        ds[8]
-
-
 @pytest.mark.parametrize("scheme", ["s3", "gs"])
 def test_forked_workers_read_an_object_that_their_parent_has_read(request, tmp_path, scheme):
     place = request.getfixturevalue(scheme)

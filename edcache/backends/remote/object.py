@@ -6,16 +6,14 @@ import hashlib
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from edcache import format
 from edcache.backends import ObjectStore
-from edcache.backends.remote.engines import engine_of
+from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, upload
 from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
-from edcache.backends.remote.upload import upload
 from edcache.backends.remote.url import Url
 from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
@@ -25,17 +23,17 @@ from edcache.storage import ByteSource
 GAP_NBYTES: Final = 1 << 16
 # A larger run is fetched in parts of this size, several at a time.
 PART_NBYTES: Final = 1 << 22
-# What is fetched of the end at once: the seal's headers and directory of some thousand entries.
+# Fetched of the end at once: the seal's headers and directory of some thousand entries.
 TAIL_NBYTES: Final = 1 << 16
 # An index up to so large is fetched whole when an archive is opened; of a larger one its table of pages.
 _SMALL_INDEX_NBYTES: Final = 1 << 19
-# Of a revision behind the seal its header, and all of it where it has some hundred rows.
+# Of a revision behind the seal its header, and all of it if it has some hundred rows.
 _REVISION_NBYTES: Final = format.PAGE
 _MOST_AT_A_TIME: Final = 64
-# What is fetched ahead by `pread`: so much at first, twice as much as long as it goes on in order.
-_AHEAD_NBYTES, _MOST_AHEAD_NBYTES = 1 << 16, 1 << 24
-# The header of an entry, which a walk reads, comes with its table, which is read after the walk.
-_MOST_WALKED: Final = 256
+# `pread` fetches at least so much: the header of an entry comes with its table, which is read after a walk.
+_AHEAD_NBYTES: Final = 1 << 16
+_MOST_WINDOWS: Final = 256
+_WEB: Final = ("http", "https")
 
 
 class Run(NamedTuple):
@@ -90,9 +88,9 @@ class _Window(NamedTuple):
 class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
-    Opening makes two requests at once, for its first page and its end. The first `pread` of anything else
-    makes one more, where the archive is sealed, for what its index is read by. All of that is kept. Event
-    loop and clients are of the process that uses it.
+    Opening makes two requests at once, for its first page and its end; if it is sealed, one more for its
+    index. The last 256 windows that were opened or read by `pread` are kept. Event loop and clients are of
+    the process that uses it.
     """
 
     by_request = True
@@ -106,14 +104,35 @@ class RemoteObject(ByteSource):
         self._stamp, head, tail = run(
             self._requests.answer("opening it", nbytes, lambda: engine.begin(format.PAGE, TAIL_NBYTES))
         )
-        self._windows = [_Window(0, memoryview(head))]
-        if tail:
+        self._head, size = bytes(head), self._stamp.size
+        self._windows = deque([_Window(0, memoryview(self._head))], _MOST_WINDOWS)
+        if len(head) < size:
             # What is aligned in the file is aligned in memory.
-            start = self._stamp.size - len(tail)
-            aligned = -(-start // 64) * 64
-            self._windows.append(_Window(aligned, memoryview(bytes(tail[aligned - start :]))))
-        self._walked: deque[_Window] = deque(maxlen=_MOST_WALKED)
-        self._has_end = len(head) == self._stamp.size
+            start = -(-(size - len(tail)) // 64) * 64
+            end = _Window(start, memoryview(bytes(tail[start - size :]))) if tail else self._end()
+            self._windows.append(end)
+            self._keep(self._opening(end))
+
+    def _end(self) -> _Window:
+        start = max(len(self._head), (self._stamp.size - TAIL_NBYTES) // 64 * 64)
+        return _Window(start, *self._fetch([Run(start, self._stamp.size)]))
+
+    def _opening(self, end: _Window) -> list[tuple[int, int]]:
+        """The extents before the end by which a sealed archive is opened: its index, and revisions."""
+        size = self._stamp.size
+        seal = format.parse_tail(bytes(end.data[-format.TAIL_NBYTES :]), size)
+        if seal is None or not len(self._head) <= seal.index_offset < min(end.start, seal.labels_offset):
+            return []
+        start, stop = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
+        index = seal.index_header
+        if stop - start > _SMALL_INDEX_NBYTES and index is not None:
+            # The table, and before it the blocks of at most so many chunks.
+            start = min(max(start, index.table_offset - 24 * index.seq), seal.labels_offset)
+        # Those behind the seal are listed last but for it, so also in a directory that is cut.
+        listed = format.directory_offsets(bytes(end.data[max(0, seal.directory_offset - end.start) :]))
+        revisions = [at for at in listed if seal.labels_offset < at < end.start]
+        behind = [(at, _REVISION_NBYTES) for at in revisions[-format.MAX_BEHIND_SEAL :]]
+        return [(start, stop - start), *behind]
 
     # --- one state ---
 
@@ -126,7 +145,7 @@ class RemoteObject(ByteSource):
     def tag(self) -> tuple[object, ...]:
         text = f"{self.path}\0{self._stamp.size}\0{self._stamp.tag}\0"
         # With its head: a path has no query, and some servers send no tag.
-        return (hashlib.sha256(text.encode() + self._windows[0].data).hexdigest()[:32],)
+        return (hashlib.sha256(text.encode() + self._head).hexdigest()[:32],)
 
     def reopened(self) -> RemoteObject:
         return RemoteObject(self._requests.url)
@@ -146,10 +165,9 @@ class RemoteObject(ByteSource):
     def pread(self, offset: int, nbytes: int) -> bytes:
         start, end = self._clipped(offset, nbytes)
         data = self._known(start, end)
-        if data is None and not self._has_end:
-            self._fetch_end()
-            data = self._known(start, end)
-        return bytes(self._fetched_ahead(start, end) if data is None else data)
+        if data is None:
+            (data,) = self._keep([(start, max(end - start, _AHEAD_NBYTES))])
+        return bytes(data[: end - start])
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: up to 64 requests at a time; a run of over 4 MiB is several."""
@@ -169,46 +187,17 @@ class RemoteObject(ByteSource):
     def _known(self, start: int, end: int) -> memoryview | None:
         if start == end:
             return memoryview(b"")
-        for window in (*self._windows, *reversed(self._walked)):
+        for window in tuple(self._windows):
             if window.start <= start and end <= window.end:
                 return window.data[start - window.start : end - window.start]
         return None
 
-    def _fetch_end(self) -> None:
-        """Fetch the tail, and what a seal has before it: the index and the header behind it."""
-        head, *ends = self._windows
-        size = self._stamp.size
-        if not ends:
-            start = max(head.end, (size - TAIL_NBYTES) // 64 * 64)
-            ends = [_Window(start, *self._fetch([Run(start, size)]))]
-        seal = format.parse_tail(bytes(ends[0].data[-format.TAIL_NBYTES :]), size)
-        if seal is not None and head.end <= seal.index_offset < min(ends[0].start, seal.labels_offset):
-            # Those behind the seal are listed last but for it, so also in a directory that is cut.
-            fetched = ends[0].start
-            listed = bytes(ends[0].data[max(0, seal.directory_offset - fetched) :])
-            revisions = [at for at in format.directory_offsets(listed) if seal.labels_offset < at < fetched]
-            start, end = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
-            index = seal.index_header
-            if end - start > _SMALL_INDEX_NBYTES and index is not None:
-                # The table, and before it the blocks of at most so many chunks.
-                start = min(max(start, index.table_offset - 24 * index.seq), seal.labels_offset)
-            extents = [(start, end - start)]
-            extents += [(at, _REVISION_NBYTES) for at in revisions[-format.MAX_BEHIND_SEAL :]]
-            runs = runs_of(extents)
-            ends += [_Window(r.start, data) for r, data in zip(runs, self._fetch(runs), strict=True)]
-        self._windows = [head, *ends]
-        self._has_end = True
-
-    def _fetched_ahead(self, start: int, end: int) -> memoryview:
-        before = self._walked[-1] if self._walked else _Window(0, memoryview(b""))
-        goes_on = before.start < start <= before.end
-        ahead = min(2 * len(before.data), _MOST_AHEAD_NBYTES) if goes_on else _AHEAD_NBYTES
-        (data,) = self._fetch([Run(start, min(max(end, start + ahead), self._stamp.size))])
-        self._walked.append(_Window(start, data))
-        if len(before.data) > _AHEAD_NBYTES:  # hundreds of larger ones would fill the memory
-            with suppress(ValueError):  # another thread was here first
-                self._walked.remove(before)
-        return data[: end - start]
+    def _keep(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """Fetch extents, and keep the runs that cover them; gives the runs' bytes."""
+        runs = runs_of([(at, min(nbytes, self._stamp.size - at)) for at, nbytes in extents])
+        data = self._fetch(runs)
+        self._windows.extend(_Window(run.start, one) for run, one in zip(runs, data, strict=True))
+        return data
 
     # --- requests ---
 
@@ -219,12 +208,8 @@ class RemoteObject(ByteSource):
         engine = self._engine()
         calls = [partial(self._fetch_part, engine, *part) for some in parts for part in some]
         pieces = iter(run(gathered(calls, _MOST_AT_A_TIME)))
-        try:
-            whole = [[next(pieces) for _ in some] for some in parts]
-            return [memoryview(some[0] if len(some) == 1 else b"".join(some)) for some in whole]
-        except MemoryError:
-            nbytes = sum(run.end - run.start for run in runs)
-            raise StorageError(f"{self.path}: no memory for {nbytes:,} bytes") from None
+        whole = [[next(pieces) for _ in some] for some in parts]
+        return [memoryview(some[0] if len(some) == 1 else b"".join(some)) for some in whole]
 
     async def _fetch_part(self, engine: Engine, start: int, end: int) -> Data:
         doing = f"reading {end - start:,} bytes at offset {start:,}"
@@ -232,13 +217,30 @@ class RemoteObject(ByteSource):
 
     def _engine(self) -> Engine:
         # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
-        return self._engines.get(lambda: engine_of(self._requests.url, self._requests.options))
+        return self._engines.get(lambda: _engine_of(self._requests.url, self._requests.options))
 
     def map(self, nbytes: int) -> NoReturn:
         raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL")
 
     def close(self) -> None:
         """See `ByteSource`: clients are of the process, not of this."""
+
+
+def _engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
+    """What reads an object, in this process; MissingDependencyError, OptionError."""
+    if url.scheme in _WEB and "::" not in url.url:
+        import fsspec.config
+
+        from edcache.backends.remote.http import plain_engine
+
+        # With what its configuration and environment (FSSPEC_HTTP and the like) say of the scheme.
+        return plain_engine(url, {**fsspec.config.conf.get(url.scheme, {}), **options})
+    filesystem, path = filesystem_of(url, options)
+    if url.scheme == "hf" and "::" not in url.url:
+        from edcache.backends.remote.hub import HubEngine
+
+        return HubEngine(filesystem, path)
+    return FilesystemEngine(filesystem, path)
 
 
 class RemoteStore(ObjectStore):
@@ -262,7 +264,7 @@ class RemoteStore(ObjectStore):
         return RemoteObject(self.url)
 
     def check_writable(self) -> None:
-        if self.url.scheme in ("http", "https") or "::" in self.url.url:
+        if self.url.scheme in _WEB or "::" in self.url.url:
             raise OptionError(
                 f"{self.url}: {self.url.scheme}:// is only read; write to s3://, gs:// or another store of "
                 "objects, or to a path"

@@ -1,4 +1,4 @@
-"""Requests: what an engine says where an answer does not serve, time limits, and back-off.
+"""Requests: an engine's failures, time limits, and back-off.
 
 They are made in fsspec's event loop. A forked child makes its own, and its own clients in it.
 """
@@ -9,7 +9,7 @@ import asyncio
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
 from edcache import base, storage
@@ -19,16 +19,14 @@ from edcache.base import ArchiveNotFoundError, EdcacheError, PerProcess, StaleAr
 Answer = TypeVar("Answer")
 Data = bytes | memoryview
 
-TIMEOUT_SECONDS: Final = 30.0
 TRIES: Final = 5
 # A store that says that it is busy will answer. The waits are up to two minutes together.
 BUSY_TRIES: Final = 20
+_TIMEOUT_SECONDS: Final = 30.0
 # Beside its time limit a request has a second for each so many bytes: slower than that is a stall.
 _SLOWEST: Final = 1 << 19
 _FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
 _LONGEST_RETRY_AFTER: Final = 30.0
-# An answer that breaks the rules is seldom an accident: so often it is believed to be one.
-_STRANGE_TRIES: Final = 3
 _OPTIONS: Final = {"request_timeout", "request_tries"}
 _ALLOWED: Final = "; give credentials in storage_options=, or in the environment"
 _LOST: Final = (
@@ -38,49 +36,46 @@ _LOST: Final = (
 
 
 class Failing(Exception):
-    """An answer that does not serve: to be asked for at most `tries` times in all, after `wait` seconds."""
+    """The request failed; it may be made up to `tries` times in all, again after `wait` seconds."""
 
-    def __init__(
-        self, what: str, tries: int | None = None, wait: float | None = None, is_busy: bool = False
-    ) -> None:
+    def __init__(self, what: str, tries: int = TRIES, wait: float | None = None) -> None:
         super().__init__(what)
-        self.what, self.tries, self.wait, self.is_busy = what, tries, wait, is_busy
-
-
-def strange(what: str) -> Failing:
-    """An answer that is not one to the question."""
-    return Failing(what, _STRANGE_TRIES)
+        self.tries, self.wait = tries, wait
 
 
 def refused(what: str) -> Failing:
-    """An answer that will not change."""
+    """A failure that another request would only repeat."""
     return Failing(what, 1)
 
 
 class Changed(Exception):
-    """The object is no longer the one that was opened; its text says how that shows."""
+    """The object is no longer the one that was opened; the text says how that shows."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """A state of an object: `tag` tells it from others, as far as they are of one `kind`, such as "ETag"."""
+    """A state of an object.
+
+    tag: tells it from others of the same `kind`, such as "ETag". url: where this state stays, if somewhere.
+    """
 
     size: int
     tag: str = ""
     kind: str = ""
+    url: str = field(default="", compare=False)
 
 
 class Engine(ABC):
-    """One object, as one library reads it.
+    """One object, read by one library.
 
-    Raises the above; FileNotFoundError and PermissionError, of what is absent or wants credentials; or
-    whatever the library raises.
+    Raises: Failing, Changed; FileNotFoundError; PermissionError if it wants credentials; whatever the
+    library raises.
     """
 
     async def begin(self, head: int, tail: int) -> tuple[Stamp, Data, Data]:
-        """The state of the object, so many first bytes and so many last ones, of a shorter one all.
+        """The state of the object, its first `head` bytes and its last `tail`; of a shorter one all.
 
-        The last ones are b"" where they have to be asked for by themselves.
+        The last ones are b"" if they have to be asked for by themselves.
         """
         stamp = await self.stamp()
         if not stamp.size:
@@ -99,12 +94,12 @@ class Engine(ABC):
 
 
 class Requests:
-    """How an object is asked for: with a time limit, and again where that may help."""
+    """Asks for an object with a time limit, and again if that may help."""
 
     def __init__(self, url: Url) -> None:
         self.url = url
         self.options = {name: value for name, value in url.options.items() if name not in _OPTIONS}
-        self._timeout = url.options.get("request_timeout", TIMEOUT_SECONDS)
+        self._timeout = url.options.get("request_timeout", _TIMEOUT_SECONDS)
         self._tries = url.options.get("request_tries")
         if not isinstance(self._timeout, (int, float)) or not self._timeout > 0:
             raise base.OptionError(
@@ -114,10 +109,10 @@ class Requests:
             base.check_count("storage_options: request_tries", self._tries)
 
     async def answer(self, doing: str, nbytes: int, ask: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Ask until an answer serves, or one error says why none does.
+        """Ask until there is an answer.
 
         Args:
-            doing: what is asked for, for the message: "reading 4,096 bytes at offset 8,192".
+            doing: for the message: "reading 4,096 bytes at offset 8,192".
             nbytes: how much is to come, which takes its time.
         Raises:
             StorageError, ArchiveNotFoundError, StaleArchiveError.
@@ -130,18 +125,18 @@ class Requests:
                 raise outcome
             if not isinstance(outcome, Failing):
                 return outcome
-            tries = self._tries or (BUSY_TRIES if outcome.is_busy else TRIES)
-            if asked >= min(tries, outcome.tries or tries):
+            tries = outcome.tries if outcome.tries == 1 else self._tries or outcome.tries
+            if asked >= tries:
                 times = "once" if asked == 1 else f"{asked} times"
-                raise StorageError(f"{self.url}: {doing}: {outcome.what}; asked {times}")
+                raise StorageError(f"{self.url}: {doing}: {outcome}; asked {times}")
             wait = min(_FIRST_WAIT * _LONGER ** (asked - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # noqa: S311
             await asyncio.sleep(wait if outcome.wait is None else min(outcome.wait, _LONGEST_RETRY_AFTER))
 
     async def _tried(
         self, doing: str, limit: float, ask: Callable[[], Awaitable[Answer]]
     ) -> Answer | Failing | EdcacheError:
-        # What is raised here is raised outside of any except block: a library's own error, which may have
-        # credentials in its text, must not come along as the context of ours.
+        # Errors are returned, to be raised outside of any except block: a library's own error, which may
+        # have credentials in its text, must not come along as the context of ours.
         lost = _LOST if self.url.has_lost_credentials else ""
         try:
             return await asyncio.wait_for(ask(), limit)
@@ -156,8 +151,6 @@ class Requests:
                 f"{self.url}: {doing}: {changed}; the object was replaced or deleted since it was opened: "
                 "open it again"
             )
-        except EdcacheError as error:
-            return type(error)(self.url.scrubbed(str(error)))
         except PermissionError as error:
             return refused(f"{self._described(error)}{lost or _ALLOWED}")
         except OSError as error:
@@ -176,7 +169,7 @@ _cached: PerProcess[dict[object, Any]] = PerProcess()
 
 
 def cached(key: object, make: Callable[[], Answer]) -> Answer:
-    """What this process has under a key; of two threads that make it at once, both get the first."""
+    """The thing that this process has under a key; two threads that make it at once both get the first."""
     things = _cached.get(dict)
     if key not in things:
         things.setdefault(key, make())
@@ -185,7 +178,7 @@ def cached(key: object, make: Callable[[], Answer]) -> Answer:
 
 
 async def gathered(calls: Sequence[Callable[[], Awaitable[Answer]]], most: int) -> list[Answer]:
-    """The answers of many calls, at most so many at a time; where one fails, the others end."""
+    """The answers of calls, at most `most` at a time; the others are cancelled if one fails."""
     turns = asyncio.Semaphore(most)
 
     async def answer(call: Callable[[], Awaitable[Answer]]) -> Answer:
@@ -194,12 +187,10 @@ async def gathered(calls: Sequence[Callable[[], Awaitable[Answer]]], most: int) 
 
     tasks = [asyncio.ensure_future(answer(call)) for call in calls]
     try:
-        return list(await asyncio.gather(*tasks))
-    except BaseException:
+        return await asyncio.gather(*tasks)
+    finally:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 def run(coroutine: Coroutine[Any, Any, Answer], timeout: float | None = None) -> Answer:

@@ -15,8 +15,6 @@ _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
 _CONTAINERS: Final = ("abfs", "abfss", "wasb", "wasbs")
 # A "?" there is part of the object's name, or names its version.
 _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "memory")
-# Options whose values are no secrets, and help in a message.
-_HARMLESS: Final = frozenset({"endpoint_url", "region_name", "project", "request_timeout", "request_tries"})
 
 
 class Url(ShownUrl):
@@ -64,17 +62,12 @@ class Url(ShownUrl):
                 yield from (userinfo[:-1], *userinfo[:-1].split(":", 1))
 
 
-def _texts(options: Any, key: object = None) -> Iterator[str]:
-    if isinstance(options, Mapping):
-        for name, value in options.items():
-            yield from _texts(value, name)
-    elif isinstance(options, (list, tuple, set, frozenset)):
-        for value in options:
-            yield from _texts(value, key)
-    elif isinstance(options, (str, bytes)):
-        text = options if isinstance(options, str) else options.decode("latin-1")
-        if key not in _HARMLESS or "@" in text:
-            yield text
+def _texts(options: Any) -> Iterator[str]:
+    if isinstance(options, (str, bytes)):
+        yield options if isinstance(options, str) else options.decode("latin-1")
+    elif isinstance(options, (Mapping, list, tuple, set, frozenset)):
+        for value in options.values() if isinstance(options, Mapping) else options:
+            yield from _texts(value)
 
 
 def _without_credentials(part: str) -> str:
