@@ -15,7 +15,8 @@ const shown = (text) => String(text).replace(HIDDEN, (c) => `\\u${c.codePointAt(
 const number = new Intl.NumberFormat("en").format;
 const plural = (n, noun) => `${number(n)} ${noun}${n === 1 ? "" : "s"}`;
 
-const state = { set: 0, info: null, where: "", count: 0, current: 0, turn: 0, opened: null };
+// bars: column -> where-strings of the bars that are chosen. where: of the samples in the grid, with theirs.
+const state = { set: 0, info: null, where: "", bars: new Map(), count: 0, current: 0, turn: 0, opened: null };
 const grid = {
   top: 0, at: 0, columns: 1, width: 0, height: 0, view: 0, shape: null,
   cells: new Map(), free: [], blocks: new Map(), asked: new Map(), settle: 0, frame: 0,
@@ -45,63 +46,38 @@ async function get(path, query = {}, signal = undefined) {
   return body;
 }
 
-// ------------------------------------------------------------------------------------ where-strings
+// ------------------------------------------------------------------------------------------- filter
 
-// The parts of a where-string between a word at its top level, outside quotes and parentheses.
-function split(text, word) {
-  const parts = [];
-  let depth = 0, quote = "", start = 0;
-  for (let i = 0; i < text.length; i++) {
-    const c = text[i];
-    if (quote) {
-      if (c === "\\") i++;
-      else if (c === quote) quote = "";
-    } else if (c === "'" || c === '"') quote = c;
-    else if (c === "(" || c === "[") depth++;
-    else if (c === ")" || c === "]") depth--;
-    else if (depth === 0 && text.slice(i, i + word.length + 2).toLowerCase() === ` ${word} `) {
-      parts.push(text.slice(start, i).trim());
-      start = i + word.length + 2;
-      i = start - 1;
-    }
-  }
-  parts.push(text.slice(start).trim());
-  return parts.filter((part) => part !== "");
+// The text of the filter and the bars that are chosen, but for those of one column; the server joins them.
+function filter(except = null) {
+  const bars = [...state.bars].filter(([i]) => i !== except).map(([, wheres]) => wheres);
+  return { where: $("where").value.trim(), bars: JSON.stringify(bars) };
 }
 
-const unit = (where) => (split(where, "and").length > 1 ? `(${where})` : where);
-const bare = (term) => (term.startsWith("(") && term.endsWith(")") ? term.slice(1, -1) : term);
+const isSet = ({ where, bars }) => where !== "" || bars !== "[]";
 
-// The terms of the filter, and which of them is made of bars of one column alone.
-function terms(bars) {
-  const text = $("where").value.trim();
-  const list = split(text, "or").length > 1 ? [`(${text})`] : split(text, "and");
-  const units = new Set(bars.map(unit));
-  const chosen = (term) => (units.has(term) ? [term] : split(bare(term), "or"));
-  const at = list.findIndex((term) => chosen(term).every((one) => units.has(one)));
-  return { list, at, chosen: at < 0 ? [] : chosen(list[at]) };
+function toggle(i, where) {
+  const wheres = state.bars.get(i) ?? [];
+  const left = wheres.includes(where) ? wheres.filter((other) => other !== where) : [...wheres, where];
+  if (left.length) state.bars.set(i, left);
+  else state.bars.delete(i);
+  apply();
 }
 
-function toggle(where, bars) {
-  const { list, at, chosen } = terms(bars);
-  const one = unit(where);
-  const left = chosen.includes(one) ? chosen.filter((other) => other !== one) : [...chosen, one];
-  const term = left.length > 1 ? `(${left.join(" or ")})` : left[0];
-  if (at < 0) list.push(term);
-  else list.splice(at, 1, ...(term === undefined ? [] : [term]));
-  $("where").value = list.length === 1 && left.length > 1 ? bare(list[0]) : list.length === 1 ? list[0] : list.join(" and ");
+function clear() {
+  $("where").value = "";
+  state.bars.clear();
   apply();
 }
 
 let waiting = 0;
 async function apply() {
   clearTimeout(waiting);
-  const where = $("where").value.trim();
   const turn = ++state.turn;
   press();
-  $("clear").disabled = where === "";
+  $("clear").disabled = !isSet(filter());
   try {
-    const { count } = await get(`${state.set}/count`, { where });
+    const { count, where } = await get(`${state.set}/count`, filter());
     if (turn !== state.turn) return;
     complain("");
     if (where === state.where && count === state.count) return;
@@ -141,7 +117,7 @@ async function columns() {
     try {
       const histogram = await get(`${set}/histogram/${i}`);
       if (set !== state.set) return;
-      section.append(...bars(histogram));
+      section.append(...bars(histogram, i));
       press();
       if (state.where) compare(i);
     } catch (error) {
@@ -152,21 +128,15 @@ async function columns() {
   if (left > 0) nav.append(el("p", { text: `${plural(left, "more column")}; the filter takes them too` }));
 }
 
-function bars(histogram) {
+function bars(histogram, i) {
   const most = Math.max(1, ...histogram.bars.map((bar) => bar.count));
-  const wheres = histogram.bars.map((bar) => bar.where).filter((where) => where !== null);
   const buttons = histogram.bars.map((bar) => {
     const fill = el("i");
     fill.style.width = `${(100 * bar.count) / most}%`;
     fill.append(el("b"));
-    const button = el("button", { class: "value", title: bar.where ?? bar.text, "aria-pressed": "false", disabled: bar.where === null },
-      fill, el("span", { class: "key", text: bar.text, dir: "auto" }), el("span", { text: number(bar.count) }));
-    button.count = bar.count;
-    if (bar.where !== null) {
-      button.addEventListener("click", () => toggle(bar.where, wheres));
-      button.where = { one: unit(bar.where), all: wheres };
-    }
-    return button;
+    const button = el("button", { class: "value", title: bar.where ?? bar.text, "aria-pressed": "false", disabled: bar.where === null,
+      on: { click: () => toggle(i, bar.where) } }, fill, el("span", { class: "key", text: bar.text, dir: "auto" }), el("span", { text: number(bar.count) }));
+    return Object.assign(button, { count: bar.count, column: i, where: bar.where });
   });
   if (histogram.rest > 0) buttons.push(el("p", { text: `${plural(histogram.rest, "sample")} of ${plural(histogram.rest_values, "other value")}` }));
   if (!histogram.bars.length) buttons.push(el("p", { text: "No values." }));
@@ -175,18 +145,16 @@ function bars(histogram) {
 
 // Of each bar the part that the filter keeps, drawn over the whole; but for the choice among these bars.
 async function compare(i) {
-  const { set, turn } = state, section = $("labels").querySelectorAll("section")[i];
+  const { set, turn } = state, section = $("labels").querySelectorAll("section")[i], others = filter(i);
   const buttons = [...section.querySelectorAll("button.value")];
-  const { list, at } = terms(buttons.find((button) => button.where)?.where.all ?? []);
-  const where = list.filter((_, k) => k !== at).join(" and ");
   try {
-    const kept = where && buttons.length ? (await get(`${set}/kept/${i}`, { where })).kept : [];
+    const kept = isSet(others) && buttons.length ? (await get(`${set}/kept/${i}`, others)).kept : [];
     if (turn !== state.turn || set !== state.set) return;
     for (const [k, button] of buttons.entries()) {
       const count = kept[k] ?? null;
       button.classList.toggle("part", count !== null);
       button.firstChild.firstChild.style.width = `${(100 * (count ?? 0)) / Math.max(1, button.count)}%`;
-      button.lastChild.textContent = count === null ? number(button.count) : number(count);
+      button.lastChild.textContent = number(count ?? button.count);
       button.lastChild.title = count === null ? "" : `${number(count)} of ${number(button.count)}`;
     }
   } catch (error) {
@@ -196,7 +164,7 @@ async function compare(i) {
 
 function press() {
   for (const button of $("labels").querySelectorAll("button.value")) {
-    if (button.where) button.setAttribute("aria-pressed", terms(button.where.all).chosen.includes(button.where.one));
+    button.setAttribute("aria-pressed", state.bars.get(button.column)?.includes(button.where) ?? false);
   }
 }
 
@@ -223,7 +191,7 @@ function restart() {
   $("code").textContent = shown(state.where ? `ds.filter(${JSON.stringify(state.where)})` : state.info.code);
   $("code").title = $("code").textContent;
   $("empty").hidden = state.count > 0;
-  if (!state.count && all) say("No sample fulfils this filter", "", "Clear the filter", () => { $("where").value = ""; apply(); });
+  if (!state.count && all) say("No sample fulfils this filter", "", "Clear the filter", clear);
   else if (!all) say("No samples", "This archive holds none.");
   layout(0);
 }
@@ -671,7 +639,7 @@ async function choose(set) {
     Object.assign(state, { where: "", count: state.info.samples, current: 0 });
     restart();
     columns();
-    if ($("where").value.trim()) await apply();
+    if (isSet(filter())) await apply();
     for (const [id, load] of [["about", about], ["missing", missing]]) if (!$(id).hidden) load();
   } catch (error) {
     state.info = { samples: 0, columns: [], code: "" };
@@ -688,7 +656,7 @@ async function begin() {
   $("where").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(apply, 300); });
   $("where").addEventListener("keydown", (event) => event.key === "Enter" && apply());
   $("jump").addEventListener("keydown", (event) => event.key === "Enter" && jump());
-  $("clear").addEventListener("click", () => { $("where").value = ""; apply(); });
+  $("clear").addEventListener("click", clear);
   $("copy").addEventListener("click", async () => {
     await navigator.clipboard.writeText($("code").textContent);
     $("copy").textContent = "Copied";
@@ -722,7 +690,7 @@ async function begin() {
     $("sets-label").hidden = sets.length < 2;
     $("name").hidden = sets.length > 1;
     $("sets").replaceChildren(...sets.map((one, i) => el("option", { value: i, text: one.name })));
-    $("sets").addEventListener("change", () => { $("where").value = ""; remember(); choose(Number($("sets").value)); });
+    $("sets").addEventListener("change", () => { $("where").value = ""; state.bars.clear(); remember(); choose(Number($("sets").value)); });
     const set = clamp(Number(hash.get("set") ?? 0) || 0, 0, sets.length - 1);
     $("sets").value = set;
     await choose(set);

@@ -130,19 +130,16 @@ class _Handler(BaseHTTPRequestHandler):
         if origin is not None and origin.removeprefix("http://") not in self.server.hosts:
             raise _RequestError(403, "a page of another origin asked")
 
-    def _check_site(self) -> None:
-        """Refuse a page of another site; a link in it may lead here, as a notebook's does."""
-        site, mode = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Mode")
-        if site not in ("none", "same-origin") and mode != "navigate":
-            raise _RequestError(403, "a page of another origin asked")
-
     def _set_cookie(self, token: str) -> None:
         """Turn the token of the URL into a cookie, by a page that leads to the URL without it.
 
         A browser follows a redirect in the name of the site that had the link, and would not send the cookie.
         """
-        self._check_site()
-        if not self.server.admits(token):
+        # A link in a page of another site, as a notebook's, may lead here.
+        site, mode = self.headers.get("Sec-Fetch-Site", "none"), self.headers.get("Sec-Fetch-Mode")
+        if site not in ("none", "same-origin") and mode != "navigate":
+            raise _RequestError(403, "a page of another origin asked")
+        if not compare_digest(token.encode(), self.server.token.encode()):
             raise _RequestError(403, "the token in this URL is not the one that was printed; open that URL")
         name, secret = self.server.cookie
         cookie = f"{name}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
@@ -168,11 +165,12 @@ class _Handler(BaseHTTPRequestHandler):
         match = _PATHS.fullmatch(path)
         if match is None or int(match[1]) >= len(self.server.shown):
             raise _RequestError(404, "there is nothing at this path")
-        where = query.get("where", "").strip()
+        shown = self.server.shown[int(match[1])]
+        where = _joined(shown, query)
         if len(where) > _MOST_WHERE:
             raise _RequestError(414, f"the filter has {len(where):,} characters, more than {_MOST_WHERE:,}")
         numbers = [int(number) for number in match.group(3, 4) if number is not None]
-        return _api(self.server.shown[int(match[1])], match[2], numbers, where, query)
+        return _api(shown, match[2], numbers, where, query)
 
     def _send(self, status: int, body: bytes, content_type: str, headers: dict[str, str]) -> None:
         self.send_response_only(status)
@@ -189,13 +187,28 @@ def _json(document: object) -> _Response:
     return _Response(json.dumps(document, allow_nan=False).encode("ascii"), "application/json")
 
 
+def _joined(shown: Shown, query: dict[str, str]) -> str:
+    """The where-string of a request: its text, and one of the chosen bars of each column."""
+    where = query.get("where", "").strip()
+    try:
+        columns = [" or ".join(wheres) for wheres in json.loads(query.get("bars", "[]"))]
+    except (ValueError, TypeError, RecursionError):
+        raise _RequestError(400, "bars is no list of lists of where-strings") from None
+    if not where or not columns:
+        columns += [where] * bool(where)
+    else:
+        shown.rows(where)  # raises for a text that only the parentheses below would make whole
+        columns.insert(0, where)
+    return columns[0] if len(columns) == 1 else " and ".join(f"({one})" for one in columns)
+
+
 def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Response:
     """What one dataset answers; the numbers are those in the path."""
     match what, numbers:
         case None, []:
             return _json(shown.about())
         case "count", []:
-            return _json({"count": len(shown.rows(where))})
+            return _json({"count": len(shown.rows(where)), "where": where})
         case "histogram", [column]:
             return _json(shown.histogram(column))
         case "kept", [column]:
@@ -241,22 +254,6 @@ class _Server(ThreadingHTTPServer):
         # Cookies know no ports: two viewers at once need two names.
         self.cookie = f"edcache-{self.server_port}", secrets.token_urlsafe(24)
 
-        self._once: set[str] = set()
-
-    def token_for_once(self) -> str:
-        """Make a token for one visit: all users of a host see the command line of a browser."""
-        token = secrets.token_urlsafe(24)
-        self._once.add(token)
-        return token
-
-    def admits(self, token: str) -> bool:
-        """Return True for the printed token, and once for one that was made for a visit."""
-        for one in tuple(self._once):
-            if compare_digest(one.encode(), token.encode()):
-                self._once.discard(one)
-                return True
-        return compare_digest(self.token.encode(), token.encode())
-
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no news."""
 
@@ -274,15 +271,12 @@ class Viewer:
             reason = getattr(error, "strerror", None) or error
             raise StorageError(f"port {port}: cannot listen there: {reason}; leave the port out") from error
         self.port: int = self._server.server_port
-        self._fragment = f"#{urlencode({'where': where})}" if where else ""
-        self.url = self._url(self._server.token)
+        fragment = f"#{urlencode({'where': where})}" if where else ""
+        self.url = f"http://127.0.0.1:{self.port}/?token={self._server.token}{fragment}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
         if len(shown) == 1:
             shown[0].start()
-
-    def _url(self, token: str) -> str:
-        return f"http://127.0.0.1:{self.port}/?token={token}{self._fragment}"
 
     def __repr__(self) -> str:
         return f"Viewer({self.url!r})"
@@ -297,7 +291,7 @@ class Viewer:
         """Show the page in a browser, where there is a screen; one in the terminal would take it over."""
         has_screen = sys.platform == "darwin" or "DISPLAY" in os.environ
         if has_screen or "WAYLAND_DISPLAY" in os.environ:
-            webbrowser.open(self._url(self._server.token_for_once()))
+            webbrowser.open(self.url)
 
     def wait(self) -> None:
         """Serve until Ctrl-C, or until another thread closes."""

@@ -76,6 +76,9 @@ def where_truth(text: str, labels: Labels) -> Truth:
         MemoryError,
     ) as error:  # a null byte, not UTF-8; nested by the thousand
         raise where.error(str(error) or "nested too deep", 1, 2) from None
+    begins_it = (tree.body.lineno, tree.body.col_offset) == (1, 0)
+    if begins_it and isinstance(tree.body, (ast.BoolOp, ast.Compare)):  # with the parenthesis put before it
+        raise where.error("unmatched ')'", 1, text.index(")") + 2)
     where.read(tree)
     return where.condition(tree.body, 1)
 

@@ -11,6 +11,7 @@ import threading
 import wave
 from io import BytesIO
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import pyarrow as pa
@@ -127,11 +128,6 @@ def test_without_token_and_cookie_nothing_is_answered(viewer, target):
         refused = Visitor(viewer, cookie).get(target)
         assert refused.status == 403
         assert refused.getheader("Set-Cookie") is None
-
-
-def test_a_token_for_a_browsers_command_line_is_good_once(viewer):
-    token = viewer._server.token_for_once()
-    assert [Visitor(viewer).get(f"/?token={token}").status for _ in range(2)] == [200, 403]
 
 
 @pytest.mark.parametrize(
@@ -261,12 +257,46 @@ def test_nothing_of_a_request_comes_back_as_html(viewer, visitor):
 
 def test_a_filter_counts_and_says_what_the_library_says(path, visitor):
     ds = edcache.CachedDataset.from_cache(path)
-    assert visitor.json("/api/0/count?where=label+%3D%3D+1") == (200, {"count": len(ds.filter("label == 1"))})
+    assert visitor.json("/api/0/count?where=label+%3D%3D+1") == (
+        200,
+        {"count": len(ds.filter("label == 1")), "where": "label == 1"},
+    )
     for where in ("label ==", "lable == 1", "label == 'x'", "(" * 60):
         with pytest.raises(edcache.EdcacheError) as wrong:
             ds.filter(where)
         status, body = visitor.json(f"/api/0/count?where={where.replace(' ', '+')}")
         assert (status, body) == (422, {"error": str(wrong.value)})
+
+
+@pytest.mark.parametrize(
+    ("where", "bars", "joined"),
+    [
+        ("", [], ""),
+        ("", [["label == 1", "label == 2"]], "label == 1 or label == 2"),
+        ("", [["label == 1"], ["label < 2"]], "(label == 1) and (label < 2)"),
+        ("label > 0 or label == 2", [["label == 1"]], "(label > 0 or label == 2) and (label == 1)"),
+    ],
+)
+def test_the_chosen_bars_are_joined_with_the_text(path, visitor, where, bars, joined):
+    query = urlencode({"where": where, "bars": json.dumps(bars)})
+    count = len(edcache.CachedDataset.from_cache(path).filter(joined or None))
+    assert visitor.json(f"/api/0/count?{query}") == (200, {"count": count, "where": joined})
+
+
+@pytest.mark.parametrize(
+    ("where", "bars", "status"),
+    [
+        ("label == 1) or (label == 2", '[["label == 0"]]', 422),
+        ("", "[1", 400),
+        ("", "3", 400),
+        ("", "[[1]]", 400),
+        ("", '["label"]', 422),
+        ("", "[" * 9_000, 400),
+    ],
+)
+def test_bars_that_are_none_are_refused(visitor, where, bars, status):
+    query = urlencode({"where": where, "bars": bars})
+    assert visitor.json(f"/api/0/count?{query}")[0] == status
 
 
 def test_the_part_of_each_bar_that_a_filter_keeps_is_counted(path, visitor):
@@ -354,7 +384,7 @@ def test_the_labels_answer_while_the_dataset_is_still_opened():
     with view([one], open_browser=False, block=False) as viewer:
         entered = Visitor(viewer).get(path_of(viewer))
         visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
-        assert visitor.json("/api/0/count?where=y+%3E+2") == (200, {"count": 3})
+        assert visitor.json("/api/0/count?where=y+%3E+2") == (200, {"count": 3, "where": "y > 2"})
         assert visitor.json("/api/0/histogram/0")[1]["bars"][0]["where"] == "y == 1"
         opened.set()
         assert len(visitor.json("/api/0/cells?count=5")[1]["cells"]) == 5

@@ -243,6 +243,8 @@ def test_everything_else_is_a_where_error(text):
         ("label < None", "column 9: < orders no None"),
         ("label is 1", 'column 10: "is" asks whether a column "is None"; values are compared by =='),
         ("1 in (1, 2)", 'column 1: "in" has no column on its left'),
+        ("flag) or (flag", "column 5: unmatched ')'"),
+        ("label) == (1", "column 6: unmatched ')'"),
         ("flag and 1", "column 10: this is no condition"),
         ("1 == 2", "column 1: this compares no column"),
         ("flag flag", "column 1: invalid syntax"),
