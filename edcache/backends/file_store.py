@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from edcache import format, storage, writer
-from edcache.base import CorruptArchiveError, NotAnArchiveError, OptionError, ReadOptions, StorageError, Sync
+from edcache.base import CorruptArchiveError, OptionError, ReadOptions, StorageError, Sync
 from edcache.format import Head
 from edcache.storage import ByteSource, File, absolute
 from edcache.writer import ALLOW_PARTIAL, Store
@@ -52,7 +52,7 @@ class FileStore(Store):
 
         try:
             reader = super().found(options)
-        except (NotAnArchiveError, CorruptArchiveError) as error:
+        except CorruptArchiveError as error:
             if never_created(self.path):
                 return None
             if isinstance(error, CorruptArchiveError):

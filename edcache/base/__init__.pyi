@@ -1,4 +1,3 @@
-from .errors import ArchiveClosedError as ArchiveClosedError
 from .errors import ArchiveError as ArchiveError
 from .errors import ArchiveExistsError as ArchiveExistsError
 from .errors import ArchiveNotFoundError as ArchiveNotFoundError
@@ -6,17 +5,12 @@ from .errors import CodecError as CodecError
 from .errors import CorruptArchiveError as CorruptArchiveError
 from .errors import CorruptRecordError as CorruptRecordError
 from .errors import EdcacheError as EdcacheError
-from .errors import FingerprintError as FingerprintError
-from .errors import FormatVersionError as FormatVersionError
 from .errors import ImageError as ImageError
 from .errors import LabelError as LabelError
-from .errors import LabelTypeError as LabelTypeError
 from .errors import MissingDependencyError as MissingDependencyError
 from .errors import MissingSampleError as MissingSampleError
-from .errors import NotAnArchiveError as NotAnArchiveError
 from .errors import OptionError as OptionError
 from .errors import PartialArchiveWarning as PartialArchiveWarning
-from .errors import PickleRefusedError as PickleRefusedError
 from .errors import SampleIndexError as SampleIndexError
 from .errors import SourceError as SourceError
 from .errors import StaleArchiveError as StaleArchiveError
@@ -24,7 +18,6 @@ from .errors import StaleCacheError as StaleCacheError
 from .errors import StandInWarning as StandInWarning
 from .errors import StorageError as StorageError
 from .errors import UnknownLabelError as UnknownLabelError
-from .errors import UnsupportedTypeError as UnsupportedTypeError
 from .frames import warn as warn
 from .markup import Markup as Markup
 from .markup import element as element

@@ -29,6 +29,15 @@ class EdcacheError(Exception):
         super().__init__(*message)
         self.path, self.index, self.option = path, index, option
 
+    def within(self, place: str, path: str | None = None, index: int | None = None) -> EdcacheError:
+        """The same error behind a place, "train.zip: sample 7", with the attributes that it lacks."""
+        path = path if self.path is None else self.path
+        index = index if self.index is None else self.index
+        error = type(self)(f"{place}: {self}", path=path, index=index, option=self.option)
+        if isinstance(self, OSError) and isinstance(error, OSError):
+            error.errno, error.filename = self.errno, self.filename
+        return error
+
     def __str__(self) -> str:
         # KeyError would show its message quoted, OSError would look for an errno.
         return str(self.args[0]) if self.args else ""
@@ -59,7 +68,7 @@ class MissingDependencyError(EdcacheError, ImportError):
 
 
 class ArchiveError(EdcacheError):
-    """Something about the archive file as a whole."""
+    """An archive as a whole: it is closed, of a newer format, or in use by another process."""
 
 
 class ArchiveNotFoundError(ArchiveError, FileNotFoundError):
@@ -68,18 +77,6 @@ class ArchiveNotFoundError(ArchiveError, FileNotFoundError):
 
 class ArchiveExistsError(ArchiveError, FileExistsError):
     """A file is in the way of a new archive."""
-
-
-class ArchiveClosedError(ArchiveError, ValueError):
-    """Used after close(), or by a process that inherited it and may not write."""
-
-
-class NotAnArchiveError(ArchiveError, ValueError):
-    """The file does not begin with edcache's head."""
-
-
-class FormatVersionError(ArchiveError, ValueError):
-    """The file says that it is of a newer format."""
 
 
 class PartialArchiveWarning(UserWarning):
@@ -95,7 +92,7 @@ class StorageError(ArchiveError, OSError):
 
 
 class CorruptArchiveError(ArchiveError, ValueError):
-    """Bytes of the archive fail their checksum or contradict each other."""
+    """The file is no archive, or bytes of it fail their checksum or contradict each other."""
 
 
 class CorruptRecordError(CorruptArchiveError):
@@ -120,36 +117,20 @@ class SourceError(EdcacheError, RuntimeError):
     """
 
 
-class CodecError(EdcacheError):
-    """A sample that cannot become a record, or the reverse."""
+class CodecError(EdcacheError, ValueError):
+    """A sample that cannot become a record, or the reverse: its type is not stored, a pickle is refused."""
 
 
-class UnsupportedTypeError(CodecError, TypeError):
-    """A leaf of a type that the native codec does not store."""
-
-
-class ImageError(CodecError, ValueError):
+class ImageError(CodecError):
     """An image file that cannot be read, or bytes that do not decode to a picture."""
 
 
-class PickleRefusedError(CodecError, ValueError):
-    """The archive holds pickles, and allow_pickle=True was not given; or an old cache names code to run."""
-
-
 class LabelError(EdcacheError):
-    """Something about label columns."""
+    """Label values that a sample lacks, that do not make one column, or that do not compare."""
 
 
 class UnknownLabelError(LabelError, KeyError):
     """A label column that the archive does not hold."""
-
-
-class LabelTypeError(LabelError, TypeError):
-    """Label values that do not make one column."""
-
-
-class FingerprintError(EdcacheError, TypeError):
-    """An argument of a cached call has no stable fingerprint."""
 
 
 class StaleCacheError(EdcacheError, RuntimeError):

@@ -13,7 +13,14 @@ from typing import Any, get_args
 import click
 
 from edcache import dataset, interop, writer
-from edcache.base import ArchiveError, ArchiveNotFoundError, ReadOptions, human_bytes, index_ranges
+from edcache.base import (
+    ArchiveError,
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    ReadOptions,
+    human_bytes,
+    index_ranges,
+)
 from edcache.cli.call import Call
 from edcache.cli.flags import FOLDER, PATH, flags, output
 from edcache.cli.output import FAILED, bar, plural, print_report, printable
@@ -127,7 +134,7 @@ def _records_at(path: str) -> int:
     with closing(writer.store_at(path).reader(ReadOptions(allow_partial=True))) as reader:
         try:
             return reader.present
-        except (ArchiveNotFoundError, ValueError):
+        except (ArchiveNotFoundError, CorruptArchiveError):
             return 0
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from unicodedata import normalize
 
 from edcache import base
-from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError, imported, module_name
+from edcache.base import CodecError, CorruptRecordError, OptionError, imported, module_name
 from edcache.codec import packages
 from edcache.codec.packages import ClassName, Form
 
@@ -117,16 +117,16 @@ def is_registered(cls: type) -> bool:
 
 
 def registered(name: ClassName, *, may_import: bool = True) -> type:
-    """The class of that name, or UnsupportedTypeError; may_import: the module of an enum on the list."""
+    """The class of that name, or CodecError; may_import: the module of an enum on the list."""
     cls = _lookup(_registered, name) or packages.enum_named(name, may_import=may_import)
     if cls is None:
         raise _unregistered(name, "")
     return cls
 
 
-def _unregistered(name: ClassName, arguments: str) -> UnsupportedTypeError:
+def _unregistered(name: ClassName, arguments: str) -> CodecError:
     module, qualname = name
-    return UnsupportedTypeError(
+    return CodecError(
         f"the record holds a {module}.{qualname}, which this process has not registered; "
         f"import it and call edcache.register({qualname.rpartition('.')[2]}{arguments}), "
         f'or where it is elsewhere now, register(..., name="{module}.{qualname}")'
@@ -165,7 +165,7 @@ def enum_key(name: ClassName, member: str) -> Any:
     """Return the member of an enum, or an EnumKey where that takes an import or a call of `register`."""
     try:
         cls = registered(name, may_import=False)
-    except UnsupportedTypeError:
+    except CodecError:
         return EnumKey(name, member)
     return member_named(cls, member)
 
@@ -178,9 +178,9 @@ def member_named(cls: Any, member: str) -> Any:
     return value
 
 
-def fields_differ(name: ClassName, stored: tuple[str, ...], here: tuple[str, ...]) -> UnsupportedTypeError:
+def fields_differ(name: ClassName, stored: tuple[str, ...], here: tuple[str, ...]) -> CodecError:
     """The error for a registered class that has other fields than a record."""
-    return UnsupportedTypeError(
+    return CodecError(
         f"the record holds a {'.'.join(name)} with fields {', '.join(stored)}; the class "
         f"registered now has {', '.join(here) or 'none'}; register one with the stored fields"
     )

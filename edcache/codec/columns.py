@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edcache.base import OptionError, UnsupportedTypeError, described
+from edcache.base import CodecError, OptionError, described
 from edcache.codec import dtypes
 from edcache.codec.tensors import encode_tensor
 
@@ -24,12 +24,12 @@ class Columns:
     Attributes:
         count: how many samples. is_whole: whether records are made of whole columns; else one by one.
     Raises:
-        UnsupportedTypeError: what is no column. OptionError: the columns differ in length, or there is none.
+        CodecError: what is no column. OptionError: the columns differ in length, or there is none.
     """
 
     def __init__(self, tree: object) -> None:
         if type(tree) not in (*_DICTS, tuple):
-            raise UnsupportedTypeError(
+            raise CodecError(
                 f'columns: {described(tree)}; give a dict of columns, as {{"x": array, "label": array}}'
             )
         self.tree = tree
@@ -70,11 +70,11 @@ class Columns:
 def _length(column: Any, where: str) -> int:
     kind = type(column)
     if kind is not list and kind not in _ARRAYS and kind is not torch.Tensor:
-        raise UnsupportedTypeError(
+        raise CodecError(
             f"{where}: {described(column)} is no column; give an array, a tensor, a list, or None"
         )
     if kind in _ARRAYS and column.dtype.hasobject:
-        raise UnsupportedTypeError(f"{where}: an array of objects; give its .tolist()")
+        raise CodecError(f"{where}: an array of objects; give its .tolist()")
     if kind is not list and not column.ndim:
         raise OptionError(f"{where}: an array without dimensions; give one item for each sample")
     return len(column)

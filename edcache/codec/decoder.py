@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from edcache.base import CorruptRecordError, EdcacheError, PickleRefusedError, once
+from edcache.base import CodecError, CorruptRecordError, EdcacheError, once
 from edcache.codec import classes
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
 from edcache.codec.decoding import Decoding
@@ -90,7 +90,7 @@ class Decoder:
             record: its bytes, exactly; at an address that is a multiple of 8 if copy is False.
             copy: True: the caller owns every leaf. False: arrays and tensors alias the record; arrays are
                 read-only, tensors cannot be, and must not be written.
-        Raises: CorruptRecordError, PickleRefusedError, UnsupportedTypeError, ImageError.
+        Raises: CorruptRecordError, CodecError, ImageError.
         Cost: about 3 us for a small tensor and an int.
         """
         try:
@@ -163,7 +163,7 @@ class Decoder:
 
     def _decode_pickle(self, record: memoryview, copy: bool) -> object:
         if not self._allow_pickle:
-            raise PickleRefusedError(
+            raise CodecError(
                 "the record holds pickles; pass allow_pickle=True if you trust its author",
                 option="allow_pickle",
             )

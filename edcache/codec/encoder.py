@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.base import CorruptRecordError, OptionError, UnsupportedTypeError
+from edcache.base import CodecError, CorruptRecordError, OptionError
 from edcache.codec import dtypes, pickles
 from edcache.codec.columns import Columns
 from edcache.codec.containers import CONTAINERS, disassemble, dump_key
@@ -75,7 +75,7 @@ class Encoder:
         """Encode one sample, copying as little as possible: what comes back may hold views of it.
 
         Raises:
-            UnsupportedTypeError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose
+            CodecError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose
                 codec="pickle"'.
             ImageError: 'sample["image"]: cannot store image file "a.jpg" (No such file or directory); ...'.
         Cost: about 1 us for a small flat sample like the last one, 3 us for one like an earlier one; 30 us
@@ -124,12 +124,12 @@ class Encoder:
                 skeleton.widen(values, self._admit)
         except CorruptRecordError as error:
             # A schema is checked as a reader will: better refused now than unreadable later.
-            raise UnsupportedTypeError(f"sample: cannot store it: {error}") from error
+            raise CodecError(f"sample: cannot store it: {error}") from error
         return skeleton, values
 
     def _new_skeleton(self, node: Any, values: list[Any]) -> _Skeleton:
         if _as_tuples(json.loads(dump(node))) != node:
-            raise UnsupportedTypeError("sample: cannot store it: a class or field name holds surrogates")
+            raise CodecError("sample: cannot store it: a class or field name holds surrogates")
         self._last = None  # it may go
         while len(self._skeletons) >= _MAX_SKELETONS:
             # The oldest goes, but one that was met since it last was the oldest.

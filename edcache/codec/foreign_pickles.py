@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import torch
 
-from edcache.base import ArchiveError, PickleRefusedError
+from edcache.base import ArchiveError, CodecError
 from edcache.codec.tensors import NAMES
 
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
@@ -35,7 +35,7 @@ def restored(data: bytes, place: str, *, trust: bool = False) -> Any:
         place: what messages begin with: "train.zip: example_3.p".
         trust: read it with pickle itself, which runs whatever code its author put there.
     Raises:
-        PickleRefusedError: "train.zip: example_3.p needs os.system; ...". It was not called.
+        CodecError: "train.zip: example_3.p needs os.system; ...". It was not called.
         ArchiveError: it is damaged.
     """
     with _foreign_errors(place):
@@ -61,7 +61,7 @@ def _foreign_errors(place: str) -> Iterator[None]:
     try:
         yield
     except _Refused as error:
-        raise PickleRefusedError(
+        raise CodecError(
             f"{place} needs {error}; if you trust its author, trust_pickle=True reads it as "
             "pickle does, which runs whatever code is in it",
             option="trust_pickle",

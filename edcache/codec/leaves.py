@@ -26,7 +26,6 @@ from edcache.base import (
     CorruptRecordError,
     ImageError,
     MissingDependencyError,
-    UnsupportedTypeError,
 )
 from edcache.codec import dtypes
 from edcache.codec.classes import class_name, is_registered, member_named, own_name, registered
@@ -49,7 +48,7 @@ _ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 class Refusal(TypeError):
     """What follows "cannot store " of a value; the walk adds the path, inside out, and raises the error."""
 
-    def __init__(self, message: str, error: type[CodecError] = UnsupportedTypeError) -> None:
+    def __init__(self, message: str, error: type[CodecError] = CodecError) -> None:
         super().__init__(message)
         self.error = error
         self.path: list[tuple[Any, bool]] = []

@@ -8,7 +8,7 @@ import sys
 from functools import cache
 from typing import Any
 
-from edcache.base import CorruptRecordError, UnsupportedTypeError
+from edcache.base import CodecError, CorruptRecordError
 
 PICKLE_SCHEMA = '{"pickle":5}'
 
@@ -41,13 +41,13 @@ def _reads_back(dtype: Any) -> bool:
 
 
 def dump(sample: object) -> bytes:
-    """Pickle a sample. Raises: UnsupportedTypeError."""
+    """Pickle a sample. Raises: CodecError."""
     file = io.BytesIO()
     try:
         _Pickler(file, protocol=5).dump(sample)
         return file.getvalue()
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
-        raise UnsupportedTypeError(f"sample: pickle cannot store it: {error}") from error
+        raise CodecError(f"sample: pickle cannot store it: {error}") from error
 
 
 def load(record: memoryview) -> object:

@@ -82,7 +82,7 @@ class CachedDataset(PathCachedDataset):
         chunk_size: most samples that one publication holds.
         trust_pickle: unpickle an old cache whatever it holds.
         options: as for `edcache.CachedDataset`: num_workers, progress, transform, ...
-    Raises: as `edcache.CachedDataset`; PickleRefusedError for an old cache that needs a class.
+    Raises: as `edcache.CachedDataset`; CodecError for an old cache that needs a class.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
         max_files_per_folder, compress: without meaning.
         trust_pickle: unpickle the old folder whatever it holds.
         options: as for `edcache.CachedDataset`; by default lazy=True.
-    Raises: as `edcache.CachedDataset`; PickleRefusedError for an old folder whose samples need a class.
+    Raises: as `edcache.CachedDataset`; CodecError for an old folder whose samples need a class.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class ArrayDataset:
         storage_options: for the library that reads a URL.
         keywords: the fields of `edcache.ReadOptions`, such as verify, decode and local.
     Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         MissingDependencyError, at a read: a dtype takes ml_dtypes, a picture Pillow, a size of one torch.
 
     An integer gives a sample, everything else a batch: a slice, a list, an index array, a bool mask.

@@ -166,7 +166,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             given are those of the joined dataset.
         Raises:
             ArchiveNotFoundError: "train.zip: no such file"; no file matches a glob; a folder has no .zip.
-            NotAnArchiveError, FormatVersionError, CorruptArchiveError: the message names the archive.
+            ArchiveError, CorruptArchiveError: the message names the archive.
             ArchiveError: the file is not the one that was published; see `expected_digest`.
 
         An archive that is not sealed can be opened, for example after a writer was killed. It gives a
@@ -207,7 +207,9 @@ class CachedDataset(ArchiveDataset[T_co]):
     def __repr__(self) -> str:
         try:
             names = base.printable(", ".join(self._reader.label_names))
-        except base.ArchiveClosedError:
+        except base.ArchiveError:
+            if not self._reader.closed:
+                raise
             return f"CachedDataset({self.path!r}, closed)"
         lack = "not sealed" if self._reader.has_all else f"{len(self) - self._reader.present:,} missing"
         state = "" if self.complete else f", {lack}"
@@ -242,7 +244,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             This dataset. It has the new labels at once. Other open datasets have them after refresh().
         Raises:
             OptionError: 'label "cluster" got 9 values, but the dataset has 10 samples; ...'.
-            LabelTypeError: 'train.zip: label "y" is int64 in the archive and string in labels that were
+            LabelError: 'train.zip: label "y" is int64 in the archive and string in labels that were
                 added; ...'. Samples that are written later have values of that type too.
             LabelError: the function raised; a value of `on` stands twice in the table, or no sample has one.
             StorageError: the archive cannot be written here.

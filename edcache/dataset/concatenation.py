@@ -51,7 +51,7 @@ def concat(datasets: Iterable[Samples]) -> Concat:
     Raises:
         OptionError: there are no datasets, one is not a dataset of edcache, or their `batch_transform`s
             differ.
-        LabelTypeError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
+        LabelError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
             in another; ...'.
 
     `labels` has the columns of all datasets, with null for samples of a dataset that does not have a column.

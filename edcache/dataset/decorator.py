@@ -71,7 +71,7 @@ class CachedFactory(Generic[P, T_co]):
         Raises:
             StaleCacheError: the archive at the path was made by a call with other arguments.
             SourceError: as `CachedDataset` raises it.
-            FingerprintError: an argument has no stable description.
+            OptionError: an argument has no stable description.
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Now: the factory may change the folder that this process works in.
@@ -195,7 +195,7 @@ def cachable(
     Raises:
         OptionError: "on_stale='often'; choose one of ...", before any call.
         StaleCacheError: in a call, see on_stale.
-        FingerprintError: in a call, an argument has no stable description.
+        OptionError: in a call, an argument has no stable description.
         SourceError: in a call, as `CachedDataset` raises it.
 
     If the archive is complete, a call does not run the function, unless `grow=True`: a method

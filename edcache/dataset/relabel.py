@@ -72,7 +72,7 @@ def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
     try:
         return _computed(cache, spec)
     except LabelError as error:
-        raise type(error)(f"{cache.path}: {error}") from error
+        raise error.within(cache.path, cache.path) from error
 
 
 def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:

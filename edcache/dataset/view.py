@@ -46,7 +46,7 @@ class Samples(Readable[T_co]):
     No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made
     from it share. The views of slices, take, repeat and shuffle have none. Random choices
     depend on the seed only, so they are equal in every process and on every platform. A label column that
-    does not exist raises UnknownLabelError. A column whose values are lists or dicts raises LabelTypeError.
+    does not exist raises UnknownLabelError. A column whose values are lists or dicts raises LabelError.
     A missing value counts as a value of its own.
     """
 
@@ -426,7 +426,9 @@ class View(Samples[T_co]):
         whole = getattr(self._root, "path", self._root)
         try:
             return f"View({whole!r}, {len(self):,} samples)"
-        except base.ArchiveClosedError:
+        except base.ArchiveError:
+            if not any(reader.closed for reader in self._readers):
+                raise
             return f"View({whole!r}, closed)"
 
     @property

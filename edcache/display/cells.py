@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import EdcacheError, MissingSampleError, PickleRefusedError, SampleIndexError
+from edcache.base import CodecError, EdcacheError, MissingSampleError, SampleIndexError
 from edcache.display.media import MOST_LEAVES, Media, gray, main_media, media_of, png, thumbnail
 from edcache.display.tree import leaf, leaves_of, sample_tree
 
@@ -45,7 +45,7 @@ def cell(sample: Any) -> dict[str, Any]:
 
 def error_text(error: Exception) -> str:
     """Why a sample cannot be read, for somebody who may not know this machine: no traceback, no paths."""
-    if isinstance(error, PickleRefusedError):
+    if isinstance(error, CodecError) and error.option == "allow_pickle":
         return "This sample is a pickle. A pickle runs code when it is opened; the viewer opens none."
     if isinstance(error, EdcacheError):
         # Why a sample failed when it was made has the traceback of then.

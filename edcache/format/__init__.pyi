@@ -75,6 +75,7 @@ from .spec import Header as Header
 from .spec import PRead as PRead
 from .spec import Seal as Seal
 from .spec import align as align
+from .spec import begins_archive as begins_archive
 from .spec import behind_seal as behind_seal
 from .spec import block_crcs as block_crcs
 from .spec import crc32 as crc32

@@ -84,7 +84,7 @@ class Merge:
         schemas, blocks: as in `IndexTable`. is_compressed: whether records have raw_nbytes.
         schema: the columns of labels, whose types hold the labels of all chunks, outdated ones too.
         rows, failures: once all parts were taken, how many records they have, and which samples have none.
-    Raises: LabelTypeError, LabelError, as `unify`; CorruptArchiveError, there are too many schemas.
+    Raises: LabelError, as `unify`; CorruptArchiveError, there are too many schemas.
 
     `parts` takes some 100 bytes for each of `_PART_ROWS` rows, or for each row of chunks whose samples are
     mixed with one another.

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from edcache.base import Ints, LabelTypeError
+from edcache.base import Ints, LabelError
 from edcache.format.arrays import from_numpy, pa
 from edcache.format.tables import Revision
 from edcache.format.types import Clash, LabelTypes, column_type, no_type, unify_column
@@ -58,7 +58,7 @@ def revised(
     """Apply revisions to the labels that the chunks have (spec.py section 3).
 
     index: the sample of each record, rising; None where dense. written: the sequence number of each record's
-    chunk. length: samples of the dataset. Raises LabelTypeError, where no writer has published.
+    chunk. length: samples of the dataset. Raises LabelError, where no writer has published.
     Memory: of a column that is put together its bytes twice and 8 bytes a row; others are not copied.
     """
     if not revisions:
@@ -149,7 +149,7 @@ class RevisionTypes(NamedTuple):
 
 
 def check_types(chunks: LabelTypes | None, revisions: Sequence[RevisionTypes], where: str) -> None:
-    """Refuse labels that `revised` could not put together: LabelTypeError."""
+    """Refuse labels that `revised` could not put together: LabelError."""
     types = {} if chunks is None else dict(chunks.types)
     for revision in revisions:
         for name in revision.dropped:
@@ -159,7 +159,7 @@ def check_types(chunks: LabelTypes | None, revisions: Sequence[RevisionTypes], w
             try:
                 types[name] = old.joined(new)
             except Clash as clash:
-                raise LabelTypeError(
+                raise LabelError(
                     f'{where}: label "{name}" is {old.arrow} in the archive and {new.arrow} in labels that '
                     f'were added{clash}; add them under another name, or drop_labels("{name}") first'
                 ) from None

@@ -249,7 +249,7 @@ from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from edcache import base
-from edcache.base import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
+from edcache.base import ArchiveError, CorruptArchiveError, OptionError
 
 try:
     from isal.isal_zlib import crc32
@@ -525,7 +525,7 @@ def _head_header(uuid: bytes, nbytes: int, crc: int, end: int) -> Header:
 def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     """The head, and the place of the first entry.
 
-    Raises NotAnArchiveError, FormatVersionError for a newer format, CorruptArchiveError for a damaged head.
+    Raises CorruptArchiveError for what is no archive, or a damaged head; ArchiveError for a newer format.
     """
     data = pread(0, PAGE)
     _check_magic(data, where)
@@ -546,12 +546,18 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     return head, after(header)._replace(seq=0)
 
 
+def begins_archive(data: bytes) -> bool:
+    """True if the first bytes of a file are those of an archive, of any format version."""
+    name = _NAMES[KIND_HEAD].encode()
+    return data[:4] == _MAGIC and data[_LOCAL.size : _LOCAL.size + len(name)] == name
+
+
 def _check_magic(data: bytes, where: str) -> None:
     # The version is judged before the checksum: a newer format may compute it otherwise.
     name = _NAMES[KIND_HEAD]
     private = _LOCAL.size + len(name)
-    if data[:4] != _MAGIC or data[_LOCAL.size : private] != name.encode():
-        raise NotAnArchiveError(
+    if not begins_archive(data):
+        raise CorruptArchiveError(
             f"{where}: not an edcache archive: it does not begin with a zip entry {name}"
             + ("; it is empty" if not data else "")
         )
@@ -559,7 +565,7 @@ def _check_magic(data: bytes, where: str) -> None:
         version = int.from_bytes(data[private + 4 : private + 6], "little")
         if version != VERSION and parse_header(data) is None:
             remedy = "upgrade edcache" if version > VERSION else "build the archive again"
-            raise FormatVersionError(
+            raise ArchiveError(
                 f"{where}: archive format {version}, this release reads format {VERSION}; {remedy}"
             )
 

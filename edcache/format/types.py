@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelError, LabelTypeError
+from edcache.base import LabelError
 from edcache.format.arrays import (
     element_type,
     is_list,
@@ -204,7 +204,7 @@ def _type_of_json(entry: Any) -> ColumnType:
 def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Table:
     """Join label tables by the names of their columns: one contiguous array each, texts large past 2 GiB.
 
-    Raises LabelTypeError, or LabelError for other columns; they begin with `where` and speak of a `piece`.
+    Raises LabelError, also for other columns; it begins with `where` and speaks of a `piece`.
     """
     if not tables:
         return pa.table({})
@@ -309,8 +309,8 @@ def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
 
 def _chunk_clash(
     name: str, old: pa.DataType, new: pa.DataType, clash: Clash, where: str, piece: str = "chunk"
-) -> LabelTypeError:
-    return LabelTypeError(
+) -> LabelError:
+    return LabelError(
         f'{_prefix(where)}label "{name}" is {old} in one {piece} and {new} in another{clash}; write it as '
         f'one type, for example in_memory_keys={{"{name}": lambda s: str(s["{name}"])}}'
     )

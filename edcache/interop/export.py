@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.base import ArchiveError, OptionError, UnsupportedTypeError, parsed_bytes, shown
+from edcache.base import ArchiveError, CodecError, OptionError, parsed_bytes, shown
 from edcache.dataset import CachedDataset, Path, Samples, Zipped, label_fields, readers_of
 from edcache.interop.export_columns import nbytes_of, unified
 from edcache.interop.export_formats import WRITERS, Writer, check_absent, new_folder, read
@@ -76,7 +76,7 @@ def export(
         allow_partial: take what there is of archives that are not sealed.
     Raises:
         ArchiveError: an archive is not sealed, so that samples may be missing.
-        UnsupportedTypeError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no
+        CodecError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no
             such type; ...'. Before anything is written, unless a transform gives other things every time.
         MissingSampleError: a sample has no record.
         OptionError, ArchiveExistsError, ArchiveError, StorageError.
@@ -211,9 +211,7 @@ def _mapped(
         with ProcessPoolExecutor(workers, initializer=_begin, initargs=(shared,)) as pool:
             yield from pool.map(partial(_call, work), tasks)
     except BrokenProcessPool as error:
-        raise UnsupportedTypeError(
-            "export(): a worker process died; memory may have run out: fewer workers"
-        ) from error
+        raise CodecError("export(): a worker process died; memory may have run out: fewer workers") from error
 
 
 def _measured(path: str) -> tuple[int, int]:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from edcache.base import UnsupportedTypeError
+from edcache.base import CodecError
 from edcache.codec import ImageFile, children_of
 from edcache.labels import ArrowColumn
 
@@ -47,12 +47,10 @@ def leaves_of(sample: Any, place: str) -> Leaves:
     for path, value in _leaves_of(sample, ()):
         name = ".".join(map(str, path))
         if name in leaves:
-            raise UnsupportedTypeError(
-                f'{place}: two fields are called "{name}"; rename one with with_transform()'
-            )
+            raise CodecError(f'{place}: two fields are called "{name}"; rename one with with_transform()')
         leaves[name] = _plain(value, name, place)
     if not leaves:
-        raise UnsupportedTypeError(f"{place}: it has no field; leave it out with a filter")
+        raise CodecError(f"{place}: it has no field; leave it out with a filter")
     return leaves
 
 
@@ -101,7 +99,7 @@ def _png(image: Any, name: str, place: str) -> EncodedImage:
     return EncodedImage(file.getvalue(), "png")
 
 
-def unsupported(place: str, name: str, value: object, why: str) -> UnsupportedTypeError:
+def unsupported(place: str, name: str, value: object, why: str) -> CodecError:
     """The error for a leaf that a format cannot hold."""
     if isinstance(value, np.ndarray):
         kind = f"an array of {value.dtype} {value.shape}"
@@ -112,7 +110,7 @@ def unsupported(place: str, name: str, value: object, why: str) -> UnsupportedTy
     else:
         kind = f"of type {type(value).__name__}"
     field = f'field "{name}"' if name else "it"
-    return UnsupportedTypeError(
+    return CodecError(
         f"{place}: {field} is {kind}; {why}; leave it out with select(), or make something else of it with "
         "with_transform()"
     )
@@ -172,7 +170,7 @@ def unified(samples: Iterable[tuple[Columns, str]]) -> Columns:
             before, where, times = known.get(name, (column, place, 0))
             both = _common(before, column)
             if both is None:
-                raise UnsupportedTypeError(
+                raise CodecError(
                     f'{place}: field "{name}" is {_described(column)}, and {_described(before)} in another '
                     f"sample ({where}); a column has one type: make it one with with_transform(), or leave "
                     "it out with select()"
@@ -199,12 +197,12 @@ def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
 
 
 def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColumn], place: str) -> None:
-    """Raise UnsupportedTypeError for a sample of other columns than those that were inspected."""
+    """Raise CodecError for a sample of other columns than those that were inspected."""
     for name in columns.keys() | shown.keys():
         known, now = columns.get(name), shown.get(name, ArrowColumn(name, "null"))
         if known is None or _common(known, now) != known:
             before = "in no sample" if known is None else _described(known)
-            raise UnsupportedTypeError(
+            raise CodecError(
                 f'{place}: field "{name}" is {_described(now)}, and was {before} when samples '
                 "were looked at; a transform must give the same every time"
             )

@@ -15,7 +15,7 @@ from typing import IO, Any, ClassVar, Final
 import numpy as np
 
 from edcache import storage, writer
-from edcache.base import ArchiveExistsError, EdcacheError, UnsupportedTypeError
+from edcache.base import ArchiveExistsError, CodecError, EdcacheError
 from edcache.dataset import Samples
 from edcache.format import pa
 from edcache.interop.export_columns import (
@@ -124,7 +124,7 @@ class Writer:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise UnsupportedTypeError for what the format does not hold."""
+        """Raise CodecError for what the format does not hold."""
 
     def parts(self, nbytes: int) -> list[range]:
         """Which samples are written at a time: consecutive positions that are about so many bytes each."""
@@ -159,7 +159,7 @@ class _Files(Writer):
     def check(self) -> None:
         for field in self.label_table(range(0)).schema:
             if "binary" in str(field.type):
-                raise UnsupportedTypeError(
+                raise CodecError(
                     f'export(): label "{field.name}" is {field.type}, and JSON holds no bytes; choose '
                     "others: labels=[...]"
                 )
@@ -182,7 +182,7 @@ class _Files(Writer):
         files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
         for name, value in leaves.items():
             if name.startswith((".", "__")) or set(name) & set("/\\\0") or len(name.encode()) > 200:
-                raise UnsupportedTypeError(
+                raise CodecError(
                     f'{place}: field "{name}" makes no name of a file; {cls.name} needs names without '
                     "slashes that begin with no dot and not with __; rename it with with_transform()"
                 )
@@ -190,7 +190,7 @@ class _Files(Writer):
             file = f"{name}.{extension}" if name else extension
             file = file.lower() if cls.is_lower_case else file
             if file in files:
-                raise UnsupportedTypeError(f'{place}: two files would be called "{file}"; rename a field')
+                raise CodecError(f'{place}: two files would be called "{file}"; rename a field')
             files[file] = data
         return files
 

@@ -14,10 +14,10 @@ import numpy as np
 
 from edcache.base import (
     ArchiveError,
+    CodecError,
     EdcacheError,
     Ints,
     MissingDependencyError,
-    PickleRefusedError,
 )
 from edcache.codec import ImageFile, restored, torch_loaded
 from edcache.interop.folders import image_folder
@@ -63,7 +63,7 @@ class _Packaged(OldCache):
 
     @abstractmethod
     def _open(self) -> Any:
-        """The folder as a dataset of the package's; PickleRefusedError where reading it runs code."""
+        """The folder as a dataset of the package's; CodecError where reading it runs code."""
 
     def _opened(self) -> Any:
         # No property: of an AttributeError in one, `Dataset.__getattr__` of older torch hides the cause.
@@ -97,7 +97,7 @@ class Tensordict(_Packaged):
         except RuntimeError as error:
             if "pickle" not in str(error):
                 raise
-            raise PickleRefusedError(
+            raise CodecError(
                 f"{self.path}: has a pickle; if you trust its author, trust_pickle=True reads it"
             ) from error
         if not found.batch_dims:
@@ -157,7 +157,7 @@ class Litdata(_Packaged):
         unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
         unsafe += _unsafe_containers(json.loads(config["data_spec"])[1])
         if unsafe and not self.trust_pickle:
-            raise PickleRefusedError(
+            raise CodecError(
                 f"{self.path}: has {', '.join(dict.fromkeys(unsafe))}, for which litdata may unpickle or "
                 "import; if you trust its author, trust_pickle=True lets it"
             )

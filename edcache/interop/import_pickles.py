@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
-from edcache.base import ArchiveError, LabelTypeError, OptionError, PickleRefusedError
+from edcache.base import ArchiveError, CodecError, LabelError, OptionError
 from edcache.codec import restored, torch_loaded
 from edcache.interop.import_source import OldCache, files_below, foreign_errors, read_file
 from edcache.labels import collected
@@ -73,7 +73,7 @@ class Edflow(OldCache):
             try:
                 args, kwargs = restored(read_file(parameters), parameters)
                 note = f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"
-            except (PickleRefusedError, ArchiveError, TypeError, ValueError) as error:
+            except (CodecError, ArchiveError, TypeError, ValueError) as error:
                 note = f"the arguments of its call were not read: {error}"
             self.notes.append(note)
         if not os.path.isfile(length):
@@ -152,7 +152,7 @@ def _no_column(name: Any, values: Sequence[Any]) -> str:
         return ": a column is named by a text"
     try:
         collected(name, enumerate(values))
-    except LabelTypeError as error:
+    except LabelError as error:
         return f", its values make no column: {error}"
     return ""
 

@@ -15,11 +15,11 @@ from edcache.base import (
     CacheKeywords,
     CacheOptions,
     CorruptArchiveError,
-    NotAnArchiveError,
     OptionError,
     takes,
 )
 from edcache.dataset import CachedDataset
+from edcache.format import PAGE, begins_archive
 from edcache.interop.folders import EXTENSIONS
 from edcache.interop.import_packaged import (
     BEGUN,
@@ -164,7 +164,7 @@ def import_cache(
     Raises:
         ArchiveError: nothing there is known, or it is damaged; what was read before is kept,
             on_error="skip" goes on.
-        PickleRefusedError: "train.zip: example_3.p needs module.Class; ...".
+        CodecError: "train.zip: example_3.p needs module.Class; ...".
         MissingDependencyError: "...: reading it takes a package; install it with: pip install edcache[mds]".
 
     >>> import_cache("cached/train.zip", "train.zip", num_workers=4)
@@ -216,7 +216,6 @@ def _is_something_else(path: str) -> bool:
     try:
         is_there = os.path.exists(path) and os.path.getsize(path) > 0
         return os.path.isdir(path) or (store_at(path).found() is None and is_there)
-    except NotAnArchiveError:
-        return True
     except CorruptArchiveError:
-        return False  # of ours: who opens it says what is wrong
+        with open(path, "rb") as file:
+            return not begins_archive(file.read(PAGE))  # one of ours says what is wrong when it is opened

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edcache import format
-from edcache.base import LabelTypeError, described, shown
+from edcache.base import LabelError, described, shown
 from edcache.format import EXACT, ColumnType, deciding_numbers, detached, no_type, pa
 from edcache.labels.column import numpy_time
 from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
@@ -44,7 +44,7 @@ class LabelCollector:
         return self._rows
 
     def add(self, index: int, sample: Any) -> None:
-        """Keep the labels of one sample: LabelError or LabelTypeError names it, and all is as before."""
+        """Keep the labels of one sample: LabelError names it, and all is as before."""
         if self._columns:
             self.add_values(index, self.spec.extract(index, sample))
         else:
@@ -118,7 +118,7 @@ class _Column:
         return self._before.joined(self._type)
 
     def add(self, index: int, value: Any) -> None:
-        """Append a value, and copy it if it can change; LabelTypeError names the sample."""
+        """Append a value, and copy it if it can change; LabelError names the sample."""
         cls = type(value)
         if value is None or (
             cls in self._classes
@@ -183,12 +183,12 @@ class _Column:
         parts = [_build(part, kind) for part in (*self._parts, self._values) if len(part)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [_build([], kind)])
 
-    def _error(self, index: int, what: str, verb: str) -> LabelTypeError:
+    def _error(self, index: int, what: str, verb: str) -> LabelError:
         remedy = f"{verb} in the callable or the dataset"
         if isinstance(self.source, (str, int)):
             key = f'"{self.source}"' if isinstance(self.source, str) else str(self.source)
             remedy = f'{verb}, for example in_memory_keys={{"{self.name}": lambda s: str(s[{key}])}}'
-        return LabelTypeError(f'label "{self.name}": sample {index} is {what}; {remedy}')
+        return LabelError(f'label "{self.name}": sample {index} is {what}; {remedy}')
 
 
 def _build(values: Any, kind: pa.DataType) -> pa.Array:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelTypeError, described, once
+from edcache.base import LabelError, described, once
 from edcache.format import (
     family,
     from_numpy,
@@ -80,7 +80,7 @@ class Column:
 
     Numbers, bools and times are compared by numpy, as a view of Arrow's memory; texts by pyarrow.
 
-    Raises UnknownLabelError, and each method LabelTypeError for what this column does not compare with.
+    Raises UnknownLabelError, and each method LabelError for what this column does not compare with.
     """
 
     def __init__(self, name: str, labels: Labels) -> None:
@@ -175,7 +175,7 @@ class Column:
         if self._family == "null":
             return self._always(False)
         if self._family != "text":
-            raise LabelTypeError(
+            raise LabelError(
                 f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[self._family]}'
             )
         search = pc.starts_with if function == "startswith" else pc.match_substring
@@ -184,9 +184,7 @@ class Column:
     def truth(self) -> Truth:
         """The column as a condition of its own."""
         if self._family not in ("bool", "null"):
-            raise LabelTypeError(
-                f'label "{self.name}" is {self.type}, not a condition; compare it with a value'
-            )
+            raise LabelError(f'label "{self.name}" is {self.type}, not a condition; compare it with a value')
         return self._always(False) if self._family == "null" else self._known(self._numbers)
 
     def compare_column(self, operation: str, other: Column) -> Truth:
@@ -196,7 +194,7 @@ class Column:
             return Truth(~unknown, unknown)
         kinds = {_KINDS.get(one, one) for one in (self._family, other._family)}
         if len(kinds) > 1 or "list" in kinds:
-            raise LabelTypeError(
+            raise LabelError(
                 f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}; only columns of one '
                 f"kind can be compared; give a function: filter(lambda table: ...)"
             )
@@ -205,7 +203,7 @@ class Column:
             found = one_chunk(getattr(pc, _OPERATIONS[operation][0])(self._arrow, other._arrow))
         except pa.ArrowInvalid as error:
             # To compare a column with one of another type pyarrow casts both to a third, if no value changes.
-            raise LabelTypeError(
+            raise LabelError(
                 f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}, and no type holds '
                 f"the values of both: {error}; give a function: filter(lambda table: ...)"
             ) from None
@@ -236,7 +234,7 @@ class Column:
 
     def _check_order(self, operation: str) -> None:
         if operation not in ("==", "!=") and self._family == "bool":
-            raise LabelTypeError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
+            raise LabelError(f'label "{self.name}" is bool, which has no order; compare it with == or !=')
 
     def _place(self, value: Any) -> _Place | None:
         """Find the nearest value of the column's type at or below `value`; None if no value can equal it."""
@@ -264,7 +262,7 @@ class Column:
         if isinstance(value, _EXPECTED.get(self._family, ())):
             is_valid = not isinstance(value, str) or value.encode(errors="ignore").decode() == value
             return _Place(value, is_equal=True) if is_valid else None
-        raise LabelTypeError(
+        raise LabelError(
             f'label "{self.name}" is {self.type}; {described(value)} cannot be compared with it; '
             f"{_REMEDIES[self._family]}"
         )

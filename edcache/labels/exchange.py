@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import UnsupportedTypeError
+from edcache.base import CodecError
 from edcache.format import from_numpy, pa
 
 _MOST_LISTED: Final = 1024
@@ -85,7 +85,7 @@ def _arrow_type(column: ArrowColumn) -> pa.DataType:
 def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.Array:
     """Leaves as an Arrow array; None where a sample lacks one; images as their bytes.
 
-    Raises UnsupportedTypeError, which begins with `place`, for a value that the column does not hold.
+    Raises CodecError, which begins with `place`, for a value that the column does not hold.
     """
     kind = _arrow_type(column)
     try:
@@ -96,7 +96,7 @@ def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.A
             plain = [None if value is None else _plain(value, column.ndim) for value in values]
         return pa.array(plain, kind)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError, AttributeError) as error:
-        raise UnsupportedTypeError(f'{place}: field "{column.name}" does not fit {kind}: {error}') from error
+        raise CodecError(f'{place}: field "{column.name}" does not fit {kind}: {error}') from error
 
 
 def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: ArrowColumn) -> pa.Array:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import ArchiveNotFoundError, LabelError, LabelTypeError, OptionError, article, shown, warn
+from edcache.base import ArchiveNotFoundError, LabelError, OptionError, article, shown, warn
 from edcache.format import pa, pc
 from edcache.labels.collector import collected
 from edcache.labels.column import as_python, comparable
@@ -24,12 +24,12 @@ _FORMATS = (".csv", ".parquet", ".npy")
 def given_column(name: str, values: Any) -> pa.Array:
     """A user's values as one contiguous array; numbers alias the memory of a numpy array.
 
-    Raises LabelTypeError for types that no label column holds, OptionError for what is no sequence.
+    Raises LabelError for types that no label column holds, OptionError for what is no sequence.
     """
     try:
         values = format.detached(values)
     except (TypeError, RuntimeError) as error:
-        raise LabelTypeError(f'label "{name}" is no tensor for numpy: {error}; {_REMEDY}') from None
+        raise LabelError(f'label "{name}" is no tensor for numpy: {error}; {_REMEDY}') from None
     if isinstance(values, np.ma.MaskedArray):
         pairs = zip(values.data, np.ma.getmaskarray(values), strict=True)
         return collected(name, enumerate(None if is_masked else value for value, is_masked in pairs))
@@ -113,12 +113,12 @@ def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Arrow values as one array of a type that labels have."""
     kind = _label_type(values.type)
     if kind is None:
-        raise LabelTypeError(f'label "{name}" is {values.type}, which no label column holds; {_REMEDY}')
+        raise LabelError(f'label "{name}" is {values.type}, which no label column holds; {_REMEDY}')
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     try:
         column = column if column.type == kind else column.cast(kind)
     except pa.ArrowException as error:
-        raise LabelTypeError(f'label "{name}" is {values.type}: {error}; {_REMEDY}') from error
+        raise LabelError(f'label "{name}" is {values.type}: {error}; {_REMEDY}') from error
     return format.unify_column(name, [column], "")
 
 
@@ -173,7 +173,7 @@ def given_table(table: Any) -> pa.Table:
 def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     """For each key the row of `table` whose column `on` has it, without that column; nulls where none has.
 
-    Warns of the number of samples without a row. Raises OptionError for no column `on`, LabelTypeError for
+    Warns of the number of samples without a row. Raises OptionError for no column `on`, LabelError for
     keys of another kind, LabelError for a key that stands twice, or for no match at all.
     """
     if on not in table.column_names:
@@ -182,7 +182,7 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     known, keys = comparable(table.column(on)), comparable(keys)
     kind = format.merged(known.type, keys.type)
     if kind is None or format.is_list(kind):
-        raise LabelTypeError(
+        raise LabelError(
             f'label "{on}" is {keys.type} in the archive and {known.type} in the table; make them one type'
         )
     present = known.drop_null()

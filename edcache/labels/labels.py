@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import LabelTypeError, MissingDependencyError, OptionError, SampleIndexError, element
+from edcache.base import LabelError, MissingDependencyError, OptionError, SampleIndexError, element
 from edcache.format import StoredLabels, from_numpy, is_text, missing_rows, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
 from edcache.labels.histogram import Histogram, has_many_texts, histogram
@@ -187,7 +187,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     def unique(self, name: str) -> npt.NDArray[Any]:
         """The sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.
 
-        Raises: UnknownLabelError; LabelTypeError, a column of lists.
+        Raises: UnknownLabelError; LabelError, a column of lists.
         """
         column = single_values(self, name, "unique")
         if pa.types.is_null(column.type):
@@ -264,11 +264,11 @@ def missing_values(labels: Labels, name: str) -> npt.NDArray[np.bool_] | None:
 def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:
     """`comparable_column` of a column that has no lists; `method` is named in the error.
 
-    Raises: LabelTypeError, 'label "boxes" is list<item: int64>; group_by() needs a column of ...'.
+    Raises: LabelError, 'label "boxes" is list<item: int64>; group_by() needs a column of ...'.
     """
     kind = labels._whole.column(name).type
     if pa.types.is_nested(kind):
-        raise LabelTypeError(f'label "{name}" is {kind}; {method}() needs a column of single values')
+        raise LabelError(f'label "{name}" is {kind}; {method}() needs a column of single values')
     return comparable_column(labels, name)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelTypeError, OptionError, described, unknown_label
+from edcache.base import LabelError, OptionError, described, unknown_label
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
 from edcache.labels.compare import Column, Mask, Truth
 from edcache.labels.labels import Labels, Rows, checked_indices, comparable_column, origin, read_together
@@ -33,7 +33,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
         repeats. A missing value fulfils no condition but None.
     Raises:
         UnknownLabelError: a column that is not there.
-        LabelTypeError: a value of another kind than its column.
+        LabelError: a value of another kind than its column.
         OptionError: a mask of another length, `mask has 5 entries, but the dataset has 7`, or no mask at all.
         SampleIndexError: a row outside [-n, n).
         OptionError: a where-string that does not parse.
@@ -69,7 +69,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
 
 def _condition(column: Column, value: Any) -> Truth:
     if isinstance(value, slice):
-        raise LabelTypeError(
+        raise LabelError(
             f'label "{column.name}": a slice is not a condition; give a value, a list of values, or '
             f"range({value.start}, {value.stop})"
         )
@@ -152,9 +152,9 @@ def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
         unknown = str(error).partition("No match for FieldRef.Name(")[2]
         if unknown:
             raise unknown_label(unknown.partition(")")[0], table.column_names) from error
-        raise LabelTypeError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
+        raise LabelError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
     if not pa.types.is_boolean(mask.type):
-        raise LabelTypeError(f"the expression gives {mask.type}, not true or false; compare it with a value")
+        raise LabelError(f"the expression gives {mask.type}, not true or false; compare it with a value")
     return to_numpy(one_chunk(mask.fill_null(False)), nullable=False)
 
 

@@ -60,7 +60,7 @@ _HINTS = {
 def where_truth(text: str, labels: Labels) -> Truth:
     """Evaluate a where-string of at most 10,000 characters over the rows of `labels`.
 
-    Raises OptionError, which names the column of text, UnknownLabelError or LabelTypeError.
+    Raises OptionError, which names the column of text, UnknownLabelError or LabelError.
     """
     if len(text) > _MAX_TEXT:
         raise OptionError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")

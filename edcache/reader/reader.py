@@ -73,13 +73,18 @@ class Archive(ABC):
         return f"{type(self).__name__}({self.path!r})"
 
     @property
+    def closed(self) -> bool:
+        """True if `close` was called."""
+        return self._closed
+
+    @property
     def session(self) -> Session:
         """The session of this process, opened at the first use. A refresh replaces it."""
         # Two threads may both open it, and either session serves. A lock could stay taken after a fork.
         session = self._session
         if session is None or self._closed:
             if self._closed:
-                raise base.ArchiveClosedError(f"{self.path}: closed; open it again to read")
+                raise base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
             session = self._open()
             self._uuid = session.head.uuid
             self._keep(session)
@@ -99,7 +104,7 @@ class Archive(ABC):
         if self._closed:
             self.close()
             session.close()
-            self.session  # noqa: B018 - raises ArchiveClosedError
+            self.session  # noqa: B018 - raises ArchiveError
 
     def close(self) -> None:
         """Close the archive. Arrays that were returned before stay valid. A second call does nothing."""
@@ -262,7 +267,7 @@ class Reader(Archive):
         storage_options: for the library that reads a URL, see `edcache.CachedDataset`.
         keywords: the fields of ReadOptions.
     Raises, at the first use:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError, CorruptArchiveError.
+        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         StaleArchiveError: it was unpickled, and the path leads to another archive now.
         ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
             published"; or the archive is not sealed and has no digest.
@@ -330,7 +335,7 @@ class Reader(Archive):
             MissingSampleError: no record yet.
             CorruptRecordError: "train.zip: record 17 at offset 4,096: crc32 0x1c291ca3, the index
                 says 0x9ae0daf0; ...".
-            PickleRefusedError, UnsupportedTypeError: it is a pickle, or its class is not registered.
+            CodecError: it is a pickle, or its class is not registered.
             ImageError: "train.zip: sample 17: JPEG does not decode: ...".
         """
         return self.session.read(index, copy)
@@ -462,7 +467,7 @@ class Reader(Archive):
     def _open(self) -> Session:
         try:
             return self._opened()
-        except (base.CorruptArchiveError, base.NotAnArchiveError, base.StaleArchiveError):
+        except (base.CorruptArchiveError, base.StaleArchiveError):
             # A transfer may have failed, the object was replaced while it was read, or a copy was damaged and
             # is deleted. Try once more.
             if not self.by_request and self.local is None:
@@ -507,7 +512,7 @@ class Reader(Archive):
             session = Session(file, *options, trust=self._trust)
             if self.local is not None and not session.sealed:  # only a sealed archive is copied
                 raise base.CorruptArchiveError(f"{self.path}: the end of its copy is damaged; open it again")
-        except (base.CorruptArchiveError, base.NotAnArchiveError):
+        except base.CorruptArchiveError:
             file.discard()
             raise
         return session

@@ -87,7 +87,7 @@ class Session(Metadata):
     def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
         is_record = isinstance(error, base.CorruptRecordError)
         where = self.checks.place(self.row(index)) if is_record else f"{self.path}: sample {index}"
-        return type(error)(f"{where}: {error}")
+        return error.within(where, self.path, index)
 
     def places(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return start and end of records in the file: int64 [m] each, without absent ones."""
@@ -173,7 +173,7 @@ class Session(Metadata):
             try:
                 data = memoryview(codec.decompress(data, places.raw_nbytes(row)))
             except base.CorruptRecordError as error:
-                raise type(error)(f"{self.checks.place(row)}: {error}") from error
+                raise error.within(self.checks.place(row), self.path, index) from error
         schema = places.schema(row) if places.only_schema is None else places.only_schema
         return data, self._decoders.get(schema) or self.decoder_at(row)
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from edcache import base
 from edcache.base import (
-    ArchiveClosedError,
+    ArchiveError,
     ArchiveNotFoundError,
     OptionError,
     StaleArchiveError,
@@ -162,7 +162,7 @@ class _Handle:
         if descriptor is not None:
             return descriptor
         if self._reopens is None or self.closed:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again")
+            raise ArchiveError(f"{self.path}: closed; open it again")
         descriptor = self._opened(os.O_RDONLY)
         if _identity(calls.stat(int(descriptor))) != self._reopens:
             raise StaleArchiveError(f"{self.path}: replaced since it was opened; open it again")
@@ -171,7 +171,7 @@ class _Handle:
         return descriptor
 
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call the system with the descriptor, or raise ArchiveClosedError."""
+        """Call the system with the descriptor, or raise ArchiveError."""
         descriptor = self._held()
         try:
             return call(int(descriptor), *arguments)
@@ -226,7 +226,7 @@ class File(_Handle, ByteSource):
     Every method raises StorageError, with the errno, if the operating system refuses. A full disk gives
     "train.zip: writing 4,096 bytes at offset 8,192: No space left on device".
     Safety: there is no file position, so threads and forked processes may read at once. A read during a
-    close returns its bytes or raises ArchiveClosedError. A lock belongs to the open file description: only
+    close returns its bytes or raises ArchiveError. A lock belongs to the open file description: only
     the process that took it may release it.
     """
 

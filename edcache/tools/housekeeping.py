@@ -75,14 +75,21 @@ def _archives(top: str) -> Iterator[Listed]:
     unreadable: list[OSError] = []
     for path in _regular_files(top, unreadable.append):
         try:
-            yield _temporary(path) or _partial_copy(path) or look_at(path)
-        except (base.NotAnArchiveError, base.ArchiveNotFoundError):
+            listed = _temporary(path) or _partial_copy(path)
+            if listed is not None or _is_archive(path):
+                yield listed or look_at(path)
+        except base.ArchiveNotFoundError:
             continue
         except base.EdcacheError as error:
             yield Listed(path, *_on_disk(path), problem=str(error))
     for refused in unreadable:
         name = str(refused.filename)
         yield Listed(name, 0, 0.0, problem=f"{name}: listing the folder: {refused.strerror}")
+
+
+def _is_archive(path: str) -> bool:
+    with closing(File.open(path, "r")) as file:
+        return format.begins_archive(file.pread(0, format.PAGE))
 
 
 def _temporary(path: str) -> Listed | None:

@@ -82,7 +82,7 @@ def verify(
         A report. `report.sound` is True if nothing is wrong, and `report.problems` is a list of sentences.
         Damage is reported and not raised, unless the head of the file cannot be read.
     Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
+        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         CorruptArchiveError: the head is damaged.
         ArchiveError: the file is not the one with this digest.
         OptionError: expected_digest is not a digest.
@@ -132,7 +132,7 @@ def digest(
         "sha256:" and the hex digits that `sha256sum` prints for the file.
     Raises:
         ArchiveError: "train.zip: it is not sealed, so it may still grow and has no digest; ...".
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
+        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         CorruptArchiveError: the head is damaged.
     Cost: reads the file once.
     Safety: it writes nothing and locks nothing. It does not check the file; `verify` does.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format, storage
-from edcache.base import ArchiveClosedError, CorruptArchiveError, StaleArchiveError, StorageError, Sync
+from edcache.base import ArchiveError, CorruptArchiveError, StaleArchiveError, StorageError, Sync
 from edcache.format import Chain, Header, LabelTypes, Revision, Seal
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
@@ -176,7 +176,7 @@ class Appender:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
 
         Raises:
-            LabelTypeError: its label columns do not go with those of the archive.
+            LabelError: its label columns do not go with those of the archive.
             StorageError: none of it was published; with EFBIG, the archive would grow beyond max_bytes.
         After any exception the same chunk may be given again: it is published once.
         """
@@ -212,7 +212,7 @@ class Appender:
     def revise(self, revision: Revision) -> None:
         """Publish a revision of labels, synced; an archive that was sealed is sealed again, or stays so.
 
-        What others dropped before is left out; where nothing is left, nothing is published. LabelTypeError
+        What others dropped before is left out; where nothing is left, nothing is published. LabelError
         where a column does not go with what the archive has. After a StorageError all of it is there or none.
         """
         with self._appending():
@@ -294,7 +294,7 @@ class Appender:
         return self._pid == os.getpid() and self._log.file.closed
 
     def check_usable(self) -> None:
-        """Raise ArchiveClosedError after close() or in a forked child, StorageError after a failed sync."""
+        """Raise ArchiveError after close() or in a forked child, StorageError after a failed sync."""
         log = self._log
         if log.file.closed:  # also in a forked child, of which no system call need say so
             self._check_open()
@@ -304,12 +304,12 @@ class Appender:
     def _check_open(self) -> None:
         if self._pid != os.getpid():
             # A child does not keep a file: every lock on it would be the parent's too.
-            raise ArchiveClosedError(
+            raise ArchiveError(
                 f"{self.path}: opened for appending by process {self._pid}, used in its child "
                 f"{os.getpid()}; open it again in the child"
             )
         if self._log.file.closed:
-            raise ArchiveClosedError(f"{self.path}: closed; open it again to append")
+            raise ArchiveError(f"{self.path}: closed; open it again to append")
 
     def close(self) -> None:
         """Let go of it without sealing; idempotent, and nothing in a process that inherited it.

@@ -153,9 +153,9 @@ class CacheWriter:
         Args:
             sample: any tree of dicts, lists and tuples over tensors, arrays, numbers, text and bytes.
         Raises:
-            UnsupportedTypeError: 'out.zip: sample 7: sample["boxes"]: cannot store set; ...'.
+            CodecError: 'out.zip: sample 7: sample["boxes"]: cannot store set; ...'.
             LabelError: the sample has no such label.
-            LabelTypeError: its label has another type than the column.
+            LabelError: its label has another type than the column.
             StorageError: the disk is full or fails. Stored samples are kept.
         """
         if not self._appending:
@@ -178,13 +178,13 @@ class CacheWriter:
                 array is a numpy scalar, one of a 1-D tensor a 0-d tensor. Columns with lists or arrays of
                 text among them are written one sample at a time.
         Raises:
-            OptionError: columns differ in length. UnsupportedTypeError: a column is of another type, or of
+            OptionError: columns differ in length. CodecError: a column is of another type, or of
                 objects. Other errors are as in `append`; the samples before the one that is named are kept.
         """
         try:
             given = Columns(columns)
         except base.EdcacheError as error:
-            raise type(error)(f"{self.path}: {error}") from error
+            raise error.within(self.path, self.path) from error
         self._switch(appending=True)
         start = 0
         while start < given.count:
@@ -279,11 +279,11 @@ class CacheWriter:
     def _check_usable(self) -> None:
         try:
             self._appender.check_usable()
-        except base.ArchiveClosedError:
+        except base.ArchiveError:
             if not self._appender.closed:
                 raise
             text = f'{self.path}: this writer is closed; open the archive with mode="a"'
-            raise base.ArchiveClosedError(text) from None
+            raise base.ArchiveError(text, path=self.path) from None
 
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:

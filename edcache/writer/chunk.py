@@ -121,7 +121,7 @@ class ChunkBuilder:
         try:
             encoded = self._encoder.encode(sample)
         except CodecError as error:
-            raise type(error)(f"sample {index}: {error}") from error
+            raise error.within(f"sample {index}", index=index) from error
         schema, nbytes, pieces = encoded
         if self._written != self.nbytes:
             self._settle()

@@ -37,7 +37,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
     Raises:
         SourceError: the source raised, hung, or killed its workers; calling again continues there.
         StaleCacheError: the archive has another length than the source.
-        UnsupportedTypeError, LabelError: a sample cannot be stored, or makes no label column.
+        CodecError, LabelError: a sample cannot be stored, or makes no label column.
         StorageError: the disk is full.
         SourceError: workers end, and no sample is to blame.
 
@@ -75,7 +75,7 @@ def _head_of(path: str) -> Head | None:
     try:
         with closing(storage.File.open(path, "r")) as file:
             return format.read_head(file.pread, path)[0]
-    except (base.ArchiveNotFoundError, base.NotAnArchiveError, base.CorruptArchiveError):
+    except (base.ArchiveNotFoundError, base.CorruptArchiveError):
         return None
 
 

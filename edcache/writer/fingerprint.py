@@ -18,7 +18,7 @@ from itertools import islice
 from types import FunctionType, GeneratorType
 from typing import Any, Final
 
-from edcache.base import FingerprintError, named
+from edcache.base import OptionError, named
 from edcache.writer import fingerprint_code as code
 from edcache.writer import fingerprint_values as values
 
@@ -39,7 +39,7 @@ _DIGITS: Final = 16
 def call_fingerprint(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> dict[str, Any]:
-    """Describe a call of a dataset factory, given every parameter by name; or raise FingerprintError."""
+    """Describe a call of a dataset factory, given every parameter by name; or raise OptionError."""
     name = code.qualified_name(factory)
     is_kept = isinstance(factory, (FunctionType, type))  # what else is called may have no hash
     given = {**_held(factory), **arguments}
@@ -74,7 +74,7 @@ def made_by_call(
     each sample, as a list of files.
 
     found: of the archive that the source is compared with. lengths: as of `Texts`.
-    Raises FingerprintError for what the source's method returns and has no description.
+    Raises OptionError for what the source's method returns and has no description.
     """
     made = {"attributes": _answer_of(source, lengths)} if _says_what_it_is(source) else {}
     try:
@@ -116,7 +116,7 @@ def _argument(factory: str, key: str, value: object) -> Any:
     try:
         return values.describe(value)
     except values.NoDescription as error:
-        raise FingerprintError(
+        raise OptionError(
             f'argument "{key}" of {factory}: {error} has no description that is the same in every process; '
             "give its class a __repr__ without an address or a method __edcache_fingerprint__() that "
             "returns a plain value, or build it inside the factory and name its state with version="

@@ -107,7 +107,7 @@ class ChunkEncoder:
         elif isinstance(error, SourceError):  # names the archive already
             raise error
         else:
-            raise type(error)(f"{self._path}: {error}") from error
+            raise error.within(self._path, self._path, index) from error
 
     def _publish_unpublished(self) -> None:
         """Nothing is published here."""
@@ -180,7 +180,7 @@ class Publisher(ChunkEncoder):
 
         appended: their indices continue whatever the archive holds at that moment.
         After an exception they are pending still, and the next call publishes them, once; but for a
-        LabelTypeError, where another process published labels of another type, and they are let go.
+        LabelError, where another process published labels of another type, and they are let go.
         """
         try:
             # First: a stream's sample that failed is gone with its iteration.

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Final
 
 from edcache import format, storage
-from edcache.base import ArchiveNotFoundError, CorruptArchiveError, FormatVersionError, NotAnArchiveError
+from edcache.base import ArchiveNotFoundError, CorruptArchiveError
 from edcache.format import PAGE, Chain, Head, find_headers
 from edcache.storage import File
 from edcache.writer.log import Log
@@ -103,7 +103,7 @@ def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
 def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
     try:
         head, cursor = format.read_head(file.pread, file.path)
-    except (NotAnArchiveError, CorruptArchiveError, FormatVersionError):
+    except CorruptArchiveError:
         return False  # opening it says so
     if not begins_anew(head) or file.is_locked(format.LOCK_FILLER, format.FILLERS):
         return False

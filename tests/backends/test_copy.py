@@ -35,7 +35,6 @@ from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
     CorruptArchiveError,
-    NotAnArchiveError,
     OptionError,
     StaleArchiveError,
     StorageError,
@@ -162,7 +161,7 @@ def test_what_cannot_be_copied_is_said(tmp_path, far, ssd):
         copy_to_local(tmp_path, ssd, expected_digest="0" * 64)
     with pytest.raises(ArchiveNotFoundError, match=r"gone\.zip: no such file"):
         copy_to_local(tmp_path / "gone.zip", ssd)
-    with pytest.raises(NotAnArchiveError, match=r"foreign\.zip: not an edcache archive"):
+    with pytest.raises(CorruptArchiveError, match=r"foreign\.zip: not an edcache archive"):
         copy_to_local(tmp_path / "foreign.zip", ssd)
     make(far, 3)
     with pytest.raises(OptionError, match="num_threads=0; give 1 or more"):

@@ -32,7 +32,7 @@ from edcache.cli import main
 from edcache.errors import (
     ArchiveExistsError,
     ArchiveNotFoundError,
-    NotAnArchiveError,
+    CorruptArchiveError,
     OptionError,
     SourceError,
     StaleArchiveError,
@@ -407,7 +407,7 @@ def test_random_kills_leave_nothing_wrong_and_nothing_behind(name, log, tally):
 
     def keep(say):
         while True:
-            with suppress(ArchiveNotFoundError, NotAnArchiveError):
+            with suppress(ArchiveNotFoundError, CorruptArchiveError):
                 cache = CachedDataset.from_cache(name, allow_partial=True)
                 check(cache, [i for i in range(length) if cache._reader.has(i)])
                 say(".")
@@ -556,7 +556,7 @@ def test_preload_takes_an_archive_filled_just_now_one_named_by_a_digest_and_one_
 def test_what_is_no_archive_is_not_copied(tmp_path):
     path = tmp_path / "text"
     path.write_text("no archive" * 1000)
-    with pytest.raises(NotAnArchiveError, match=str(path)):
+    with pytest.raises(CorruptArchiveError, match=str(path)):
         CachedDataset.from_cache(path, preload="shm")
     with pytest.raises(ArchiveNotFoundError, match=r"nowhere\.zip: no such file"):
         CachedDataset.from_cache(tmp_path / "nowhere.zip", preload="shm")

@@ -469,10 +469,10 @@ def test_refresh_goes_on_to_a_newer_state_and_not_to_another_archive(tmp_path, l
 
 def test_what_is_no_archive_is_told(served):
     served.data = b"<html>" * 1000
-    with pytest.raises(edcache.errors.NotAnArchiveError, match=r"a\.zip: not an edcache archive"):
+    with pytest.raises(edcache.errors.CorruptArchiveError, match=r"a\.zip: not an edcache archive"):
         CachedDataset.from_cache(served.url)
     served.data = b""
-    with pytest.raises(edcache.errors.NotAnArchiveError, match="it is empty"):
+    with pytest.raises(edcache.errors.CorruptArchiveError, match="it is empty"):
         CachedDataset.from_cache(served.url)
     served.data = Path(GOLDEN[0]).read_bytes()[:100]
     with pytest.raises(CorruptArchiveError):

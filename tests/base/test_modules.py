@@ -17,7 +17,7 @@ import pytest
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.base.process import module_aliases, module_name
-from edcache.errors import UnsupportedTypeError
+from edcache.errors import CodecError
 
 PROGRAM = '''
 import dataclasses, enum, multiprocessing, sys, typing, warnings
@@ -186,7 +186,7 @@ def test_a_class_that_was_moved_is_read_under_its_old_name(
     fresh()
     edcache.register(cls)
     name = f"old.place.Outer.{cls.__name__}"
-    with pytest.raises(UnsupportedTypeError, match=rf'elsewhere now, register\(..., name="{name}"\)'):
+    with pytest.raises(CodecError, match=rf'elsewhere now, register\(..., name="{name}"\)'):
         archive[0]
     edcache.register(cls, name="older.Name")
     assert edcache.register(cls, name=name) is cls

@@ -20,7 +20,7 @@ from likeness import same
 from scale import scaled, seeded
 
 from edcache.codec.foreign_pickles import restored, torch_loaded
-from edcache.errors import ArchiveError, PickleRefusedError
+from edcache.errors import ArchiveError, CodecError
 
 TRUST = (
     "; if you trust its author, trust_pickle=True reads it as pickle does, which runs whatever code is in it"
@@ -233,7 +233,7 @@ def test_the_hook_hears_what_pickle_itself_calls(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_on_the_list_is_refused_by_name_and_not_called(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(PickleRefusedError) as caught, nothing_called():
+    with pytest.raises(CodecError) as caught, nothing_called():
         restored(REFUSED[name], "old.zip: example_3.p")
     assert str(caught.value) == f"old.zip: example_3.p needs {name}{TRUST}"
     assert not os.listdir()
@@ -245,7 +245,7 @@ def test_what_is_not_on_the_list_is_refused_in_files_of_torch_save(zipped, tmp_p
     data = saved({"x": Hostile()}, zipped)
     nested = whole(called(NESTED, part(data, 3)))
     for read, pickled in ((torch_loaded, data), (restored, nested)):
-        with pytest.raises(PickleRefusedError, match=r"^x needs (os|posix)\.system; "), nothing_called():
+        with pytest.raises(CodecError, match=r"^x needs (os|posix)\.system; "), nothing_called():
             read(pickled, "x")
     assert not os.listdir()
 
@@ -334,7 +334,7 @@ def test_a_file_of_torch_save_that_was_cut_is_an_error(zipped):
 def test_what_torch_save_did_not_write_is_no_file_of_it():
     with pytest.raises(ArchiveError, match=r"^x begins with b'hello', as no file of torch\.save does$"):
         torch_loaded(b"hello", "x")
-    with pytest.raises(PickleRefusedError, match="^x needs TorchScript, which is a program; "):
+    with pytest.raises(CodecError, match="^x needs TorchScript, which is a program; "):
         torch_loaded(scripted(), "x")
 
 
@@ -386,6 +386,6 @@ def test_whatever_the_bytes_there_is_a_value_or_a_typed_error(read, tally):
     random, count = seeded(f"foreign {read.__name__}"), scaled(5000)
     for _ in range(count):
         data = changed(random.choice(seeds), seeds, random)
-        with contextlib.suppress(ArchiveError, PickleRefusedError), nothing_called():
+        with contextlib.suppress(ArchiveError, CodecError), nothing_called():
             read(data, "x")
     tally("changed foreign pickles", count)

@@ -37,11 +37,11 @@ from edcache.codec.classes import register
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
 from edcache.errors import (
+    CodecError,
     CorruptRecordError,
     MissingDependencyError,
     OptionError,
     StandInWarning,
-    UnsupportedTypeError,
 )
 
 
@@ -291,9 +291,9 @@ def test_registration_is_needed_to_decode():
     for what in (Color.RED, Box(1)):
         text, record = encode(what)
         script = (
-            f"{module}from edcache.errors import UnsupportedTypeError\n"
+            f"{module}from edcache.errors import CodecError\n"
             f"try: Decoder({text!r}).decode(memoryview({record!r}))\n"
-            "except UnsupportedTypeError as error: print(error)\n"
+            "except CodecError as error: print(error)\n"
         )
         out = run_script(script)
         assert f"edcache.register({type(what).__name__})" in out
@@ -302,7 +302,7 @@ def test_registration_is_needed_to_decode():
 def test_changed_dataclass_is_refused():
     text, record = encode(Box(1))
     with pytest.raises(
-        UnsupportedTypeError, match=r"with fields corner, sides; the class registered now has corner, size"
+        CodecError, match=r"with fields corner, sides; the class registered now has corner, size"
     ):
         Decoder(text.replace('"size"', '"sides"')).decode(memoryview(record))
 

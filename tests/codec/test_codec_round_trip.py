@@ -16,7 +16,7 @@ from scale import scaled
 
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
-from edcache.errors import UnsupportedTypeError
+from edcache.errors import CodecError
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example]
 
@@ -84,7 +84,7 @@ flat_samples = st.one_of(
 def outcome_of(encoder, sample):
     try:
         made = encoder.encode(sample)
-    except UnsupportedTypeError as error:
+    except CodecError as error:
         return str(error)
     return made.schema, made.nbytes, encoded_bytes(made)
 

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset
-from edcache.errors import UnsupportedTypeError
+from edcache.errors import CodecError
 
 # What these libraries deprecate is theirs.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -125,7 +125,7 @@ def test_metatensors_are_collated_as_without_a_cache(tmp_path, metatensor, volum
 def test_what_a_metatensor_carries_is_refused_where_it_cannot_be_stored(tmp_path, metatensor):
     bad = metatensor(torch.ones(1, 2, 2), meta={"reader": object()})
     match = r'sample\["image"\].encode\(\)\[1\]\["_meta"\]\["reader"\]: cannot store object'
-    with pytest.raises(UnsupportedTypeError, match=match):
+    with pytest.raises(CodecError, match=match):
         stored(tmp_path, [{"image": bad}]).warmup()
 
 

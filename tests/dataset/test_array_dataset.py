@@ -21,7 +21,7 @@ from edcache import CachedDataset, CacheWriter
 from edcache.codec import decoder_of
 from edcache.codec.dtypes import TENSOR_DTYPES, array_dtype
 from edcache.errors import (
-    ArchiveClosedError,
+    ArchiveError,
     CorruptRecordError,
     MissingDependencyError,
     MissingSampleError,
@@ -178,7 +178,7 @@ def test_labels_choose_indices_and_an_integer_gives_a_sample(path):
         with pytest.raises(OptionError):
             ds[wrong]
     ds.close()
-    with pytest.raises(ArchiveClosedError):
+    with pytest.raises(ArchiveError):
         ds[0]
 
 

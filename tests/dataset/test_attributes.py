@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Subset, default_collate, random_split
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import ArchiveClosedError, OptionError
+from edcache.errors import ArchiveError, OptionError
 
 COUNT = 8
 
@@ -218,7 +218,7 @@ def test_with_closes(ds, several):
         with dataset as opened:
             assert opened is dataset
             assert same(opened[3], sample(3))
-        with pytest.raises(ArchiveClosedError, match="closed; open it again to read$"):
+        with pytest.raises(ArchiveError, match="closed; open it again to read$"):
             dataset[3]
 
 

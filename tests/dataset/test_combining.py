@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import CorruptRecordError, LabelTypeError, OptionError, SampleIndexError
+from edcache.errors import CorruptRecordError, LabelError, OptionError, SampleIndexError
 from edcache.reader.session import Session
 
 
@@ -120,7 +120,7 @@ def test_columns_of_different_types_are_one_type_or_an_error(tmp_path):
         for name, value in (("int", 1), ("float", 0.5), ("text", "cat"))
     }
     assert edcache.concat([made["int"], made["float"]]).labels["y"].tolist() == [1.0, 0.5]
-    with pytest.raises(LabelTypeError) as caught:
+    with pytest.raises(LabelError) as caught:
         edcache.concat([made["int"], made["text"]]).labels["y"]
     assert str(caught.value) == (
         'concat(): label "y" is int64 in one dataset and string in another; write it as one type, for '

@@ -13,7 +13,7 @@ from scale import scaled
 
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.split import apportioned
-from edcache.errors import LabelTypeError, OptionError, UnknownLabelError
+from edcache.errors import LabelError, OptionError, UnknownLabelError
 
 FASHION = Path("/usr/share/datasets/fashion-mnist/train-labels-idx1-ubyte.gz")
 SEEDS = range(3)
@@ -300,6 +300,6 @@ def test_impossible_folds_and_seeds_are_refused(small, call, text):
 def test_wrong_columns_are_named(small):
     with pytest.raises(UnknownLabelError, match='no label "nope"; this archive has: y, g, box, t'):
         small.split(0.5, 0.5, stratify="nope")
-    with pytest.raises(LabelTypeError) as caught:
+    with pytest.raises(LabelError) as caught:
         small.kfold(2, group="box")
     assert str(caught.value) == 'label "box" is list<item: int64>; kfold() needs a column of single values'

@@ -14,7 +14,7 @@ from scale import scaled
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import ArchiveClosedError, CorruptRecordError, StaleArchiveError
+from edcache.errors import ArchiveError, CorruptRecordError, StaleArchiveError
 from edcache.reader.session import Session
 from edcache.reader.together import Together
 
@@ -127,7 +127,7 @@ def test_one_that_was_closed_says_so_and_the_others_are_read(ds):
     ds.batch(range(240))
     ds.parts[3].close()
     assert ds.batch([0, 100])["label"].tolist() == [0, 100]
-    with pytest.raises(ArchiveClosedError, match=r"3\.zip: closed"):
+    with pytest.raises(ArchiveError, match=r"3\.zip: closed"):
         ds.batch([0, 70])
 
 

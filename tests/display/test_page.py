@@ -279,7 +279,7 @@ def test_an_archive_that_cannot_be_opened_says_why(browser, tmp_path):
     from edcache.display import Shown
 
     def fail():
-        raise edcache.errors.NotAnArchiveError("notes.zip: not an archive of edcache")
+        raise edcache.errors.CorruptArchiveError("notes.zip: not an archive of edcache")
 
     with Viewer([Shown("notes.zip", "notes.zip", fail, fail, "", lambda _: [])]) as viewer:
         page = Page(browser, viewer)

@@ -156,11 +156,11 @@ class Aftermath:
                     if self.operation.name == "write" and index == 8:
                         made.write(8, sample(8))
                 made.close()
-            except edcache.errors.ArchiveClosedError:
+            except edcache.errors.ArchiveError:
                 if self.operation.name not in ("close", "abort"):
                     yield "it closed itself"
         elif isinstance(made, CachedDataset):
-            with suppress(edcache.errors.ArchiveClosedError):
+            with suppress(edcache.errors.ArchiveError):
                 if [int(made[k]["y"]) for k in range(6)] != list(range(6)):
                     yield "it reads other samples"
                 made.refresh()

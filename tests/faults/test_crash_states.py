@@ -35,7 +35,7 @@ from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.errors import NotAnArchiveError
+from edcache.errors import CorruptArchiveError
 from edcache.format import chain
 from edcache.format import spec as format
 from edcache.format.spec import PAGE
@@ -101,7 +101,7 @@ def opens(disk: MemoryDisk) -> set[int] | None:
     """
     try:
         appender = Appender.open(PATH, new_head(LabelSpec.parse(["y"]), uuid=bytes(range(16))), mode="a")
-    except NotAnArchiveError:
+    except CorruptArchiveError:
         return None
     with appender._appending():
         found = set(appender.indices_of(appender.chain.chunks).tolist())

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from edcache import CacheWriter, storage
-from edcache.errors import CorruptArchiveError, FormatVersionError, NotAnArchiveError, OptionError
+from edcache.errors import ArchiveError, CorruptArchiveError, OptionError
 from edcache.format import spec as format
 from edcache.format.spec import Head, Header
 
@@ -120,13 +120,13 @@ def test_a_head_that_would_not_fit_is_refused():
 
 def test_the_head_names_what_is_wrong_with_it():
     data = format.pack_head(Head(UUID))
-    with pytest.raises(NotAnArchiveError, match="a.zip: not an edcache archive: .*; it is empty"):
+    with pytest.raises(CorruptArchiveError, match="a.zip: not an edcache archive: .*; it is empty"):
         format.read_head(reading(b""), "a.zip")
-    with pytest.raises(NotAnArchiveError, match="does not begin with a zip entry edcache.json"):
+    with pytest.raises(CorruptArchiveError, match="does not begin with a zip entry edcache.json"):
         format.read_head(reading(b"PK\3\4" + bytes(5000)), "a.zip")
     newer = bytearray(data)
     newer[30 + 12 + 4] = 3
-    with pytest.raises(FormatVersionError, match="archive format 3, this release reads format 2; upgrade"):
+    with pytest.raises(ArchiveError, match="archive format 3, this release reads format 2; upgrade"):
         format.read_head(reading(bytes(newer)), "a.zip")
     torn = data[:100] + bytes(3996)
     with pytest.raises(CorruptArchiveError, match="the head at offset 0 fails its checksum"):

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from edcache import import_cache
-from edcache.errors import ArchiveError, PickleRefusedError
+from edcache.errors import ArchiveError, CodecError
 
 # What MONAI deprecates is its own.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -185,7 +185,7 @@ def test_a_trusted_folder_is_imported_with_its_metatensors(tmp_path, folder, par
 
 
 def test_an_untrusted_folder_says_what_it_needs(tmp_path, folder):
-    with pytest.raises(PickleRefusedError, match=r"needs .*; if you trust its author, trust_pickle=True"):
+    with pytest.raises(CodecError, match=r"needs .*; if you trust its author, trust_pickle=True"):
         import_cache(folder, tmp_path / "a.zip", progress=False)
 
 

@@ -36,12 +36,12 @@ from edcache import CachedDataset, CacheWriter, ImageFile
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
+    CodecError,
     EdcacheError,
     MissingSampleError,
     OptionError,
     StorageError,
     UnknownLabelError,
-    UnsupportedTypeError,
 )
 from edcache.interop.export import ExportReport
 from edcache.interop.export_formats import WRITERS, new_folder
@@ -466,7 +466,7 @@ def archive_of(tmp_path: Path, *samples: Any, **options: Any) -> Path:
 
 
 def refused(
-    ds: Any, out: Path, to: str, text: str, kind: type[EdcacheError] = UnsupportedTypeError, **options: Any
+    ds: Any, out: Path, to: str, text: str, kind: type[EdcacheError] = CodecError, **options: Any
 ) -> None:
     """Fails with these words, before anything is written."""
     before = sorted(os.listdir(out.parent))
@@ -537,11 +537,11 @@ def test_values_beyond_a_column_end_the_export_and_leave_nothing(tmp_path, out):
         big = archive_of(tmp_path, *({"x": value} for value in values))
         place = f"sample {len(values) - 1 if values[0] in (1, [None, 3]) else 0}"
         text = r'field "x" is of type (int|list); a column holds integers from -2\*\*63 to '
-        with pytest.raises(UnsupportedTypeError, match=rf"export\(\): {place}: {text}"):
+        with pytest.raises(CodecError, match=rf"export\(\): {place}: {text}"):
             edcache.export(big, out, "parquet")
         assert not out.exists()
         assert not Path(f"{out}.edcache.new").exists()
-    with pytest.raises(UnsupportedTypeError, match='samples 0 to 0: field "x" does not fit string: '):
+    with pytest.raises(CodecError, match='samples 0 to 0: field "x" does not fit string: '):
         edcache.export(archive_of(tmp_path, {"x": "\ud800"}), out, "parquet")
     assert not out.exists()
     labelled = archive_of(tmp_path, {"x": 1}, {"x": 2}, in_memory_keys={"b": lambda s: b"bytes"})
@@ -589,7 +589,7 @@ def test_a_transform_that_changes_its_mind_is_told_by_the_sample(path, out):
 
     ds = CachedDataset.from_cache(path).select("x").with_transform(moody, field="x")
     text = r'sample 4: field "x" is an array of uint8 \(1, 3\), and was an array of uint8 \(2, 3\) when'
-    with pytest.raises(UnsupportedTypeError, match=text):
+    with pytest.raises(CodecError, match=text):
         edcache.export(ds, out, "parquet")
     assert not Path(f"{out}.edcache.new").exists()
 

@@ -23,9 +23,9 @@ from edcache import CachedDataset
 from edcache.cli import main
 from edcache.errors import (
     ArchiveError,
+    CodecError,
     MissingSampleError,
     OptionError,
-    PickleRefusedError,
     SourceError,
     StaleCacheError,
 )
@@ -258,7 +258,7 @@ class Custom:
 def test_a_sample_that_needs_a_class_is_refused_by_name_before_anything_is_written(old, path):
     edflow_zip(old, [{"x": Custom()}] * 3, labels=0)
     with pytest.raises(
-        PickleRefusedError, match=r"toy\.zip: example_0\.p needs test_importers\.Custom; if you trust"
+        CodecError, match=r"toy\.zip: example_0\.p needs test_importers\.Custom; if you trust"
     ):
         import_cache(old, path)
     assert not path.exists()
@@ -271,7 +271,7 @@ def test_a_later_sample_that_needs_a_class_ends_the_import_and_keeps_the_others(
     samples[1]["x"] = Custom()
     edflow_zip(old, samples, labels=0)
     with pytest.raises(
-        SourceError, match=r"index 1: PickleRefusedError: .*example_1\.p needs test_importers\.Custom"
+        SourceError, match=r"index 1: CodecError: .*example_1\.p needs test_importers\.Custom"
     ):
         import_cache(old, path)
     ds = import_cache(old, path, on_error="skip")

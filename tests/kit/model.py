@@ -543,7 +543,7 @@ class Archive(RuleBasedStateMachine):
         known.cache.refresh()
         Known(known.cache, self.state, known.has_labels).all()
         if self.writer is not None:
-            with pytest.raises(edcache.errors.ArchiveClosedError):
+            with pytest.raises(edcache.errors.ArchiveError):
                 self.writer._appender.seal()
 
     # --- housekeeping ---

@@ -24,7 +24,7 @@ from scale import scaled
 
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
-from edcache.errors import EdcacheError, LabelError, LabelTypeError, OptionError
+from edcache.errors import EdcacheError, LabelError, OptionError
 from edcache.labels import Labels, classes_of, single_values, sorted_rows
 from edcache.labels.given import joined
 from edcache.labels.labels import comparable_column
@@ -258,7 +258,7 @@ def test_where_strings_are_exact_on_every_column(rows, condition, data):
         labels, rows = labels.take(picks), [rows[k] for k in picks]
     expected = [k for k, row in enumerate(rows) if truth(row) is True]
     # Two columns of different types are refused if no type holds the values of both.
-    with suppress(LabelTypeError) if any(map(is_far, whole)) else nullcontext():
+    with suppress(LabelError) if any(map(is_far, whole)) else nullcontext():
         assert matching_rows(labels, {}, text).tolist() == expected
 
 
@@ -659,13 +659,13 @@ TABLE_FUNCTION = "a function gets the label table, a pyarrow Table, and returns 
 @pytest.mark.parametrize(
     ("where", "conditions", "error", "message"),
     [
-        ("contains(d, 'a')", {}, LabelTypeError, r'"d" is double; contains\(\) looks into text; compare'),
-        ("startswith(b, 'a')", {}, LabelTypeError, r'"b" is bool; startswith\(\) looks into text; compare'),
+        ("contains(d, 'a')", {}, LabelError, r'"d" is double; contains\(\) looks into text; compare'),
+        ("startswith(b, 'a')", {}, LabelError, r'"b" is bool; startswith\(\) looks into text; compare'),
         ("s like 'a%'", {}, OptionError, f"invalid syntax; {SEARCHED}"),
         ("like(s, 'a%')", {}, OptionError, f'"like" is no function here; {SEARCHED}'),
         ("s contains 'a'", {}, OptionError, f"invalid syntax; {SEARCHED}"),
         ("contains(s, s)", {}, OptionError, r"expected a column or a literal"),
-        (None, {"s": 1}, LabelTypeError, r'"s" is string; an int \(1\) cannot be compared with it; compare'),
+        (None, {"s": 1}, LabelError, r'"s" is string; an int \(1\) cannot be compared with it; compare'),
         (None, {"d": lambda v: v == 0 and v}, OptionError, f'"d" raised ValueError: .*; {COLUMN_FUNCTION}'),
         (None, {"d": lambda v: 3}, OptionError, rf'label "d" gave an int \(3\); {COLUMN_FUNCTION}'),
         (lambda t: t["label"] == 3, {}, OptionError, f"where raised KeyError: .*; {TABLE_FUNCTION}"),
@@ -788,9 +788,7 @@ def test_times_are_exact(conditions, expected):
     "value", ["1970-01-01T00:00:00+24:00", "1970-01-01T00:00.5", pandas.Timestamp(0, tz="UTC")]
 )
 def test_times_of_another_kind_are_refused(value):
-    with pytest.raises(
-        LabelTypeError, match="compare it with a date, a time without a zone or an ISO string"
-    ):
+    with pytest.raises(LabelError, match="compare it with a date, a time without a zone or an ISO string"):
         matching_rows(TIMES, {"s": value})
 
 

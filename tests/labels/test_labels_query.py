@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache.errors import LabelTypeError, OptionError, SampleIndexError, UnknownLabelError
+from edcache.errors import LabelError, OptionError, SampleIndexError, UnknownLabelError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
 
@@ -169,7 +169,7 @@ def test_conditions(conditions, expected):
     ],
 )
 def test_conditions_of_another_kind(conditions, message):
-    with pytest.raises(LabelTypeError, match=message):
+    with pytest.raises(LabelError, match=message):
         rows(**conditions)
 
 
@@ -225,8 +225,8 @@ def test_rows_alone_keep_order_and_repeats():
         ),
         (np.ones((7, 1), bool), OptionError, r"where is a ndarray of shape \(7, 1\) and dtype bool; give"),
         (3, OptionError, r"where is an int \(3\); give"),
-        (pc.field("label"), LabelTypeError, "the expression gives int64, not true or false"),
-        (pc.field("label") == "a", LabelTypeError, "pyarrow cannot evaluate this expression"),
+        (pc.field("label"), LabelError, "the expression gives int64, not true or false"),
+        (pc.field("label") == "a", LabelError, "pyarrow cannot evaluate this expression"),
         ("label ==", OptionError, "the end: invalid syntax"),
     ],
 )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edcache.errors import LabelTypeError, MissingDependencyError, UnknownLabelError
+from edcache.errors import LabelError, MissingDependencyError, UnknownLabelError
 from edcache.labels.column import ColumnSummary
 from edcache.labels.labels import Labels
 
@@ -117,9 +117,7 @@ def test_distinct_values_are_sorted_without_the_missing(labels):
     found = Labels(pa.table({"x": [2.0, math.nan, 1.0]})).unique("x")
     assert found[:2].tolist() == [1.0, 2.0]
     found[0] = 7  # it is the caller's own
-    with pytest.raises(
-        LabelTypeError, match='label "boxes" is list<item: int64>; unique.. needs a column of'
-    ):
+    with pytest.raises(LabelError, match='label "boxes" is list<item: int64>; unique.. needs a column of'):
         labels.unique("boxes")
     with pytest.raises(UnknownLabelError, match='no label "lable"; this archive has: split, age'):
         labels.unique("lable")

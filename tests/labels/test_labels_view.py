@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edcache.errors import (
-    LabelTypeError,
+    LabelError,
     MissingDependencyError,
     OptionError,
     SampleIndexError,
@@ -265,7 +265,7 @@ def test_counts(table):
     assert labels.counts("flag") == {True: 3, False: 1}
     assert labels.counts("when")[np.datetime64(1, "ns")] == 1
     assert labels.counts("none") == {None: 4}
-    with pytest.raises(LabelTypeError, match=r'label "box" is list<.*>; counts\(\) needs'):
+    with pytest.raises(LabelError, match=r'label "box" is list<.*>; counts\(\) needs'):
         labels.counts("box")
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edcache.errors import LabelTypeError, OptionError, UnknownLabelError
+from edcache.errors import LabelError, OptionError, UnknownLabelError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
 from edcache.labels.where import where_truth
@@ -226,7 +226,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_everything_else_is_a_where_error(text):
     # The bare int column is a condition of the wrong type, which has an error of its own.
-    with pytest.raises(LabelTypeError if text == "label" else OptionError, match=r"where|not a condition"):
+    with pytest.raises(LabelError if text == "label" else OptionError, match=r"where|not a condition"):
         where_truth(text, Labels(TABLE))
 
 
@@ -272,27 +272,27 @@ def test_where_error_texts(text, message):
         ("lable == 1", UnknownLabelError, "did you mean label?"),
         (
             "split == 1",
-            LabelTypeError,
+            LabelError,
             r'label "split" is string; an int \(1\) cannot be compared with it; compare it with a str',
         ),
         (
             "label == 'a'",
-            LabelTypeError,
+            LabelError,
             r"a str \('a'\) cannot be compared with it; compare it with a number",
         ),
-        ("label in (1, 'a')", LabelTypeError, r"a str \('a'\) cannot be compared"),
-        ("label == True", LabelTypeError, r"a bool \(True\) cannot be compared"),
-        ("flag < True", LabelTypeError, 'label "flag" is bool, which has no order'),
-        ("box == 1", LabelTypeError, 'label "box" is list'),
-        ("day == 1", LabelTypeError, r"an int \(1\) cannot be compared with it; compare it with a date"),
-        ("day == 'yesterday'", LabelTypeError, r"a str \('yesterday'\) cannot be compared"),
+        ("label in (1, 'a')", LabelError, r"a str \('a'\) cannot be compared"),
+        ("label == True", LabelError, r"a bool \(True\) cannot be compared"),
+        ("flag < True", LabelError, 'label "flag" is bool, which has no order'),
+        ("box == 1", LabelError, 'label "box" is list'),
+        ("day == 1", LabelError, r"an int \(1\) cannot be compared with it; compare it with a date"),
+        ("day == 'yesterday'", LabelError, r"a str \('yesterday'\) cannot be compared"),
         (
             "label == split",
-            LabelTypeError,
+            LabelError,
             '"label" is int64 and "split" is string; only columns of one kind',
         ),
-        ("contains(label, 'a')", LabelTypeError, r"contains\(\) looks into text; compare it with a number"),
-        ("not label", LabelTypeError, 'label "label" is int64, not a condition; compare it'),
+        ("contains(label, 'a')", LabelError, r"contains\(\) looks into text; compare it with a number"),
+        ("not label", LabelError, 'label "label" is int64, not a condition; compare it'),
     ],
 )
 def test_names_and_types(text, error, message):
@@ -311,7 +311,7 @@ def test_long_chains_do_not_nest():
 @settings(max_examples=300)
 @given(st.text(alphabet="label split()'\"=<>!.,-0129e\\[]andornotinis ", max_size=60) | st.text(max_size=20))
 def test_any_text_parses_or_raises_our_errors(text):
-    with contextlib.suppress(OptionError, UnknownLabelError, LabelTypeError):
+    with contextlib.suppress(OptionError, UnknownLabelError, LabelError):
         where_truth(text, Labels(TABLE))
 
 

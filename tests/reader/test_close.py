@@ -1,4 +1,4 @@
-"""Closing an archive while other threads read it: right bytes or ArchiveClosedError, never another file's."""
+"""Closing an archive while other threads read it: right bytes or ArchiveError, never another file's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from descriptors import needs_proc, open_files
 from scale import scaled
 
 from edcache import CacheWriter
-from edcache.errors import ArchiveClosedError
+from edcache.errors import ArchiveError
 from edcache.reader import Reader
 from edcache.storage.file import File
 
@@ -40,7 +40,7 @@ def beside(acts: list[Callable[[], None]], close: Callable[[], None]) -> list[Ba
         try:
             while True:
                 act()
-        except ArchiveClosedError:
+        except ArchiveError:
             pass
         except BaseException as error:
             wrong.append(error)
@@ -99,7 +99,7 @@ def test_a_reader_that_is_closed_beside_reads_and_refreshes(path: Path, io: str)
             reader.refresh()
 
         assert beside([read, read, refresh, refresh], reader.close) == []
-        with pytest.raises(ArchiveClosedError, match="closed; open it again to read"):
+        with pytest.raises(ArchiveError, match="closed; open it again to read"):
             reader.read(0)
     del reader, read, refresh
     assert open_files(path) == []

@@ -20,7 +20,6 @@ from edcache.errors import (
     ArchiveError,
     ArchiveNotFoundError,
     CorruptArchiveError,
-    NotAnArchiveError,
     OptionError,
     StaleArchiveError,
 )
@@ -86,7 +85,7 @@ def test_what_is_no_archive_has_no_digest(path):
     with pytest.raises(ArchiveNotFoundError):
         edcache.digest(path)
     path.write_bytes(b"no archive" * 1000)
-    with pytest.raises(NotAnArchiveError):
+    with pytest.raises(CorruptArchiveError):
         edcache.digest(path)
     path.unlink()
     write(path)

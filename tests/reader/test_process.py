@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import ArchiveClosedError, MissingSampleError, StaleArchiveError
+from edcache.errors import ArchiveError, MissingSampleError, StaleArchiveError
 from edcache.reader import Reader
 
 MODULE = '''
@@ -398,7 +398,7 @@ def test_a_forked_child_cannot_write_through_its_parents_writer(tmp_path: Path) 
     w.close()
     assert [s["y"] for s in CachedDataset.from_cache(path)] == [0, 1, 2]
     assert edcache.verify(path).sound
-    refused = f"{ArchiveClosedError.__name__}: {path}: opened for appending by process {os.getpid()}, used in"
+    refused = f"{ArchiveError.__name__}: {path}: opened for appending by process {os.getpid()}, used in"
     assert {name: answer[: len(refused)] for name, answer in answers.items()} == dict.fromkeys(
         answers, refused
     )
@@ -412,7 +412,7 @@ def test_a_forked_child_learns_at_its_first_append_that_it_may_not(tmp_path: Pat
         w.append(sample(0))
         return "appended"
 
-    assert in_a_fork(append).startswith(ArchiveClosedError.__name__)
+    assert in_a_fork(append).startswith(ArchiveError.__name__)
     w.close()
 
 

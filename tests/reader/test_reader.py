@@ -6,7 +6,7 @@ import torch
 
 from edcache import CacheWriter
 from edcache.errors import (
-    ArchiveClosedError,
+    ArchiveError,
     CorruptArchiveError,
     MissingSampleError,
     OptionError,
@@ -87,7 +87,7 @@ def test_a_closed_reader_says_so(path):
     assert reader.read(4)["y"] == 4
     for _ in range(2):
         reader.close()
-        with pytest.raises(ArchiveClosedError, match="a.zip: closed; open it again to read"):
+        with pytest.raises(ArchiveError, match="a.zip: closed; open it again to read"):
             reader.read(4)
 
 

@@ -28,7 +28,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import ArchiveClosedError, EdcacheError
+from edcache.errors import ArchiveError, EdcacheError
 from edcache.format import spec as format
 from edcache.format.spec import Head
 from edcache.reader import Reader
@@ -216,7 +216,7 @@ def follow(things: tuple[Any, ...], begun: Any, go_on: Any, answers: Any) -> Non
 def _use_after_close(cache: CachedDataset) -> str:
     try:
         cache[0]
-    except ArchiveClosedError as error:
+    except ArchiveError as error:
         return str(error).partition(": ")[2]
     return "it reads on"
 
@@ -268,7 +268,7 @@ def test_what_a_child_closes_stays_open_in_its_parent(sealed: Path) -> None:
     def close_in_every_way() -> None:
         reader.close()
         reader.close()
-        with pytest.raises(ArchiveClosedError):
+        with pytest.raises(ArchiveError):
             reader.read(0)
         assert is_sample(kept, 2)
         gc.collect()

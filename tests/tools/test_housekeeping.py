@@ -21,7 +21,7 @@ from systems import System, ended, in_child, replace_system
 
 from edcache import CachedDataset, CacheWriter
 from edcache.cli import main
-from edcache.errors import NotAnArchiveError, OptionError
+from edcache.errors import CorruptArchiveError, OptionError
 from edcache.format import spec as format
 from edcache.reader import Reader
 from edcache.storage import calls
@@ -629,5 +629,5 @@ def test_errors_of_the_functions(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="/none: no such folder; name one that holds archives"):
         archives_in(tmp_path / "none")
     (tmp_path / "text").write_text("text")
-    with pytest.raises(NotAnArchiveError, match="text: not an edcache archive"):
+    with pytest.raises(CorruptArchiveError, match="text: not an edcache archive"):
         look_at(tmp_path / "text")

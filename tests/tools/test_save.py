@@ -31,7 +31,7 @@ from edcache.errors import (
     ArchiveExistsError,
     CorruptRecordError,
     EdcacheError,
-    LabelTypeError,
+    LabelError,
     OptionError,
     PartialArchiveWarning,
     StaleArchiveError,
@@ -408,7 +408,7 @@ def test_archives_that_do_not_go_together_are_refused(tmp_path):
     refused(opened([a, pickled]), new, OptionError, text)
     other = write(tmp_path / "other.zip", in_memory_keys={"y": lambda s: "text"})
     text = 'label "y" is int64 in one dataset and string in another'
-    refused(opened([a, other]), new, LabelTypeError, text)
+    refused(opened([a, other]), new, LabelError, text)
     refused(opened(a), other, ArchiveExistsError, "other.zip: exists already; give a path where nothing is")
     text = "replaces an archive only by all of its samples in their order"
     refused(opened(a)[:5], a, OptionError, text)

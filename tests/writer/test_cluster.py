@@ -320,7 +320,7 @@ def test_labels_of_two_types_are_failures_of_those_that_come_second(path, log):
         ds = fill(TwoKinds(log), path, executor, on_error="skip_final")
     assert ds.complete
     assert len(ds.errors) + ds._reader.present == COUNT
-    assert {e.error for e in ds.errors} == {"LabelTypeError"}
+    assert {e.error for e in ds.errors} == {"LabelError"}
     kept = {type(sample["y"]) for sample in available(ds)}
     assert len(kept) == 1
     assert edcache.verify(path).sound

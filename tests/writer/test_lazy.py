@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset
-from edcache.errors import OptionError, SourceError, StaleCacheError, UnsupportedTypeError
+from edcache.errors import CodecError, OptionError, SourceError, StaleCacheError
 from edcache.reader import Reader
 from edcache.writer import publisher
 from edcache.writer.job import Job
@@ -185,7 +185,7 @@ def test_a_sample_that_cannot_be_stored_says_so_at_the_read(path):
             return {"bad": {i}}
 
     ds = CachedDataset(Sets("unused"), path, lazy=True)
-    with pytest.raises(UnsupportedTypeError, match=r'a.zip: sample 4: sample\["bad"\]: cannot store set'):
+    with pytest.raises(CodecError, match=r'a.zip: sample 4: sample\["bad"\]: cannot store set'):
         ds[4]
 
 

@@ -20,20 +20,17 @@ import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.codec.encoder import Encoder
 from edcache.errors import (
-    ArchiveClosedError,
     ArchiveError,
     ArchiveExistsError,
+    CodecError,
     CorruptArchiveError,
     LabelError,
-    LabelTypeError,
     MissingSampleError,
     OptionError,
-    PickleRefusedError,
     SampleIndexError,
     SourceError,
     StaleArchiveError,
     StorageError,
-    UnsupportedTypeError,
 )
 from edcache.format import spec as format
 from edcache.labels.label_spec import LabelSpec
@@ -178,7 +175,7 @@ def test_a_closed_writer_says_so(path):
     w.close()
     w.close()
     w.abort()
-    with pytest.raises(ArchiveClosedError, match='this writer is closed; open the archive with mode="a"'):
+    with pytest.raises(ArchiveError, match='this writer is closed; open the archive with mode="a"'):
         w.append(1)
 
 
@@ -188,11 +185,11 @@ def test_a_sample_that_cannot_be_stored_is_named_and_the_rest_stays(path):
         message = (
             r'a.zip: sample 1: sample\["boxes"\]: cannot store set; convert it to a list, or choose codec'
         )
-        with pytest.raises(UnsupportedTypeError, match=message):
+        with pytest.raises(CodecError, match=message):
             w.append({"y": 2, "boxes": {1}})
         with pytest.raises(LabelError, match='a.zip: label "y": sample 1 has no field "y"; .*"boxes"'):
             w.append({"boxes": None})
-        with pytest.raises(LabelTypeError, match='label "y": sample 1 is a str .*earlier samples are int64'):
+        with pytest.raises(LabelError, match='label "y": sample 1 is a str .*earlier samples are int64'):
             w.append({"y": "two", "boxes": None})
         w.append({"y": 3, "boxes": None})
     assert [s["y"] for s in contents(path).values()] == [1, 3]
@@ -261,7 +258,7 @@ def test_compressed_samples_come_back_and_take_less_room(tmp_path, compression):
 def test_pickle_must_be_asked_for_on_both_sides(path):
     with CacheWriter(path, codec="pickle") as w:
         w.append({1, 2})
-    with pytest.raises(PickleRefusedError, match="a.zip: sample 0: .*allow_pickle=True if you trust"):
+    with pytest.raises(CodecError, match="a.zip: sample 0: .*allow_pickle=True if you trust"):
         CachedDataset.from_cache(path)[0]
     assert CachedDataset.from_cache(path, allow_pickle=True)[0] == {1, 2}
 
@@ -287,7 +284,7 @@ def test_a_foreign_file_is_left_alone(path):
     for data in (b"PK\3\4 a zip of somebody else" * 500, b"text", b"PK\3\4" + bytes(60)):
         path.write_bytes(data)
         with pytest.raises(
-            edcache.errors.NotAnArchiveError, match="does not begin with a zip entry edcache.json"
+            edcache.errors.CorruptArchiveError, match="does not begin with a zip entry edcache.json"
         ):
             CacheWriter(path, "a")
         assert path.read_bytes() == data
@@ -642,7 +639,7 @@ def test_a_closed_appender_says_so(path):
     appender = Appender.open(path, format.Head(bytes(16)), mode="x")
     appender.close()
     for use in (appender.seal, appender.catch_up, lambda: appender.claims.claim(0)):
-        with pytest.raises(ArchiveClosedError, match="a.zip: closed; open it again to append"):
+        with pytest.raises(ArchiveError, match="a.zip: closed; open it again to append"):
             use()
 
 
@@ -887,7 +884,7 @@ def test_of_two_writers_whose_labels_are_of_different_types_the_first_wins(path)
     one.append({"y": 1})
     other.append({"y": "one"})
     one.flush()
-    with pytest.raises(LabelTypeError, match='a.zip: label "y"'):
+    with pytest.raises(LabelError, match='a.zip: label "y"'):
         other.flush()
     other.append({"y": 2})
     other.flush()

@@ -15,7 +15,6 @@ from edcache.base import (
     ArchiveError,
     CorruptArchiveError,
     Ints,
-    NotAnArchiveError,
     OptionError,
     StorageError,
     in_threads,
@@ -118,7 +117,7 @@ def _damaged(file: File, note: Note, threads: int) -> list[_Damage]:
         if seal is None or head.uuid.hex() != note.uuid:
             return [_Damage(0, note.nbytes, "the head or the end")]
         chain.check_seal(file.pread, note.nbytes, seal)
-    except (CorruptArchiveError, NotAnArchiveError) as error:
+    except CorruptArchiveError as error:
         return [_Damage(0, note.nbytes, f"an entry ({error})")]
     damaged: list[_Damage] = []
 

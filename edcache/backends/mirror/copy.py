@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -15,7 +15,7 @@ from edcache.backends.mirror.blocks import Fetcher, Pinned
 from edcache.backends.mirror.complete import THREADS, complete, state_of
 from edcache.backends.mirror.evict import check_space, limit_of, make_room
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
-from edcache.base import ArchiveExistsError, NotAnArchiveError, OptionError, Show, byte_progress
+from edcache.base import ArchiveExistsError, OptionError, Show, byte_progress
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located, shown
 from edcache.writer import PARTIAL, SIDE, note_use
@@ -64,7 +64,7 @@ def copy_to_local(
     Returns:
         The path of the copy, which opens as any archive; or the folder.
     Raises:
-        ArchiveNotFoundError, NotAnArchiveError, FormatVersionError.
+        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         OptionError: "far/train.zip: it is not sealed, so it may still grow; ...".
         CorruptArchiveError: bytes of the remote archive failed their crc32, fetched twice.
         ArchiveExistsError: "ssd/train.zip: exists already, and is not as it was copied from ...".
@@ -138,10 +138,11 @@ def _archives_below(folder: str) -> Iterator[str]:
             path = os.path.join(parent, name)
             if name.endswith(_PASSED_OVER) or not os.path.isfile(path):
                 continue
-            with suppress(NotAnArchiveError):
-                with closing(File.open(path, "r")) as file:
-                    format.read_head(file.pread, path)
-                yield path
+            with closing(File.open(path, "r")) as file:
+                if not format.begins_archive(file.pread(0, format.PAGE)):
+                    continue
+                format.read_head(file.pread, path)
+            yield path
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class RedisDataset(Dataset[Any]):
             have different keys, so that none gets the samples of another. False: all have the same.
     Raises:
         SourceError: "redis://host/0?prefix=name: the source raised at index 30: ValueError: ...".
-        UnsupportedTypeError: a sample cannot be stored.
+        CodecError: a sample cannot be stored.
         StorageError: the server does not answer, or refuses the password.
     Warns: RuntimeWarning, once, if the server's memory is full and it evicts nothing. Samples that it does
         not have are computed at every read then.
@@ -168,7 +168,7 @@ class RedisDataset(Dataset[Any]):
         try:
             yield
         except EdcacheError as error:
-            raise type(error)(f"{self.path}: sample {index}: {error}") from error
+            raise error.within(f"{self.path}: sample {index}", self.path, index) from error
 
 
 def _is_sound(index: int, value: bytes) -> bool:
@@ -184,7 +184,7 @@ def _crc(index: int, value: memoryview | bytes) -> int:
 
 
 def _encoded(index: int, sample: Any) -> bytes:
-    """The value of a sample; UnsupportedTypeError, ImageError."""
+    """The value of a sample; CodecError, ImageError."""
     encoder = Encoder()
     encoded = encoder.encode(sample)
     schema = encoder.schemas[encoded.schema].encode()

@@ -19,8 +19,8 @@ from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 from edcache.backends import ObjectStore, ShownUrl, scrubbed
 from edcache.base import (
     ArchiveNotFoundError,
+    CorruptArchiveError,
     MissingDependencyError,
-    NotAnArchiveError,
     OptionError,
     PerProcess,
     StaleArchiveError,
@@ -281,7 +281,7 @@ def _keys(server: Server, upload: str, nbytes: int) -> Iterator[list[str]]:
 def _parsed(found: bytes, server: Server) -> tuple[str, int]:
     name, _, nbytes = found.decode("ascii", "replace").partition(" ")
     if not nbytes.isdecimal() or len(nbytes) > 18:
-        raise NotAnArchiveError(
+        raise CorruptArchiveError(
             f"{server}: another program keeps {server.prefix}:archive; choose another prefix"
         )
     return name, int(nbytes)

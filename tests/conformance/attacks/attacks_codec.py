@@ -194,7 +194,7 @@ _schema(
     "imports the module",
     '["enum","antigravity","Popen"]',
     struct.pack("<q", 1) + b"x",
-    error="UnsupportedTypeError",
+    error="CodecError",
     says="which this process has not registered",
 )
 _schema(
@@ -204,7 +204,7 @@ _schema(
     "imports the module, calls it",
     '["dataclass","subprocess","Popen",["args"],["int"]]',
     bytes(8),
-    error="UnsupportedTypeError",
+    error="CodecError",
     says="which this process has not registered",
 )
 _accepted(

@@ -55,12 +55,12 @@ def link_to_nowhere(f: Forge):
     f.path.symlink_to(f.path.with_suffix(".nothing"))
 
 
-@attack("files", "an empty file", "an IndexError", "open", "NotAnArchiveError", "it is empty")
+@attack("files", "an empty file", "an IndexError", "open", "CorruptArchiveError", "it is empty")
 def empty(f: Forge):
     return b""
 
 
-@attack("files", "one byte", "struct.error", "open", "NotAnArchiveError", "not an edcache archive")
+@attack("files", "one byte", "struct.error", "open", "CorruptArchiveError", "not an edcache archive")
 def one_byte(f: Forge):
     return b"P"
 
@@ -70,7 +70,7 @@ def one_byte(f: Forge):
     "a zip file of somebody else",
     "takes its entries for chunks",
     "open",
-    "NotAnArchiveError",
+    "CorruptArchiveError",
     "not an edcache archive",
 )
 def another_zip(f: Forge):
@@ -82,7 +82,7 @@ def another_zip(f: Forge):
     "nothing but end records",
     "a negative offset of the directory",
     "open",
-    "NotAnArchiveError",
+    "CorruptArchiveError",
     "not an edcache archive",
 )
 def ends_only(f: Forge):
@@ -94,7 +94,7 @@ def ends_only(f: Forge):
     "a terabyte of hole",
     "reads a terabyte of zeros",
     "open",
-    "NotAnArchiveError",
+    "CorruptArchiveError",
     "not an edcache archive",
 )
 def hole(f: Forge):

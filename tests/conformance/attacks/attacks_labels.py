@@ -368,7 +368,7 @@ def lying_message(f: Forge):
     "a chunk's label of another type than the head's other chunks",
     "a cast that changes values",
     "open",
-    "LabelTypeError",
+    "LabelError",
     'label "y" is',
 )
 def mixed_types(f: Forge):

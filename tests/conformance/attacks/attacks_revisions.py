@@ -177,7 +177,7 @@ def revision_offsets(f: Forge):
     "texts in a column of numbers",
     "a crash at the first look, or numbers made of texts",
     "labels",
-    "LabelTypeError",
+    "LabelError",
     says='label "y" is int64 in one chunk and string in another',
 )
 def revision_type(f: Forge):

@@ -199,7 +199,7 @@ def trailing_bytes(f: Forge):
     "a shell script before the archive",
     "the zip is found from its end",
     "open",
-    "NotAnArchiveError",
+    "CorruptArchiveError",
     "does not begin with a zip entry edcache.json",
 )
 def prepended_script(f: Forge):
@@ -211,7 +211,7 @@ def prepended_script(f: Forge):
     "a whole page before the archive, offsets adjusted",
     "the zip is sound",
     "open",
-    "NotAnArchiveError",
+    "CorruptArchiveError",
     "does not begin with a zip entry edcache.json",
 )
 def prepended_page(f: Forge):
