@@ -20,7 +20,6 @@ from edcache.base.errors import OptionError
 from edcache.base.wording import shown, suggestion
 
 Verify: TypeAlias = Literal["touch", "always", "never"]
-Io: TypeAlias = Literal["auto", "mmap", "pread"]
 Preload: TypeAlias = Literal["shm"]
 Codec: TypeAlias = Literal["native", "pickle"]
 OnError: TypeAlias = Literal["raise", "skip", "skip_final"]
@@ -78,7 +77,6 @@ class ReadKeywords(TypedDict, total=False):
 
     verify: Verify
     allow_pickle: bool
-    io: Io
     decode: Decode
     expected_digest: str | None
     allow_partial: bool
@@ -97,8 +95,6 @@ class ReadOptions(Options):
             also compares its index with the chain of entries and with the zip directory, but for "never".
         allow_pickle: True reads records that are pickles. A pickle runs any code that its author chose. Use
             it only for archives whose author you trust.
-        io: "mmap" maps the file into memory. "pread" reads the bytes that are needed into memory of this
-            process, which is better for a network file system. "auto" chooses by the file system.
         decode: what every `edcache.ImageFile` in a sample becomes: "pil", "numpy", "tensor", or what an
             `edcache.Decoding` says. None returns the ImageFile with the bytes of its file. "stored" uses
             what was chosen when the archive was written.
@@ -120,7 +116,6 @@ class ReadOptions(Options):
 
     verify: Verify = "touch"
     allow_pickle: bool = False
-    io: Io = "auto"
     decode: Decode = "stored"
     expected_digest: str | None = None
     allow_partial: bool = False
@@ -130,7 +125,6 @@ class ReadOptions(Options):
 
     def _check(self) -> None:
         check_choice("verify", self.verify, get_args(Verify))
-        check_choice("io", self.io, get_args(Io))
         check_choice("preload", self.preload, (None, *get_args(Preload)))
         if self.local is not None and self.expected_digest is not None:
             raise OptionError(

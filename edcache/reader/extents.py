@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
@@ -27,24 +28,20 @@ class Extents:
     """The bytes of a file up to `nbytes`, the end of its last entry.
 
     A local file is mapped, so that all processes share its pages. A file on a network file system is read:
-    mapped, it would be fetched page by page, and a lost connection would be a SIGBUS. A URL cannot be mapped.
+    mapped, it would be fetched page by page, and a lost connection would be a SIGBUS. A URL cannot be mapped,
+    and neither can a file of some file systems.
 
-    Args:
-        io: as in `Reader`.
     Attributes:
         view: the mapped bytes; None if the file is read.
     """
 
-    def __init__(self, file: ByteSource, nbytes: int, io: str) -> None:
+    def __init__(self, file: ByteSource, nbytes: int) -> None:
         self.file, self.nbytes = file, nbytes
         self.view: memoryview | None = None
         self._hot_batches = 0
-        # A file that is read by requests cannot be mapped.
-        if not file.by_request and (io == "mmap" or (io == "auto" and not file.is_remote())):
-            try:
+        if not file.is_remote():
+            with suppress(base.StorageError):
                 self.view = file.map(nbytes)
-            except base.StorageError as error:
-                raise base.StorageError(f'{error}; io="pread" reads it without') from error
 
     def read(self, offset: int, nbytes: int) -> memoryview:
         """The bytes of an extent, read-only; fewer at the end of the file."""

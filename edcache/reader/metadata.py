@@ -29,7 +29,7 @@ class Metadata:
     It does not change. A refresh makes a new one, and threads at work keep the old one.
 
     Args:
-        io, verify: as in `Reader`. before: of an earlier look at the same file.
+        verify: as in `Reader`. before: of an earlier look at the same file.
         trust: "index" does not compare the index of a seal with the chain, and needs no zip directory behind
             it. "chunks" reads no seal at all.
     Attributes:
@@ -45,13 +45,12 @@ class Metadata:
     def __init__(
         self,
         file: ByteSource,
-        io: str = "auto",
         verify: str = "touch",
         before: Metadata | None = None,
         trust: Trust = "all",
     ) -> None:
         self.file, self.path = file, file.path
-        self._io, self.verify, self.trust = io, verify, trust
+        self.verify, self.trust = verify, trust
         self.size = file.size()
         head, first = format.read_head(file.pread, self.path)
         self.seal: format.Seal | None = None
@@ -71,7 +70,7 @@ class Metadata:
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self.chain.cursor.offset if self.seal is None else self.size
         self.sealed, self.nbytes = self.seal is not None, min(end, self.size)
-        self.extents = Extents(file, self.nbytes, io)
+        self.extents = Extents(file, self.nbytes)
         self._view = self.extents.view
         self.mapped_nbytes = 0 if self._view is None else self.nbytes
         self.head = head

@@ -301,7 +301,7 @@ class Reader(Archive):
         self.preload = options.preload
         self.local = None if options.local is None else absolute(options.local)
         self._max_bytes: Any = options.max_bytes
-        self.verify, self.io, self.allow_partial = options.verify, options.io, options.allow_partial
+        self.verify, self.allow_partial = options.verify, options.allow_partial
         expected = options.expected_digest
         self._expected_digest = None if expected is None else parse_digest(expected)
         self.has_digest = expected is not None
@@ -508,7 +508,7 @@ class Reader(Archive):
 
     def _session_with(self, file: ByteSource) -> Session:
         try:
-            options = self.io, self.verify, self.allow_pickle, self.decoding
+            options = self.verify, self.allow_pickle, self.decoding
             session = Session(file, *options, trust=self._trust)
             if self.local is not None and not session.sealed:  # only a sealed archive is copied
                 raise base.CorruptArchiveError(f"{self.path}: the end of its copy is damaged; open it again")

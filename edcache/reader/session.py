@@ -47,14 +47,13 @@ class Session(Metadata):
     def __init__(
         self,
         file: ByteSource,
-        io: str = "auto",
         verify: str = "touch",
         allow_pickle: bool = False,
         decoding: Decoding | None = None,
         before: Session | None = None,
         trust: Trust = "all",
     ) -> None:
-        super().__init__(file, io, verify, before, trust)
+        super().__init__(file, verify, before, trust)
         self._allow_pickle, self._decoding = allow_pickle, decoding
         self._checks: Checks | None = None
         self._requested = Requested(file, self.checks) if file.by_request else None
@@ -335,7 +334,7 @@ class Session(Metadata):
     def look_again(self) -> Session | None:
         """A new session if the file has changed; else None."""
         file = self.file.reopened()
-        options = self._io, self.verify, self._allow_pickle, self._decoding
+        options = self.verify, self._allow_pickle, self._decoding
         try:
             if file.identity() != self.file.identity():
                 if _is_rewritten(file, self.path, self.head.uuid):

@@ -130,7 +130,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
     name = os.fspath(path)
     with closing(File.open(name, "r")) as file:
         nbytes, written = _on_disk(name)
-        session = Session(file, "pread")
+        session = Session(file)
     copy = copies_on_disk().copy_at(name)
     if copy is not None:
         written = max(written, copy.used)

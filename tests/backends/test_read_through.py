@@ -255,8 +255,7 @@ def test_every_way_to_read_gives_the_same(far, ssd, tally):
     plain = CachedDataset.from_cache(far)
     rng = seeded("reading through")
     for number in range(scaled(8)):
-        io = rng.choice(["auto", "mmap", "pread"])
-        ds = opened(far, ssd / str(number), io=io, verify=rng.choice(["touch", "always"]))
+        ds = opened(far, ssd / str(number), verify=rng.choice(["touch", "always"]))
         for _ in range(6):
             indices = [rng.randrange(-COUNT, COUNT) for _ in range(rng.randrange(1, 30))]
             way = rng.choice(["batch", "items", "select", "many"])

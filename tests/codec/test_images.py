@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from pictures import FILES, as_pillow, by_library
 from PIL import Image
 from scale import scaled, seeded
+from systems import reading_by
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
@@ -590,10 +591,11 @@ def test_image_files_read_without_pillow_never_import_it(path):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"JPEG\n"
 
 
-def test_io_pread_decodes_alike(path):
+def test_a_file_that_is_not_mapped_decodes_alike(path):
     written(path, [{"image": ImageFile(pictures.jpeg(seed=i))} for i in range(4)])
     expected = opened(path, "tensor").batch(range(4))["image"]
-    ds = opened(path, "tensor", io="pread")
+    with reading_by("pread"):
+        ds = opened(path, "tensor")
     assert torch.equal(ds.batch(range(4))["image"], expected)
     ds[0]["image"][...] = 0
     assert torch.equal(ds[0]["image"], expected[0])

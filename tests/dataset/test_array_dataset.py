@@ -13,6 +13,7 @@ import torch
 from codec_samples import Color, Point, encode, run_script, same, samples
 from hypothesis import given
 from range_server import serving
+from systems import reading_by
 from torch.utils.data import default_collate
 
 import edcache
@@ -126,9 +127,10 @@ def test_a_batch_is_that_of_default_collate(path, way, tmp_path):
             w.extend(map(rich, range(30)))
     expected = default_collate([rich(i % 30) for i in CHOSEN])
     with serving(path.read_bytes()) as served:
-        options = {"io": "pread"} if way == "pread" else {}
         fields = ["tree.at", 4, "image"] if way == "fields" else None
-        with edcache.numpy.open(served.url if way == "url" else path, fields=fields, **options) as ds:
+        with reading_by(way):
+            opened = edcache.numpy.open(served.url if way == "url" else path, fields=fields)
+        with opened as ds:
             if way == "fields":
                 expected = {"tree.at": expected["tree"]["at"], 4: expected[4], "image": expected["image"]}
                 assert same(

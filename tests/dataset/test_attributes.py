@@ -164,7 +164,7 @@ def test_what_is_no_function_is_refused(ds, name):
 
 # --- other attributes -------------------------------------------------------------------------------
 
-READING = {"decode": "numpy", "verify": "never", "io": "pread", "allow_pickle": True, "preload": "shm"}
+READING = {"decode": "numpy", "verify": "never", "allow_pickle": True, "preload": "shm"}
 FILLING = {"in_memory_keys": ["label"], "num_workers": 4, "lazy": True, "compression": "zstd"}
 
 

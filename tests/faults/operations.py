@@ -61,7 +61,7 @@ def _writer(pending: range, **more: Any) -> Callable[[], Any]:
 
 
 def _dataset() -> CachedDataset:
-    cache = CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
+    cache = CachedDataset.from_cache(PATH, allow_partial=True)
     len(cache)
     return cache
 
@@ -178,7 +178,7 @@ class Aftermath:
 def _sound(disk: MemoryDisk) -> tuple[dict[int, Any], list[str], bool]:
     try:
         report = edcache.verify(PATH)
-        return read_all(PATH, "pread"), report.problems, report.sealed
+        return read_all(PATH), report.problems, report.sealed
     except EdcacheError as error:
         # A head that was never finished.
         return {}, [] if len(disk.files()[PATH]) < 4096 else [str(error)], False

@@ -213,7 +213,7 @@ def two_writers(notes: Notes) -> None:
 
 def amend(notes: Notes) -> None:
     """A longer dataset, samples that failed, then records of some of them."""
-    with closing(edcache.reader.Reader(PATH, io="pread", allow_partial=True)) as reader:
+    with closing(edcache.reader.Reader(PATH, allow_partial=True)) as reader:
         head = reader.head
     with closing(Appender.open(PATH, head, mode="a")) as appender:
         appender.amend(length=12)
@@ -232,14 +232,14 @@ def replace(notes: Notes) -> None:
 
 def first_labels(notes: Notes) -> None:
     """A column that later steps drop."""
-    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+    with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
         cache.add_labels("w", [1 * FACTOR + index for index in range(len(cache))])
     notes.publish([LABELS["w"]], 1)
 
 
 def label_add(notes: Notes) -> None:
     """A column that is new, and one that is dropped."""
-    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+    with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
         cache.add_labels("z", [1 * FACTOR + index for index in range(len(cache))])
         notes.publish([LABELS["z"]], 1)
         cache.drop_labels("w")
@@ -255,11 +255,11 @@ def label_behind_the_seal(notes: Notes) -> None:
 
 def label_and_append(notes: Notes) -> None:
     """Labels between chunks that are appended, and of samples that are not there yet."""
-    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+    with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
         cache.add_labels("z", [1 * FACTOR + index for index in range(len(cache))])
         notes.publish([LABELS["z"]], 1)
     write(notes, range(6, 9), seal=False)
-    with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+    with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
         cache.add_labels("z", {index: 2 * FACTOR + index for index in range(len(cache))})
         notes.publish([LABELS["z"]], 2)
 
@@ -276,7 +276,7 @@ def save(target: str) -> None:
     """The samples of the archive in a new one, without what is damaged."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", edcache.errors.PartialArchiveWarning)
-        with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+        with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
             cache.save(target, skip_damaged=True)
 
 
@@ -343,12 +343,12 @@ def newest(published: Iterable[tuple[int, int, int]]) -> dict[int, int]:
     return {index: version for _, index, version in published}
 
 
-def read_all(path: str, io: str) -> dict[int, int | str]:
+def read_all(path: str) -> dict[int, int | str]:
     """index -> version, or the name of the error that reading it raises; missing ones are left out.
 
     Columns that were added afterwards are there too, as `LABELS` has them.
     """
-    with closing(CachedDataset.from_cache(path, io=io, allow_partial=True)) as cache:
+    with closing(CachedDataset.from_cache(path, allow_partial=True)) as cache:
         return {index: read_one(cache, index) for index in present(cache)} | label_versions(cache)
 
 

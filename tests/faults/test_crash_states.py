@@ -76,9 +76,7 @@ class Reads(Parts):
     def _opened(self) -> Iterator[tuple[Any, int]]:
         with ExitStack() as stack:
             try:
-                self._cache = stack.enter_context(
-                    closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True))
-                )
+                self._cache = stack.enter_context(closing(CachedDataset.from_cache(PATH, allow_partial=True)))
                 self._present = present(self._cache)
                 versions = label_versions(self._cache)
             except EdcacheError as error:
@@ -123,13 +121,13 @@ def fills(count: int) -> Callable[[MemoryDisk], Filled]:
 
     def fill(disk: MemoryDisk) -> Filled:
         w = CacheWriter(PATH, "a", **OPTIONS)
-        there = read_all(PATH, "pread")
+        there = read_all(PATH)
         for index in range(count):
             if index not in there:
                 w.write(index, sample(index, RECOMPUTED))
         w.close()
         report = edcache.verify(PATH)
-        return Filled(read_all(PATH, "pread"), report.problems, report.sealed, len(disk.open_files))
+        return Filled(read_all(PATH), report.problems, report.sealed, len(disk.open_files))
 
     return fill
 
@@ -408,7 +406,7 @@ def test_labels_are_on_the_disk_once_they_are_added(
     disk = MemoryDisk()
     with replace_system(disk):
         write(Notes(disk), range(3), seal=seal)
-        cache = CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
+        cache = CachedDataset.from_cache(PATH, allow_partial=True)
         for change in (lambda: cache.add_labels("z", [1, 2, 3]), lambda: cache.drop_labels("z")):
             change()
             assert disk.journal[-1][0] == "sync"

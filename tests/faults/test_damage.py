@@ -49,10 +49,10 @@ def test_what_was_synced_behind_damage_is_never_cut(
         assert not disk.open_files
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", edcache.errors.PartialArchiveWarning)
-            damaged_one = edcache.CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
+            damaged_one = edcache.CachedDataset.from_cache(PATH, allow_partial=True)
         damaged_one.save("/disk/mended.zip", skip_damaged=True)
         damaged_one.close()
-        mended = edcache.reader.Reader("/disk/mended.zip", io="pread")
+        mended = edcache.reader.Reader("/disk/mended.zip")
         # Without a seal nothing tells what lies behind a damaged header; verify names the place.
         assert (len(mended), mended.missing().tolist()) == (9 if seal else 3 * chunk, [])
         assert any("no entry fits here" in problem for problem in edcache.verify(PATH).problems)
@@ -67,7 +67,7 @@ def test_what_a_power_cut_left_behind_a_torn_header_is_cut() -> None:
             assert w.next_index == 3
             w.extend(sample(index) for index in range(3, 9))
         assert edcache.verify(PATH).sound
-        assert read_all(PATH, "pread") == dict.fromkeys(range(9), 0)
+        assert read_all(PATH) == dict.fromkeys(range(9), 0)
 
 
 def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either() -> None:
@@ -98,8 +98,8 @@ def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_
     options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False, "fingerprint": False}
     with replace_system(disk):
         with pytest.raises(CorruptArchiveError, match=f"ends at offset {2 * PAGE:,}, before its seal"):
-            edcache.reader.Reader(PATH, io="pread").head  # noqa: B018
+            edcache.reader.Reader(PATH).head  # noqa: B018
         assert disk.files()[PATH] == data
-        edcache.CachedDataset(source, PATH, io="pread", **options).close()
+        edcache.CachedDataset(source, PATH, **options).close()
         assert edcache.verify(PATH).sound
-        assert read_all(PATH, "pread") == dict.fromkeys(range(9), 0)
+        assert read_all(PATH) == dict.fromkeys(range(9), 0)

@@ -118,7 +118,7 @@ def aftermath(scenario: Scenario, disk: MemoryDisk, published: list[tuple[int, i
         certain = newest(published)
         if certain or PATH in calm.names:
             try:
-                found = read_all(PATH, "pread")
+                found = read_all(PATH)
             except EdcacheError as error:
                 found = {}
                 if certain:
@@ -127,7 +127,7 @@ def aftermath(scenario: Scenario, disk: MemoryDisk, published: list[tuple[int, i
             if lost:
                 yield f"published and lost: {lost}, found {found}"
         w = CacheWriter(PATH, "a", **OPTIONS)
-        there = read_all(PATH, "pread")
+        there = read_all(PATH)
         for index in range(scenario.count):
             if index not in there:
                 w.write(index, sample(index))
@@ -191,4 +191,4 @@ def test_a_failed_sync_ends_a_writer_and_is_not_tried_again(sync: Any) -> None:
             w.flush()
         assert not disk.open_files
         disk.fails = lambda name: False  # type: ignore[method-assign]
-        assert read_all(PATH, "pread") == {0: 0}
+        assert read_all(PATH) == {0: 0}

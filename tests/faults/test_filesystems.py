@@ -198,7 +198,7 @@ def _new_folder(filesystem: FileSystem, name: str) -> Path:
 def _problems(told: list[tuple[int, int]], is_old: bool) -> Iterator[str]:
     certain = set(range(COUNT)) if is_old else {index for index, _ in told}
     try:
-        found = read_all(scenarios.PATH, "mmap")
+        found = read_all(scenarios.PATH)
     except EdcacheError as error:
         found = {}
         if certain:
@@ -210,12 +210,12 @@ def _problems(told: list[tuple[int, int]], is_old: bool) -> Iterator[str]:
     if lost := certain - (found.keys() - unread):
         yield f"durable, and lost: {sorted(lost)}"
     w = CacheWriter(scenarios.PATH, "a", **OPTIONS)
-    there = read_all(scenarios.PATH, "pread")
+    there = read_all(scenarios.PATH)
     for index in range(COUNT):
         if index not in there:
             w.write(index, sample(index, RECOMPUTED))
     w.close()
-    report, found = edcache.verify(scenarios.PATH), read_all(scenarios.PATH, "mmap")
+    report, found = edcache.verify(scenarios.PATH), read_all(scenarios.PATH)
     yield from report.problems
     if not report.sealed or sorted(found) != list(range(COUNT)) or set(found.values()) - {0, RECOMPUTED}:
         yield f"continued: sealed {report.sealed}, {found}"

@@ -24,7 +24,7 @@ import scenarios
 from processes import Child, Told
 from scale import scaled, seeded, thinned
 from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sample, write
-from systems import CALLS, System, routed
+from systems import CALLS, WAYS, System, reading_by, routed
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
@@ -91,10 +91,10 @@ class Case:
         for step in self.first_steps:
             step(notes)
 
-    def look(self, io: str) -> Found:
+    def look(self) -> Found:
         """Read what a kill left."""
         try:
-            return Found(read_all(scenarios.PATH, io), [])
+            return Found(read_all(scenarios.PATH), [])
         except EdcacheError as error:
             return Found({}, [type(error).__name__])
 
@@ -134,7 +134,7 @@ class _Here(Notes):
 def _finished(path: str, count: int) -> Found:
     """What there is at the end, which must be whole, and alone in its folder."""
     report = edcache.verify(path)
-    samples = read_all(path, "pread")
+    samples = read_all(path)
     problems = list(report.problems)
     if not report.sealed or [index for index in sorted(samples) if index >= 0] != list(range(count)):
         problems.append(f"at the end: sealed {report.sealed}, samples {sorted(samples)}")
@@ -150,7 +150,7 @@ class Writing(Case):
 
     def finish(self) -> Found:
         w = CacheWriter(scenarios.PATH, "a", **OPTIONS)
-        there = read_all(scenarios.PATH, "pread")
+        there = read_all(scenarios.PATH)
         for index in range(self.scenario.count):
             if index not in there:
                 w.write(index, sample(index, RECOMPUTED))
@@ -229,22 +229,20 @@ class SavingBeside(Case):
         super().prepare()
         self.damaged = Path(scenarios.PATH).read_bytes()
         self._save(None)
-        self.saved = sorted(read_all(self.target, "pread"))
+        self.saved = sorted(read_all(self.target))
         os.unlink(self.target)
 
-    def look(self, io: str) -> Found:
+    def look(self) -> Found:
         problems = [] if Path(scenarios.PATH).read_bytes() == self.damaged else ["it changed the damaged one"]
         if not os.path.exists(self.target):
             return Found({}, problems)
-        return Found(read_all(self.target, io), problems)
+        return Found(read_all(self.target), problems)
 
     def finish(self) -> Found:
         if not os.path.exists(self.target):
             self._save(None)
         report = edcache.verify(self.target)
-        return Found(
-            read_all(self.target, "pread"), report.problems + ([] if report.sealed else ["unsealed"])
-        )
+        return Found(read_all(self.target), report.problems + ([] if report.sealed else ["unsealed"]))
 
     def wrong(self, told: list[tuple[int, int]], found: Found, finished: Found) -> Iterator[str]:
         yield from found.problems + finished.problems
@@ -295,7 +293,7 @@ class Filling(Case):
 
     def finish(self) -> Found:
         with suppress(EdcacheError):
-            there = read_all(scenarios.PATH, "pread")
+            there = read_all(scenarios.PATH)
         if "there" not in locals():
             there = {}
         source = _Source()
@@ -385,7 +383,8 @@ class Ground:
         told = child.told()
         self.kills += 1
         try:
-            found = self.case.look(("mmap", "pread")[self.kills % 2])
+            with reading_by(WAYS[self.kills % 2]):
+                found = self.case.look()
             key = tuple(sorted(self.files().items()))
             finished = self._finished.get(key)
             if finished is None:

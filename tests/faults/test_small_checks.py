@@ -247,7 +247,7 @@ def test_a_chunk_that_was_interrupted_when_it_was_out_is_not_published_again() -
         assert not disk.interrupts
         w.append({"x": 3})
         w.close()
-        with closing(CachedDataset.from_cache(PATH, io="pread", allow_partial=True)) as cache:
+        with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
             assert [cache[k]["x"] for k in range(len(cache))] == [0, 1, 2, 3]
             assert cache._reader.chunks == 2
 

@@ -66,7 +66,7 @@ class Reading:
     """A dataset over the archive, closed at the end whatever happens."""
 
     def __enter__(self) -> CachedDataset:
-        self.cache = CachedDataset.from_cache(PATH, io="pread", allow_partial=True)
+        self.cache = CachedDataset.from_cache(PATH, allow_partial=True)
         return self.cache
 
     def __exit__(self, *error: object) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from fuzz_archives import BASES, assembled, base, drawn, in_memory, lie
 from fuzz_draw import Draw
+from systems import reading_by
 from torch.utils.data import default_collate
 
 from edcache import CachedDataset, CacheWriter, verify
@@ -69,8 +70,8 @@ def _refused() -> Iterator[None]:
         yield
 
 
-def _read(path: str, **options: Any) -> None:
-    with _refused():
+def _read(path: str, way: str = "mmap", **options: Any) -> None:
+    with _refused(), reading_by(way):
         reader = Reader(path, **options, allow_partial=True)
         try:
             _read_all(reader, copy=options.get("verify") != "never")
@@ -102,7 +103,7 @@ def _ends(length: int) -> list[int]:
 
 def _dataset(path: str) -> None:
     with _refused():
-        cache = CachedDataset.from_cache(path, io="mmap", allow_partial=True)
+        cache = CachedDataset.from_cache(path, allow_partial=True)
         try:
             assert cache.complete in (True, False)
             if len(cache) > _LONG:
@@ -156,7 +157,7 @@ def _continue(path: str) -> None:
         finally:
             with _refused():
                 w.abort()
-        reader = Reader(path, io="mmap", allow_partial=True)
+        reader = Reader(path, allow_partial=True)
         try:
             assert reader.read(place)["s"] == "new"
         finally:
@@ -164,10 +165,10 @@ def _continue(path: str) -> None:
 
 
 _WAYS: tuple[Callable[[str], None], ...] = (
-    lambda path: _read(path, io="mmap"),
-    lambda path: _read(path, io="pread", verify="always"),
+    _read,
+    lambda path: _read(path, "pread", verify="always"),
     _verify,
-    lambda path: _read(path, io="mmap", verify="never"),
+    lambda path: _read(path, verify="never"),
     _dataset,
     _continue,
 )

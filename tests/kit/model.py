@@ -34,6 +34,7 @@ from hypothesis.stateful import (
 )
 from reference import walk
 from scale import SEED, scaled
+from systems import WAYS, reading_by
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -432,9 +433,10 @@ class Archive(RuleBasedStateMachine):
 
     # --- reading ---
 
-    @rule(io=st.sampled_from(["mmap", "pread"]))
-    def open_reader(self, io: str) -> None:
-        cache = CachedDataset.from_cache(self.path, io=io, allow_partial=True)
+    @rule(way=st.sampled_from(WAYS))
+    def open_reader(self, way: str) -> None:
+        with reading_by(way):
+            cache = CachedDataset.from_cache(self.path, allow_partial=True)
         known = Known(cache, self.state.copy(), self.keys is not None)
         known.shape()
         if len(self.readers) >= 4:

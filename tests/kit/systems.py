@@ -18,6 +18,7 @@ from typing import Any
 from edcache.storage import calls
 
 HANGS = 60
+WAYS = "mmap", "pread"
 CALLS = (
     *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
     *("write_back", "pwrite", "truncate", "reserve", "sync", "sync_directory", "make_folders"),
@@ -60,6 +61,22 @@ def replace_system(other: Any) -> Iterator[Any]:
     finally:
         _current.pop()
         _route_to(before)
+
+
+@contextmanager
+def reading_by(way: str) -> Iterator[None]:
+    """Let files be mapped ("mmap") or read ("pread") in the block, as on a system that maps none."""
+
+    def refuse(fd: int, nbytes: int) -> memoryview:
+        raise OSError(errno.ENODEV, os.strerror(errno.ENODEV))
+
+    plain = calls.map
+    if way == "pread":
+        calls.map = refuse
+    try:
+        yield
+    finally:
+        calls.map = plain
 
 
 def _route_to(functions: dict[str, Callable[..., Any]]) -> None:

@@ -21,7 +21,7 @@ import pytest
 import reference
 import torch
 from scale import scaled, seeded
-from systems import System, replace_system
+from systems import WAYS, System, reading_by, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -61,8 +61,9 @@ def opened(path):
 
 def check(path, expected):
     """The labels of an archive are these by every way to read it; expected: name -> values."""
-    for io in ("mmap", "pread"):
-        cache = CachedDataset.from_cache(path, io=io, allow_partial=True)
+    for way in WAYS:
+        with reading_by(way):
+            cache = CachedDataset.from_cache(path, allow_partial=True)
         assert list(cache.labels) == list(expected)
         assert {name: column(cache, name) for name in cache.labels} == expected
         assert cache.info()["labels"] == list(expected)

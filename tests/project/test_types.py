@@ -64,7 +64,7 @@ edcache.verify("a.zip", quick=True)
 CachedDataset.from_cache("a.zip", zero_cpy=True)  # wrong: a misspelt option
 cachable("{split}.zip", num_worker=2)  # wrong: a misspelt option
 CachedDataset(Slow(), "a.zip", timeout="3")  # wrong: the type of an option
-CachedDataset.from_cache("a.zip", io=3)  # wrong: the type of an option
+CachedDataset.from_cache("a.zip", verify=3)  # wrong: the type of an option
 CachedDataset(Slow(), "a.zip", sync="seel")  # wrong: not one of the literals
 cachable("{split}.zip", on_error="ignore")  # wrong: not one of the literals
 old[0].append(1)  # wrong: a sample is a dict

@@ -57,11 +57,11 @@ def views_keep_the_sample() -> None:
 
 def options_are_known_by_name_and_type() -> None:
     options = CacheOptions(verify="never", on_error="skip")
-    CachedDataset(None, "train.zip", options, io="mmap")
+    CachedDataset(None, "train.zip", options, verify="never")
     CachedDataset.from_cache("train.zip", decode="tensor", transform=len)
     CachedDataset(None, "train.zip", verfy="touch")  # type: ignore[call-arg] # pyright: ignore[reportCallIssue]
     CachedDataset(None, "train.zip", verify="often")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     CachedDataset.from_cache("train.zip", lazy=True)  # type: ignore[call-overload] # pyright: ignore[reportCallIssue]
     edcache.cachable("train.zip", timeout="3")  # type: ignore[call-overload] # pyright: ignore
-    Reader("train.zip", io="fast")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    Reader("train.zip", verify="fast")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
     CacheWriter("train.zip", chunk_size="3")  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]

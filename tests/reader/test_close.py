@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from descriptors import needs_proc, open_files
 from scale import scaled
+from systems import WAYS, reading_by
 
 from edcache import CacheWriter
 from edcache.errors import ArchiveError
@@ -85,12 +86,12 @@ def test_a_call_never_reaches_a_file_that_got_the_number_of_one_that_was_closed(
 
 
 @needs_proc
-@pytest.mark.parametrize("io", ["pread", "mmap"])
-def test_a_reader_that_is_closed_beside_reads_and_refreshes(path: Path, io: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_reader_that_is_closed_beside_reads_and_refreshes(path: Path, way: str) -> None:
     with CacheWriter(path, chunk_size=4) as w:
         w.extend({"x": np.full(3, k)} for k in range(12))
     for _ in range(scaled(60)):
-        reader = Reader(path, io=io)
+        reader = Reader(path)
 
         def read(reader: Reader = reader) -> None:
             assert reader.read(7)["x"].tolist() == [7, 7, 7]
@@ -98,7 +99,8 @@ def test_a_reader_that_is_closed_beside_reads_and_refreshes(path: Path, io: str)
         def refresh(reader: Reader = reader) -> None:
             reader.refresh()
 
-        assert beside([read, read, refresh, refresh], reader.close) == []
+        with reading_by(way):
+            assert beside([read, read, refresh, refresh], reader.close) == []
         with pytest.raises(ArchiveError, match="closed; open it again to read"):
             reader.read(0)
     del reader, read, refresh

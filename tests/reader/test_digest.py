@@ -217,7 +217,7 @@ def test_a_cache_that_is_filled_here_has_no_published_digest(path):
 
 def test_a_reader_proves_its_file_at_the_first_use(path):
     digest = write(path)
-    reader = Reader(path, expected_digest=digest, io="pread")
+    reader = Reader(path, expected_digest=digest)
     assert np.array_equal(reader.read(4)["x"], [4] * 300)
     with pytest.raises(ArchiveError):
         len(Reader(path, expected_digest=WRONG))

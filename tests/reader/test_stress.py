@@ -23,7 +23,7 @@ import pytest
 import torch
 from descriptors import open_files
 from scale import scaled, seeded
-from systems import HANGS, ended, in_child
+from systems import HANGS, WAYS, ended, in_child, reading_by
 from torch.utils.data import DataLoader
 
 import edcache
@@ -434,7 +434,8 @@ class Squares:
 
 def _round(sealed: Path, path: Path, k: int) -> None:
     """Open, read, refresh, fill and close in every way, and leave nothing."""
-    cache, reader = CachedDataset.from_cache(sealed, io=("mmap", "pread")[k % 2]), Reader(sealed)
+    with reading_by(WAYS[k % 2]):
+        cache, reader = CachedDataset.from_cache(sealed), Reader(sealed)
     assert all(is_sample(cache[i], i) for i in range(COUNT))
     assert len(cache.filter(y=1)) == COUNT // 4
     assert cache.batch(range(8))["y"].tolist() == [0, 1, 2, 3] * 2

@@ -1,9 +1,8 @@
-"""io="mmap", "pread" and "auto" give the same; what they take, and what they keep of a file that goes."""
+"""A file that is mapped and one that is read give the same; what they take, and keep of a file that goes."""
 
 import errno
 import gc
 import os
-import pickle
 import random
 import threading
 
@@ -16,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
 from scale import scaled
-from systems import Refusing, System, replace_system
+from systems import WAYS, Refusing, System, reading_by, replace_system
 from torch.utils.data import DataLoader, default_collate
 
 import edcache
@@ -25,19 +24,26 @@ from edcache.errors import (
     ArchiveNotFoundError,
     CorruptRecordError,
     MissingSampleError,
-    OptionError,
     SampleIndexError,
     StaleArchiveError,
-    StorageError,
 )
 from edcache.reader import Reader
 
-CHOICES = ["mmap", "pread", "auto"]
 COUNT = 12
 
 
 def everywhere(path, **options):
-    return [CachedDataset.from_cache(path, io=io, **options) for io in CHOICES]
+    datasets = []
+    for way in WAYS:
+        with reading_by(way):
+            datasets.append(CachedDataset.from_cache(path, **options))
+    return datasets
+
+
+@pytest.fixture(params=WAYS)
+def way(request):
+    with reading_by(request.param):
+        yield request.param
 
 
 # --- the same results -------------------------------------------------------------------------------
@@ -101,7 +107,9 @@ def test_all_ways_give_the_same(tmp_path, make, indices, compression, state, ver
         for k in present[6:]:
             w.write(k, make(k))
         w.flush() if state == "growing" else w.close()
-        assert [ds.refresh() for ds in datasets] == [True] * 3
+        for way, ds in zip(WAYS, datasets, strict=True):
+            with reading_by(way):
+                assert ds.refresh()
         for read in (
             lambda ds: [ds[i] for i in indices],
             lambda ds: ds.batch(indices),
@@ -137,9 +145,8 @@ def path(tmp_path):
     return write(tmp_path / "a.zip")
 
 
-@pytest.mark.parametrize("io", CHOICES)
-def test_views_labels_selections_and_loaders_read_it(path, io):
-    ds = CachedDataset.from_cache(path, io=io)
+def test_views_labels_selections_and_loaders_read_it(path, way):
+    ds = CachedDataset.from_cache(path)
     view = ds.filter("label >= 30").select("label", "image")
     wanted = default_collate([{name: sample(k)[name] for name in ("label", "image")} for k in range(30, 60)])
     assert same(view.batch(range(30)), wanted)
@@ -148,17 +155,14 @@ def test_views_labels_selections_and_loaders_read_it(path, io):
     assert collated["ids"].values.tolist() == [[0, 1, 9, 9], [0, 1, 2, 3]]
 
 
-@pytest.mark.parametrize("io", CHOICES)
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_read_it(path, io, context):
-    ds = CachedDataset.from_cache(path, io=io).select("image", "label")
+def test_workers_read_it(path, way):
+    ds = CachedDataset.from_cache(path).select("image", "label")
     expected = list(DataLoader(ds, 16))
-    assert same(list(DataLoader(ds, 16, num_workers=2, multiprocessing_context=context)), expected)
+    assert same(list(DataLoader(ds, 16, num_workers=2, multiprocessing_context="fork")), expected)
 
 
-@pytest.mark.parametrize("io", CHOICES)
-def test_threads_read_it(path, io):
-    ds = CachedDataset.from_cache(path, io=io)
+def test_threads_read_it(path, way):
+    ds = CachedDataset.from_cache(path)
     wrong = []
 
     def read(seed):
@@ -178,31 +182,13 @@ def test_threads_read_it(path, io):
     assert wrong == []
 
 
-@pytest.mark.parametrize("io", CHOICES)
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_what_is_read_is_the_callers_own(tmp_path, io, compression):
-    ds = CachedDataset.from_cache(write(tmp_path / "a.zip", compression=compression), io=io)
+def test_what_is_read_is_the_callers_own(tmp_path, way, compression):
+    ds = CachedDataset.from_cache(write(tmp_path / "a.zip", compression=compression))
     for made in (ds[7], ds.__getitems__([7])[0], ds.select("image")[7], ds.batch([7, 7])):
         made["image"].zero_()
     assert same(ds[7], sample(7))
     assert ds.batch([7])["image"].sum() == 7 * 64 * 64
-
-
-@pytest.mark.parametrize("io", CHOICES)
-def test_it_survives_a_pickle_as_it_was_asked_for(path, io):
-    ds = pickle.loads(pickle.dumps(CachedDataset.from_cache(path, io=io)))
-    assert ds._reader.io == io
-    assert same(ds[7], sample(7))
-    assert (ds._reader.memory()["mapped"] == 0) == (io == "pread")
-
-
-@pytest.mark.parametrize("io", CHOICES)
-def test_pickled_records_are_read(tmp_path, io):
-    with CacheWriter(tmp_path / "a.zip", codec="pickle") as w:
-        w.extend({k} for k in range(5))
-    ds = CachedDataset.from_cache(tmp_path / "a.zip", io=io, allow_pickle=True)
-    assert list(ds) == [{k} for k in range(5)]
-    assert list(ds.__getitems__([3, 1])) == [{3}, {1}]
 
 
 class Source:
@@ -215,41 +201,16 @@ class Source:
         return sample(k)
 
 
-@pytest.mark.parametrize("io", CHOICES)
 @pytest.mark.parametrize("lazy", [False, True])
-def test_a_cache_that_fills_itself_takes_it(tmp_path, io, lazy):
-    ds = CachedDataset(Source(), tmp_path / "a.zip", io=io, lazy=lazy)
+def test_a_cache_that_fills_itself_takes_it(tmp_path, way, lazy):
+    ds = CachedDataset(Source(), tmp_path / "a.zip", lazy=lazy)
     assert same([ds[k] for k in range(10)], [sample(k) for k in range(10)])
     assert same(list(ds.__getitems__([3, 4])), [sample(3), sample(4)])
     ds.close()
-    assert same(list(CachedDataset(Source(), tmp_path / "a.zip", io=io)), [sample(k) for k in range(10)])
-
-
-@pytest.mark.parametrize("io", CHOICES)
-def test_the_decorator_takes_it(tmp_path, io):
-    @edcache.cachable(tmp_path / "a.zip", io=io)
-    def made():
-        return Source()
-
-    for _ in range(2):
-        assert made()._reader.io == io
-        assert same(made()[3], sample(3))
+    assert same(list(CachedDataset(Source(), tmp_path / "a.zip")), [sample(k) for k in range(10)])
 
 
 # --- errors -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("io", ["MMAP", "", None, "read", 1])
-def test_a_wrong_choice_is_refused(path, io):
-    text = f"io={io!r}; choose one of 'auto', 'mmap', 'pread'"
-    for make in (
-        lambda: CachedDataset.from_cache(path, io=io),
-        lambda: Reader(path, io=io),
-        lambda: CachedDataset(Source(), path, io=io),
-    ):
-        with pytest.raises(OptionError) as caught:
-            make()
-        assert str(caught.value) == text
 
 
 def flip(path, offset):
@@ -260,13 +221,12 @@ def flip(path, offset):
         file.write(bytes([byte ^ 4]))
 
 
-@pytest.mark.parametrize("io", CHOICES)
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_damaged_record_raises(tmp_path, io, compression):
+def test_a_damaged_record_raises(tmp_path, way, compression):
     path = write(tmp_path / "a.zip", compression=compression)
     records = Reader(path).records
     flip(path, int(records.offset[17] + records.nbytes[17] // 2))
-    ds = CachedDataset.from_cache(path, io=io)
+    ds = CachedDataset.from_cache(path)
     for read in (
         lambda: ds[17],
         lambda: ds.batch([17]),
@@ -281,7 +241,8 @@ def test_a_damaged_record_raises(tmp_path, io, compression):
 
 
 def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
-    pread = CachedDataset.from_cache(path, io="pread")
+    with reading_by("pread"):
+        pread = CachedDataset.from_cache(path)
     assert same(list(pread), [sample(k) for k in range(60)])
     flip(path, int(pread._reader.records.offset[17]))
     with pytest.raises(CorruptRecordError, match="record 17"):
@@ -302,9 +263,8 @@ def test_errors_are_the_same(tmp_path):
         for read in (lambda ds=ds: ds[4], lambda ds=ds: ds.batch([1, 4])):
             with pytest.raises(SampleIndexError, match="4"):
                 read()
-    for io in CHOICES:
-        with pytest.raises(ArchiveNotFoundError):
-            CachedDataset.from_cache(tmp_path / "none.zip", io=io)
+    with pytest.raises(ArchiveNotFoundError):
+        CachedDataset.from_cache(tmp_path / "none.zip")
 
 
 @pytest.mark.parametrize("cut", [1, 100, 5000, 50_000])
@@ -312,8 +272,9 @@ def test_a_file_that_was_cut_short_before_it_was_opened_raises_alike(path, cut):
     data = path.read_bytes()
     path.write_bytes(data[: len(data) - cut])
     found = []
-    for io in CHOICES:
-        opened, error = outcome(lambda io=io: CachedDataset.from_cache(path, io=io, allow_partial=True))
+    for way in WAYS:
+        with reading_by(way):
+            opened, error = outcome(lambda: CachedDataset.from_cache(path, allow_partial=True))
         if error:
             found.append(error)
         else:
@@ -327,24 +288,21 @@ def test_a_file_that_was_cut_short_before_it_was_opened_raises_alike(path, cut):
 
 def test_mapped_is_the_file_and_private_is_little(path):
     size = os.path.getsize(path)
-    for io in ("mmap", "auto"):
-        memory = CachedDataset.from_cache(path, io=io)._reader.memory()
-        assert sorted(memory) == ["mapped", "private"]
-        assert memory["mapped"] == size
-        assert 0 <= memory["private"] < 4096
-    memory = CachedDataset.from_cache(path, io="pread")._reader.memory()
+    mapped, read = everywhere(path)
+    memory = mapped._reader.memory()
+    assert sorted(memory) == ["mapped", "private"]
+    assert memory["mapped"] == size
+    assert 0 <= memory["private"] < 4096
+    memory = read._reader.memory()
     assert memory["mapped"] == 0
     assert 0 <= memory["private"] < 20 * 60 + 4096
     assert all(type(value) is int for value in memory.values())
 
 
-@pytest.mark.parametrize("io", CHOICES)
 @pytest.mark.parametrize("verify", ["touch", "always", "never"])
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, io, verify, compression):
-    ds = CachedDataset.from_cache(
-        write(tmp_path / "a.zip", 300, compression=compression), io=io, verify=verify
-    )
+def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, way, verify, compression):
+    ds = CachedDataset.from_cache(write(tmp_path / "a.zip", 300, compression=compression), verify=verify)
     assert ds.labels["label"][7] is not None  # the label table is kept once it was asked for
     kept = [ds._reader.memory()]
     for _ in range(3):
@@ -357,7 +315,7 @@ def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, io, verify
         kept.append(ds._reader.memory())
     assert len({memory["mapped"] for memory in kept}) == 1
     # Of few records the offsets are kept, and of a file that is not mapped what was read of the index.
-    assert kept[1]["private"] - kept[0]["private"] <= 300 * (8 + 16 * (io == "pread")) + 64
+    assert kept[1]["private"] - kept[0]["private"] <= 300 * (8 + 16 * (way == "pread")) + 64
     assert kept[1] == kept[2] == kept[3]
 
 
@@ -369,11 +327,10 @@ def resident():
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps_rollup"), reason="tells memory on Linux only")
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_what_it_says_is_what_the_process_has(tmp_path, io):
+def test_what_it_says_is_what_the_process_has(tmp_path, way):
     with CacheWriter(tmp_path / "a.zip", sync="never") as w:
         w.extend({"x": torch.full((100_000,), k, dtype=torch.uint8)} for k in range(200))
-    ds = CachedDataset.from_cache(tmp_path / "a.zip", io=io)
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
     for k in range(40):
         ds[k]
     before = resident()
@@ -381,33 +338,31 @@ def test_what_it_says_is_what_the_process_has(tmp_path, io):
         for k in range(200):
             ds[k]
     # Pages of a mapping that nobody else maps count as private and clean.
-    grown = resident() - before - (os.path.getsize(tmp_path / "a.zip") if io == "mmap" else 0)
+    grown = resident() - before - (os.path.getsize(tmp_path / "a.zip") if way == "mmap" else 0)
     assert grown < 4 << 20
 
 
-@pytest.mark.parametrize("io", CHOICES)
-def test_memory_of_a_growing_archive_follows_it(tmp_path, io):
+def test_memory_of_a_growing_archive_follows_it(tmp_path, way):
     w = CacheWriter(tmp_path / "a.zip", chunk_size=16)
     w.extend(map(sample, range(20)))
     w.flush()
-    ds = CachedDataset.from_cache(tmp_path / "a.zip", io=io)
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
     first = ds._reader.memory()
     w.extend(map(sample, range(20, 200)))
     w.close()
     assert ds.refresh()
     second = ds._reader.memory()
-    assert (second["mapped"] > first["mapped"]) == (io != "pread")
+    assert (second["mapped"] > first["mapped"]) == (way != "pread")
     assert same(ds[199], sample(199))
 
 
 # --- a file that goes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("io", CHOICES)
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_deleted_file_is_read_on(tmp_path, io, compression):
+def test_a_deleted_file_is_read_on(tmp_path, way, compression):
     path = write(tmp_path / "a.zip", compression=compression)
-    ds = CachedDataset.from_cache(path, io=io)
+    ds = CachedDataset.from_cache(path)
     path.unlink()
     assert same([ds[k] for k in range(60)], [sample(k) for k in range(60)])
     assert same(list(ds.__getitems__([3, 59])), [sample(3), sample(59)])
@@ -418,9 +373,8 @@ def test_a_deleted_file_is_read_on(tmp_path, io, compression):
     assert len(list(ds.select("image").loader(20))) == 3
 
 
-@pytest.mark.parametrize("io", CHOICES)
-def test_a_file_that_was_replaced_is_read_as_it_was(tmp_path, path, io):
-    ds = CachedDataset.from_cache(path, io=io)
+def test_a_file_that_was_replaced_is_read_as_it_was(tmp_path, path, way):
+    ds = CachedDataset.from_cache(path)
     with CacheWriter(tmp_path / "new.zip") as w:
         w.extend(range(60))
     os.replace(tmp_path / "new.zip", path)
@@ -430,14 +384,13 @@ def test_a_file_that_was_replaced_is_read_as_it_was(tmp_path, path, io):
 
 
 @needs_proc
-@pytest.mark.parametrize("io", CHOICES)
-def test_closing_leaves_no_descriptor(path, io):
+def test_closing_leaves_no_descriptor(path, way):
     for _ in range(5):
-        ds = CachedDataset.from_cache(path, io=io)
+        ds = CachedDataset.from_cache(path)
         ds.batch([1, 2, 3][:1])
         ds.labels["label"]
         ds.close()
-        CachedDataset.from_cache(path, io=io)[1]
+        CachedDataset.from_cache(path)[1]
     del ds
     assert open_files(path) == []
 
@@ -467,9 +420,8 @@ def large(tmp_path):
     return tmp_path / "large.zip"
 
 
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
-    ds = CachedDataset.from_cache(large, io=io)
+def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, way):
+    ds = CachedDataset.from_cache(large)
     order = [30, 3, 17, 4]
     offset, nbytes = ds._reader.records.offset, ds._reader.records.nbytes
     extent = {k: (int(offset[k]), int(offset[k] + nbytes[k])) for k in order}
@@ -479,15 +431,14 @@ def test_a_cold_batch_is_announced_in_the_order_in_which_it_is_read(large, io):
     assert batch["x"][:, 0].tolist() == order
 
 
-@pytest.mark.parametrize("io", ["mmap", "pread"])
-def test_one_cold_record_is_announced_where_it_is_mapped(large, io):
-    ds = CachedDataset.from_cache(large, io=io)
+def test_one_cold_record_is_announced_where_it_is_mapped(large, way):
+    ds = CachedDataset.from_cache(large)
     offset, nbytes = ds._reader.records.offset, ds._reader.records.nbytes
     with replace_system(Kernel(is_cached=False)) as kernel:
         assert ds[7]["x"][0] == 7
         # A pass of one record: what follows will be asked for next.
         end = int(offset[7] + 2 * nbytes[7])
-        assert kernel.announced == ([(int(offset[7]), end)] if io == "mmap" else [])
+        assert kernel.announced == ([(int(offset[7]), end)] if way == "mmap" else [])
 
 
 def test_the_headers_of_a_cold_archive_are_announced_before_they_are_read(path):
@@ -550,19 +501,18 @@ def test_a_system_that_takes_no_advice_writes_and_reads_the_same(tmp_path, monke
     assert kernel.announced == []
 
 
-def test_a_file_that_cannot_be_mapped_says_what_reads_it(path):
-    message = f'{path}: mapping {os.path.getsize(path):,} bytes: No such device; io="pread" reads it without'
-    with replace_system(Refusing(errno.ENODEV, "map")):
-        with pytest.raises(StorageError) as caught:
-            CachedDataset.from_cache(path)
-        assert str(caught.value) == message
-        assert same(CachedDataset.from_cache(path, io="pread")[7], sample(7))
+@pytest.mark.parametrize("code", [errno.ENODEV, errno.ENOMEM])
+def test_a_file_that_cannot_be_mapped_is_read(path, code):
+    with replace_system(Refusing(code, "map")):
+        ds = CachedDataset.from_cache(path)
+        assert same(ds[7], sample(7))
+    assert ds.info()["mapped"] == 0
 
 
 @pytest.mark.parametrize(
     ("kind", "maps"), [("nfs4", False), ("fuse.sshfs", False), ("ext4", True), ("tmpfs", True)]
 )
-def test_auto_reads_where_the_file_is_on_another_machine(large, tmp_path, monkeypatch, kind, maps):
+def test_a_file_on_another_machine_is_read(large, tmp_path, monkeypatch, kind, maps):
     device = os.stat(large).st_dev
     mounts = tmp_path / "mountinfo"
     numbers = f"{os.major(device)}:{os.minor(device)}"
@@ -577,6 +527,6 @@ def test_auto_reads_where_the_file_is_on_another_machine(large, tmp_path, monkey
     assert ds[3]["x"][0] == 3
 
 
-def test_auto_maps_where_the_system_does_not_tell(large, monkeypatch):
+def test_a_file_is_mapped_where_the_system_does_not_tell(large, monkeypatch):
     monkeypatch.setattr(storage.file, "_MOUNTS", "/nowhere")
     assert CachedDataset.from_cache(large).info()["mapped"] == os.path.getsize(large)

@@ -24,6 +24,7 @@ import pictures
 import pyarrow as pa
 import torch
 from likeness import same
+from systems import reading_by
 from torch.utils.data import default_collate
 
 import edcache
@@ -76,15 +77,16 @@ class Ordeal:
 
     def run(self, copy: Path | None) -> list[Heard]:
         self._try("verify", self._verify)
-        self._opened("mmap", lambda ds: self._read(ds, ""), io="mmap")
-        self._opened("pread", lambda ds: self._read(ds, " pread"), io="pread")
+        self._opened("mmap", lambda ds: self._read(ds, ""))
+        self._opened("pread", lambda ds: self._read(ds, " pread"))
         self.watched = False
         if copy is not None:
             self._try("append", lambda: self._append(copy))
         return self.heard
 
-    def _opened(self, name: str, read: Callable[[Any], None], **options: Any) -> None:
-        ds = self._try(f"open {name}", lambda: self._open(**options))
+    def _opened(self, way: str, read: Callable[[Any], None]) -> None:
+        with reading_by(way):
+            ds = self._try(f"open {way}", lambda: CachedDataset.from_cache(self.path))
         if ds is not None:
             read(ds)
             ds.close()
@@ -113,9 +115,6 @@ class Ordeal:
         self.heard.append(
             Heard("verify says", "unsound" if report.problems else state, "", _joined(report.problems))
         )
-
-    def _open(self, **options: Any) -> Any:
-        return CachedDataset.from_cache(self.path, **options)
 
     def _read(self, ds: Any, way: str) -> None:
         count = self._try(f"len{way}", lambda: self._length(ds)) or 0

@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 NUMBERED = numbered()
-# io="auto" asks which file systems are of other machines.
+# Opening asks which file systems are of other machines.
 MOUNTS = ("open", "/proc/self/mountinfo")
 # A namedtuple that no module has is made by collections.namedtuple, which compiles a function of its
 # fields, all of them checked to be identifiers. A time zone is looked for in the files of `zoneinfo`.
