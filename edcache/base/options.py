@@ -210,7 +210,9 @@ class WriteOptions(Options):
         is_number = isinstance(sync, int | float) and not isinstance(sync, bool)
         if not (0 < sync < float("inf") if is_number else sync in choices):  # type: ignore[operator]
             words = ", ".join(map(repr, choices))
-            raise OptionError(f"sync={sync!r}; choose one of {words}, or a number of seconds above 0")
+            raise OptionError(
+                f"sync={sync!r}; choose one of {words}, or a number of seconds above 0", option="sync"
+            )
 
 
 class WarmupKeywords(TypedDict, total=False):
@@ -266,7 +268,9 @@ class FillOptions(Options):
         check_workers(self.num_workers)
         is_number = isinstance(self.timeout, int | float)
         if self.timeout is not None and not (is_number and self.timeout > 0):
-            raise OptionError(f"timeout={shown(self.timeout)}; give seconds above 0, or None")
+            raise OptionError(
+                f"timeout={shown(self.timeout)}; give seconds above 0, or None", option="timeout"
+            )
         if self.executor is not None and (self.num_workers != 0 or self.timeout is not None):
             raise OptionError("executor= has its own processes; pass neither num_workers= nor timeout=")
 
@@ -314,7 +318,7 @@ FIXED: Final = CacheOptions.names() - {"batch_transform", "transform"} | {"finge
 def checked_function(name: str, function: Any) -> Transform:
     """The function that an option or an attribute is set to; OptionError for what is none, nor None."""
     if function is not None and not callable(function):
-        raise OptionError(f"{name}={shown(function)}; give a function, or None")
+        raise OptionError(f"{name}={shown(function)}; give a function, or None", option=name)
     return function  # type: ignore[no-any-return]
 
 

@@ -113,7 +113,9 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if len(absent):
             raise MissingSampleError(
                 f"{self.path}: {len(absent):,} of {len(indices):,} samples have no record, the first is "
-                f"sample {absent[0]}; leave out those of ds.missing"
+                f"sample {absent[0]}; leave out those of ds.missing",
+                path=self.path,
+                index=int(absent[0]),
             )
         _, first, numbers = np.unique(index.schemas_of(rows), return_index=True, return_inverse=True)
         decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]

@@ -142,7 +142,7 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
     That of an iterable says by how many it is iterated, which makes its order.
     """
     if not isinstance(given, dict | bool | None):
-        raise OptionError(f"fingerprint={shown(given)}; give a dict, or False for none")
+        raise OptionError(f"fingerprint={shown(given)}; give a dict, or False for none", option="fingerprint")
     if given is not None and given is not True:
         return given or None
     fingerprint = writer.source_fingerprint(source)

@@ -105,17 +105,20 @@ class EpochSampler(DistributedSampler[Any]):
         rank: int | None = None,
     ) -> None:
         if (num_replicas is None) != (rank is None):
-            raise OptionError(f"num_replicas={num_replicas!r} and rank={rank!r}; give both, or none")
+            raise OptionError(
+                f"num_replicas={num_replicas!r} and rank={rank!r}; give both, or none", option="num_replicas"
+            )
         if num_replicas is not None:
             check_count("num_replicas", num_replicas)
             if not isinstance(rank, (int, np.integer)) or not 0 <= rank < num_replicas:
                 raise OptionError(
-                    f"rank={rank!r} of num_replicas={num_replicas}; give 0 to {num_replicas - 1}"
+                    f"rank={rank!r} of num_replicas={num_replicas}; give 0 to {num_replicas - 1}",
+                    option="rank",
                 )
         if not isinstance(seed, (int, np.integer)):
-            raise OptionError(f"seed={seed!r}; give an integer")
+            raise OptionError(f"seed={seed!r}; give an integer", option="seed")
         if uneven not in ("repeat", "drop", "allow"):
-            raise OptionError(f'uneven={shown(uneven)}; give "repeat", "drop" or "allow"')
+            raise OptionError(f'uneven={shown(uneven)}; give "repeat", "drop" or "allow"', option="uneven")
         if global_batch_size is not None:
             check_count("global_batch_size", global_batch_size)
         self.seed, self.epoch = int(seed), 0
@@ -205,7 +208,7 @@ class EpochSampler(DistributedSampler[Any]):
             check_count("steps", steps, 0)
             if batch_size is None and steps and not self._gives_lists:
                 text = "give that of the DataLoader, or 1 to count draws"
-                raise OptionError(f"steps={steps} without a batch_size; {text}")
+                raise OptionError(f"steps={steps} without a batch_size; {text}", option="steps")
             batch_size = 1 if batch_size is None else batch_size
             check_count("batch_size", batch_size)
             taken = int(steps) * int(batch_size)
@@ -254,12 +257,12 @@ class EpochSampler(DistributedSampler[Any]):
         check_count("epoch", self.epoch if epoch is None else epoch, 0)
         ranks, rank = self.num_replicas, self.rank if rank is None else rank
         if not 0 <= rank < ranks:
-            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}")
+            raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}", option="rank")
         is_current = epoch is None or epoch == self.epoch
         order = self._order(self.epoch if epoch is None else epoch, self._start if is_current else 0, rank)
         steps = -(-len(order) // batch_size)
         if step >= steps:
-            raise OptionError(f"step={step} of {steps:,} steps; give less")
+            raise OptionError(f"step={step} of {steps:,} steps; give less", option="step")
         return drawn_in(order, step * batch_size, min((step + 1) * batch_size, len(order)))
 
     def order(self, epoch: int | None = None) -> Any:
@@ -379,7 +382,8 @@ class EpochSampler(DistributedSampler[Any]):
         size, ranks = self.global_batch_size, self.num_replicas
         if size is not None and size < ranks:
             raise OptionError(
-                f"global_batch_size={size} for {ranks} ranks; give at least one sample for each"
+                f"global_batch_size={size} for {ranks} ranks; give at least one sample for each",
+                option="global_batch_size",
             )
 
 

@@ -360,7 +360,9 @@ class Readable(Dataset[T_co]):
             ) from None
         length = len(self)
         if not -length <= position < length:
-            raise base.SampleIndexError(f"{self!r}: index {position} not in [-{length}, {length})")
+            raise base.SampleIndexError(
+                f"{self!r}: index {position} not in [-{length}, {length})", index=position
+            )
         return position + length if position < 0 else position
 
 

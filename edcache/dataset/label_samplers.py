@@ -62,7 +62,9 @@ class Balanced(EpochSampler):
         if num_samples is not None:
             check_count("num_samples", num_samples)
             if not len(self._members):
-                raise OptionError(f"num_samples={num_samples}, and no sample has a class to draw from")
+                raise OptionError(
+                    f"num_samples={num_samples}, and no sample has a class to draw from", option="num_samples"
+                )
         count = len(self._members) if num_samples is None else num_samples
         super().__init__(ds, count, seed, **keywords)
 
@@ -129,7 +131,8 @@ class Weighted(EpochSampler):
             if count > len(self._able):
                 raise OptionError(
                     f"num_samples={count:,} without replacement, and {len(self._able):,} samples have a "
-                    "weight above 0; draw fewer, or with replacement=True"
+                    "weight above 0; draw fewer, or with replacement=True",
+                    option="num_samples",
                 )
         super().__init__(ds, count, seed, **keywords)
 
@@ -204,7 +207,7 @@ class ByLength(EpochSampler):
             raise OptionError("give either batch_size, max_tokens or global_batch_size")
         check_count(*given[0])
         if not bucket >= 1:
-            raise OptionError(f"bucket={bucket!r}; give 1 or more")
+            raise OptionError(f"bucket={bucket!r}; give 1 or more", option="bucket")
         values = numbers_of(ds, lengths)
         if values.dtype.kind not in "iu":
             raise OptionError(f"lengths of {values.dtype}; give integers")

@@ -128,7 +128,7 @@ class Loader:
         """
         positions = self._sampler.which(step, batch_size=self.batch_size or 1)
         if self._drop_last and len(positions) < (self.batch_size or 0):
-            raise OptionError(f"step={step} of {step:,} steps; give less")
+            raise OptionError(f"step={step} of {step:,} steps; give less", option="step")
         return positions
 
     def __iter__(self) -> Iterator[Any]:

@@ -146,12 +146,14 @@ def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
     if len(parts) != len(sizes) or min(parts) < 0 or not any(parts):
         raise OptionError(
             f"weights={reprlib.repr(weights)}; give finite numbers of 0 or more, not all of them 0, one for "
-            f"each of {len(sizes)} datasets"
+            f"each of {len(sizes)} datasets",
+            option="weights",
         )
     empty = [k for k, (part, size) in enumerate(zip(parts, sizes, strict=True)) if part and not size]
     if empty:
         raise OptionError(
-            f"weights={reprlib.repr(weights)}, and dataset {empty[0]} has no samples; leave it out"
+            f"weights={reprlib.repr(weights)}, and dataset {empty[0]} has no samples; leave it out",
+            option="weights",
         )
     common = math.lcm(*(part.denominator for part in parts))
     counts = [int(part * common) for part in parts]
@@ -165,7 +167,8 @@ def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
         if any(part and not count for part, count in zip(parts, counts, strict=True)):
             raise OptionError(
                 f"weights={reprlib.repr(weights)}: the least is below 1 / {_MOST_DRAWS:,} of all; leave it "
-                "out, or give it more"
+                "out, or give it more",
+                option="weights",
             )
         counts = [count // math.gcd(*counts) for count in counts]
     return counts

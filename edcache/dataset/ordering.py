@@ -16,7 +16,7 @@ from edcache.base import Ints, OptionError, shown
 def checked_seed(seed: int) -> int:
     """Return a seed that a user gave; OptionError unless it is an integer from 0 up."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise OptionError(f"seed={shown(seed)}; give an integer of 0 or more")
+        raise OptionError(f"seed={shown(seed)}; give an integer of 0 or more", option="seed")
     return int(seed)
 
 

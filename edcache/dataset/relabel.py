@@ -99,7 +99,8 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
         with closing(Appender.open(cache.path, cache._reader.head, mode="r+", sync=sync)) as appender:
             if appender.head.uuid != cache._reader.head.uuid:
                 raise StaleArchiveError(
-                    f"{cache.path}: another archive is here now than the one that was opened; open it again"
+                    f"{cache.path}: another archive is here now than the one that was opened; open it again",
+                    path=cache.path,
                 )
             appender.revise(revision)
 
@@ -110,7 +111,8 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
             raise
         refused = StorageError(
             f"{cache.path}: labels are kept in the archive, and it cannot be written here; copy it to where "
-            "you may write, add them there, and open the copy"
+            "you may write, add them there, and open the copy",
+            path=cache.path,
         )
         refused.errno, refused.filename = error.errno, error.filename
         raise refused from error

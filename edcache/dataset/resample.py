@@ -17,7 +17,10 @@ _STRATEGIES = ("exact", "multiply")
 def oversampled(classes: Classes, strategy: str, seed: int) -> Ints:
     """The positions of all samples, those of rare classes several times, one after the other."""
     if strategy not in _STRATEGIES:
-        raise OptionError(f"strategy={shown(strategy)}; choose one of {', '.join(map(repr, _STRATEGIES))}")
+        raise OptionError(
+            f"strategy={shown(strategy)}; choose one of {', '.join(map(repr, _STRATEGIES))}",
+            option="strategy",
+        )
     random = generator(seed)
     counts = np.bincount(classes.codes, minlength=len(classes.values))
     times, rest = np.divmod(int(counts.max(initial=0)), np.maximum(counts, 1))

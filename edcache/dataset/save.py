@@ -181,7 +181,8 @@ class StoredRecords:
         if np.any(records.schema >= len(schemas)):
             raise CorruptArchiveError(
                 f"{session.path}: records are of schema {records.schema.max()}, there are {len(schemas)}; "
-                f'run "edcache verify {session.path}"'
+                f'run "edcache verify {session.path}"',
+                path=session.path,
             )
         return {
             "index": places[has_record],
@@ -430,9 +431,13 @@ def _unchanged(session: Session) -> Iterator[None]:
     path = session.path
     with closing(File.open(path, "r+")) as file, file.locked(format.LOCK_APPEND):
         if file.is_locked(format.LOCK_FILLER, format.FILLERS):
-            raise ArchiveError(f"{path}: somebody writes it; save it when that has ended, or to another path")
+            raise ArchiveError(
+                f"{path}: somebody writes it; save it when that has ended, or to another path", path=path
+            )
         newer = session.look_again()
         if newer is not None:
             newer.close()
-            raise StaleArchiveError(f"{path}: it changed since it was opened; refresh() it and save it again")
+            raise StaleArchiveError(
+                f"{path}: it changed since it was opened; refresh() it and save it again", path=path
+            )
         yield

@@ -533,16 +533,20 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     if header is None or header.kind != KIND_HEAD or header.next != header.payload_end:
         raise CorruptArchiveError(
             f"{where}: the head at offset 0 fails its checksum; "
-            f'run "edcache verify {where}" and build the archive again if it holds nothing'
+            f'run "edcache verify {where}" and build the archive again if it holds nothing',
+            path=where,
         )
     payload = pread(header.payload_offset, min(header.payload_nbytes, MAX_HEAD_NBYTES))
     if len(payload) != header.payload_nbytes or crc32(payload) != header.payload_crc:
         raise CorruptArchiveError(
-            f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32; build the archive again"
+            f"{where}: the head's {header.payload_nbytes:,} bytes fail their crc32; build the archive again",
+            path=where,
         )
     head = _parse_head(payload, header, where)
     if header != _head_header(head.uuid, header.payload_nbytes, header.payload_crc, header.next):
-        raise CorruptArchiveError(f"{where}: the header at offset 0 is not one that begins an archive")
+        raise CorruptArchiveError(
+            f"{where}: the header at offset 0 is not one that begins an archive", path=where
+        )
     return head, after(header)._replace(seq=0)
 
 
@@ -559,14 +563,16 @@ def _check_magic(data: bytes, where: str) -> None:
     if not begins_archive(data):
         raise CorruptArchiveError(
             f"{where}: not an edcache archive: it does not begin with a zip entry {name}"
-            + ("; it is empty" if not data else "")
+            + ("; it is empty" if not data else ""),
+            path=where,
         )
     if len(data) >= private + 6 and data[private : private + 2] == _EXTRA_ID.to_bytes(2, "little"):
         version = int.from_bytes(data[private + 4 : private + 6], "little")
         if version != VERSION and parse_header(data) is None:
             remedy = "upgrade edcache" if version > VERSION else "build the archive again"
             raise ArchiveError(
-                f"{where}: archive format {version}, this release reads format {VERSION}; {remedy}"
+                f"{where}: archive format {version}, this release reads format {VERSION}; {remedy}",
+                path=where,
             )
 
 
@@ -579,7 +585,7 @@ def _parse_head(payload: bytes, header: Header, where: str) -> Head:
         labels = tuple((name, path) for name, path in meta["labels"])
         head = Head(**meta | {"uuid": bytes.fromhex(meta["uuid"]), "labels": labels})
     except (ValueError, TypeError) as error:
-        raise CorruptArchiveError(f"{where}: the head's JSON does not read: {error}") from error
+        raise CorruptArchiveError(f"{where}: the head's JSON does not read: {error}", path=where) from error
     sound = (
         kind == ("edcache", VERSION)
         and head.uuid == header.uuid
@@ -593,7 +599,9 @@ def _parse_head(payload: bytes, header: Header, where: str) -> Head:
         and len(dict(head.labels)) == len(head.labels)
     )
     if not sound:
-        raise CorruptArchiveError(f"{where}: the head's JSON is not one that this format version allows")
+        raise CorruptArchiveError(
+            f"{where}: the head's JSON is not one that this format version allows", path=where
+        )
     return head
 
 

@@ -188,7 +188,7 @@ class _Column:
         if isinstance(self.source, (str, int)):
             key = f'"{self.source}"' if isinstance(self.source, str) else str(self.source)
             remedy = f'{verb}, for example in_memory_keys={{"{self.name}": lambda s: str(s[{key}])}}'
-        return LabelError(f'label "{self.name}": sample {index} is {what}; {remedy}')
+        return LabelError(f'label "{self.name}": sample {index} is {what}; {remedy}', index=index)
 
 
 def _build(values: Any, kind: pa.DataType) -> pa.Array:

@@ -217,7 +217,7 @@ def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
     if suffix not in _FORMATS:
         raise OptionError(f"{path}: labels are read from {', '.join(_FORMATS)} files")
     if not os.path.exists(path):
-        raise ArchiveNotFoundError(f"{path}: no such file")
+        raise ArchiveNotFoundError(f"{path}: no such file", path=path)
     try:
         if suffix == ".npy":
             with open(path, "rb") as file:

@@ -35,7 +35,8 @@ class LabelSpec:
         example = in_memory_keys if isinstance(in_memory_keys, str) and in_memory_keys else "label"
         raise OptionError(
             f"in_memory_keys={shown(in_memory_keys)} is {article(in_memory_keys)}; give a list of field "
-            f'paths or a mapping from names to them, for example in_memory_keys=["{example}"]'
+            f'paths or a mapping from names to them, for example in_memory_keys=["{example}"]',
+            option="in_memory_keys",
         )
 
     def to_json(self) -> dict[str, object]:
@@ -111,7 +112,8 @@ def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
             return source(sample)
         except Exception as error:  # a user's function, which may raise anything
             raise LabelError(
-                f'label "{name}": its function raised at sample {index}: {type(error).__name__}: {error}'
+                f'label "{name}": its function raised at sample {index}: {type(error).__name__}: {error}',
+                index=index,
             ) from error
     parts = source if isinstance(source, tuple) else (source,)
     if isinstance(source, str):
@@ -127,7 +129,8 @@ def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
             what = f'what is at "{_rendered(parts[:depth])}"' if depth else "it"
             raise LabelError(
                 f'label "{name}": sample {index} has no field {field}; {_contents(node, what)}; name a field '
-                f'that every sample has, or give a callable: in_memory_keys={{"{name}": lambda sample: ...}}'
+                f'that every sample has, or give a callable: in_memory_keys={{"{name}": lambda sample: ...}}',
+                index=index,
             )
         node = child
     return node

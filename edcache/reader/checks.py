@@ -235,7 +235,9 @@ class Checks:
         """The error for a record that ends behind the end of the file."""
         return CorruptRecordError(
             f"{self.place(row)}: it ends at {sum(self.index.place(row)):,}, the file at {self.size:,}; "
-            f'run "edcache verify {self._path}"'
+            f'run "edcache verify {self._path}"',
+            path=self._path,
+            index=self.index.sample_of(row),
         )
 
     def group(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> Check | None:
@@ -296,7 +298,9 @@ class Checks:
                 self._check_damaged(*self.index.place(row))
             raise CorruptRecordError(
                 f"{self.place(row)}: crc32 {crc:#010x}, the index says {expected:#010x}; "
-                f'run "edcache verify {self._path}"'
+                f'run "edcache verify {self._path}"',
+                path=self._path,
+                index=self.index.sample_of(row),
             )
 
 

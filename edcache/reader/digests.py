@@ -26,7 +26,9 @@ def parse_digest(text: object) -> str:
     matched = _TEXT.fullmatch(text.lower()) if isinstance(text, str) and text.isascii() else None
     if matched is None:
         raise OptionError(
-            f'expected_digest={shown(text)}; give "sha256:" and 64 hex digits, as edcache.digest() returns it'
+            f'expected_digest={shown(text)}; give "sha256:" and 64 hex digits, as edcache.digest() returns '
+            "it",
+            option="expected_digest",
         )
     return f"sha256:{matched[1]}"
 
@@ -54,7 +56,8 @@ def check_digest(file: ByteSource, expected: str) -> int:
     if digest != expected:
         raise ArchiveError(
             f"{file.path}: its sha256 is {digest[7:]}, expected {expected[7:]}; "
-            "it is not the file that was published"
+            "it is not the file that was published",
+            path=file.path,
         )
     return nbytes
 
@@ -63,5 +66,6 @@ def no_digest(path: str) -> ArchiveError:
     """The error for an archive that is not sealed."""
     return ArchiveError(
         f"{path}: it is not sealed, so it may still grow and has no digest; fill it, or seal what is there: "
-        f"edcache copy {path} -o {path} --skip-damaged"
+        f"edcache copy {path} -o {path} --skip-damaged",
+        path=path,
     )

@@ -126,7 +126,8 @@ class Metadata:
         )
         if table is None:
             raise base.CorruptArchiveError(
-                f"{self.path}: index.pages at offset {header.offset:,} fails its crc32{remedy}"
+                f"{self.path}: index.pages at offset {header.offset:,} fails its crc32{remedy}",
+                path=self.path,
             )
         start, end, extents = header.payload_offset, header.payload_end, self.extents
         memory = None if self._view is None else self._view[start:end]
@@ -141,7 +142,7 @@ class Metadata:
                 raise base.CorruptArchiveError(f"index.pages claims {root.length:,} samples")
             index = RecordIndex(root, self.size, memory=memory, fetch=fetch, where=self.path, remedy=remedy)
         except base.CorruptArchiveError as error:
-            raise base.CorruptArchiveError(f"{self.path}: {error}{remedy}") from error
+            raise base.CorruptArchiveError(f"{self.path}: {error}{remedy}", path=self.path) from error
         if self.chunks is not None:
             self.chain.check_index(index.length, index.labels, index.blocks)
         return index

@@ -108,12 +108,16 @@ def collate(
     >>> DataLoader(ds, 32, collate_fn=edcache.collate(pad={"input_ids": 0}, as_list=["text"]))
     """
     if side not in ("right", "left"):
-        raise OptionError(f'side={side!r}; give "right" or "left"')
+        raise OptionError(f'side={side!r}; give "right" or "left"', option="side")
     if max_length is not None and (not isinstance(max_length, int) or max_length < 0):
-        raise OptionError(f"max_length={max_length!r}; give a length of 0 or more, or None")
+        raise OptionError(
+            f"max_length={max_length!r}; give a length of 0 or more, or None", option="max_length"
+        )
     check_count("multiple_of", multiple_of)
     if pad is not None and not isinstance(pad, Mapping):
-        raise OptionError(f'pad={pad!r}; give what to pad with, by field path: pad={{"input_ids": 0}}')
+        raise OptionError(
+            f'pad={pad!r}; give what to pad with, by field path: pad={{"input_ids": 0}}', option="pad"
+        )
     ways: list[tuple[FieldPath, _Way]] = [
         *((path, _Pad(max_length, value, multiple_of, side)) for path, value in (pad or {}).items()),
         *((path, _Jag(max_length)) for path in _paths(jagged, "jagged")),

@@ -93,7 +93,8 @@ class Archive(ABC):
     def _check_uuid(self, session: Session) -> None:
         if self._uuid not in (None, session.head.uuid):
             raise base.StaleArchiveError(
-                f"{self.path}: another archive is here now than the one that was opened; open it again"
+                f"{self.path}: another archive is here now than the one that was opened; open it again",
+                path=self.path,
             )
 
     def _keep(self, session: Session) -> None:
@@ -293,7 +294,8 @@ class Reader(Archive):
             options = ReadOptions.of(options, keywords, "Reader")
         if options.local is None and options.max_bytes is not None:
             raise base.OptionError(
-                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given"
+                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given",
+                option="max_bytes",
             )
         super().__init__(options.allow_pickle, options.decode)
         self._where = located(path, storage_options)
@@ -437,7 +439,8 @@ class Reader(Archive):
         if self._expected_digest is not None:
             newer.close()
             raise base.StaleArchiveError(
-                f"{self.path}: the file has changed since its digest was checked; open it again"
+                f"{self.path}: the file has changed since its digest was checked; open it again",
+                path=self.path,
             )
         self._keep(newer.settled())
         return True
@@ -484,7 +487,8 @@ class Reader(Archive):
                 if file.size() != self._proven_nbytes:
                     raise base.StaleArchiveError(
                         f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was "
-                        "checked; open it again"
+                        "checked; open it again",
+                        path=self.path,
                     )
             session = self._session_with(file).settled()
             if self._expected_digest is not None and not session.sealed:
@@ -511,7 +515,9 @@ class Reader(Archive):
             options = self.verify, self.allow_pickle, self.decoding
             session = Session(file, *options, trust=self._trust)
             if self.local is not None and not session.sealed:  # only a sealed archive is copied
-                raise base.CorruptArchiveError(f"{self.path}: the end of its copy is damaged; open it again")
+                raise base.CorruptArchiveError(
+                    f"{self.path}: the end of its copy is damaged; open it again", path=self.path
+                )
         except base.CorruptArchiveError:
             file.discard()
             raise

@@ -101,7 +101,9 @@ class Session(Metadata):
     def row(self, index: int) -> int:
         """The row of the index table for a sample. Raises: SampleIndexError, MissingSampleError."""
         if not 0 <= index < self.length:
-            raise base.SampleIndexError(f"{self.path}: index {index} not in [0, {self.length:,})")
+            raise base.SampleIndexError(
+                f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
+            )
         row = self.index.find(index)
         if row is None:
             raise self._no_record(index)
@@ -113,11 +115,15 @@ class Session(Metadata):
             again = "it counts as absent for good" if failure.final else "a later fill tries again"
             return base.MissingSampleError(
                 f"{self.path}: sample {index} failed when it was made, {again}; ds.missing has it\n"
-                f"{failure.error}: {failure.message}\n{failure.traceback}"
+                f"{failure.error}: {failure.message}\n{failure.traceback}",
+                path=self.path,
+                index=index,
             )
         return base.MissingSampleError(
             f"{self.path}: sample {index} has no record yet ({self.present:,} of {self.length:,} have); "
-            "fill it with warmup() on a dataset that has its source"
+            "fill it with warmup() on a dataset that has its source",
+            path=self.path,
+            index=index,
         )
 
     # --- samples ---
@@ -340,7 +346,7 @@ class Session(Metadata):
                 if _is_rewritten(file, self.path, self.head.uuid):
                     return Session(file, *options)
                 raise base.StaleArchiveError(
-                    f"{self.path}: the file was replaced since it was opened; open it again"
+                    f"{self.path}: the file was replaced since it was opened; open it again", path=self.path
                 )
             size = file.size()
             has_changed = size != self.size

@@ -23,14 +23,14 @@ def storage_error(path: str, doing: str, error: OSError) -> ArchiveError:
         return error
     reason = error.strerror or str(error)
     if error.errno in (errno.EDEADLK, errno.ETIMEDOUT):
-        return with_errno(ArchiveError(f"{path}: {doing}: {reason}"), error)
+        return with_errno(ArchiveError(f"{path}: {doing}: {reason}", path=path), error)
     if error.errno == errno.EMFILE:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         reason += f"; this process may have {limit:,} (ulimit -n): "
         reason += "allow more, or open fewer archives and workers"
     if error.errno == errno.ENOSPC and is_in_memory(path):
         reason += f"; {MORE_MEMORY}"
-    return with_errno(StorageError(f"{path}: {doing}: {reason}"), error)
+    return with_errno(StorageError(f"{path}: {doing}: {reason}", path=path), error)
 
 
 def with_errno(raised: E, cause: OSError) -> E:

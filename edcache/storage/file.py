@@ -136,7 +136,7 @@ class _Handle:
             _writable.add(self)
         try:
             if not stat.S_ISREG(self._stat().st_mode):
-                raise StorageError(f"{path}: not a regular file; an archive is an ordinary file")
+                raise StorageError(f"{path}: not a regular file; an archive is an ordinary file", path=path)
         except BaseException:
             self.close()
             raise
@@ -147,10 +147,10 @@ class _Handle:
             descriptor = _open(kind, self.absolute, flags)
         except FileNotFoundError as error:
             text = f"{self.path}: no such file; check the path, or build the cache first"
-            raise with_errno(ArchiveNotFoundError(text), error) from None
+            raise with_errno(ArchiveNotFoundError(text, path=self.path), error) from None
         except FileExistsError as error:
             text = f'{self.path}: exists already; use mode="a" to continue or grow it, mode="w" to replace it'
-            raise with_errno(base.ArchiveExistsError(text), error) from None
+            raise with_errno(base.ArchiveExistsError(text, path=self.path), error) from None
         except OSError as error:
             raise storage_error(self.path, "opening it", error) from error
         descriptor.refusals = self._refusals
@@ -162,10 +162,12 @@ class _Handle:
         if descriptor is not None:
             return descriptor
         if self._reopens is None or self.closed:
-            raise ArchiveError(f"{self.path}: closed; open it again")
+            raise ArchiveError(f"{self.path}: closed; open it again", path=self.path)
         descriptor = self._opened(os.O_RDONLY)
         if _identity(calls.stat(int(descriptor))) != self._reopens:
-            raise StaleArchiveError(f"{self.path}: replaced since it was opened; open it again")
+            raise StaleArchiveError(
+                f"{self.path}: replaced since it was opened; open it again", path=self.path
+            )
         self._descriptor = descriptor
         self._spare()
         return descriptor
@@ -327,7 +329,7 @@ class File(_Handle, ByteSource):
         except base.EdcacheError:
             raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile
-            raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}") from error
+            raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: {error}", path=self.path) from error
 
     def are_cached(self, offsets: Sequence[int]) -> bool:
         """True if the pages of some offsets are in memory; True where the system cannot tell."""

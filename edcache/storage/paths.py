@@ -50,7 +50,7 @@ def remove(path: str) -> None:
     try:
         calls.remove(path)
     except FileNotFoundError as error:
-        raise with_errno(ArchiveNotFoundError(f"{path}: no such file"), error) from None
+        raise with_errno(ArchiveNotFoundError(f"{path}: no such file", path=path), error) from None
     except OSError as error:
         raise storage_error(path, "deleting it", error) from error
 
@@ -114,6 +114,6 @@ def _stat_path(path: str) -> os.stat_result:
     try:
         return calls.stat_path(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise with_errno(ArchiveNotFoundError(f"{path}: no such file"), error) from None
+        raise with_errno(ArchiveNotFoundError(f"{path}: no such file", path=path), error) from None
     except OSError as error:
         raise storage_error(path, "looking for it", error) from error

@@ -299,17 +299,20 @@ class Appender:
         if log.file.closed:  # also in a forked child, of which no system call need say so
             self._check_open()
         if log.failed:
-            raise StorageError(f"{self.path}: {log.failed}; open it again, which checks what is there")
+            raise StorageError(
+                f"{self.path}: {log.failed}; open it again, which checks what is there", path=self.path
+            )
 
     def _check_open(self) -> None:
         if self._pid != os.getpid():
             # A child does not keep a file: every lock on it would be the parent's too.
             raise ArchiveError(
                 f"{self.path}: opened for appending by process {self._pid}, used in its child "
-                f"{os.getpid()}; open it again in the child"
+                f"{os.getpid()}; open it again in the child",
+                path=self.path,
             )
         if self._log.file.closed:
-            raise ArchiveError(f"{self.path}: closed; open it again to append")
+            raise ArchiveError(f"{self.path}: closed; open it again to append", path=self.path)
 
     def close(self) -> None:
         """Let go of it without sealing; idempotent, and nothing in a process that inherited it.

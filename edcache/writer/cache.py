@@ -100,7 +100,7 @@ class CacheWriter:
         codec, compression = options.codec, options.compression
         if mode not in ("x", "a", "w"):
             raise base.OptionError(
-                f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)"
+                f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)", option="mode"
             )
         where = storage.located(path, storage_options)
         self.path = where.path
@@ -201,7 +201,9 @@ class CacheWriter:
         """
         index = operator.index(index)
         if index < 0:
-            raise base.SampleIndexError(f"{self.path}: index {index}; write() takes 0 and up")
+            raise base.SampleIndexError(
+                f"{self.path}: index {index}; write() takes 0 and up", path=self.path, index=index
+            )
         self._switch(appending=False)
         self._add(index, sample)
 

@@ -125,7 +125,7 @@ class Cluster:
         if failure is not None:
             # Raised here as it is, an exit or an interrupt of a task would be one of this process.
             name, text = type(self._executor).__name__, f"{type(failure).__name__}: {failure}"
-            error = SourceError(f"{self._job.path}: a task of {name} failed: {text}")
+            error = SourceError(f"{self._job.path}: a task of {name} failed: {text}", path=self._job.path)
             error.__cause__ = failure
             return error
         chunks, failures, carried_error = future.result()

@@ -88,7 +88,7 @@ class Crew:
         finally:
             self._stop()
         if self._failures and self._options.on_error == "raise":
-            raise SourceError(f"{self._path}: {'; '.join(self._failures)}")
+            raise SourceError(f"{self._path}: {'; '.join(self._failures)}", path=self._path)
 
     def _start(self) -> None:
         end = None
@@ -137,7 +137,7 @@ class Crew:
         if late > 0 and not worker.is_late:
             text = f"took longer than timeout={timeout:g} seconds"
             if self._options.on_error == "raise":
-                raise SourceError(f"{self._path}: sample {index} {text}")
+                raise SourceError(f"{self._path}: sample {index} {text}", path=self._path, index=index)
             # Before it lets go of its claim, or the next one would hang there too.
             self._set_aside(index, "TimeoutError", text)
             # Code in Python ends, and what was computed before is published; code in C does not hear it.
@@ -159,7 +159,8 @@ class Crew:
             guard = f'; {method} needs `if __name__ == "__main__":` above the call' * (method != "fork")
             raise SourceError(
                 f"{self._path}: {count} worker processes ended ({ending}) while they computed no sample; use "
-                f"num_workers=0 to see why{guard}"
+                f"num_workers=0 to see why{guard}",
+                path=self._path,
             )
 
     def _set_aside(self, index: int, error: str, text: str) -> None:
@@ -223,5 +224,7 @@ def crew_context(asked: Any) -> Any:
             return multiprocessing.get_context(asked)
         except ValueError:
             known = ", ".join(map(repr, multiprocessing.get_all_start_methods()))
-            raise OptionError(f"multiprocessing_context={asked!r}; choose one of {known}") from None
+            raise OptionError(
+                f"multiprocessing_context={asked!r}; choose one of {known}", option="multiprocessing_context"
+            ) from None
     return asked

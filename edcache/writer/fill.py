@@ -114,7 +114,8 @@ def _compute(job: Job, appender: Appender, presence: Presence) -> None:
     check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
     if presence.missing:
         raise base.SourceError(
-            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}"
+            f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}",
+            path=job.path,
         )
 
 

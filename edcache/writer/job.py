@@ -123,7 +123,9 @@ def reraise_interrupt(error: BaseException, index: int) -> None:
 def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
     """What is raised where the source raised at an index."""
     return base.SourceError(
-        f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}"
+        f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}",
+        path=path,
+        index=index,
     )
 
 
@@ -245,7 +247,8 @@ def length_of(source: Any, path: str) -> int:
     except Exception as error:
         raise base.SourceError(
             f"{path}: len() of the source, a {type(source).__name__}, raised {type(error).__name__}: "
-            f"{_text_of(error)}; give a source whose len() is a whole number from 0 up"
+            f"{_text_of(error)}; give a source whose len() is a whole number from 0 up",
+            path=path,
         ) from error
     if length >= MAX_LENGTH:
         raise base.OptionError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
@@ -259,5 +262,6 @@ def check_length(path: str, begun_for: int | None, length: int) -> None:
     growing = "grow=True adds the rest; or " if begun_for < length else ""
     raise base.StaleCacheError(
         f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
-        'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path'
+        'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path',
+        path=path,
     )

@@ -36,7 +36,7 @@ def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
     nbytes = parsed_bytes(asked)
     if nbytes is None:
         choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
-        raise OptionError(f"max_bytes={base.shown(asked)}; {choices}")
+        raise OptionError(f"max_bytes={base.shown(asked)}; {choices}", option="max_bytes")
     return nbytes
 
 

@@ -71,7 +71,8 @@ class Log:
             if not self.file.is_named():
                 raise StaleArchiveError(
                     f"{self.file.path}: deleted, or another file has taken its place, while it was open for "
-                    "appending; open it again"
+                    "appending; open it again",
+                    path=self.file.path,
                 )
             self.catch_up()
             self.cut_torn_tail()
@@ -120,7 +121,10 @@ class Log:
         header_nbytes = replace(bare, payload_nbytes=nbytes).nbytes
         total = format.align(header_nbytes + nbytes, format.PAGE)
         if max_bytes is not None and cursor.offset + total > max_bytes:
-            error = StorageError(f"{self.file.path}: the archive would grow beyond max_bytes={max_bytes:,}")
+            error = StorageError(
+                f"{self.file.path}: the archive would grow beyond max_bytes={max_bytes:,}",
+                path=self.file.path,
+            )
             error.errno = errno.EFBIG
             raise error
         parts = [*parts, bytes(total - header_nbytes - nbytes)]

@@ -58,7 +58,9 @@ class Store(Location):
 
     def part(self, fraction: float) -> int:
         """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
-        raise base.OptionError(f"max_bytes={fraction!r} is a part of a disk; for a URL give bytes")
+        raise base.OptionError(
+            f"max_bytes={fraction!r} is a part of a disk; for a URL give bytes", option="max_bytes"
+        )
 
 
 def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:

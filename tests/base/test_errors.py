@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import errno
+import pickle
 import shutil
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import edcache
@@ -15,6 +20,14 @@ from edcache.errors import (
     ArchiveNotFoundError,
     CodecError,
     CorruptArchiveError,
+    CorruptRecordError,
+    EdcacheError,
+    LabelError,
+    MissingSampleError,
+    OptionError,
+    SampleIndexError,
+    SourceError,
+    StaleCacheError,
     StorageError,
 )
 
@@ -90,3 +103,104 @@ def test_what_is_not_there_is_a_file_not_found(tmp_path: Path) -> None:
         edcache.CachedDataset(None, tmp_path / "no.zip")
     assert isinstance(caught.value, FileNotFoundError)
     assert caught.value.errno == errno.ENOENT
+
+
+class Failing(Squares):
+    def __getitem__(self, index: int) -> dict[str, int]:
+        if index == 2:
+            raise RuntimeError("no such picture")
+        return super().__getitem__(index)
+
+
+class Odd(Squares):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": index, "y": "text" if index == 3 else index}
+
+
+class Unstored(Squares):
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"x": object() if index == 1 else index, "y": index}
+
+
+def fill(source: Any, path: Path, **options: Any) -> Any:
+    return edcache.CachedDataset(source, path, in_memory_keys=["y"], progress=False, **options)
+
+
+def damaged_record(path: Path, index: int) -> Path:
+    with closing(edcache.CachedDataset(None, made(path))) as ds:
+        start = ds._reader.session.places(np.array([index]))[0][0]
+    data = bytearray(path.read_bytes())
+    data[start] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def partial(path: Path) -> Any:
+    with edcache.CacheWriter(path) as writer:
+        writer.write(5, {"x": 1})
+    return edcache.CachedDataset(None, path, allow_partial=True)
+
+
+def pickled(path: Path) -> Any:
+    fill(Squares(), path, codec="pickle").close()
+    return edcache.CachedDataset(None, path)
+
+
+def closed(path: Path) -> edcache.CacheWriter:
+    writer = edcache.CacheWriter(path)
+    writer.close()
+    return writer
+
+
+# What is called, the class, and its path (True: it is named), index and option.
+FAILURES: list[tuple[Callable[[Path], object], type[EdcacheError], bool, int | None, str | None]] = [
+    (lambda path: edcache.CachedDataset(None, path), ArchiveNotFoundError, True, None, None),
+    (
+        lambda path: (path.write_bytes(b"PK no"), edcache.CachedDataset(None, path)),
+        CorruptArchiveError,
+        True,
+        None,
+        None,
+    ),
+    (
+        lambda path: (of_a_newer_format(made(path)), edcache.CachedDataset(None, path)),
+        ArchiveError,
+        True,
+        None,
+        None,
+    ),
+    (lambda path: edcache.CachedDataset(None, damaged_record(path, 2))[2], CorruptRecordError, True, 2, None),
+    (lambda path: edcache.CachedDataset(None, made(path))[9], SampleIndexError, False, 9, None),
+    (lambda path: partial(path)[3], MissingSampleError, True, 3, None),
+    (lambda path: pickled(path)[1], CodecError, True, 1, "allow_pickle"),
+    (lambda path: fill(Failing(), path), SourceError, True, 2, None),
+    (lambda path: fill(Unstored(), path), CodecError, True, 1, None),
+    (lambda path: fill(Odd(), path), LabelError, True, 3, None),
+    (
+        lambda path: fill(Squares(), made(path), fingerprint={"is": "other"}),
+        StaleCacheError,
+        True,
+        None,
+        "keep_existing",
+    ),
+    (lambda path: fill(Squares(), path, sync="often"), OptionError, False, None, "sync"),
+    (lambda path: fill(Squares(), path, num_workers=-1), OptionError, False, None, "num_workers"),
+    (lambda path: fill(Squares(), path, timeout=0), OptionError, False, None, "timeout"),
+    (lambda path: fill(Squares(), path, transform=7), OptionError, False, None, "transform"),
+    (lambda path: edcache.CacheWriter(path, mode="r"), OptionError, False, None, "mode"),
+    (lambda path: edcache.CacheWriter(path).write(-1, {}), SampleIndexError, True, -1, None),
+    (lambda path: closed(path).append({}), ArchiveError, True, None, None),
+]
+
+
+@pytest.mark.parametrize("failure", range(len(FAILURES)))
+def test_an_error_says_as_attributes_what_it_is_about(tmp_path: Path, failure: int) -> None:
+    call, kind, is_named, index, option = FAILURES[failure]
+    path = tmp_path / "train.zip"
+    with pytest.raises(EdcacheError) as caught:
+        call(path)
+    error = caught.value
+    assert type(error) is kind
+    assert (error.path, error.index, error.option) == (str(path) if is_named else None, index, option)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.path, copy.index, copy.option) == (error.path, error.index, error.option)

@@ -199,14 +199,16 @@ class Copying:
                 of = "" if note is None else f" from {note.origin}"
                 raise ArchiveExistsError(
                     f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
-                    "delete it"
+                    "delete it",
+                    path=self.path,
                 )
             if note.identity == state.identity:
                 return
             if note.origin != state.origin and note.uuid != state.uuid:
                 raise ArchiveExistsError(
                     f"{self.path}: a copy of another archive, {note.origin}; give {state.origin} another "
-                    "path or folder"
+                    "path or folder",
+                    path=self.path,
                 )
         make_room(self.folder or os.curdir, self.limit, state.nbytes, self.path, self.keep)
         there = storage.allocated(self.path) + storage.allocated(self.path + PARTIAL)

@@ -92,7 +92,9 @@ def limit_of(max_bytes: int | str | None) -> int | None:
     """How many bytes the copies of a folder may have; OptionError: 'max_bytes=-1; give bytes, or ...'."""
     limit = parsed_bytes(max_bytes)
     if max_bytes is not None and limit is None:
-        raise OptionError(f'max_bytes={shown(max_bytes)}; give bytes, or text such as "200GB"')
+        raise OptionError(
+            f'max_bytes={shown(max_bytes)}; give bytes, or text such as "200GB"', option="max_bytes"
+        )
     return limit
 
 

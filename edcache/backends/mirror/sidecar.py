@@ -89,7 +89,10 @@ class Side:
         """Write the state that is copied; StorageError if the path of the origin is too long to be kept."""
         data = _packed(note[:4])
         if len(data) > _WHOLE_OFFSET:
-            raise StorageError(f"{self.file.path}: no room for the path of the origin; give a shorter one")
+            raise StorageError(
+                f"{self.file.path}: no room for the path of the origin; give a shorter one",
+                path=self.file.path,
+            )
         self.file.pwrite(0, data)
 
     def publish(self, partial: File, copy: str, digest: str | None) -> None:

@@ -106,7 +106,9 @@ class RedisDataset(Dataset[Any]):
         position = operator.index(index)
         if not -self._length <= position < self._length:
             raise SampleIndexError(
-                f"{self.path}: index {position} not in [{-self._length:,}, {self._length:,})"
+                f"{self.path}: index {position} not in [{-self._length:,}, {self._length:,})",
+                path=self.path,
+                index=position,
             )
         return position % self._length
 
@@ -158,7 +160,7 @@ class RedisDataset(Dataset[Any]):
             if isinstance(error, EdcacheError) or not isinstance(error, Exception):
                 raise
             text = f"the source raised at index {index}: {type(error).__name__}: {error}"
-            raise SourceError(f"{self.path}: {text}") from error
+            raise SourceError(f"{self.path}: {text}", path=self.path) from error
         self._set(index, value, self._client.server.ttl_ms)
         return value
 

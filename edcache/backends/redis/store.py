@@ -175,13 +175,15 @@ class _Upload(ByteSource):
         self._id, self._nbytes = self._state()
         for keys in _keys(server, self._id, self._nbytes):
             if self._client.ask(("exists", *keys)) != [len(keys)]:
-                raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}")
+                raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}", path=self.path)
 
     def _state(self) -> tuple[str, int]:
         """The id of the upload that is there now, and the bytes of the archive."""
         (found,) = self._client.ask(("get", f"{self._client.server.prefix}:archive"))
         if found is None:
-            raise ArchiveNotFoundError(f"{self.path}: no archive under this prefix; build it first")
+            raise ArchiveNotFoundError(
+                f"{self.path}: no archive under this prefix; build it first", path=self.path
+            )
         return _parsed(found, self._client.server)
 
     def size(self) -> int:
@@ -199,7 +201,9 @@ class _Upload(ByteSource):
     def check_unchanged(self) -> None:
         """See `ByteSource`: one round trip."""
         if self._state() != self.identity():
-            raise StaleArchiveError(f"{self.path}: another archive took its place; open it again")
+            raise StaleArchiveError(
+                f"{self.path}: another archive took its place; open it again", path=self.path
+            )
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         return bytes(self.read_many([(offset, nbytes)])[0])
@@ -216,11 +220,11 @@ class _Upload(ByteSource):
         sizes = [max(end - start, 0) for (start, _), end in zip(extents, ends, strict=True)]
         if len(data) != sum(sizes):
             self.check_unchanged()
-            raise StorageError(f"{self.path}: {_EVICTED}")
+            raise StorageError(f"{self.path}: {_EVICTED}", path=self.path)
         return [data[end - nbytes : end] for end, nbytes in zip(accumulate(sizes), sizes, strict=True)]
 
     def map(self, nbytes: int) -> NoReturn:
-        raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: they are in a server")
+        raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: they are in a server", path=self.path)
 
     def close(self) -> None:
         """See `ByteSource`: connections are closed with the last reference to them."""
@@ -248,7 +252,7 @@ class RedisStore(ObjectStore):
                     client.ask(("set", key, data, None, _UPLOAD_MS))
                     tell(len(data))
             if not all(client.ask(*(("exists", key) for key in keys))):
-                raise StorageError(f"{self.path}: {_EVICTED}")
+                raise StorageError(f"{self.path}: {_EVICTED}", path=self.path)
         except BaseException:
             with suppress(StorageError):  # they expire
                 _delete(client, upload, nbytes)

@@ -157,7 +157,8 @@ class RemoteObject(ByteSource):
             raise StaleArchiveError(
                 f"{self.path}: the object was replaced since it was opened: it has {stamp.size:,} bytes and "
                 f"the state {stamp.tag[:80] or 'unknown'}, {self._stamp.size:,} and "
-                f"{self._stamp.tag[:80] or 'unknown'} then; open it again"
+                f"{self._stamp.tag[:80] or 'unknown'} then; open it again",
+                path=self.path,
             )
 
     # --- bytes ---
@@ -220,7 +221,7 @@ class RemoteObject(ByteSource):
         return self._engines.get(lambda: _engine_of(self._requests.url, self._requests.options))
 
     def map(self, nbytes: int) -> NoReturn:
-        raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL")
+        raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL", path=self.path)
 
     def close(self) -> None:
         """See `ByteSource`: clients are of the process, not of this."""
