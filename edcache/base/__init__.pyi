@@ -60,7 +60,6 @@ from .progress import Progress as Progress
 from .progress import byte_progress as byte_progress
 from .strict_json import loads as loads
 from .threads import in_threads as in_threads
-from .wording import NBYTES as NBYTES
 from .wording import Ints as Ints
 from .wording import article as article
 from .wording import brief as brief
@@ -73,5 +72,4 @@ from .wording import plain as plain
 from .wording import printable as printable
 from .wording import shortened as shortened
 from .wording import shown as shown
-from .wording import suggestion as suggestion
 from .wording import unknown_label as unknown_label

@@ -18,7 +18,7 @@ Ints = npt.NDArray[np.int64]
 _WIDEST: Final = 60
 _MOST_BITS: Final = 2048
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
-NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES[:-1])} | {
+_NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES[:-1])} | {
     f"{prefix}iB".lower(): 1024**power for power, prefix in enumerate(_PREFIXES[:-1]) if prefix
 }
 """Bytes by unit, in lower case: "b", "kb", "kib", ..."""
@@ -92,7 +92,7 @@ def parsed_bytes(asked: object) -> int | None:
     digits = stripped.rstrip("kmgtpib ")
     unit = stripped[len(digits) :].strip()
     try:
-        nbytes = float(digits) * NBYTES[unit if unit in NBYTES else f"{unit}b"]
+        nbytes = float(digits) * _NBYTES[unit if unit in _NBYTES else f"{unit}b"]
     except (ValueError, KeyError):
         return None
     return int(nbytes) if 0 < nbytes < float("inf") else None

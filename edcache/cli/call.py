@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import click
 
 from edcache import dataset, writer
-from edcache.base import CacheOptions, OptionError, suggestion
+from edcache.base import CacheOptions, OptionError
 
 
 class Call:
@@ -30,22 +30,23 @@ class Call:
 
     def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
         self._where = where
-        self._given: dict[str, Any] = {}
-        for text in arguments:
-            name, equals, value = text.partition("=")
-            if not (name and equals):
-                raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
-            self._given[name] = _value(value)
+        self._given = dict(map(_argument, arguments))
         self._version = None if version is None else _value(version)
-        self._factory = load(where)
+        self._factory = _loaded(where)
         self.options = CacheOptions()
         if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
-            filling: dict[str, Any] = {"lazy": False, "keep_existing": True}
-            self.options = replace(decorated.options, verify="touch", **filling)
+            self.options = replace(decorated.options, verify="touch", lazy=False, keep_existing=True)
             self._version = decorated.version if self._version is None else self._version
             self._factory = decorated.uncached
-        self._arguments = self._bound()
+        try:
+            bound = inspect.signature(self._factory).bind(**self._given)
+        except TypeError as error:
+            raise click.UsageError(f"{where}: {error}; give its arguments as --arg name=value") from None
+        except ValueError as error:
+            raise OptionError(f"{where}: {error}; name a function or a class of Python") from error
+        bound.apply_defaults()
+        self._arguments = dict(bound.arguments)
 
     def fingerprint(self) -> dict[str, Any]:
         """What identifies the call; nothing is called."""
@@ -61,33 +62,12 @@ class Call:
             raise OptionError(f"{self._where} returned None; let it return the dataset")
         return source
 
-    def _bound(self) -> dict[str, Any]:
-        try:
-            signature = inspect.signature(self._factory)
-            taken = signature.parameters
-            takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values())
-            for name in self._given:
-                # What is missing is told by Python, but not what was written instead.
-                if not takes_any and name not in taken:
-                    raise click.UsageError(f'{self._where}: no argument "{name}"{suggestion(name, taken)}')
-            bound = signature.bind(**self._given)
-        except TypeError as error:
-            raise click.UsageError(
-                f"{self._where}: {error}; give its arguments as --arg name=value"
-            ) from None
-        except ValueError as error:
-            raise OptionError(f"{self._where}: {error}; name a function or a class of Python") from error
-        bound.apply_defaults()
-        return dict(bound.arguments)
 
-
-def load(where: str) -> Any:
+def _loaded(where: str) -> Any:
     """The function that "package.module:function" names; the current folder is on the path."""
     module, _, attribute = where.partition(":")
     if not (module and attribute):
-        raise click.BadParameter(
-            f'"{where}"; write it as package.module:factory', param_hint="MODULE:FACTORY"
-        )
+        raise click.UsageError(f'"{where}"; write it as package.module:factory')
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -95,23 +75,21 @@ def load(where: str) -> Any:
         for name in attribute.split("."):
             factory = getattr(factory, name)
     except Exception as error:  # whatever importing the module raises
-        raise OptionError(f'cannot load "{where}": {_unloaded(error)}') from error
+        raise OptionError(f'cannot load "{where}": {_named(error)}') from error
     if not callable(factory):
         raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset; name one')
     return factory
 
 
-def _unloaded(error: Exception) -> str:
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        here = (name.removesuffix(".py") for name in os.listdir())
-        return f'no module "{error.name}" in this folder, and none is installed{suggestion(error.name, here)}'
-    if isinstance(error, AttributeError) and error.name:
-        return f'no "{error.name}" in it{suggestion(error.name, dir(error.obj))}'
-    return _named(error)
-
-
 def _named(error: Exception) -> str:
     return f"{type(error).__name__}: {error}; EDCACHE_DEBUG=1 shows the traceback"
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
+    return name, _value(value)
 
 
 def _value(text: str) -> Any:

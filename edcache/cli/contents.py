@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -10,9 +10,9 @@ import numpy as np
 
 from edcache import dataset, display, writer
 from edcache import labels as label_tables
-from edcache.base import ReadOptions, SampleIndexError, brief
+from edcache.base import ReadOptions, SampleIndexError, brief, printable
 from edcache.cli import output as out
-from edcache.cli.flags import LABEL, PATH, PATHS, flags, row_flags
+from edcache.cli.flags import PATH, PATHS, flags, row_flags
 
 _SHOWN_SCHEMAS: Final = 8
 
@@ -46,13 +46,13 @@ def info(paths: Sequence[str], as_json: bool) -> None:
 def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """`edcache info`, from its JSON form."""
     yield from out.paired_lines([*display.facts(info), *display.provenance(info["fingerprint"])])
-    yield from schema_lines(info)
+    yield from _schema_lines(info)
 
 
-def schema_lines(info: Mapping[str, Any]) -> Iterator[str]:
+def _schema_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """A table of fields for each of the schemas that most samples have."""
     for schema in info["schemas"][:_SHOWN_SCHEMAS]:
-        yield "\n" + out.styled(f"schema of {out.plural(schema['samples'], 'sample')}", bold=True)
+        yield f"\nschema of {out.plural(schema['samples'], 'sample')}"
         if schema["fields"]:
             rows = display.field_rows(schema)
             yield from out.table(("field", "kind", "dtype", "shape"), rows)
@@ -86,19 +86,14 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     out.print_report(as_json, document, out.table(header, map(_leaf_row, leaves)))
 
 
-def _leaf_row(leaf: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
+def _leaf_row(leaf: Mapping[str, Any]) -> tuple[str, ...]:
     """A described leaf as the cells path, type, dtype, shape, value."""
-    shape = "" if "shape" not in leaf else " x ".join(map(str, leaf["shape"])) or "scalar"
-    return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, _value_text(leaf)
-
-
-def _value_text(leaf: Mapping[str, Any]) -> str:
+    shape = " x ".join(map(str, leaf.get("shape", ())))
+    stated = (name for name in ("items", "min", "mean", "max", "nonfinite") if name in leaf)
+    value = ", ".join(f"{name} {out.cell(leaf[name])}" for name in stated)
     if "value" in leaf:
-        return repr(leaf["value"]) if leaf["type"] == "str" else _short(leaf["value"])
-    parts = [f"{name} {out.cell(leaf[name])}" for name in ("min", "mean", "max") if name in leaf]
-    parts += [out.plural(leaf["items"], "item")] if "items" in leaf else []
-    parts += [f"{leaf['nonfinite']:,} not finite"] if "nonfinite" in leaf else []
-    return ", ".join(parts)
+        value = repr(leaf["value"]) if leaf["type"] == "str" else _short(leaf["value"])
+    return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, value
 
 
 def _short(value: object) -> str:
@@ -109,9 +104,9 @@ def _short(value: object) -> str:
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.option("--offset", metavar="N", type=click.IntRange(min=0), default=0, help="Records to skip first.")
+@click.option("--offset", metavar="N", type=click.IntRange(0), default=0, help="Records to skip first.")
 @row_flags
-def ls(path: str, offset: int, form: str | None, **listing: Any) -> None:
+def ls(path: str, offset: int, **listing: Any) -> None:
     """List records: index, place in the file, checksum and labels.
 
     \b
@@ -126,10 +121,8 @@ def ls(path: str, offset: int, form: str | None, **listing: Any) -> None:
         "nbytes": records.nbytes[start:],
         "crc32": records.crc32[start:],
     }
-    rows: Iterable[Sequence[Any]] = _rows(labels, columns, list(labels))
-    if form is None:
-        rows = ((i, f"{at:,}", f"{size:,}", f"{crc:#010x}", *values) for i, at, size, crc, *values in rows)
-    out.print_rows((*columns, *labels), rows, len(columns["index"]), form=form, fixed=4, **listing)
+    rows = _rows(labels, columns, list(labels))
+    out.print_rows((*columns, *labels), rows, len(columns["index"]), fixed=4, **listing)
 
 
 def _rows(
@@ -146,10 +139,12 @@ def _rows(
 @click.command()
 @click.argument("path", type=PATH)
 @flags("where")
-@click.option("--count", metavar="NAME", type=LABEL, help="How often each value of a column occurs.")
-@click.option("--columns", metavar="A,B", type=LABEL, help="Only these columns.")
+@click.option("--count", metavar="NAME", help="How often each value of a column occurs.")
+@click.option("--columns", metavar="A,B", help="Only these columns.")
 @row_flags
-@flags("added", "on", "dropped")
+@click.option("--add", "added", multiple=True, metavar="[NAME=]FILE", help="Add a column; repeatable.")
+@click.option("--on", metavar="NAME", help="The column that says of which sample a row of FILE is.")
+@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
 def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any) -> None:
     """List, count or change the labels; no sample is read.
 
@@ -168,7 +163,7 @@ def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[st
       edcache labels train.zip --add cluster=clusters.npy --add age=patients.csv --on patient
     """
     if added or dropped:
-        if any(listing.values()):
+        if any(value is not None for value in listing.values()):
             raise click.UsageError("--add and --drop change labels; list them by another call")
         _change(path, added, on, dropped)
         return
@@ -197,19 +192,25 @@ def _list(path: str, where: str | None, count: str | None, columns: str | None, 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
     """Drop columns, then add those of files, and say which there are."""
     cache = dataset.CachedDataset(None, path, allow_partial=True)
-    named = [text.partition("=")[::2] if "=" in text else (None, text) for text in added]
-    # Before anything is dropped: a file may be missing.
-    read = [(name, file, label_tables.read_columns(file)) for name, file in named]
+    # All files are read before anything is dropped: one may be missing, or have no such column.
+    columns = [_columns(text, on) for text in added]
     if dropped:
         cache.drop_labels(*dropped)
-    for name, file, values in read:
-        if hasattr(values, "column_names"):
-            cache.add_labels(
-                values if name is None else label_tables.chosen_column(name, values, on, file), on=on
-            )
-        elif name is None or on is not None:
-            raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
+    for name, values in columns:
+        if name is None:
+            cache.add_labels(values, on=on)
         else:
             cache.add_labels(name, values)
     names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.schema)
-    out.print_lines([f"{out.printable(path)}: labels are now {out.printable(names) or 'none'}"])
+    out.print_lines([printable(f"{path}: labels are now {names or 'none'}")])
+
+
+def _columns(text: str, on: str | None) -> tuple[str | None, Any]:
+    """A table of columns without a name, or a column's name and its values, of [NAME=]FILE."""
+    name, file = text.split("=", 1) if "=" in text else (None, text)
+    values = label_tables.read_columns(file)
+    if hasattr(values, "column_names"):
+        return None, values if name is None else label_tables.chosen_column(name, values, on, file)
+    if name is None or on is not None:
+        raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
+    return name, values

@@ -14,20 +14,21 @@ from edcache import dataset, display, storage, tools, writer
 from edcache.base import StorageError, human_bytes
 from edcache.cli import output as out
 from edcache.cli.call import Call
-from edcache.cli.flags import FOLDER, PATH, duration, flags, size
+from edcache.cli.flags import PATH, flags, size
 from edcache.storage import shown
 
 _MEMORY = "shm://"
+_DAY = 86_400
 
 
 @click.command()
-@click.argument("directory", metavar="[FOLDER]", required=False, type=FOLDER)
-@click.option("--older-than", metavar="DURATION", callback=duration, help="Only those as old: 12h, 30d, 8w.")
+@click.argument("directory", metavar="[FOLDER]", required=False, type=PATH)
+@click.option("--older-than", metavar="DAYS", type=click.FloatRange(0), help="Only those that are older.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="Only those that are too much: 500MB, 1TiB.")
 @click.option("--prune", is_flag=True, help="Delete those, and what killed processes left.")
 @flags("as_json")
 def caches(
-    directory: str | None, older_than: int | None, max_size: int | None, prune: bool, as_json: bool
+    directory: str | None, older_than: float | None, max_size: int | None, prune: bool, as_json: bool
 ) -> None:
     """List the archives in a folder, the oldest first; --prune deletes.
 
@@ -41,13 +42,12 @@ def caches(
 
     \b
     Example:
-      edcache caches cache --older-than 30d --max-size 200GB
-      edcache caches cache --older-than 30d --max-size 200GB --prune
+      edcache caches cache --older-than 30 --max-size 200GB
+      edcache caches cache --older-than 30 --max-size 200GB --prune
     """
     freed = storage.free_unheld_memory() if prune else {}
     folder, archives = _archives(directory)
-    has_condition = older_than is not None or max_size is not None
-    chosen = tools.select(archives, older_than, max_size)
+    chosen = tools.select(archives, None if older_than is None else older_than * _DAY, max_size)
     if prune:
         left = [archive for archive in archives if archive.is_left]
         freed |= _delete([*left, *chosen])
@@ -55,7 +55,7 @@ def caches(
         lines.append(f"{folder}: {len(freed):,} deleted, {human_bytes(sum(freed.values()))} freed")
         out.print_report(as_json, {"directory": folder, "deleted": freed}, map(out.printable, lines))
         return
-    listed = chosen if has_condition else archives
+    listed = archives if older_than is None and max_size is None else chosen
     document = {
         "directory": folder,
         "archives": [_listed_object(folder, archive) for archive in listed],

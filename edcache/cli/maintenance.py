@@ -41,24 +41,13 @@ def verify(
     """
     if expected_digest is not None and len(paths) > 1:
         raise click.UsageError("--digest is that of one archive; verify the others by calls of their own")
-    same = (
-        "sound",
-        "quick",
-        "sealed",
-        "samples",
-        "missing",
-        "failures",
-        "chunks",
-        "nbytes",
-        "superseded",
-        "dead",
-    )
+    same = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
 
     def report(path: str) -> out.Report:
         with out.bar("verifying", path, progress) as on_progress:
             verified = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
-        document = {"path": shown(path)} | {name: getattr(verified, name) for name in same}
-        document["problems"] = verified.problems
+        names = (*same, "dead", "problems")
+        document = {"path": shown(path)} | {name: getattr(verified, name) for name in names}
         return document, _verify_lines(shown(path), verified), verified.sound
 
     out.print_reports(paths, as_json, report)
@@ -66,12 +55,12 @@ def verify(
 
 def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
     """The problems, then the result, then what compacting would give back."""
-    yield from (out.styled(out.printable(problem), fg="red") for problem in report.problems)
+    yield from map(out.printable, report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
     broken = out.plural(len(report.problems), "problem") if report.problems else "not whole"
     unread = "; records were not read" if report.quick else ""
-    verdict = out.styled("OK", fg="green") if report.sound else out.styled(broken, fg="red")
+    verdict = "OK" if report.sound else broken
     yield (
         f"{out.printable(path)}: {verdict}: {out.plural(report.samples, 'sample')}{missing} "
         f"in {out.plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"

@@ -11,17 +11,17 @@ import click
 
 from edcache import dataset, display, tools
 from edcache.cli.contents import open_archive
-from edcache.cli.flags import LABEL, PATHS
+from edcache.cli.flags import PATHS, flags
 from edcache.labels import Labels
 from edcache.storage import shown
 
 
 @click.command()
 @PATHS
-@click.option("--where", metavar="EXPR", default="", type=LABEL, help="Begin with these samples.")
+@flags("where")
 @click.option("--port", type=click.IntRange(1, 65535), help="Where to listen; a free port by default.")
 @click.option("--no-browser", is_flag=True, help="Print the URL alone.")
-def view(paths: Sequence[str], where: str, port: int | None, no_browser: bool) -> None:
+def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: bool) -> None:
     """Look at archives in a browser: labels, samples, gaps.
 
     A path is an archive, a URL, or a folder, whose archives are listed. The page is served to this
@@ -33,8 +33,8 @@ def view(paths: Sequence[str], where: str, port: int | None, no_browser: bool) -
     """
     archives = [one for path in paths for one in _archives(path, is_one=len(paths) == 1)]
     if where or not os.path.isdir(paths[0]):
-        archives[0].rows(where)  # so that the command says what is wrong with it
-    display.view(archives, port=port, open_browser=not no_browser, where=where)
+        archives[0].rows(where or "")  # so that the command says what is wrong with it
+    display.view(archives, port=port, open_browser=not no_browser, where=where or "")
 
 
 def _archives(path: str, is_one: bool) -> list[display.Shown]:

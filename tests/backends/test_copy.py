@@ -733,9 +733,7 @@ def test_a_copy_from_the_command_line(far, ssd, tmp_path):
     assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
         f"{os.getcwd()}/", ""
     )
-    assert '--max-size\': "lots"; write a number with its unit' in run(
-        "copy", far, ssd, "--max-size", "lots", code=2
-    )
+    assert '--max-size\': "lots"; write it as in 500MB' in run("copy", far, ssd, "--max-size", "lots", code=2)
     assert "copying" in run("copy", far, tmp_path / "other", "--progress")
 
 
@@ -771,9 +769,9 @@ def test_a_copy_that_is_made_just_now_is_not_deleted(far, ssd, tmp_path):
     while not (tmp_path / "copying").exists():
         time.sleep(0.01)
     partial = f"{ssd / far.name}{PARTIAL}"
-    said = run("caches", ssd, "--max-size", "0B", "--prune")
+    said = run("caches", ssd, "--max-size", "1B", "--prune")
     os.kill(pid, signal.SIGKILL)
     ended(pid)
     assert f"{partial}: another process is copying it; it stays" in said
-    run("caches", ssd, "--max-size", "0B", "--prune")
+    run("caches", ssd, "--max-size", "1B", "--prune")
     assert os.listdir(ssd) == []

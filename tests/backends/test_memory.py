@@ -665,7 +665,7 @@ def test_the_command_lists_it_and_will_not_delete_it_while_it_is_open(name):
     assert file in run(main, ["caches", "shm://"]).stdout
     assert run(main, ["verify", name]).exit_code == 0
     assert "40" in run(main, ["info", name]).stdout
-    pruned = run(main, ["caches", "shm://", "--max-size", "0B", "--prune"])
+    pruned = run(main, ["caches", "shm://", "--max-size", "1B", "--prune"])
     assert f"{file}: a process has it open; it stays" in pruned.stderr
     assert file in run(main, ["caches", "shm://"]).stdout
     check(cache)

@@ -505,13 +505,11 @@ def test_zeros_are_one_value_in_every_way_to_ask(archive, name):
 def test_the_command_line_has_the_same_classes(archive, name):
     ds, columns = archive
     groups = numbered(columns[name])
-    printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--jsonl"])
-    assert sorted(row["count"] for row in map(json.loads, printed.output.splitlines())) == sorted(
-        map(len, groups)
-    )
-    zeros = CliRunner().invoke(main, ["labels", str(ds.path), "--where", f"{name} in (0,)", "--jsonl"])
+    printed = CliRunner().invoke(main, ["labels", str(ds.path), "--count", name, "--json"])
+    assert sorted(row["count"] for row in json.loads(printed.output)) == sorted(map(len, groups))
+    zeros = CliRunner().invoke(main, ["labels", str(ds.path), "--where", f"{name} in (0,)", "--json"])
     expected = [k for k, value in enumerate(columns[name]) if value == 0]
-    assert [row["index"] for row in map(json.loads, zeros.output.splitlines())] == expected
+    assert [row["index"] for row in json.loads(zeros.output)] == expected
 
 
 def test_labels_join_by_values_not_by_bits(archive):

@@ -304,7 +304,7 @@ def test_the_command_line_says_that_it_is_not_whole(
     out = tmp_path / "out"
     for command, flag in (
         (["copy", path, "-o", out], "--skip-damaged"),
-        (["export", path, "--available", "--to", "files", "-o", out], "--allow-partial"),
+        (["export", path, "--to", "files", "-o", out], "--allow-partial"),
     ):
         code, said = run(*command)
         assert (code, flag in said) == (1, True), said

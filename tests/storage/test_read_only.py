@@ -38,9 +38,8 @@ if command == "from_cache":
     print(json.dumps([cache[i]["x"].tolist()[0] for i in range(10)] + cache.labels["y"].tolist()))
 else:
     from edcache.cli import main
-    form = ["--jsonl"] if command == "labels" else ["--json"]
     rest = ["-o", target, "--skip-damaged"] if command == "copy" else []
-    main([command, path, *form, *rest])
+    main([command, path, "--json", *rest])
 """
 
 

@@ -118,7 +118,7 @@ def test_whatever_is_left_is_listed_and_pruned(tmp_path, name, tally):
         left = on_disk(top) - whole(top)
         assert left == listed(top)
         assert {"a.zip", "b.zip"} <= left
-        run("caches", top, "--max-size", "0B", "--older-than", "0h", "--prune")
+        run("caches", top, "--max-size", "1B", "--older-than", "0", "--prune")
         assert on_disk(top) - whole(top) == set()
         assert not [file for file in os.listdir(top) if file.endswith(".origin")]
     assert [file for file in seen if file.endswith((".edcache.new", ".partial"))]
@@ -165,7 +165,7 @@ def test_what_a_living_process_writes_stays(tmp_path, is_folder):
     try:
         assert listed(tmp_path) == {"a.edcache.new"}
         assert "a.edcache.new: another process is writing it" in run("caches", tmp_path)
-        run("caches", tmp_path, "--max-size", "0B", "--older-than", "0h", "--prune")
+        run("caches", tmp_path, "--max-size", "1B", "--older-than", "0", "--prune")
         assert os.listdir(tmp_path) == ["a.edcache.new"]
         assert temporary.discard(str(tmp_path / "a.edcache.new")) is False
     finally:
@@ -180,5 +180,5 @@ def test_files_of_others_with_like_names_stay(tmp_path):
     for name in ("a.new", "a.zip.new", "a.partial", "a.upload", "edcache.new.txt", "a.origin.txt"):
         (tmp_path / name).write_text("mine")
     before = sorted(os.listdir(tmp_path))
-    run("caches", tmp_path, "--max-size", "0B", "--prune")
+    run("caches", tmp_path, "--max-size", "1B", "--prune")
     assert sorted(os.listdir(tmp_path)) == before
