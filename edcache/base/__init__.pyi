@@ -15,7 +15,6 @@ from .errors import SampleIndexError as SampleIndexError
 from .errors import SourceError as SourceError
 from .errors import StaleArchiveError as StaleArchiveError
 from .errors import StaleCacheError as StaleCacheError
-from .errors import StandInWarning as StandInWarning
 from .errors import StorageError as StorageError
 from .errors import UnknownLabelError as UnknownLabelError
 from .frames import warn as warn

@@ -1,8 +1,8 @@
 """Every exception that edcache raises on purpose: one tree, each also a builtin where one fits.
 
 Each class is constructed from one message, so that an exception survives the trip out of a
-DataLoader worker (torch rebuilds it as `type(message)`). PartialArchiveWarning and StandInWarning are
-warnings. `help(edcache.errors)` draws the tree.
+DataLoader worker (torch rebuilds it as `type(message)`). PartialArchiveWarning is a warning.
+`help(edcache.errors)` draws the tree.
 """
 
 from __future__ import annotations
@@ -53,10 +53,6 @@ def _rebuilt(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename
     error = kind(*args)
     error.errno, error.filename = errno, filename
     return error
-
-
-class StandInWarning(UserWarning):
-    """Records hold a namedtuple whose class is not imported; a stand-in has its fields, not its methods."""
 
 
 class OptionError(EdcacheError, ValueError):

@@ -1,21 +1,17 @@
-"""The classes that a record may name: registered ones, a fixed list's, and namedtuples found by looking.
+"""The classes that a record may name: registered ones, those of a fixed list, and imported namedtuples.
 
 Nothing here imports a module that a record names: whoever wrote the record would choose code to run. An enum,
-a dataclass or an object is built only where this process registered its class, or where `packages` lists it.
-A namedtuple is looked up among the registered classes and the modules already imported. Otherwise a stand-in
-is made from its name and fields, which are checked to be identifiers, and a warning says so.
+a dataclass or an object is built only if this process registered its class, or if `packages` lists it. A
+namedtuple is also looked up in the modules that are imported already.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
-import keyword
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
-from unicodedata import normalize
 
 from edcache import base
 from edcache.base import CodecError, CorruptRecordError, OptionError, imported, module_name
@@ -23,13 +19,9 @@ from edcache.codec import packages
 from edcache.codec.packages import ClassName, Form
 
 _Class = TypeVar("_Class", bound=type)
-_Entry = TypeVar("_Entry")
-
-MAX_FIELDS = 1024
 
 # By "module.qualname": `cls.__module__`, as it is in this process, or a name that was given.
-_registered: dict[str, type] = {}
-_forms: dict[str, Form] = {}
+_registered: dict[str, type | Form] = {}
 # How often `register` was called: what was compiled before may hold members of other classes.
 changes = 0
 
@@ -73,7 +65,7 @@ def register(
     shown = ".".join(class_name(cls))
     if (encode is None) != (decode is None):
         raise OptionError(f"register: {shown} comes with one of encode= and decode=; pass both")
-    if encode is None and not issubclass(cls, enum.Enum) and not _is_namedtuple_class(cls):
+    if encode is None and not issubclass(cls, enum.Enum) and not is_namedtuple_class(cls):
         if not dataclasses.is_dataclass(cls):
             raise OptionError(
                 f"register: {shown} is neither an Enum subclass, nor a dataclass, nor a namedtuple; pass "
@@ -85,12 +77,9 @@ def register(
             raise OptionError(f"register: {shown} keeps state outside its fields ({error})") from None
     global changes
     changes += 1
-    for key in (own_name(cls), name or own_name(cls)):
-        if encode is not None and decode is not None:
-            _forms[key] = Form(class_name(cls), cls, encode, decode)
-        else:
-            _forms.pop(key, None)
-            _registered[key] = cls
+    has_form = encode is not None and decode is not None
+    entry = Form(class_name(cls), cls, encode, decode) if has_form else cls  # type: ignore[arg-type]
+    _registered.update({own_name(cls): entry, name or own_name(cls): entry})
     return cls
 
 
@@ -99,27 +88,22 @@ def own_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _lookup(table: Mapping[str, _Entry], name: ClassName) -> _Entry | None:
+def _found(name: ClassName, *, may_import: bool = True) -> type | Form | None:
     module, qualname = name
     keys = (f"{alias}.{qualname}" for alias in base.module_aliases(module))
-    return next((table[key] for key in keys if key in table), None)
-
-
-def _is_namedtuple_class(cls: type) -> bool:
-    return issubclass(cls, tuple) and valid_fields(getattr(cls, "_fields", None))
+    known = next((_registered[key] for key in keys if key in _registered), None)
+    return known or packages.listed(name, may_import=may_import)
 
 
 def is_registered(cls: type) -> bool:
     """Tell whether this very class, an enum or a dataclass, may be stored."""
-    return (
-        _registered.get(own_name(cls)) is cls or packages.enum_named(class_name(cls), may_import=False) is cls
-    )
+    return _registered.get(own_name(cls)) is cls or packages.listed(class_name(cls), may_import=False) is cls
 
 
 def registered(name: ClassName, *, may_import: bool = True) -> type:
     """The class of that name, or CodecError; may_import: the module of an enum on the list."""
-    cls = _lookup(_registered, name) or packages.enum_named(name, may_import=may_import)
-    if cls is None:
+    cls = _found(name, may_import=may_import)
+    if not isinstance(cls, type):
         raise _unregistered(name, "")
     return cls
 
@@ -135,14 +119,14 @@ def _unregistered(name: ClassName, arguments: str) -> CodecError:
 
 def form_of(cls: type) -> Form | None:
     """Return how objects of a class are stored, None if nobody said so."""
-    form = _forms.get(own_name(cls))
-    return form if form is not None and form.cls is cls else packages.form_of(cls)
+    form = _registered.get(own_name(cls))
+    return form if isinstance(form, Form) and form.cls is cls else packages.form_of(cls)
 
 
 def form_named(name: ClassName) -> Form:
     """Return how objects are stored that records call so; raises as `registered`."""
-    form = _lookup(_forms, name) or packages.form_named(name)
-    if form is None:
+    form = _found(name)
+    if not isinstance(form, Form):
         raise _unregistered(name, ", encode=..., decode=...")
     return form
 
@@ -179,10 +163,10 @@ def member_named(cls: Any, member: str) -> Any:
 
 
 def fields_differ(name: ClassName, stored: tuple[str, ...], here: tuple[str, ...]) -> CodecError:
-    """The error for a registered class that has other fields than a record."""
+    """The error for a class that has other fields than a record."""
     return CodecError(
         f"the record holds a {'.'.join(name)} with fields {', '.join(stored)}; the class "
-        f"registered now has {', '.join(here) or 'none'}; register one with the stored fields"
+        f"here has {', '.join(here) or 'none'}; register one with the stored fields"
     )
 
 
@@ -191,61 +175,27 @@ def dataclass_fields(cls: Any) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(cls))
 
 
-def is_namedtuple(value: object) -> bool:
-    """Tell whether a value is of a tuple subclass that looks like a namedtuple."""
-    fields: Any = getattr(type(value), "_fields", None)
-    return isinstance(value, tuple) and valid_fields(fields) and len(fields) == len(value)
-
-
-def valid_fields(fields: Any) -> bool:
-    """Tell whether a tuple of names can be the fields of a namedtuple."""
-    if type(fields) is not tuple or len(fields) > MAX_FIELDS:
-        return False
-    for place, name in enumerate(fields):
-        is_plain = type(name) is str and name.isidentifier() and not keyword.iskeyword(name)
-        if not is_plain or (name.startswith("_") and name != f"_{place}"):
-            return False
-    # The compiler folds identifiers, so two names may be one.
-    return len({normalize("NFKC", name) for name in fields}) == len(fields)
+def is_namedtuple_class(cls: type) -> bool:
+    """Tell whether a class is a tuple with names of fields."""
+    fields: Any = getattr(cls, "_fields", None)
+    return issubclass(cls, tuple) and type(fields) is tuple and all(type(name) is str for name in fields)
 
 
 def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Return the registered namedtuple class of that name, or the imported one, or a stand-in made for it."""
-    cls: Any = _lookup(_registered, name)
-    if cls is not None:
-        if not _is_namedtuple_class(cls) or cls._fields != fields:
-            raise fields_differ(name, fields, getattr(cls, "_fields", ()))
-        return cls  # type: ignore[no-any-return]
-    for cls in imported(*name):
-        if isinstance(cls, type) and issubclass(cls, tuple) and getattr(cls, "_fields", None) == fields:
-            return cls
-    return _stand_in(name, fields)
+    """Return the namedtuple class of that name that is registered, or imported; raises as `registered`."""
+    found: list[Any] = [
+        cls for cls in (_found(name), *imported(*name)) if isinstance(cls, type) and is_namedtuple_class(cls)
+    ]
+    for cls in found:
+        if cls._fields == fields:
+            return cls  # type: ignore[no-any-return]
+    raise fields_differ(name, fields, found[0]._fields) if found else _unregistered(name, "")
 
 
-@lru_cache(maxsize=128)
-def _stand_in(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    module, qualname = name
-    short = qualname.rpartition(".")[2]
-    if not short.isidentifier() or keyword.iskeyword(short):
-        raise CorruptRecordError(f"schema: {short[:80]!r} does not name a namedtuple")
-    # Cached, so that a class is warned of once.
-    base.warn(
-        f"records hold the namedtuple {module[:200]}.{qualname[:200]}, whose class with the fields "
-        f"{', '.join(fields)[:200]} is not imported in this process: they come as a stand-in with that name "
-        f"and those fields, without the class's methods; import {module[:200]}, or call "
-        f"edcache.register({short[:200]}), before the first read",
-        base.StandInWarning,
-    )
-
-    def reduce(self: tuple[Any, ...]) -> Any:
-        # Pickled by its own name, it would make a worker import a module that the record names.
-        return _stand_in_of, (name, fields, tuple(self))
-
-    cls: type[tuple[Any, ...]] = collections.namedtuple(short, fields, rename=True)  # type: ignore[misc]
-    for attribute, value in (("__stands_for__", name), ("__reduce__", reduce)):
-        setattr(cls, attribute, value)
-    return cls
-
-
-def _stand_in_of(name: ClassName, fields: tuple[str, ...], values: tuple[Any, ...]) -> Any:
-    return tuple.__new__(find_namedtuple(name, fields), values)
+@lru_cache(maxsize=256)
+def is_found(cls: Any, changes: int) -> bool:
+    """Tell whether a namedtuple's class is found by its name, after so many `changes`."""
+    try:
+        return find_namedtuple(class_name(cls), cls._fields) is cls
+    except CodecError:
+        return False

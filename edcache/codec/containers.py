@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import enum
 import functools
 import struct
-import sys
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from edcache.base import CorruptRecordError, EdcacheError
 from edcache.codec import classes
 from edcache.codec.classes import EnumKey, class_name, dataclass_fields, is_registered, own_name
-from edcache.codec.images import pillow
 from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
 from edcache.codec.packages import Form
 
@@ -29,22 +26,18 @@ _MISSING = object()
 
 def disassemble(value: Any) -> Parts:
     """The parts of an object whose parts have names; Refusal where it is none, or cannot be stored."""
-    cls = type(value)
+    cls: Any = type(value)
     form = classes.form_of(cls)
     if form is not None:
         return _disassemble_object(value, form)
-    if classes.is_namedtuple(value):
+    if classes.is_namedtuple_class(cls) and len(cls._fields) == len(value):
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-        # A stand-in is called what it stands for.
-        name = vars(cls).get("__stands_for__") or class_name(cls)
-        return ("namedtuple", *name, cls._fields), cls._fields, tuple(value)
-    if dataclasses.is_dataclass(cls) and is_registered(cls):
+        if not classes.is_found(cls, classes.changes):
+            raise Refusal(f"{type_name(value)}, which no module has; call edcache.register({cls.__name__})")
+        return ("namedtuple", *class_name(cls), cls._fields), cls._fields, tuple(value)
+    if is_registered(cls) and dataclasses.is_dataclass(cls):
         return _disassemble_dataclass(value)
-    # None is one before Pillow is imported, or where its import is blocked.
-    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
-    if image is not None and isinstance(value, image):
-        return _disassemble_image(value)
     raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
 
 
@@ -93,64 +86,6 @@ def _disassemble_object(value: Any, form: Form) -> Parts:
     except Exception as error:  # whatever a user's function raises
         raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
     return ("object", *form.name), ["encode()"], [tree]
-
-
-# Bytes of one pixel in what Image.tobytes() returns; 0: packed bits, each row from a new byte.
-_PIXEL_NBYTES: Final = {
-    "1": 0, "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4,
-    "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2,
-}  # fmt: skip
-# Pillow allocates a pointer for each row, whatever the width: an image without pixels must stay small.
-_MAX_EMPTY_SIDE: Final = 1 << 16
-
-
-def _disassemble_image(image: Any) -> Parts:
-    """The current frame alone is kept; the file format and the class are not."""
-    palette_mode, palette = None, []
-    try:
-        image.load()
-        pixels = image.tobytes()
-        with contextlib.suppress(ValueError):  # it has none
-            palette_mode = image.im.getpalettemode()
-        if palette_mode is not None:
-            palette = [bytes(image.im.getpalette(palette_mode, palette_mode))]
-        info = _plain(dict(image.info))
-    except (OSError, ValueError, SyntaxError, RuntimeError) as error:
-        raise Refusal(f"an image that Pillow cannot load ({error}); repair its file or skip it") from error
-    if image.mode not in _PIXEL_NBYTES or not _fits(image.mode, image.size, len(pixels)):
-        raise Refusal(
-            f"an image of mode {image.mode} and size {image.size}; "
-            'convert it with .convert("RGB") or numpy.asarray()'
-        )
-    values = [*image.size, pixels, *palette, info]
-    return ("image", image.mode, palette_mode), _image_keys(palette_mode), values
-
-
-def _image_keys(palette_mode: str | None) -> tuple[str, ...]:
-    palette = () if palette_mode is None else ("palette",)
-    return ("width", "height", "pixels", *palette, "info")
-
-
-def _plain(value: Any) -> Any:
-    """Turn what Pillow leaves in `info` into plain values: its rationals and its texts with a language."""
-    if type(value) is dict:
-        return {key: _plain(item) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
-    if isinstance(value, str):
-        return str.__str__(value)
-    module = sys.modules.get("PIL.TiffImagePlugin")
-    return float(value) if module is not None and isinstance(value, module.IFDRational) else value
-
-
-def _fits(mode: str, size: tuple[int, int], nbytes: int) -> bool:
-    width, height = size
-    if not (0 <= width < 1 << 31 and 0 <= height < 1 << 31):
-        return False
-    if not width or not height:
-        return nbytes == 0 and max(width, height) <= _MAX_EMPTY_SIDE
-    row = width * _PIXEL_NBYTES[mode] or (width + 7) // 8
-    return row * height == nbytes
 
 
 def dump_key(key: Any) -> Any:
@@ -237,13 +172,6 @@ def _are_names(fields: tuple[Any, ...]) -> bool:
     return all(type(field) is str for field in fields) and len({*fields}) == len(fields)
 
 
-def _parse_image(header: list[Any], count: int) -> tuple[Keys, Any]:
-    mode, palette_mode = header
-    if mode not in _PIXEL_NBYTES or palette_mode not in (None, "RGB", "RGBA", "CMYK"):
-        raise ValueError(f"image of mode {mode!r}")
-    return _image_keys(palette_mode), (mode, palette_mode)
-
-
 def _mapping(cls: type) -> ContainerKind:
     def parse(header: list[Any], count: int) -> tuple[Keys, Any]:
         (keys,) = header
@@ -279,28 +207,6 @@ def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     return assemble
 
 
-def _assemble_image(_: Keys, modes: tuple[str, str | None]) -> Assemble:
-    mode, palette_mode = modes
-
-    def assemble(values: list[Any]) -> Any:
-        width, height, pixels, info = (*values[:3], values[-1])
-        if not _fits(mode, (width, height), len(pixels)):
-            raise CorruptRecordError(
-                f"image of mode {mode} and size {(width, height)} has {len(pixels)} bytes of pixels"
-            )
-        pil = pillow()
-        try:
-            image = pil.frombytes(mode, (width, height), pixels) if pixels else pil.new(mode, (width, height))
-            if palette_mode is not None:
-                image.putpalette(values[3], palette_mode)
-        except (ValueError, TypeError, OSError, KeyError, SystemError) as error:
-            raise CorruptRecordError(f"image of mode {mode} does not decode: {error}") from error
-        image.info = info
-        return image
-
-    return assemble
-
-
 def _assemble_object(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
         form = classes.form_named(name)
@@ -322,12 +228,11 @@ CONTAINERS: dict[str, ContainerKind] = {
     "dict": _mapping(dict),
     "OrderedDict": _mapping(collections.OrderedDict),
     "namedtuple": ContainerKind(
-        _fields_parser(classes.valid_fields),
+        _fields_parser(_are_names),
         lambda keys, name: lambda values: tuple.__new__(classes.find_namedtuple(name, keys), values),
     ),
     "dataclass": ContainerKind(_fields_parser(_are_names), _assemble_dataclass),
-    "image": ContainerKind(_parse_image, _assemble_image),
     "object": ContainerKind(lambda header, _: (("encode()",), parse_class(*header)), _assemble_object),
 }
-OPAQUE = frozenset({"image", "object"})
-"""Containers that are one value to whoever reads them: what lies in them has no name of its own."""
+OPAQUE = frozenset({"object"})
+"""Containers that are one value to a reader: what lies in them has no name of its own."""

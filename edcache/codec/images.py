@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError
 from edcache.codec import photos
-from edcache.codec.classes import dataclass_fields, is_namedtuple
+from edcache.codec.classes import dataclass_fields, is_namedtuple_class
 from edcache.codec.decoding import Decode, Decoding
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
         return revived(file_bytes(sample), decoding or sample.decoding)
     kind = type(sample)
     is_plain = kind in (dict, OrderedDict, list, tuple)
-    if not (is_plain or is_namedtuple(sample) or dataclasses.is_dataclass(kind)):
+    if not (is_plain or is_namedtuple_class(kind) or dataclasses.is_dataclass(kind)):
         return sample
     children = children_of(sample) or []
     read = [(key, read_through(value, decoding)) for key, value in children]

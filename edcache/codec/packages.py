@@ -1,4 +1,4 @@
-"""Objects of other libraries as trees of ordinary values: a fixed list, which no file can add to.
+"""Objects of other libraries as trees of ordinary values, and enums of theirs: a list that no file extends.
 
 A record names the form of an object by the class's public name. The names of this list are ours, so importing
 the module behind one runs no code that a record chose; it is imported when the first such record is decoded,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import enum
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
@@ -33,12 +34,23 @@ def form_of(cls: type) -> Form | None:
     """Return the form of a class, None if it is not on the list."""
     shown = cls.__module__.partition(".")[0], cls.__qualname__
     forms = (_form(name) for name in _FORMS if (name[0].partition(".")[0], name[1]) == shown)
-    return next((form for form in forms if form.cls is cls), None)
+    form = next((form for form in forms if form.cls is cls), None)
+    # None is one before Pillow is imported, or where its import is blocked.
+    image = getattr(sys.modules.get("PIL.Image"), "Image", None)
+    return _form(_IMAGE) if form is None and image is not None and issubclass(cls, image) else form
 
 
-def form_named(name: ClassName) -> Form | None:
-    """Return the form of that name, None if it is not on the list. Raises: MissingDependencyError."""
-    return _form(name) if name in _FORMS else None
+def listed(name: ClassName, *, may_import: bool = True) -> Form | type[enum.Enum] | None:
+    """Return the form or the enum of that name, None if it is not on the list.
+
+    may_import: import the module of an enum, if it is not imported yet. Raises: MissingDependencyError.
+    """
+    if name in _FORMS:
+        return _form(name)
+    if name[0] not in _ENUM_MODULES or not (may_import or name[0] in sys.modules):
+        return None
+    cls = _imported(name)
+    return cls if isinstance(cls, type) and issubclass(cls, enum.Enum) else None
 
 
 @cache
@@ -51,21 +63,14 @@ def _form(name: ClassName) -> Form:
     return Form(name, cls, *_FORMS[name](cls))
 
 
-def enum_named(name: ClassName, *, may_import: bool = True) -> type[enum.Enum] | None:
-    """Return the enum of a module on the list, None if there is none; raises as `form_named`."""
-    if name[0] not in _ENUM_MODULES or not (may_import or name[0] in sys.modules):
-        return None
-    cls = _imported(name)
-    return cls if isinstance(cls, type) and issubclass(cls, enum.Enum) else None
-
-
 def _imported(name: ClassName) -> Any:
     package = name[0].partition(".")[0]
+    project = "Pillow" if package == "PIL" else package
     try:
         return getattr(import_module(name[0]), name[1], None)
     except Exception as error:  # whatever a broken installation raises
-        if isinstance(error, ModuleNotFoundError) and error.name == package:
-            remedy = f"; pip install {package}"
+        if isinstance(error, ModuleNotFoundError) and error.name in (package, name[0]):
+            remedy = f"; pip install {project}"
         else:
             reason = f"{type(error).__name__}: {error!s:.200}"
             remedy = f", and {package} does not import here: {reason}; reinstall it"
@@ -145,8 +150,68 @@ def _non_tensor(cls: Any) -> _Functions:
     )
 
 
+# Bytes of one pixel in what Image.tobytes() returns; 0: packed bits, each row from a new byte.
+_PIXEL_NBYTES: Final = {
+    "1": 0, "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4,
+    "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2,
+}  # fmt: skip
+# Pillow allocates a pointer for each row, whatever the width: an image without pixels must stay small.
+_MAX_EMPTY_SIDE: Final = 1 << 16
+
+
+def _image(cls: Any) -> _Functions:
+    """An image of Pillow: its current frame. The format of its file is not kept, nor the class of that."""
+    from PIL import Image
+
+    def encode(image: Any) -> Any:
+        image.load()
+        pixels, palette_mode, palette = image.tobytes(), None, None
+        with suppress(ValueError):  # it has none
+            palette_mode = image.im.getpalettemode()
+            palette = bytes(image.im.getpalette(palette_mode, palette_mode))
+        if not _fits(image.mode, image.size, len(pixels)):
+            raise ValueError(f'mode {image.mode}, size {image.size}; call .convert("RGB") or numpy.asarray()')
+        return image.mode, *image.size, pixels, palette_mode, palette, _plain(dict(image.info))
+
+    def decode(tree: Any) -> Any:
+        mode, width, height, pixels, palette_mode, palette, info = tree
+        if not _fits(mode, (width, height), len(pixels)):
+            raise ValueError(f"{len(pixels)} bytes of pixels, of mode {mode} and size {(width, height)}")
+        size = width, height
+        image = Image.frombytes(mode, size, pixels) if pixels else Image.new(mode, size)
+        if palette_mode is not None:
+            image.putpalette(palette, palette_mode)
+        image.info = dict(info)
+        return image
+
+    return encode, decode
+
+
+def _fits(mode: str, size: tuple[int, int], nbytes: int) -> bool:
+    width, height = size
+    if mode not in _PIXEL_NBYTES or not (0 <= width < 1 << 31 and 0 <= height < 1 << 31):
+        return False
+    if not width or not height:
+        return nbytes == 0 and max(width, height) <= _MAX_EMPTY_SIDE
+    return nbytes == height * (width * _PIXEL_NBYTES[mode] or (width + 7) // 8)
+
+
+def _plain(value: Any) -> Any:
+    """Turn what Pillow leaves in `info` into plain values: its rationals and its texts with a language."""
+    if type(value) is dict:
+        return {key: _plain(item) for key, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if isinstance(value, str):
+        return str.__str__(value)
+    module = sys.modules.get("PIL.TiffImagePlugin")
+    return float(value) if module is not None and isinstance(value, module.IFDRational) else value
+
+
+_IMAGE: Final = "PIL.Image", "Image"
 _FORMS: Final[dict[ClassName, Callable[[Any], _Functions]]] = {
     ("torch", "Size"): lambda cls: (tuple, cls),
+    _IMAGE: _image,
     ("monai.data", "MetaTensor"): _tensor,
     **{
         ("torchvision.tv_tensors", name): _tensor

@@ -34,7 +34,6 @@ Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a li
     ["list" | "tuple", NODES]         its items
     ["dict" | "OrderedDict", KEYS, NODES]              its values
     ["namedtuple" | "dataclass", MODULE, QUALNAME, FIELDS, NODES]   its fields
-    ["image", MODE, PALETTE MODE | null, NODES]        width, height, pixels, palette if any, info
     ["object", MODULE, QUALNAME, NODES]                the tree that stands for it
 
     KEYS: text, or ["none"], ["bool", b], ["int", n], ["float", hex of its 8 bytes], ["bytes", hex],
@@ -102,7 +101,7 @@ class Node:
     Attributes:
         kind: as in the module's table.
         path: keys, indices and field names that lead to it from the sample.
-        const: what the kind carries: a TZ, a class name pair, an image's modes, "list" or "tuple", the dtype
+        const: what the kind carries: a TZ, a class name pair, "list" or "tuple", the dtype
             of a scalar, the Decoding of an image file.
         keys, children: of a container; a key is of a dict, an index or a field name.
         dtype: torch's name of a tensor's; numpy dtype of an array, scalar, bool, int, float or complex.
@@ -218,12 +217,7 @@ def _parsed(
         raise ValueError(f"{len(keys)} keys for {len(children)} children")
     pairs = zip(keys, children, strict=True)
     nodes = tuple(_parsed(child, (*path, key), numbers, decoding, as_arrays) for key, child in pairs)
-    if kind == "image" and [node.kind for node in nodes] not in _IMAGE_KINDS:
-        raise ValueError(f"image made of {[node.kind for node in nodes]}")
     return Node(kind, path, const=const, keys=keys, children=nodes)
-
-
-_IMAGE_KINDS = (["int", "int", "bytes", "dict"], ["int", "int", "bytes", "bytes", "dict"])
 
 
 def _leaf(kind: str, path: Path, parameters: list[Any]) -> Node:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import collections
 import errno
 import warnings
 from collections.abc import Callable
@@ -14,11 +13,10 @@ from typing import Any
 import pytest
 from kit.systems import Refusing
 from systems import replace_system
-from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter, cachable
-from edcache.errors import PartialArchiveWarning, StandInWarning
+from edcache.errors import PartialArchiveWarning
 
 PACKAGE = Path(edcache.__file__).parent
 
@@ -40,13 +38,6 @@ def with_many_open_archives(folder: Path) -> None:
     CachedDataset.from_cache([folder / "partial.zip", folder / "other.zip"]).close()
 
 
-def with_a_loader(folder: Path) -> None:
-    Point = collections.namedtuple("Point", "x y")
-    Point.__qualname__ = Point.__name__ = "Gone"
-    CachedDataset([Point(k, k) for k in range(4)], folder / "named.zip", progress=False)
-    list(DataLoader(CachedDataset.from_cache(folder / "named.zip"), batch_size=2))
-
-
 def without_locks(folder: Path) -> None:
     with replace_system(Refusing(errno.ENOLCK, "lock", "unlock", "is_locked")):
         CachedDataset([1, 2], folder / "unlocked.zip", progress=False)
@@ -66,7 +57,6 @@ def with_another_call(folder: Path) -> None:
     [
         (with_an_open_archive, PartialArchiveWarning),
         (with_many_open_archives, PartialArchiveWarning),
-        (with_a_loader, StandInWarning),
         (without_locks, RuntimeWarning),
         (with_another_call, RuntimeWarning),
     ],

@@ -19,9 +19,7 @@ from hypothesis import strategies as st
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
 from edcache.codec.schema import MAX_NODES, MAX_TEXT, Layout, parse
-from edcache.errors import CorruptRecordError, EdcacheError
-
-pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning")
+from edcache.errors import CodecError, CorruptRecordError, EdcacheError
 
 RICH = {
     "t": torch.arange(6).reshape(2, 3),
@@ -222,11 +220,10 @@ BAD_TEXTS = [
     '["array",["struct",[["a",null,-4,"<f4"]],8,false],[1]]', '["array",["struct",[["a",null,8,"<f4"]],8,false],[1]]',
     '["array",["struct",[["a",0,"<f4"],["a",4,"<f4"]],8],[1]]', '["array",["sub","<f4",[2]],[1]]',
     '["array",["struct",1,8],[1]]', '["array",["other"],[1]]', '["array","<U99999999999",[1]]',
-    '["enum","m"]', '["enum",1,"q"]', '["namedtuple","m","q",["a"],[]]', '["namedtuple","m","q",["class"],["int"]]',
-    '["namedtuple","m","q",["a; import os"],["int"]]', '["dataclass","m","q",[1],["int"]]', '["path","Popen"]',
+    '["enum","m"]', '["enum",1,"q"]', '["namedtuple","m","q",["a"],[]]', '["namedtuple","m","q",["a","a"],["int","int"]]',
+    '["dataclass","m","q",[1],["int"]]', '["path","Popen"]',
     '["datetime","../../etc/passwd"]', '["datetime","/etc/passwd"]', '["datetime",[1,2]]', '["datetime",[86400000000]]',
-    '["image","RGB",null,["int","int","bytes","int"]]', '["image","XX",null,["int","int","bytes",["dict",[],[]]]]',
-    '["image","RGB",null,["int","int"]]', "[" * 100_000, '["list",[' * 70 + '"int"' + "]]" * 70, '["ints","set"]',
+    '["image","RGB",null,["int"]]', "[" * 100_000, '["list",[' * 70 + '"int"' + "]]" * 70, '["ints","set"]',
     '["array",5,[1]]', '["array",["struct",[[1,0,"<f4"]],8],[1]]', '["datetime",["x"]]',
     '["list",["int"],["int"]]', '["scalar","|O8"]', '["list",[' + '"none",' * MAX_NODES + '"none"]]', '"\udcff"',
 ]  # fmt: skip
@@ -253,13 +250,11 @@ def test_random_damage_to_schemas():
 
 
 def test_namedtuples_of_hostile_names_run_nothing():
-    with pytest.raises(CorruptRecordError, match="does not name a namedtuple"):
-        Decoder('["namedtuple","os","x(); import os",["a"],["none"]]').decode(memoryview(b""))
     # A module's function or a class that is no tuple is passed over.
-    for name in ("system", "path.join", "environ", "PathLike", "stat_result"):
-        out = Decoder(f'["namedtuple","os","{name}",["a"],["none"]]').decode(memoryview(b""))
-        assert type(out).__mro__[1:] == (tuple, object)
-        assert out == (None,)
+    for name in ("x(); import os", "system", "path.join", "environ", "PathLike", "stat_result"):
+        decoder = Decoder(f'["namedtuple","os","{name}",["a"],["none"]]')
+        with pytest.raises(CodecError, match="which this process has not registered"):
+            decoder.decode(memoryview(b""))
 
 
 @pytest.mark.parametrize(

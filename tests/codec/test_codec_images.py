@@ -101,13 +101,15 @@ def test_images_of_many_sizes_share_a_schema():
         alike(Decoder(text).decode(memoryview(record)), image)
     assert len(encoder.schemas) == 1
     text, record = encode(noise("RGB", (2, 2)), encoder)
-    assert len(encoder.schemas) == 2
+    assert len(encoder.schemas) == 1
 
 
 def test_refused_info_names_its_place():
     image = noise("L", (2, 2))
     image.info["dpi"] = (1, {2})
-    with pytest.raises(CodecError, match=r'^sample\["image"\]\.info\["dpi"\]\[1\]: cannot store set; '):
+    with pytest.raises(
+        CodecError, match=r'^sample\["image"\]\.encode\(\)\[6\]\["dpi"\]\[1\]: cannot store set; '
+    ):
         encode({"image": image})
 
 
@@ -116,7 +118,7 @@ def test_pixels_that_do_not_fit_are_corrupt():
     for at, value in ((0, 5), (0, 1 << 40), (8, 0), (8, (1 << 64) - 1)):
         lie = bytearray(record)
         lie[at : at + 8] = value.to_bytes(8, "little")
-        with pytest.raises(CorruptRecordError, match=r"image of mode L and size .* has 8 bytes of pixels"):
+        with pytest.raises(CorruptRecordError, match="8 bytes of pixels, of mode L and size "):
             Decoder(text).decode(memoryview(lie))
 
 
@@ -124,7 +126,7 @@ def test_an_image_without_pixels_allocates_nothing():
     text, record = encode(Image.new("L", (0, 3)))
     lie = bytearray(record)
     lie[8:16] = (1 << 30).to_bytes(8, "little")
-    with pytest.raises(CorruptRecordError, match="has 0 bytes of pixels"):
+    with pytest.raises(CorruptRecordError, match="0 bytes of pixels, of mode L"):
         Decoder(text).decode(memoryview(lie))
 
 
@@ -139,20 +141,20 @@ def test_pillow_is_imported_only_for_images():
         "except MissingDependencyError as error: print(error)\n"
     )
     out = run_script(script)
-    assert "pip install edcache[images]" in out
+    assert "pip install Pillow" in out
 
 
 def test_an_image_whose_file_is_cut_is_refused():
     buffer = io.BytesIO()
     noise("RGB", (16, 8)).save(buffer, "PNG")
     opened = Image.open(io.BytesIO(buffer.getvalue()[:-40]))
-    message = r'^sample\["image"\]: cannot store an image that Pillow cannot load \(.*\); repair its file'
+    message = r'^sample\["image"\]: cannot store PIL.*PngImageFile; its encode= raised OSError\(.*\); mend it'
     with pytest.raises(CodecError, match=message):
         encode({"image": opened})
 
 
 def test_an_image_without_pixels_may_not_be_long():
-    text = r'an image of mode L and size \(0, 65537\); convert it with .convert\("RGB"\) or numpy.asarray\(\)'
+    text = r'mode L, size \(0, 65537\); call .convert\("RGB"\) or numpy.asarray\(\)'
     with pytest.raises(CodecError, match=text):
         encode(Image.new("L", (0, (1 << 16) + 1)))
 
@@ -161,8 +163,8 @@ def test_a_palette_beside_a_mode_without_one_is_corrupt():
     image = Image.new("P", (1, 1))
     image.putpalette(bytes(range(12)))
     text, record = encode(image)
-    with pytest.raises(CorruptRecordError, match="image of mode 1 does not decode: illegal image mode"):
-        Decoder(text.replace('"P","RGB"', '"1","RGB"')).decode(memoryview(record))
+    with pytest.raises(CorruptRecordError, match="its decode= raised ValueError.'illegal image mode"):
+        Decoder(text).decode(memoryview(record.replace(b"P\0\0\0", b"1\0\0\0")))
 
 
 def test_where_pillow_is_blocked_what_cannot_be_stored_is_refused_as_ever(monkeypatch):
@@ -176,5 +178,8 @@ def test_info_without_end_is_refused():
     for _ in range(5000):
         info = {"deeper": info}
     image.info = info
-    with pytest.raises(CodecError, match=r'sample\["im"\]: cannot store an image'):
+    with pytest.raises(
+        CodecError,
+        match=r'sample\["im"\]: cannot store PIL.Image.Image; its encode= raised Recursion',
+    ):
         Encoder().encode({"im": image})

@@ -394,7 +394,7 @@ def _collect(node: Any, leaves: list[Any]) -> None:
         "timedelta": 12,
         "time": 8,
     }
-    if kind in ("dict", "OrderedDict", "list", "tuple", "namedtuple", "dataclass", "image"):
+    if kind in ("dict", "OrderedDict", "list", "tuple", "namedtuple", "dataclass", "object"):
         for child in node[-1]:
             _collect(child, leaves)
     elif kind in ("array", "tensor", "scalar"):
@@ -433,8 +433,8 @@ def _rebuilt(node: Any, values: Any) -> Any:
     if kind in ("list", "tuple"):
         items = [_rebuilt(child, values) for child in node[1]]
         return items if kind == "list" else tuple(items)
-    if kind in ("dict", "OrderedDict", "namedtuple", "dataclass", "image"):
-        keys = range(len(node[-1])) if kind == "image" else node[-2]
+    if kind in ("dict", "OrderedDict", "namedtuple", "dataclass", "object"):
+        keys = range(len(node[-1])) if kind == "object" else node[-2]
         names = [key if not isinstance(key, list) else tuple(key) for key in keys]
         return {name: _rebuilt(child, values) for name, child in zip(names, node[-1], strict=True)}
     return next(values)

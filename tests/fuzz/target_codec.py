@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import warnings
 from functools import cache
 from typing import Any
 
@@ -105,9 +104,10 @@ def run(data: bytes) -> None:
         size = len(text.encode())
         self_described = struct.pack("<Q", size) + text.encode()
         text, record = '{"self":1}', self_described.ljust(-(-len(self_described) // 8) * 8, b"\0") + record
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of namedtuples without a class
-        _decode(text, record)
+    _decode(text, record)
+
+
+_IMAGE = ["str", "int", "int", "bytes", "none", "none", ["dict", [], []]]
 
 
 def _node(draw: Draw, depth: int) -> Any:
@@ -125,7 +125,7 @@ def _node(draw: Draw, depth: int) -> Any:
         ["OrderedDict", (_KEYS[at:] + _KEYS)[:count], children],
         ["namedtuple", "m", "Point", names, children],
         ["dataclass", "m", "Box", names, children],
-        ["image", "RGB", None, ["int", "int", "bytes", ["dict", [], []]]],
+        ["object", "PIL.Image", "Image", [["tuple", _IMAGE]]],
         ["array", draw.value(), draw.value()],
         ["object", *draw.pick([("m", "Mesh"), ("torch", "Size")]), children[:1]],
     ][draw.below(9)]

@@ -28,17 +28,14 @@ from edcache import CachedDataset
 pytestmark = [
     pytest.mark.spread,
     pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning"),
     pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
 ]
 
 NUMBERED = numbered()
 # Opening asks which file systems are of other machines.
 MOUNTS = ("open", "/proc/self/mountinfo")
-# A namedtuple that no module has is made by collections.namedtuple, which compiles a function of its
-# fields, all of them checked to be identifiers. A time zone is looked for in the files of `zoneinfo`.
+# A time zone is looked for in the files of `zoneinfo`.
 BENIGN = {
-    "namedtuple_import": ("_tuple_new", 'file "<string>", line 1'),
     "zone_unknown": ("tzdata", "zoneinfo", "No/Such_Zone"),
 }
 # The where-string of the ordeal is parsed by Python's parser, which runs none of it.

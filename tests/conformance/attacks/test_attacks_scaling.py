@@ -22,7 +22,6 @@ from edcache import CachedDataset, EdcacheError
 from edcache.format import spec as format
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning"),
     pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
 ]
 

@@ -15,7 +15,6 @@ from edcache.display import Viewer
 pytestmark = [
     pytest.mark.full,
     pytest.mark.spread,
-    pytest.mark.filterwarnings("ignore::edcache.errors.StandInWarning"),
     pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
 ]
 AT_ONCE = 60
