@@ -29,20 +29,13 @@ from edcache.format import (
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column with equal bits for equal values, itself where it is that already; null is no nan."""
-    kind = comparable_type(column.type)
     if pa.types.is_dictionary(column.type):
-        column = column.cast(kind)
-    if not pa.types.is_floating(kind):
+        column = column.cast(column.type.value_type)
+    if not pa.types.is_floating(column.type):
         return column
-    return pa.chunked_array([_comparable_floats(chunk) for chunk in column.chunks], kind)
-
-
-def comparable_type(kind: pa.DataType) -> pa.DataType:
-    """The type of a comparable column: of a dictionary its values', for float16 float32."""
-    if pa.types.is_dictionary(kind):
-        return comparable_type(kind.value_type)
     # Arrow compares no float16.
-    return pa.float32() if pa.types.is_float16(kind) else kind
+    kind = pa.float32() if pa.types.is_float16(column.type) else column.type
+    return pa.chunked_array([_comparable_floats(chunk) for chunk in column.chunks], kind)
 
 
 def _comparable_floats(array: pa.Array) -> pa.Array:

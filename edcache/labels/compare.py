@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable
-from fractions import Fraction
 from functools import cache, reduce
 from operator import and_, eq, ge, gt, le, lt, ne, or_
 from typing import Any, NamedTuple, TypeAlias
@@ -24,6 +23,7 @@ from edcache.format import (
     from_numpy,
     from_texts,
     missing_rows,
+    numpy_dtype,
     one_chunk,
     pa,
     pc,
@@ -254,11 +254,13 @@ class Column:
             return place(value, self._numbers.dtype)
         if self._family in _TIMES:
             try:
-                seconds = _seconds(value, self._family)
+                time = _attoseconds(value, self._family)
             except (OverflowError, _NotATime):
                 return None
-            if seconds is not None:
-                return _integer_place(seconds * _per_second(self.type), np.dtype(np.int64))
+            if time is not None:
+                tick = _UNITS[np.datetime_data(numpy_dtype(self.type))[0]]
+                near = _integer_place(time // tick, np.dtype(np.int64))
+                return _Place(near.below, is_equal=near.is_equal and time % tick == 0)
         if isinstance(value, _EXPECTED.get(self._family, ())):
             is_valid = not isinstance(value, str) or value.encode(errors="ignore").decode() == value
             return _Place(value, is_equal=True) if is_valid else None
@@ -290,8 +292,8 @@ def _limits(dtype: np.dtype[Any]) -> tuple[int, int]:
     return int(limits.min), int(limits.max)
 
 
-def _integer_place(value: float | Fraction, dtype: np.dtype[Any]) -> _Place:
-    """Find a number among the integers of a dtype, which may be the ticks of a time."""
+def _integer_place(value: float, dtype: np.dtype[Any]) -> _Place:
+    """Find a number among the integers of a dtype."""
     least, most = _limits(dtype)
     if value < least:
         return _Place(None, is_equal=False)
@@ -352,11 +354,11 @@ def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
     return is_on & is_whole
 
 
-# ---- times and durations as seconds since 1970: a Fraction, which is exact for all that numpy has
+# ---- times and durations as attoseconds since 1970: exact for all that numpy has
 
-_UNITS: dict[str, Fraction] = {
-    **{unit: Fraction(1, 1000**i) for i, unit in enumerate(("s", "ms", "us", "ns", "ps", "fs", "as"))},
-    **{unit: Fraction(n) for unit, n in (("m", 60), ("h", 3600), ("D", 86_400), ("W", 604_800))},
+_UNITS: dict[str, int] = {
+    **{unit: 1000**i for i, unit in enumerate(("as", "fs", "ps", "ns", "us", "ms", "s"))},
+    **{unit: n * 10**18 for unit, n in (("m", 60), ("h", 3600), ("D", 86_400), ("W", 604_800))},
 }
 _ISO = re.compile(
     r"(?P<seconds>\d{4}-\d\d(-\d\d)?([T ]\d\d(:\d\d(:\d\d)?)?)?)"
@@ -367,16 +369,12 @@ _ISO = re.compile(
 _FAR = 10**15
 
 
-def _per_second(kind: pa.DataType) -> Fraction:
-    return 1 / _UNITS["D" if pa.types.is_date32(kind) else kind.unit]
-
-
 class _NotATime(Exception):
     """NaT, which equals nothing."""
 
 
-def _seconds(value: Any, family: str) -> Fraction | None:
-    """A value as seconds; None if it is no time of the column's kind. Raises _NotATime, OverflowError."""
+def _attoseconds(value: Any, family: str) -> int | None:
+    """A value as attoseconds; None if it is no time of the column's kind. Raises _NotATime, OverflowError."""
     if isinstance(value, str):
         return None if family == "duration" else _parsed(value, family)
     time, zone = numpy_time(value)
@@ -386,7 +384,7 @@ def _seconds(value: Any, family: str) -> Fraction | None:
     return _counted(time)
 
 
-def _parsed(text: str, family: str) -> Fraction | None:
+def _parsed(text: str, family: str) -> int | None:
     # Not by numpy or Python alone, which lose or wrap what has more digits than their types.
     parts = _ISO.fullmatch(text)
     if parts is None or (parts["zone"] and family != "UTC time"):
@@ -397,11 +395,12 @@ def _parsed(text: str, family: str) -> Fraction | None:
         return None
     zone = parts["zone"] or "Z"
     minutes = 0 if zone == "Z" else int(zone[0] + "1") * (int(zone[1:3]) * 60 + int(zone[-2:]))
-    return whole + Fraction("0" + (parts["fraction"] or "")) - minutes * 60 if whole is not None else None
+    fraction = int((parts["fraction"] or ".")[1:].ljust(18, "0"))
+    return None if whole is None else whole + fraction - minutes * _UNITS["m"]
 
 
-def _counted(value: Any) -> Fraction | None:
-    """A numpy time as seconds; None if its unit has no fixed length."""
+def _counted(value: Any) -> int | None:
+    """A numpy time as attoseconds; None if its unit has no fixed length."""
     if np.isnat(value):
         raise _NotATime
     unit, step = np.datetime_data(value.dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, KeysView, Mapping, Set, Sized
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from edcache.labels.column import as_python, comparable
 _REMEDY = (
     "columns are bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
 )
+_PIECE = 1 << 20  # texts that are Python objects at once
 _FORMATS = (".csv", ".parquet", ".npy")
 
 
@@ -104,9 +106,21 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
     if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
         native = values.astype(values.dtype.newbyteorder("="), copy=False)
         return format.from_numpy(np.ascontiguousarray(native), pa.from_numpy_dtype(native.dtype))
+    if values.dtype.kind in "US":
+        with suppress(UnicodeEncodeError):  # which `collected` tells with its row
+            return _of_texts(name, values)
     if format.fits_arrow(values):
         return _plain(name, pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)))
     return collected(name, enumerate(values))
+
+
+def _of_texts(name: str, values: npt.NDArray[Any]) -> pa.Array:
+    kind = pa.string() if values.dtype.kind == "U" else pa.binary()
+    # A character of numpy's takes as many bytes as UTF-8 at most, and a piece has less than 2 GiB.
+    rows = min(_PIECE, (2**31 - 1) // max(1, values.dtype.itemsize))
+    pieces = (values[start : start + rows].tolist() for start in range(0, len(values), rows))
+    column = pa.chunked_array([format.from_texts(piece, kind) for piece in pieces], kind)
+    return format.unify_column(name, [column], "")
 
 
 def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from edcache import CachedDataset
 from edcache.errors import LabelError, OptionError
 from edcache.format.types import LabelTypes, unify
-from edcache.labels import collector
+from edcache.labels import collected, collector, given_column
 from edcache.labels.collector import LabelCollector
 from edcache.labels.label_spec import LabelSpec
 
@@ -557,3 +557,15 @@ def test_numbers_are_kept_exactly_or_refused_however_they_are_cut(values, data):
     joined = unify([t for t in tables if t.num_rows], "a.zip")["y"]
     assert joined.to_pylist() == [None if v is None else getattr(v, "item", lambda v=v: v)() for v in values]
     assert joined.type == collect(*values).type
+
+
+@given(st.lists(st.text(max_size=3) | st.just("\0é"), min_size=1, max_size=9), st.booleans())
+def test_texts_of_numpy_are_those_given_one_by_one(texts, as_bytes):
+    array = np.array([text.encode("utf-8", "replace") for text in texts] if as_bytes else texts)
+    try:
+        expected = collected("x", enumerate(array.tolist()))
+    except LabelTypeError as error:  # a surrogate
+        with pytest.raises(LabelTypeError, match=re.escape(str(error))):
+            given_column("x", array)
+    else:
+        assert given_column("x", array).equals(expected)
