@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from edcache.base.wording import printable
+from edcache.base.wording import are_numbers, printable
 
-_NUMBER = re.compile(r"-?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?")
 _VOID = frozenset({"img", "meta", "br"})
 
 
@@ -39,11 +37,11 @@ def element(tag: str, *children: Part, **attributes: object) -> Markup:
     return Markup(f"<{tag}{stated}>" if tag in _VOID else f"<{tag}{stated}>{inner}</{tag}>")
 
 
-def table(header: Sequence[Part], rows: Iterable[Sequence[Part]]) -> Markup:
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     """A table; columns of numbers alone stand to the right."""
-    listed = [list(row) for row in rows]
+    listed = list(rows)
     columns = list(zip(*listed, strict=True)) or [()] * len(header)
-    sides = ["n" if column and all(map(_is_number, column)) else None for column in columns]
+    sides = ["n" if are_numbers(column) else None for column in columns]
     head = element("tr", (element("th", name, class_=side) for name, side in zip(header, sides, strict=True)))
     body = (
         element("tr", (element("td", cell, class_=side) for cell, side in zip(row, sides, strict=True)))
@@ -61,10 +59,6 @@ def pairs(items: Iterable[tuple[str, Part | None]]) -> Markup:
 def fragment(*parts: Part) -> Markup:
     """What a notebook shows: the parts in a box with a style of its own, for light and dark pages."""
     return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
-
-
-def _is_number(cell: Part) -> bool:
-    return isinstance(cell, str) and _NUMBER.fullmatch(cell) is not None
 
 
 def _escaped(part: Part) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from edcache.base.errors import UnknownLabelError
 Ints = npt.NDArray[np.int64]
 
 _WIDEST: Final = 60
+_NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 _MOST_BITS: Final = 2048
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
 _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumerate(_PREFIXES[:-1])} | {
@@ -123,6 +125,22 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right."""
+    lines = [header, *rows]
+    columns = list(zip(*lines, strict=True))
+    widths = [max(map(len, column)) for column in columns]
+    places = [str.rjust if are_numbers(column[1:]) else str.ljust for column in columns]
+    for line in lines:
+        padded = (place(text, width) for text, width, place in zip(line, widths, places, strict=True))
+        yield "  ".join(padded).rstrip()
+
+
+def are_numbers(texts: Sequence[str]) -> bool:
+    """True if each of one or more texts is a number or a size."""
+    return bool(texts) and all(map(_NUMBER.fullmatch, texts))
 
 
 def plain(value: object) -> Any:

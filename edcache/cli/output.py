@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,7 +15,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import click
 
 from edcache import dataset
-from edcache.base import EdcacheError, brief, byte_progress, plain, shortened
+from edcache.base import EdcacheError, brief, byte_progress, plain, shortened, text_table
 from edcache.base import printable as printable  # what all commands print by
 from edcache.cli.flags import flag_of
 from edcache.storage import shown
@@ -25,7 +24,6 @@ BLOCK: Final = 10_000
 FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _FIRST: Final = 20
-_NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 
 
 def plural(number: int, noun: str) -> str:
@@ -50,18 +48,11 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int
 
     In `whole` columns from the left nothing is shortened: they hold what is typed elsewhere.
     """
-    names = [cell(name) for name in header]
-    texts = [
+    texts = (
         [printable(str(value)) for value in row[:whole]] + [cell(value) for value in row[whole:]]
         for row in rows
-    ]
-    columns = list(zip(names, *texts, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    are_numbers = [all(map(_NUMBER.fullmatch, column[1:])) for column in columns]
-    for row in [names, *texts]:
-        cells = zip(row, widths, are_numbers, strict=True)
-        padded = (text.rjust(width) if right else text.ljust(width) for text, width, right in cells)
-        yield "  ".join(padded).rstrip()
+    )
+    return text_table([cell(name) for name in header], texts)
 
 
 def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:

@@ -28,10 +28,8 @@ class Schema(list[dict[str, Any]]):
     def __repr__(self) -> str:
         blocks = []
         for schema in self:
-            rows = [_HEADER, *(tuple(map(base.printable, row)) for row in field_rows(schema))]
-            widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-            lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
-            blocks.append("\n".join([_samples(schema["samples"]), *lines]))
+            rows = (list(map(base.printable, row)) for row in field_rows(schema))
+            blocks.append("\n".join([_samples(schema["samples"]), *base.text_table(_HEADER, rows)]))
         return "\n\n".join(blocks) or "no samples"
 
     def _repr_html_(self) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import fragment, shown, table
+from edcache.base import fragment, shown, table, text_table
 from edcache.format import (
     is_text,
     missing_rows,
@@ -160,10 +160,7 @@ class Description(tuple[ColumnSummary, ...]):
         return Description(columns) if isinstance(place, slice) else columns
 
     def __repr__(self) -> str:
-        rows = [_HEADER, *map(_cells, self)]
-        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
-        lines = (map(str.ljust, row, widths) for row in rows)
-        return "\n".join("  ".join(line).rstrip() for line in lines)
+        return "\n".join(text_table(_HEADER, map(_cells, self)))
 
     def _repr_html_(self) -> str:
         return fragment(table(_HEADER, map(_cells, self)))

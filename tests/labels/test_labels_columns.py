@@ -564,8 +564,8 @@ def test_texts_of_numpy_are_those_given_one_by_one(texts, as_bytes):
     array = np.array([text.encode("utf-8", "replace") for text in texts] if as_bytes else texts)
     try:
         expected = collected("x", enumerate(array.tolist()))
-    except LabelTypeError as error:  # a surrogate
-        with pytest.raises(LabelTypeError, match=re.escape(str(error))):
+    except LabelError as error:  # a surrogate
+        with pytest.raises(LabelError, match=re.escape(str(error))):
             given_column("x", array)
     else:
         assert given_column("x", array).equals(expected)

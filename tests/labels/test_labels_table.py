@@ -80,10 +80,10 @@ def test_a_description_prints_as_a_table(labels):
     assert repr(labels.describe()) == "\n".join(
         [
             "label  type               nulls  distinct  min     max      most frequent  times",
-            "split  string             1      2         'test'  'train'  'train'        2",
-            "age    int16              1      2         30      41       30             2",
-            "boxes  list<item: int64>  1",
-            "none   null               4      0",
+            "split  string                 1  2         'test'  'train'  'train'        2",
+            "age    int16                  1  2         30      41       30             2",
+            "boxes  list<item: int64>      1",
+            "none   null                   4  0",
         ]
     )
 
