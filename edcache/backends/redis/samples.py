@@ -1,12 +1,7 @@
 """Samples in a Redis server, each under a key of its own, computed when they are asked for.
 
-PREFIX:SOURCE:INDEX    a claim, while a process computes the sample; then the sample:
-
-offset  bytes  field
-0       4      "EDS1"
-4       4      crc32 of the index, u64, and of all that follows
-8       4      bytes of the schema
-12             the schema as text, then the record
+PREFIX:SOURCE:INDEX    "claimed", while a process computes the sample; then the sample: a crc32 of the index,
+                       u64, and of all that follows; the schema as text; a zero byte; the record
 """
 
 from __future__ import annotations
@@ -15,25 +10,23 @@ import errno
 import hashlib
 import json
 import operator
-import struct
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from torch.utils.data import Dataset
 
 from edcache import base, writer
-from edcache.backends.redis.store import Client, Server
+from edcache.backends.redis.store import Server
 from edcache.base import EdcacheError, SampleIndexError, SourceError, StorageError
 from edcache.codec import Encoder, decoder_of
 from edcache.dataset import identity
 from edcache.format import crc32
 
-_FRAME: Final = struct.Struct("<4sII")
-_MAGIC: Final = b"EDS1"
-_CLAIM: Final = b"EDC1"
-# Milliseconds until the claim of a killed process expires.
+_CRC_NBYTES: Final = 4
+_CLAIM: Final = b"claimed"
+# The claim of a killed process expires after so long.
 _CLAIM_MS: Final = 10_000
 _LOOK_SECONDS: Final = 0.02
 
@@ -72,9 +65,8 @@ class RedisDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         fingerprint: dict[str, Any] | bool | None = None,
     ) -> None:
-        server = Server.of(url)
+        self._server = server = Server(url)
         self.source, self.transform, self.path = source, transform, str(server)
-        self._client = Client(server)
         self._length = writer.length_of(source, self.path)
         origin = identity(source, 0, fingerprint)
         # Not by its code, of which a change would only be warned of.
@@ -93,115 +85,83 @@ class RedisDataset(Dataset[Any]):
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
         """The samples at indices in [-len(self), len(self)), by one round trip if the server has them."""
-        positions = [self._position(index) for index in indices]
-        values = self._values(dict.fromkeys(positions))
-        samples = []
+        positions = [operator.index(index) for index in indices]
         for index in positions:
-            with self._named(index):
-                sample = _decoded(values[index])
-            samples.append(sample if self.transform is None else self.transform(sample))
-        return samples
+            if not -self._length <= index < self._length:
+                text = f"{self.path}: index {index} not in [{-self._length:,}, {self._length:,})"
+                raise SampleIndexError(text, path=self.path, index=index)
+        positions = [index % self._length for index in positions]
+        values = self._values(positions)
+        samples = [_decoded(values[index]) for index in positions]
+        return samples if self.transform is None else list(map(self.transform, samples))
 
-    def _position(self, index: int) -> int:
-        position = operator.index(index)
-        if not -self._length <= position < self._length:
-            raise SampleIndexError(
-                f"{self.path}: index {position} not in [{-self._length:,}, {self._length:,})",
-                path=self.path,
-                index=position,
-            )
-        return position % self._length
-
-    def _values(self, wanted: Iterable[int]) -> dict[int, bytes]:
-        """The values of samples; those that the server lacks are computed, or waited for."""
+    def _values(self, indices: list[int]) -> dict[int, bytes]:
+        """The values of samples; absent ones are computed, or waited for while another process does."""
         values: dict[int, bytes] = {}
-        absent, patience = list(wanted), time.monotonic() + _CLAIM_MS / 1000
+        absent, end = list(dict.fromkeys(indices)), time.monotonic() + _CLAIM_MS / 1000
         while absent:
-            (found,) = self._client.ask(("mget", [self._key(index) for index in absent]))
-            claimed = []
+            (found,) = self._server.ask(("MGET", *map(self._key, absent)))
             for index, value in zip(absent, found, strict=True):
-                is_mine = value is None and self._set(index, _CLAIM, _CLAIM_MS, is_claim=True)
-                if value and _is_sound(index, value):
+                if value is not None and _crc(index, memoryview(value)[_CRC_NBYTES:]) == value[:_CRC_NBYTES]:
                     values[index] = value
-                elif not is_mine and value in (None, _CLAIM) and time.monotonic() < patience:
-                    claimed.append(index)
-                else:
+                elif value is None and self._set(index, _CLAIM, "NX", "PX", _CLAIM_MS):
                     values[index] = self._computed(index)
-                    patience = time.monotonic() + _CLAIM_MS / 1000
-            if len(claimed) == len(absent):
+                elif value not in (None, _CLAIM) or time.monotonic() > end:
+                    values[index] = self._computed(index)  # damaged, or not ours
+            absent = [index for index in absent if index not in values]
+            if absent:
                 time.sleep(_LOOK_SECONDS)
-            absent = claimed
         return values
 
     def _key(self, index: int) -> str:
         return f"{self._stem}{index}"
 
-    def _set(self, index: int, value: bytes, ttl_ms: int | None, *, is_claim: bool = False) -> bool:
-        """Set a value, a claim only if there is none; whether it was set, or cannot be, as memory is full."""
+    def _set(self, index: int, value: bytes, *options: str | int) -> bool:
+        """Set a value; True if it was set, or cannot be, as memory is full."""
         try:
-            (answer,) = self._client.ask(("set", self._key(index), value, None, ttl_ms, is_claim))
+            return bool(self._server.ask(("SET", self._key(index), value, *options))[0])
         except StorageError as error:
             if error.errno != errno.ENOSPC:
                 raise
             message = f"{error}; samples that it does not have are computed at every read"
             base.warn(message, once=(self.path, "full"))
             return True
-        return bool(answer)
 
     def _computed(self, index: int) -> bytes:
         """The value of a sample that this process computes now, and keeps."""
         try:
-            sample = self.source[index]
-            with self._named(index):
-                value = _encoded(index, sample)
+            value = _encoded(index, self.source[index])
         except BaseException as error:
             with suppress(StorageError):  # the claim expires
-                self._client.ask(("unlink", self._key(index)))
-            if isinstance(error, EdcacheError) or not isinstance(error, Exception):
+                self._server.ask(("UNLINK", self._key(index)))
+            if isinstance(error, EdcacheError):
+                raise error.within(f"{self.path}: sample {index}", self.path, index) from error
+            if not isinstance(error, Exception):
                 raise
             text = f"the source raised at index {index}: {type(error).__name__}: {error}"
-            raise SourceError(f"{self.path}: {text}", path=self.path) from error
-        self._set(index, value, self._client.server.ttl_ms)
+            raise SourceError(f"{self.path}: {text}", path=self.path, index=index) from error
+        self._set(index, value, *self._server.expiry)
         return value
 
-    @contextmanager
-    def _named(self, index: int) -> Iterator[None]:
-        """Put the sample in front of what an error of the codec says."""
-        try:
-            yield
-        except EdcacheError as error:
-            raise error.within(f"{self.path}: sample {index}", self.path, index) from error
 
-
-def _is_sound(index: int, value: bytes) -> bool:
-    """True if a value is a sample of this index, and all of it as it was set."""
-    if len(value) < _FRAME.size:
-        return False
-    magic, crc, _ = _FRAME.unpack_from(value)
-    return bool(magic == _MAGIC and crc == _crc(index, memoryview(value)))
-
-
-def _crc(index: int, value: memoryview | bytes) -> int:
-    return crc32(value[8:], crc32(index.to_bytes(8, "little")))
+def _crc(index: int, data: bytearray | memoryview) -> bytes:
+    return crc32(data, crc32(index.to_bytes(8, "little"))).to_bytes(_CRC_NBYTES, "little")
 
 
 def _encoded(index: int, sample: Any) -> bytes:
     """The value of a sample; CodecError, ImageError."""
     encoder = Encoder()
     encoded = encoder.encode(sample)
-    schema = encoder.schemas[encoded.schema].encode()
-    start = _FRAME.size + len(schema)
-    value = bytearray(start + encoded.nbytes)
-    value[_FRAME.size : start] = schema
+    data = bytearray(encoder.schemas[encoded.schema].encode() + b"\0")
+    start = len(data)
+    data.extend(bytes(encoded.nbytes))
     for offset, piece in encoded.pieces:
         flat = memoryview(piece).cast("B")
-        value[start + offset : start + offset + len(flat)] = flat
-    _FRAME.pack_into(value, 0, _MAGIC, 0, len(schema))
-    _FRAME.pack_into(value, 0, _MAGIC, _crc(index, memoryview(value)), len(schema))
-    return bytes(value)
+        data[start + offset : start + offset + len(flat)] = flat
+    return _crc(index, data) + data
 
 
 def _decoded(value: bytes) -> Any:
-    """The sample in a sound value, in memory of its own; CodecError, CorruptRecordError."""
-    start = _FRAME.size + _FRAME.unpack_from(value)[2]
-    return decoder_of(str(value[_FRAME.size : start], "utf-8", "replace")).decode(memoryview(value)[start:])
+    """The sample in a sound value, in memory of its own."""
+    end = value.index(b"\0", _CRC_NBYTES)
+    return decoder_of(value[_CRC_NBYTES:end].decode()).decode(memoryview(value)[end + 1 :])

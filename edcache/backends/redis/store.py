@@ -10,11 +10,11 @@ import errno
 import os
 import re
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import accumulate
 from typing import Any, Final, NoReturn
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from edcache.backends import ObjectStore, ShownUrl, scrubbed
 from edcache.base import (
@@ -29,10 +29,9 @@ from edcache.base import (
 from edcache.storage import ByteSource
 
 _PIECE_NBYTES: Final = 1 << 20
-_MOST_KEYS: Final = 1000
 # Pieces of an upload that never ends, since its process was killed, expire so much later.
-_UPLOAD_MS: Final = 86_400_000
-_CREDENTIALS: Final = ("username", "password", "ssl_password")
+_UPLOAD_SECONDS: Final = 86_400
+_TIMEOUT_SECONDS: Final = 10
 _USERNAME, _PASSWORD = "EDCACHE_REDIS_USERNAME", "EDCACHE_REDIS_PASSWORD"
 _EVICTED: Final = (
     "the server has evicted a part of the archive, or it has expired; build it again, and give the server "
@@ -41,73 +40,54 @@ _EVICTED: Final = (
 
 
 class Server(ShownUrl):
-    """A URL without its credentials; read one by `Server.of`.
+    """A URL without its credentials, and the server there, to which each process connects when it asks.
 
     Attributes:
-        secrets: credentials, by redis-py's names. client_url: the URL without them and without our options.
-        prefix: the start of every key. ttl_ms: milliseconds until a key expires; None for never.
+        prefix: the start of every key. expiry: the arguments of SET by which a key expires.
+    Safety: threads, fork, spawn, forkserver.
     """
 
-    secrets: dict[str, Any]
-    client_url: str
     prefix: str
-    ttl_ms: int | None
+    expiry: tuple[str | int, ...]
+    _secrets: dict[str, Any]
+    _client_url: str
+    _clients: PerProcess[Any]
 
-    @classmethod
-    def of(cls, url: str, secrets: Mapping[str, Any] | None = None) -> Server:
+    def __new__(cls, url: str, secrets: Mapping[str, Any] | None = None) -> Server:
         """Read a URL; OptionError: 'redis://localhost/0?ttl=soon: ttl=soon; give whole seconds above 0'."""
         try:
             parts = urlsplit(url)
-            options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
-            is_sound = parts.port != 0 and not parts.fragment and "@" not in parts.path
+            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            is_sound = parts.port != 0 and "@" not in parts.path + parts.query + parts.fragment
         except ValueError:
             is_sound = False
-        if not is_sound:
+        if not is_sound or any("password" in name or name == "username" for name in options):
             # Neither the URL nor the reason: nobody knows where its password ends.
             raise OptionError(
-                "a Redis URL that does not read; percent-encode what is not a letter or a digit in its "
-                "password, as in redis://:p%40ss@host:6379/0?prefix=name"
+                "a Redis URL that does not read; put its password before the host, and percent-encode what "
+                "is not a letter or a digit in it, as in redis://:p%40ss@host:6379/0?prefix=name"
             )
-        found = {"username": parts.username, "password": parts.password}
-        known = {name: unquote(value) for name, value in found.items() if value}
-        known |= {name: options.pop(name) for name in _CREDENTIALS if name in options}
-        # Credentials end at the last @, even if they contain one.
         place = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-        server = cls(_with_query(place, options))
-        server.secrets = {**known, **(secrets or {})}
-        server.prefix, seconds = options.pop("prefix", ""), options.pop("ttl", None)
-        server.client_url = _with_query(place, options)
-        if not server.prefix or server.prefix != "".join(server.prefix.split()):
+        new = super().__new__(cls, f"{place}?{parts.query}" if options else place)
+        found = {"username": parts.username, "password": parts.password}
+        new._secrets = {name: unquote(text) for name, text in found.items() if text} | dict(secrets or {})
+        new.prefix, seconds = options.pop("prefix", ""), options.pop("ttl", None)
+        new._client_url, new._clients = f"{place}?{urlencode(options)}", PerProcess()
+        if not new.prefix or new.prefix != "".join(new.prefix.split()):
             raise OptionError(
-                f"{server}: names no prefix, with which all its keys begin; append ?prefix=name, a name "
+                f"{new}: names no prefix, with which all its keys begin; append ?prefix=name, a name "
                 "without spaces"
             )
         if seconds is not None and not re.fullmatch(r"0*[1-9]\d{0,8}", seconds):
-            raise OptionError(f"{server}: ttl={seconds}; give whole seconds above 0")
-        server.ttl_ms = None if seconds is None else int(seconds) * 1000
-        return server
+            raise OptionError(f"{new}: ttl={seconds}; give whole seconds above 0")
+        new.expiry = () if seconds is None else ("EX", int(seconds))
+        return new
 
     def _pickled(self, with_credentials: bool) -> tuple[Any, ...]:
-        return Server.of, (str(self), self.secrets if with_credentials else {})
+        return Server, (str(self), self._secrets if with_credentials else {})
 
-
-def _with_query(place: str, options: Mapping[str, str]) -> str:
-    query = urlencode(options, quote_via=quote, safe="/:,=")
-    return f"{place}?{query}" if query else place
-
-
-class Client:
-    """Asks a server, from any thread or process; each process connects at its first question."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self._connections: PerProcess[Any] = PerProcess()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Client, (self.server,)
-
-    def ask(self, *commands: tuple[Any, ...], is_atomic: bool = False) -> list[Any]:
-        """Send commands in one round trip, each a method of redis-py with its arguments; the answers.
+    def ask(self, *commands: tuple[str | bytes | int, ...]) -> list[Any]:
+        """The answers to commands, such as ("GET", key), which are sent in one round trip.
 
         Raises: StorageError for the first command that failed, with the errno ENOSPC for a full memory.
         """
@@ -115,54 +95,42 @@ class Client:
             import redis
         except ImportError:
             raise MissingDependencyError(
-                f"{self.server}: Redis needs redis-py; install it with: pip install edcache[redis]"
+                f"{self}: Redis needs redis-py; install it with: pip install edcache[redis]"
             ) from None
         try:
-            pipeline = self._connections.get(self._connected).pipeline(transaction=is_atomic)
-            for command, *arguments in commands:
-                getattr(pipeline, command)(*arguments)
+            pipeline = self._clients.get(self._connected).pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
             # Not raised there: the text would quote the command, whatever bytes it has.
             answers: list[Any] = pipeline.execute(raise_on_error=False)
             failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
-            if failed is not None:
-                raise failed
-        except redis.RedisError as error:
-            raise self._translated(error) from None
-        return answers
+        except Exception as error:  # noqa: BLE001 - also for unknown options, and replies that are none
+            failed = error
+        if failed is None:
+            return answers
+        text = scrubbed(str(failed), map(str, self._secrets.values()))
+        if isinstance(failed, redis.AuthenticationError | redis.exceptions.NoPermissionError):
+            text += f"; give its password in the URL or in {_PASSWORD}, as a pickle does not carry it"
+        number = None
+        if isinstance(failed, redis.OutOfMemoryError):
+            number = errno.ENOSPC
+            text = "its memory is full; give it more (maxmemory), or let it evict (maxmemory-policy)"
+        translated = StorageError(f"{self}: the server does not do as it is asked: {text}", path=str(self))
+        translated.errno = number
+        raise translated
 
     def _connected(self) -> Any:
         import redis
-        from redis.backoff import ExponentialBackoff
-        from redis.retry import Retry
 
         known = {"username": os.environ.get(_USERNAME), "password": os.environ.get(_PASSWORD)}
-        options = {name: value for name, value in known.items() if value} | self.server.secrets
-        try:
-            client = redis.Redis.from_url(
-                self.server.client_url,
-                socket_connect_timeout=10,
-                socket_timeout=30,
-                retry=Retry(ExponentialBackoff(cap=1, base=0.1), 3),
-                retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
-                **options,
-            )
-            client.connection_pool.make_connection()  # refuses options that it does not know
-        except (ValueError, TypeError) as error:
-            text = scrubbed(str(error), map(str, options.values()))
-            raise OptionError(f"{self.server}: redis-py does not take this URL: {text}") from None
-        return client
-
-    def _translated(self, error: Exception) -> StorageError:
-        from redis import exceptions
-
-        text = scrubbed(str(error), map(str, self.server.secrets.values()))
-        if isinstance(error, exceptions.AuthenticationError | exceptions.NoPermissionError):
-            text += f"; give its password in the URL or in {_PASSWORD}, as a pickle does not carry it"
-        if isinstance(error, exceptions.OutOfMemoryError):
-            text = "its memory is full; give it more (maxmemory), or let it evict (maxmemory-policy)"
-        translated = StorageError(f"{self.server}: the server does not do as it is asked: {text}")
-        translated.errno = errno.ENOSPC if isinstance(error, exceptions.OutOfMemoryError) else None
-        return translated
+        options = {name: value for name, value in known.items() if value} | self._secrets
+        return redis.Redis.from_url(
+            self._client_url,
+            socket_timeout=_TIMEOUT_SECONDS,
+            retry=redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=1, base=0.1), 3),
+            retry_on_error=[redis.ConnectionError, redis.BusyLoadingError],
+            **options,
+        )
 
 
 class _Upload(ByteSource):
@@ -171,20 +139,11 @@ class _Upload(ByteSource):
     by_request = True
 
     def __init__(self, server: Server) -> None:
-        self.path, self._client = str(server), Client(server)
-        self._id, self._nbytes = self._state()
-        for keys in _keys(server, self._id, self._nbytes):
-            if self._client.ask(("exists", *keys)) != [len(keys)]:
-                raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}", path=self.path)
-
-    def _state(self) -> tuple[str, int]:
-        """The id of the upload that is there now, and the bytes of the archive."""
-        (found,) = self._client.ask(("get", f"{self._client.server.prefix}:archive"))
-        if found is None:
-            raise ArchiveNotFoundError(
-                f"{self.path}: no archive under this prefix; build it first", path=self.path
-            )
-        return _parsed(found, self._client.server)
+        self.path, self._server = str(server), server
+        self._id, self._nbytes = _state(server)
+        pieces = _pieces(server, self._id, self._nbytes)
+        if server.ask(("EXISTS", *pieces)) != [len(pieces)]:
+            raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}", path=self.path)
 
     def size(self) -> int:
         return self._nbytes
@@ -196,11 +155,11 @@ class _Upload(ByteSource):
         return self.path, self._id
 
     def reopened(self) -> _Upload:
-        return _Upload(self._client.server)
+        return _Upload(self._server)
 
     def check_unchanged(self) -> None:
         """See `ByteSource`: one round trip."""
-        if self._state() != self.identity():
+        if _state(self._server) != self.identity():
             raise StaleArchiveError(
                 f"{self.path}: another archive took its place; open it again", path=self.path
             )
@@ -210,13 +169,13 @@ class _Upload(ByteSource):
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: one round trip."""
-        commands: list[tuple[Any, ...]] = []
+        commands: list[tuple[str | int, ...]] = []
         ends = [min(offset + nbytes, self._nbytes) for offset, nbytes in extents]
         for (start, _), end in zip(extents, ends, strict=True):
             for low in range(start - start % _PIECE_NBYTES, end, _PIECE_NBYTES):
-                key = _key(self._client.server, self._id, low // _PIECE_NBYTES)
-                commands.append(("getrange", key, max(start - low, 0), min(end - low, _PIECE_NBYTES) - 1))
-        data = memoryview(b"".join(self._client.ask(*commands) if commands else ()))
+                key = f"{self._server.prefix}:{self._id}:{low // _PIECE_NBYTES}"
+                commands.append(("GETRANGE", key, max(start - low, 0), min(end - low, _PIECE_NBYTES) - 1))
+        data = memoryview(b"".join(self._server.ask(*commands) if commands else ()))
         sizes = [max(end - start, 0) for (start, _), end in zip(extents, ends, strict=True)]
         if len(data) != sum(sizes):
             self.check_unchanged()
@@ -234,7 +193,7 @@ class RedisStore(ObjectStore):
     """A URL of a Redis server, with more options of redis-py; its prefix names one archive."""
 
     def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self.url = Server.of(text, storage_options)
+        self.url = Server(text, storage_options)
         super().__init__(str(self.url))
 
     def open(self) -> _Upload:
@@ -242,55 +201,47 @@ class RedisStore(ObjectStore):
 
     def put(self, path: str, tell: Callable[[int], object]) -> None:
         """See the base class. The pieces of the archive that was there before go when the new one stands."""
-        client, name, ttl_ms = Client(self.url), f"{self.url.prefix}:archive", self.url.ttl_ms
-        upload, nbytes = uuid.uuid4().hex, os.path.getsize(path)
-        keys = [key for part in _keys(self.url, upload, nbytes) for key in part]
+        server, upload, nbytes = self.url, uuid.uuid4().hex, os.path.getsize(path)
+        pieces = _pieces(server, upload, nbytes)
         try:
             with open(path, "rb") as file:
-                for key in keys:
+                for key in pieces:
                     data = file.read(_PIECE_NBYTES)
-                    client.ask(("set", key, data, None, _UPLOAD_MS))
+                    server.ask(("SET", key, data, "EX", _UPLOAD_SECONDS))
                     tell(len(data))
-            if not all(client.ask(*(("exists", key) for key in keys))):
+            keep = ("EXPIRE", *server.expiry[1:]) if server.expiry else ("PERSIST",)
+            if not all(server.ask(*((keep[0], key, *keep[1:]) for key in pieces))):
                 raise StorageError(f"{self.path}: {_EVICTED}", path=self.path)
         except BaseException:
             with suppress(StorageError):  # they expire
-                _delete(client, upload, nbytes)
+                server.ask(("UNLINK", *pieces))
             raise
-        kept = [("persist", key) if ttl_ms is None else ("pexpire", key, ttl_ms) for key in keys]
-        swap = [("get", name), ("set", name, f"{upload} {nbytes}", None, ttl_ms)]
-        *_, before, _ = client.ask(*kept, *swap, is_atomic=True)
-        # Its own, if the transaction was sent again, as its answer was lost.
+        name = f"{server.prefix}:archive"
+        before, _ = server.ask(("GET", name), ("SET", name, f"{upload} {nbytes}", *server.expiry))
+        # Its own, if the commands were sent again, as their answer was lost.
         if before is not None and not before.startswith(upload.encode()):
-            _delete(client, *_parsed(before, self.url))
+            server.ask(("UNLINK", *_pieces(server, *_parsed(before, server))))
 
-    def check_lazy(self) -> None:
-        raise OptionError(
-            f"{self.path}: lazy=True fills a file; samples that are kept in Redis as they are asked for are "
-            "an edcache.compat.kappadata.RedisDataset(source, url)"
+
+def _pieces(server: Server, upload: str, nbytes: int) -> list[str]:
+    """The keys of the pieces of an archive, which has bytes."""
+    return [f"{server.prefix}:{upload}:{k}" for k in range(-(-nbytes // _PIECE_NBYTES))]
+
+
+def _state(server: Server) -> tuple[str, int]:
+    """The id of the upload that is there now, and the bytes of the archive."""
+    (found,) = server.ask(("GET", f"{server.prefix}:archive"))
+    if found is None:
+        raise ArchiveNotFoundError(
+            f"{server}: no archive under this prefix; build it first", path=str(server)
         )
-
-
-def _key(server: Server, upload: str, number: int) -> str:
-    return f"{server.prefix}:{upload}:{number}"
-
-
-def _keys(server: Server, upload: str, nbytes: int) -> Iterator[list[str]]:
-    """The keys of the pieces of an archive, some at a time."""
-    count = -(-nbytes // _PIECE_NBYTES)
-    for start in range(0, count, _MOST_KEYS):
-        yield [_key(server, upload, k) for k in range(start, min(start + _MOST_KEYS, count))]
+    return _parsed(found, server)
 
 
 def _parsed(found: bytes, server: Server) -> tuple[str, int]:
     name, _, nbytes = found.decode("ascii", "replace").partition(" ")
-    if not nbytes.isdecimal() or len(nbytes) > 18:
+    if not nbytes.isdecimal() or len(nbytes) > 15:
         raise CorruptArchiveError(
             f"{server}: another program keeps {server.prefix}:archive; choose another prefix"
         )
     return name, int(nbytes)
-
-
-def _delete(client: Client, upload: str, nbytes: int) -> None:
-    for keys in _keys(client.server, upload, nbytes):
-        client.ask(("unlink", *keys))
