@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from edcache.base import ImageError, Ints, MissingSampleError
-from edcache.codec import Decoding, Node, read_through
+from edcache.codec import Node, read_through
 from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Root, T_co
 from edcache.dataset.view import Samples
@@ -121,12 +122,9 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
         return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
 
-    def _with_image_files(self: Self) -> Self:
-        if self._reader.decoding is not None:
-            return self
+    def _with_readers(self: Self, change: Callable[[Reader], Reader]) -> Self:
         other = copy.copy(self)
-        other._reader = copy.copy(self._reader)
-        other._reader.decoding = Decoding.of(None)
+        other._reader = change(self._reader)
         return other
 
     def _chunk_of(self, indices: Ints) -> Ints:

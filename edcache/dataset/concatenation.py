@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -139,8 +139,8 @@ class Combined(Root, Samples):
     def _readers(self) -> list[Reader]:
         return [reader for part in self.parts for reader in part._readers]
 
-    def _with_image_files(self) -> Root:
-        return type(self)([part._with_files() for part in self.parts])
+    def _with_readers(self, change: Callable[[Reader], Reader]) -> Root:
+        return type(self)([part._reread(change) for part in self.parts])
 
     @property
     def labels(self) -> Labels:

@@ -465,8 +465,8 @@ class Root(Readable[T_co]):
         """The archives underneath that are not sealed, but for those whose source is at hand."""
         raise NotImplementedError
 
-    def _with_image_files(self) -> Root:
-        """The same samples with their image files as `ImageFile`s, unless another form was asked for."""
+    def _with_readers(self, change: Callable[[Reader], Reader]) -> Root:
+        """The same samples read by other readers."""
         raise NotImplementedError
 
 

@@ -6,10 +6,11 @@ is sealed and on the disk (writer/temporary.py).
 
 from __future__ import annotations
 
+import copy
 import os
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import Any, Final
 
@@ -27,10 +28,9 @@ from edcache.base import (
     OptionError,
     StaleArchiveError,
 )
-from edcache.codec import Compression
 from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
 from edcache.format import Extent, Failure, Head, Records, Revision, pa
-from edcache.reader import OnProgress, Session
+from edcache.reader import OnProgress, Reader, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk
 
@@ -49,48 +49,26 @@ def save(
     """Write the archives of `Samples.save`, which documents the arguments; returns their paths."""
     target = storage.local_path(path)
     records = StoredRecords(samples, skip_damaged)
-    progress = _Progress(on_progress, int(records.table.nbytes.sum()))
-    if max_size is None:
-        targets = [target]
-        _write_whole(records, target, progress)
-    else:
-        targets = _write_parts(records, target, max_size, progress)
-    if records.damaged:
-        places = base.index_ranges(np.array(records.damaged), hint="; `missing` has all")
-        count = f"{len(records.damaged):,} of {records.length:,} samples"
-        base.warn(
-            f"{target}: the records of {count} are damaged and were left out: {places}",
-            base.PartialArchiveWarning,
-        )
-    return targets
-
-
-def _write_whole(records: StoredRecords, target: str, progress: _Progress) -> None:
-    session = records.archive_at(target)
-    if session is None:
-        _check_free(target)
-        _write(records, range(records.length), target, progress, is_whole=records.is_whole)
-        return
-    with _unchanged(session):
-        pass  # refused before anything is written
-    _write(records, range(records.length), storage.followed(target), progress, is_whole=True, over=session)
-
-
-def _write_parts(records: StoredRecords, target: str, max_size: int | str, progress: _Progress) -> list[str]:
-    """Write archives of consecutive samples; after an exception none of them is there."""
-    nbytes = base.parsed_bytes(max_size)
-    if nbytes is None:
-        raise OptionError(f'save(): max_size={base.shown(max_size)}; give bytes, or text such as "2GB"')
-    parts = list(records.parts(nbytes))
-    stem, ending = os.path.splitext(target)
-    digits = max(_DIGITS, len(str(len(parts) - 1)))
-    targets = [f"{stem}-{number:0{digits}}{ending}" for number in range(len(parts))]
+    parts, targets = [range(records.length)], [target]
+    over = None
+    if max_size is not None:
+        nbytes = base.parsed_bytes(max_size)
+        if nbytes is None:
+            raise OptionError(f'save(): max_size={base.shown(max_size)}; give bytes, or text such as "2GB"')
+        parts = list(records.parts(nbytes))
+        stem, ending = os.path.splitext(target)
+        digits = max(_DIGITS, len(str(len(parts) - 1)))
+        targets = [f"{stem}-{number:0{digits}}{ending}" for number in range(len(parts))]
+    elif (over := records.archive_at(target)) is not None:
+        targets = [storage.followed(target)]
+    # Refused before anything is written.
     for name in targets:
-        _check_free(name)
+        with _replaceable(name, over):
+            pass
     written: list[str] = []
     try:
         for part, name in zip(parts, targets, strict=True):
-            _write(records, part, name, progress, is_whole=False)
+            _write(records, part, name, over, on_progress or (lambda done, total: None))
             written.append(name)
     except BaseException:
         for name in written:
@@ -98,25 +76,21 @@ def _write_parts(records: StoredRecords, target: str, max_size: int | str, progr
             with suppress(EdcacheError):
                 storage.remove(name)
         raise
-    return targets
+    if records.damaged:
+        places = base.index_ranges(np.array(records.damaged), hint="; `missing` has all")
+        count = f"{len(records.damaged):,} of {records.length:,} samples"
+        base.warn(
+            f"{target}: the records of {count} are damaged and were left out: {places}",
+            base.PartialArchiveWarning,
+        )
+    return [target] if max_size is None else targets
 
 
-def _check_free(target: str) -> None:
-    if storage.exists(target):
-        raise ArchiveExistsError(f"{target}: exists already; give a path where nothing is")
-
-
-class _Progress:
-    """Counts the bytes of the records that were copied."""
-
-    def __init__(self, on_progress: OnProgress | None, total: int) -> None:
-        self._on_progress, self._done, self._total = on_progress or (lambda done, total: None), 0, total
-        self._on_progress(0, total)
-
-    def advance(self, nbytes: int) -> None:
-        """Report more bytes."""
-        self._done += nbytes
-        self._on_progress(self._done, self._total)
+def tolerant(reader: Reader) -> Reader:
+    """Open an archive once more, to be read by what is left of it."""
+    other = copy.copy(reader)
+    other.distrust_damage()
+    return other
 
 
 # -------------------------------------------------------------------------------------- what is copied
@@ -126,11 +100,11 @@ class StoredRecords:
     """The records of a view's samples, in its order, as they lie in open archives.
 
     Attributes:
-        length: samples of the view. labels: their table, a row each. fields: the field that a label column
-            holds, by the column's name.
+        length: samples of the view. labels: their table, a row each.
         readers, sessions: the archives in which the records lie. schemas: texts, each once.
         table: a row for each record, by rising place. `index` has the places in the view, `schema` positions
-            in `schemas`; `raw_nbytes` equals `nbytes` for records that are not compressed.
+            in `schemas`.
+        ends: int64 [k], bytes of the records up to each.
         source, sample: int64 [k], of each row the number of its archive, and the index of its sample there.
         failures: why samples have no record, by rising place.
         is_whole: the view is all of one archive, in its order.
@@ -142,19 +116,15 @@ class StoredRecords:
         positions = np.arange(self.length)
         shares = list(stored_shares(samples, positions, positions))
         archives = list(dict.fromkeys(archive for archive, _, _ in shares))
-        if skips_damage:
-            for archive in archives:
-                archive._readers[0].distrust_damage()
-                archive._labels = None
         self.readers = [archive._readers[0] for archive in archives]
         self.sessions = [reader.session for reader in self.readers]
+        self._check_alike()
         self.schemas = list(dict.fromkeys(text for one in self.sessions for text in one.index.schemas))
         if len(self.schemas) > format.MAX_SCHEMAS:
             count = f"{len(self.schemas):,} structures of samples together"
             raise OptionError(f"save(): {count}, an archive holds {format.MAX_SCHEMAS:,}")
         self._numbers = {text: number for number, text in enumerate(self.schemas)}
         self.labels = samples.labels.table.combine_chunks()
-        self.fields = label_fields(self.readers)
         self.damaged: list[int] = []
         self.failures: list[Failure] = []
         found = [self._found(archives.index(share[0]), share) for share in shares]
@@ -163,6 +133,7 @@ class StoredRecords:
         columns = {name: column[order] for name, column in columns.items()}
         self.source, self.sample = columns.pop("source"), columns.pop("sample")
         self.table = Records(**columns)
+        self.ends = np.cumsum(self.table.nbytes.astype(np.int64))
         self.failures.sort(key=lambda failure: failure.index)
         own = np.arange(len(self.readers[0]))
         self.is_whole = len(shares) == 1 and np.array_equal(shares[0][1], own)
@@ -190,7 +161,7 @@ class StoredRecords:
             "nbytes": records.nbytes,
             "crc32": records.crc32,
             "schema": schemas[records.schema],
-            "raw_nbytes": records.nbytes if records.raw_nbytes is None else records.raw_nbytes,
+            **({} if records.raw_nbytes is None else {"raw_nbytes": records.raw_nbytes}),
             "source": np.full(len(records.offset), number),
             "sample": indices[has_record],
         }
@@ -245,46 +216,44 @@ class StoredRecords:
             yield range(start, min(stop, self.length))
             start = stop
 
+    def _check_alike(self) -> None:
+        """Raise OptionError if the archives store records in different ways."""
+        (path, way), *others = [(session.path, _way_of(session.head)) for session in self.sessions]
+        for other, another in others:
+            if another != way:
+                raise OptionError(
+                    f"save(): {path} is of {way}, {other} of {another}; save them apart, or store what the "
+                    "view gives: CachedDataset(view, path)"
+                )
+
     def joint_head(self, length: int) -> Head:
         """The head of an archive of some of the samples, which no call makes, so without a fingerprint."""
-        first = self.sessions[0]
-        for other in self.sessions:
-            if other.head.codec != first.head.codec:
-                raise OptionError(
-                    f'save(): {first.path} is of codec="{first.head.codec}", {other.path} of '
-                    f'codec="{other.head.codec}"; save them apart'
-                )
+        first, fields = self.sessions[0].head, label_fields(self.readers)
         return Head(
             uuid=uuid.uuid4().bytes,
             length=length,
-            codec=first.head.codec,
-            compression=next(filter(None, (one.head.compression for one in self.sessions)), None),
-            labels=tuple((name, self.fields.get(name)) for name in self.labels.column_names),
-            claim_size=first.head.claim_size,
+            codec=first.codec,
+            compression=first.compression,
+            labels=tuple((name, fields.get(name)) for name in self.labels.column_names),
+            claim_size=first.claim_size,
         )
+
+
+def _way_of(head: Head) -> str:
+    """How records are stored, in words. Records that are compressed say themselves at which level."""
+    return f"codec={base.shown(head.codec)}, {'' if head.compression else 'not '}compressed"
 
 
 # ------------------------------------------------------------------------------------------ the copying
 
 
 def _write(
-    records: StoredRecords,
-    part: range,
-    target: str,
-    progress: _Progress,
-    *,
-    is_whole: bool,
-    over: Session | None = None,
+    records: StoredRecords, part: range, target: str, over: Session | None, on_progress: OnProgress
 ) -> None:
-    """Write a sealed archive of consecutive places of the view.
-
-    Args:
-        is_whole: it has all samples of one archive, and what that says of where they come from.
-        over: the archive that it takes the place of.
-    """
+    """Write a sealed archive of consecutive places of the view. over: the archive that it replaces."""
     reader = records.readers[0]
     labels, revision = records.labels.slice(part.start, len(part)), None
-    if is_whole:
+    if records.is_whole and len(part) == records.length:
         own = reader.origin.uuid if over is not None else uuid.uuid4().bytes
         head = replace(reader.origin, uuid=own, length=reader.declared_length)
         labels, revision = _original_labels(records.sessions[0], labels)
@@ -295,7 +264,7 @@ def _write(
         if isinstance(source, File):
             storage.copy_permissions(source.path, file.path)
         with closing(Appender.open(file.path, head, mode="r+")) as out:
-            absent = _copy_records(records, part, labels, out, progress)
+            absent = _copy_records(records, part, labels, out, on_progress)
             changes: dict[str, Any] = {}
             if max(out.chain.length or 0, out.chain.end_index) < len(part):
                 changes["length"] = len(part)
@@ -310,9 +279,7 @@ def _write(
             if left.num_columns:
                 out.revise(Revision(left, (), absent))
             out.seal()
-            with nullcontext() if over is None else _unchanged(over):
-                if over is None:
-                    _check_free(target)
+            with _replaceable(target, over):
                 out.move(target)
 
 
@@ -342,7 +309,7 @@ def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, Revi
 
 
 def _copy_records(
-    records: StoredRecords, part: range, labels: pa.Table, out: Appender, progress: _Progress
+    records: StoredRecords, part: range, labels: pa.Table, out: Appender, on_progress: OnProgress
 ) -> Ints:
     """Append the records of consecutive places, as chunks of about 4 MiB; returns places without one.
 
@@ -350,17 +317,18 @@ def _copy_records(
     """
     has_record = np.zeros(len(part), bool)
     low, high = np.searchsorted(records.table.samples, [part.start, part.stop]).tolist()
+    total = int(records.table.nbytes.sum())
+    on_progress(int(records.table.nbytes[:low].sum()), total)
     for rows in _chunk_rows(records.table.nbytes[low:high]):
         rows += low
-        progress.advance(int(records.table.nbytes[rows].sum()))
-        rows, data = _sound(records, rows)
-        if not len(rows):
-            continue
-        own, data = _compressed(records, rows, data, out.head.compression)
+        sound, data = _sound(records, rows)
+        own = records.table.take(sound)
         places = own.samples - part.start
         has_record[places] = True
-        chunk_labels = format.take_rows(labels, places)
-        out.append(Chunk.of(replace(own, index=places), chunk_labels, records.schemas, data))
+        if len(sound):
+            chunk_labels = format.take_rows(labels, places)
+            out.append(Chunk.of(replace(own, index=places), chunk_labels, records.schemas, data))
+        on_progress(int(records.ends[rows[-1]]), total)
     return np.flatnonzero(~has_record)
 
 
@@ -405,36 +373,25 @@ def _sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
     return rows[is_sound], data[is_sound].tolist()
 
 
-def _compressed(
-    records: StoredRecords, rows: Ints, data: list[memoryview], compression: str | None
-) -> tuple[Records, list[memoryview]]:
-    """Records as an archive of this compression stores them: those that are not compressed yet are now."""
-    own = records.table.take(rows)
-    if compression is None:
-        return replace(own, raw_nbytes=None), data
-    scheme = Compression.parse(compression)
-    assert scheme is not None
-    nbytes, crc32 = own.nbytes.copy(), own.crc32.copy()
-    is_compressed = np.array([session.index.is_compressed for session in records.sessions])
-    for row in np.flatnonzero(~is_compressed[records.source[rows]]).tolist():
-        data[row] = memoryview(scheme.compress(data[row]))
-        nbytes[row], crc32[row] = len(data[row]), format.crc32(data[row])
-    return replace(own, nbytes=nbytes, crc32=crc32), data
-
-
 @contextmanager
-def _unchanged(session: Session) -> Iterator[None]:
-    """Let nobody append to the archive of a session for the block.
+def _replaceable(target: str, over: Session | None) -> Iterator[None]:
+    """Let nobody append to the archive at a path for the block; without one nothing may be there.
 
-    Raises: ArchiveError, somebody fills it; StaleArchiveError, it changed since the session was opened.
+    Raises: ArchiveExistsError, something is there; ArchiveError, somebody fills it; StaleArchiveError, it
+    changed since it was opened.
     """
-    path = session.path
+    if over is None:
+        if storage.exists(target):
+            raise ArchiveExistsError(f"{target}: exists already; give a path where nothing is")
+        yield
+        return
+    path = over.path
     with closing(File.open(path, "r+")) as file, file.locked(format.LOCK_APPEND):
         if file.is_locked(format.LOCK_FILLER, format.FILLERS):
             raise ArchiveError(
                 f"{path}: somebody writes it; save it when that has ended, or to another path", path=path
             )
-        newer = session.look_again()
+        newer = over.look_again()
         if newer is not None:
             newer.close()
             raise StaleArchiveError(

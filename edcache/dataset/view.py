@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 import os
@@ -15,12 +16,13 @@ import torch
 
 from edcache import base, labels
 from edcache.base import Ints, OptionError, Transform
+from edcache.codec import Decoding
 from edcache.dataset import resample, split
 from edcache.dataset.indexing import Readable, Root, T_co, readers_of
 from edcache.dataset.ordering import checked_seed
 from edcache.dataset.randomness import Draw, draws_of
 from edcache.dataset.sampler_columns import warn_of_absent
-from edcache.dataset.save import save
+from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
 from edcache.dataset.transforms import extended
 from edcache.labels import (
@@ -32,7 +34,7 @@ from edcache.labels import (
     single_values,
     sorted_rows,
 )
-from edcache.reader import FieldPath, OnProgress, Projection, batch_for
+from edcache.reader import FieldPath, OnProgress, Projection, Reader, batch_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -315,9 +317,9 @@ class Samples(Readable[T_co]):
 
         It works for views of one archive or of several, also behind URLs. Records are copied without decoding
         them, and the crc32 of each is checked. Sample i of the new archive is sample i of this dataset. A
-        sample that failed for good stays without a record, and keeps the reason. If one archive is
-        compressed, the records of the others are compressed too. All samples of one archive in their order
-        take its fingerprint along, so `CachedDataset(source, path)` accepts the new one as the old one.
+        sample that failed for good stays without a record, and keeps the reason. All samples of one archive
+        in their order take its fingerprint along, so `CachedDataset(source, path)` accepts the new one as the
+        old one.
 
         Args:
             path: the new file. It may be that of the archive itself if all of its samples are saved in their
@@ -331,7 +333,8 @@ class Samples(Readable[T_co]):
             The paths of the new files; one without max_size.
         Raises:
             OptionError: samples are not as they are stored: a transform, selected fields or `zip_fields`
-                changes them. `CachedDataset(view, path)` stores what such a view gives.
+                changes them; or some archives compress and others do not. `CachedDataset(view, path)` stores
+                what such a view gives.
             ArchiveError: "save(): ...: 3 of 20 samples have no record; fill it first, or ...".
             CorruptRecordError: "train.zip: record 17 at offset 4,096 fails its crc32, ...".
             ArchiveExistsError: another file is at the path.
@@ -349,7 +352,9 @@ class Samples(Readable[T_co]):
 
         >>> ds.filter(split="train", label=[0, 1]).save("small.zip")
         """
-        return save(self, path, max_size, skip_damaged, on_progress)
+        # By readers of its own, which do not stop at damage: those of this dataset stay as they are.
+        samples = self._reread(tolerant) if skip_damaged else self
+        return save(samples, path, max_size, skip_damaged, on_progress)
 
     # -------------------------------------------------------------------------------- looking at it
 
@@ -391,13 +396,17 @@ class Samples(Readable[T_co]):
         """Make a view of the samples at positions in [0, len(self)), which keeps the array."""
         return self._view(selection=Selection(self._root_indices(positions)))
 
-    def _with_files(self) -> Samples[Any]:
-        """The same with image files that nothing decodes; what transforms them gets what it got."""
+    def _reread(self, change: Callable[[Reader], Reader]) -> Samples[Any]:
+        """The same samples read by other readers; a function that transforms them gets what it got."""
         whole: Any = self._root
-        files = whole if self._transform is not None else whole._with_image_files()
+        other = whole if self._transform is not None else whole._with_readers(change)
         if self is whole:
-            return files  # type: ignore[no-any-return]
-        return View(files, self._selection, self._fields, self._added, self._repeats)
+            return other  # type: ignore[no-any-return]
+        return View(other, self._selection, self._fields, self._added, self._repeats)
+
+    def _with_files(self) -> Samples[Any]:
+        """The same with image files as `ImageFile`s, unless another form was asked for."""
+        return self._reread(_without_decoding)
 
 
 class View(Samples[T_co]):
@@ -440,6 +449,15 @@ class View(Samples[T_co]):
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
+
+
+def _without_decoding(reader: Reader) -> Reader:
+    """The reader, or another one that decodes no image files if it was asked for no other form."""
+    if reader.decoding is not None:
+        return reader
+    other = copy.copy(reader)
+    other.decoding = Decoding.of(None)
+    return other
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
