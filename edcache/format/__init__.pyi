@@ -6,6 +6,7 @@ from .arrays import is_label_type as is_label_type
 from .arrays import is_list as is_list
 from .arrays import is_text as is_text
 from .arrays import missing_rows as missing_rows
+from .arrays import number_type as number_type
 from .arrays import number_values as number_values
 from .arrays import numpy_dtype as numpy_dtype
 from .arrays import one_chunk as one_chunk
@@ -109,6 +110,7 @@ from .types import beside as beside
 from .types import deciding_numbers as deciding_numbers
 from .types import family as family
 from .types import labelled_columns as labelled_columns
+from .types import list_of as list_of
 from .types import may_be_large as may_be_large
 from .types import merged as merged
 from .types import no_type as no_type

@@ -48,6 +48,13 @@ def numpy_dtypes() -> dict[pa.DataType, np.dtype[Any]]:
     return {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in codes.split()}
 
 
+@cache
+def number_type(dtype: np.dtype[Any]) -> pa.DataType | None:
+    """The Arrow type of a numpy bool, integer or float of any byte order; None of any other dtype."""
+    native = dtype.newbyteorder("=")
+    return next((kind for kind, own in numpy_dtypes().items() if own == native), None)
+
+
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
     """The numpy dtype of an Arrow bool, number, date, date-time or duration."""
     if is_time(kind):

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import sys
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, reduce
 from typing import Any
 
 import numpy as np
 
 from edcache import format
-from edcache.base import LabelError, described, shown
-from edcache.format import EXACT, ColumnType, deciding_numbers, detached, no_type, pa
-from edcache.labels.column import numpy_time
+from edcache.base import LabelError, described
+from edcache.format import EXACT, ColumnType, deciding_numbers, no_type, number_type, pa
 from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
+from edcache.labels.label_types import NotALabel, typed, whole_numbers
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
@@ -127,9 +124,9 @@ class _Column:
             self._values.append(value)
             return
         try:
-            own, value = _typed(value)
+            own, value = typed(value)
             self._widen(own)
-        except _NotALabel as problem:
+        except NotALabel as problem:
             what = f"{str(problem) or described(value)}; a label is {_KINDS}"
             raise self._error(index, what, "convert it") from None
         except format.Clash as clash:
@@ -144,7 +141,7 @@ class _Column:
         """Append the values of `count` samples: an array of numbers at once, if it goes with the others."""
         undo = (self._rows + len(self._values), self._type)
         try:
-            if not self._add_array(_whole(values)):
+            if not self._add_array(whole_numbers(values)):
                 for row in range(count):
                     self.add(index + row, None if values is None else values[row])
         finally:
@@ -154,7 +151,7 @@ class _Column:
         if array is None:
             return False
         try:
-            self._widen(ColumnType.of(_numpy_types()[array.dtype.type], deciding_numbers(array)))
+            self._widen(ColumnType.of(number_type(array.dtype), deciding_numbers(array)))
         except format.Clash:
             return False  # one by one, which names the sample
         rows = self._rows + len(self._values) + len(array)
@@ -233,119 +230,3 @@ def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[A
             tables.append(collector.table())
             collector = collector.successor()
     return format.unify([*tables, collector.table()], "")
-
-
-# ---- one value: its type, and what its column keeps of it
-
-
-class _NotALabel(Exception):
-    """A value that no column holds; the text says why, where the type alone does not."""
-
-
-@cache
-def _numpy_types() -> dict[type, pa.DataType]:
-    return {scalar: pa.from_numpy_dtype(np.dtype(scalar)) for scalar in (np.bool_, *_INTEGERS, *_FLOATS)}
-
-
-@cache
-def _plain_types() -> dict[type, pa.DataType]:
-    return {bool: pa.bool_(), float: pa.float64(), bytes: pa.binary(), str: pa.string()}
-
-
-def _typed(value: Any) -> tuple[ColumnType, Any]:
-    """A scalar, or a flat list of scalars, with its type."""
-    value = _from_tensor(value)
-    if isinstance(value, np.ma.MaskedArray) or (isinstance(value, np.ndarray) and value.ndim > 1):
-        raise _NotALabel
-    if isinstance(value, np.ndarray) and value.ndim == 1:
-        kind = _numpy_types().get(value.dtype.type)
-        if kind is not None:
-            # A copy: the caller may fill the same buffer again for the next sample.
-            own = np.array(value, dtype=value.dtype.newbyteorder("="))
-            return ColumnType.of(pa.list_(kind), deciding_numbers(own)), own
-    if isinstance(value, (list, tuple)) or (isinstance(value, np.ndarray) and value.ndim == 1):
-        return _list(value)
-    return _scalar(value)
-
-
-def _list(values: Iterable[Any]) -> tuple[ColumnType, Any]:
-    items = [_scalar(_from_tensor(item)) for item in values]
-    try:
-        inner = reduce(ColumnType.joined, (own for own, _ in items), no_type())
-    except format.Clash as clash:
-        kinds = " and ".join(dict.fromkeys(str(own.arrow) for own, _ in items))
-        raise _NotALabel(f"a list of mixed types ({kinds}{clash})") from None
-    return inner._replace(arrow=pa.list_(inner.arrow)), [item for _, item in items]
-
-
-def _scalar(value: Any) -> tuple[ColumnType, Any]:
-    if isinstance(value, np.ndarray) and value.ndim == 0:
-        value = value[()]
-    if value is None:
-        return no_type(), None
-    known = _numpy_types().get(type(value))
-    if known is not None:
-        item = value.item()
-        return ColumnType.of(known, [item] if pa.types.is_integer(known) else ()), item
-    if isinstance(value, int) and not isinstance(value, bool):
-        if not -(2**63) <= value < 2**64:
-            raise _NotALabel(f"an int of {value.bit_length()} bits, which neither int64 nor uint64 holds")
-        return ColumnType.of(pa.int64() if value < 2**63 else pa.uint64(), [int(value)]), int(value)
-    for cls, kind in _plain_types().items():
-        if isinstance(value, cls):
-            # A subclass, such as an enum, is stored as its plain class.
-            plain = str.__str__(value) if cls is str else cls(value)
-            if cls is str and plain.encode(errors="ignore").decode() != plain:
-                raise _NotALabel(f"a str that is not UTF-8 ({shown(plain)})")
-            return ColumnType.of(kind), plain
-    return _time(value)
-
-
-def _time(value: Any) -> tuple[ColumnType, Any]:
-    """A date, a time or a duration, as numpy's scalar of the unit that its column has."""
-    try:
-        time, zone = numpy_time(value)
-    except OverflowError:
-        reach = "the years 1 to 9999 in UTC" if isinstance(value, dt.datetime) else "64-bit microseconds"
-        raise _NotALabel(f"a {type(value).__name__} outside of {reach}") from None
-    if time is None:
-        raise _NotALabel
-    code, unit = time.dtype.kind, np.datetime_data(time.dtype)[0]
-    if unit == "generic" and np.isnat(time):
-        return no_type(), None
-    if code == "m" and unit in ("generic", "Y", "M"):
-        raise _NotALabel(f"a timedelta64 without a fixed length (unit {unit})")
-    if unit in ("ps", "fs", "as"):
-        raise _NotALabel(f"a time in {unit}, finer than the ns that Arrow has")
-    if code == "M" and unit in ("Y", "M", "W", "D"):
-        kind, unit = pa.date32(), "D"
-    else:
-        unit = unit if unit in ("s", "ms", "us", "ns") else "s"
-        kind = pa.duration(unit) if code == "m" else pa.timestamp(unit, zone)
-    ticks = time.astype(f"{code}8[{unit}]")
-    if np.isnat(ticks):
-        return ColumnType.of(kind), None
-    if unit == "D" and not -(2**31) <= int(ticks.astype("i8")) < 2**31:
-        raise _NotALabel("a date outside the years that 32-bit days reach")
-    return ColumnType.of(kind), ticks
-
-
-def _whole(values: Any) -> Any:
-    """A copy of a column of numbers or bools [n] as a native array; None for any other column."""
-    try:
-        values = _from_tensor(values)
-    except _NotALabel:
-        return None
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.type not in _numpy_types():
-        return None
-    return np.array(values, dtype=values.dtype.newbyteorder("="))
-
-
-def _from_tensor(value: Any) -> Any:
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(value, torch.Tensor):
-        return value
-    try:
-        return detached(value)
-    except (TypeError, RuntimeError):
-        raise _NotALabel from None

@@ -15,6 +15,7 @@ from edcache.base import ArchiveNotFoundError, LabelError, OptionError, article,
 from edcache.format import pa, pc
 from edcache.labels.collector import collected
 from edcache.labels.column import as_python, comparable
+from edcache.labels.label_types import held_type
 
 _REMEDY = (
     "columns are bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
@@ -103,9 +104,9 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
             f'label "{name}" got an array of shape {values.shape}; give one value per sample, or one row of '
             "numbers"
         )
-    if values.dtype.kind in "biuf" and values.dtype.itemsize <= 8:
-        native = values.astype(values.dtype.newbyteorder("="), copy=False)
-        return format.from_numpy(np.ascontiguousarray(native), pa.from_numpy_dtype(native.dtype))
+    number_type = format.number_type(values.dtype)
+    if number_type is not None:
+        return format.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False), number_type)
     if values.dtype.kind in "US":
         with suppress(UnicodeEncodeError):  # which `collected` tells with its row
             return _of_texts(name, values)
@@ -125,7 +126,7 @@ def _of_texts(name: str, values: npt.NDArray[Any]) -> pa.Array:
 
 def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
     """Arrow values as one array of a type that labels have."""
-    kind = _label_type(values.type)
+    kind = held_type(values.type)
     if kind is None:
         raise LabelError(f'label "{name}" is {values.type}, which no label column holds; {_REMEDY}')
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
@@ -134,28 +135,6 @@ def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
     except pa.ArrowException as error:
         raise LabelError(f'label "{name}" is {values.type}: {error}; {_REMEDY}') from error
     return format.unify_column(name, [column], "")
-
-
-def _label_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type of a label column that holds the same values; None where there is none."""
-    if isinstance(kind, pa.BaseExtensionType):
-        # What the numbers of others mean is not said: those of pandas' periods are ordinals.
-        return None if kind.extension_name.startswith("pandas.") else _label_type(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _label_type(kind.value_type)
-    if format.is_list(kind) or pa.types.is_fixed_size_list(kind):
-        inner = _label_type(kind.value_type)
-        outer = pa.large_list if pa.types.is_large_list(kind) else pa.list_
-        return None if inner is None or format.is_list(inner) else outer(inner)
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        return pa.timestamp(kind.unit, "UTC")
-    if pa.types.is_date64(kind):
-        return pa.timestamp("ms")
-    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
-        return pa.binary()
-    views = {"string_view": pa.string(), "binary_view": pa.binary()}
-    kind = views.get(str(kind), kind)
-    return kind if format.is_label_type(kind) else None
 
 
 def given_table(table: Any) -> pa.Table:

@@ -1,0 +1,157 @@
+"""The types that labels have: of the value of one sample, and of a column that a user has at hand."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from collections.abc import Iterable
+from functools import cache, reduce
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.base import shown
+from edcache.format import (
+    Clash,
+    ColumnType,
+    deciding_numbers,
+    detached,
+    is_label_type,
+    is_list,
+    list_of,
+    no_type,
+    number_type,
+    pa,
+)
+from edcache.labels.column import numpy_time
+
+
+class NotALabel(Exception):
+    """A value that no column holds; the text says why, if the type alone does not."""
+
+
+def typed(value: Any) -> tuple[ColumnType, Any]:
+    """The type of a label's value, and what its column keeps: a copy if the value can change.
+
+    Raises NotALabel.
+    """
+    value = _from_tensor(value)
+    if isinstance(value, np.ndarray):
+        if isinstance(value, np.ma.MaskedArray) or value.ndim > 1:
+            raise NotALabel
+        kind = number_type(value.dtype)
+        if value.ndim == 1 and kind is not None:
+            # A copy: the caller may fill the same buffer again for the next sample.
+            own = np.array(value, dtype=value.dtype.newbyteorder("="))
+            return ColumnType.of(pa.list_(kind), deciding_numbers(own)), own
+        value = list(value) if value.ndim else value[()]
+    return _list(value) if isinstance(value, (list, tuple)) else _scalar(value)
+
+
+def _list(values: Iterable[Any]) -> tuple[ColumnType, Any]:
+    items = [_scalar(_from_tensor(item)) for item in values]
+    try:
+        inner = reduce(ColumnType.joined, (own for own, _ in items), no_type())
+    except Clash as clash:
+        kinds = " and ".join(dict.fromkeys(str(own.arrow) for own, _ in items))
+        raise NotALabel(f"a list of mixed types ({kinds}{clash})") from None
+    return inner._replace(arrow=pa.list_(inner.arrow)), [item for _, item in items]
+
+
+@cache
+def _plain_types() -> dict[type, pa.DataType]:
+    return {bool: pa.bool_(), float: pa.float64(), bytes: pa.binary(), str: pa.string()}
+
+
+def _scalar(value: Any) -> tuple[ColumnType, Any]:
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        value = value[()]
+    if value is None:
+        return no_type(), None
+    if isinstance(value, np.generic) and (kind := number_type(value.dtype)) is not None:
+        item = value.item()
+        return ColumnType.of(kind, [item] if pa.types.is_integer(kind) else ()), item
+    if isinstance(value, int) and not isinstance(value, bool):
+        if not -(2**63) <= value < 2**64:
+            raise NotALabel(f"an int of {value.bit_length()} bits, which neither int64 nor uint64 holds")
+        return ColumnType.of(pa.int64() if value < 2**63 else pa.uint64(), [int(value)]), int(value)
+    for cls, kind in _plain_types().items():
+        if isinstance(value, cls):
+            # A subclass, such as an enum, is stored as its plain class.
+            plain = str.__str__(value) if cls is str else cls(value)
+            if cls is str and plain.encode(errors="ignore").decode() != plain:
+                raise NotALabel(f"a str that is not UTF-8 ({shown(plain)})")
+            return ColumnType.of(kind), plain
+    return _time(value)
+
+
+def _time(value: Any) -> tuple[ColumnType, Any]:
+    """A date, a time or a duration, as numpy's scalar of the unit that its column has."""
+    try:
+        time, zone = numpy_time(value)
+    except OverflowError:
+        reach = "the years 1 to 9999 in UTC" if isinstance(value, dt.datetime) else "64-bit microseconds"
+        raise NotALabel(f"a {type(value).__name__} outside of {reach}") from None
+    if time is None:
+        raise NotALabel
+    code, unit = time.dtype.kind, np.datetime_data(time.dtype)[0]
+    if unit == "generic" and np.isnat(time):
+        return no_type(), None
+    if code == "m" and unit in ("generic", "Y", "M"):
+        raise NotALabel(f"a timedelta64 without a fixed length (unit {unit})")
+    if unit in ("ps", "fs", "as"):
+        raise NotALabel(f"a time in {unit}, finer than the ns that Arrow has")
+    if code == "M" and unit in ("Y", "M", "W", "D"):
+        kind, unit = pa.date32(), "D"
+    else:
+        unit = unit if unit in ("s", "ms", "us", "ns") else "s"
+        kind = pa.duration(unit) if code == "m" else pa.timestamp(unit, zone)
+    ticks = time.astype(f"{code}8[{unit}]")
+    if np.isnat(ticks):
+        return ColumnType.of(kind), None
+    if unit == "D" and not -(2**31) <= int(ticks.astype("i8")) < 2**31:
+        raise NotALabel("a date outside the years that 32-bit days reach")
+    return ColumnType.of(kind), ticks
+
+
+def whole_numbers(values: Any) -> npt.NDArray[Any] | None:
+    """A copy of a column of numbers or bools [n] as a native array; None for any other column."""
+    try:
+        values = _from_tensor(values)
+    except NotALabel:
+        return None
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or number_type(values.dtype) is None:
+        return None
+    return np.array(values, dtype=values.dtype.newbyteorder("="))
+
+
+def _from_tensor(value: Any) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return value
+    try:
+        return detached(value)
+    except (TypeError, RuntimeError):
+        raise NotALabel from None
+
+
+def held_type(kind: pa.DataType) -> pa.DataType | None:
+    """The type of a label column that holds the same values as one of Arrow; None if there is none."""
+    if isinstance(kind, pa.BaseExtensionType):
+        # What the numbers of others mean is not said: those of pandas' periods are ordinals.
+        return None if kind.extension_name.startswith("pandas.") else held_type(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return held_type(kind.value_type)
+    if is_list(kind) or pa.types.is_fixed_size_list(kind):
+        inner = held_type(kind.value_type)
+        return None if inner is None or is_list(inner) else list_of(inner, kind)
+    if pa.types.is_timestamp(kind) and kind.tz is not None:
+        return pa.timestamp(kind.unit, "UTC")
+    if pa.types.is_date64(kind):
+        return pa.timestamp("ms")
+    if pa.types.is_fixed_size_binary(kind) and not pa.types.is_decimal(kind):
+        return pa.binary()
+    views = {"string_view": pa.string(), "binary_view": pa.binary()}
+    kind = views.get(str(kind), kind)
+    return kind if is_label_type(kind) else None
