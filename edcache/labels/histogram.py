@@ -6,7 +6,7 @@ import json
 import keyword
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import Markup, element, fragment
-from edcache.format import family, from_numpy, is_text, number_values, numpy_dtype, one_chunk, pa, to_numpy
-from edcache.labels.column import as_python
+from edcache.format import family, from_numpy, is_text, number_values, one_chunk, pa, to_numpy
 
 _MANY_ROWS = 200_000
 _HEAD = 10_000  # rows that usually tell whether a column has many values
@@ -78,17 +77,19 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
     """The histogram of a comparable column, or of one of lists; `type` is that of the column as written."""
     if pa.types.is_nested(type):
         return Histogram(name, str(type), ())
-    words, is_scale = quoted_name(name), family(column.type) in ("integer", "float", "time", "UTC time")
+    words, kind = quoted_name(name), family(column.type)
+    zone, is_scale = "Z" * (kind == "UTC time"), kind in ("integer", "float", "time", "UTC time")
     missing = (HistogramBar("None", column.null_count, f"{words} is None"),) if column.null_count else ()
     values = column.drop_null() if missing else column
     has_many = is_scale and len(values.slice(0, _HEAD).unique()) > most
     counted = None if has_many else values.value_counts()
     if counted is None or (is_scale and len(counted) > most):
-        return Histogram(name, str(type), (*_ranges(values, words, most), *missing))
-    counts, distinct = number_values(counted.field("counts")), counted.field("values")
-    is_sorted = is_scale or pa.types.is_boolean(column.type)
-    order = np.argsort(to_numpy(distinct, nullable=False) if is_sorted else -counts, kind="stable")
-    bars = [_bar(distinct[int(i)], int(counts[i]), words) for i in order[:most]]
+        array = to_numpy(one_chunk(values), nullable=False)
+        return Histogram(name, str(type), (*_ranges(array, words, zone, most), *missing))
+    counts = number_values(counted.field("counts"))
+    distinct = to_numpy(counted.field("values"), nullable=False)
+    order = np.argsort(distinct if is_scale or kind == "bool" else -counts, kind="stable")
+    bars = [_bar(distinct[i], int(counts[i]), words, zone) for i in order[:most]]
     rest = int(counts[order[most:]].sum())
     return Histogram(name, str(type), (*bars, *missing), rest, max(0, len(order) - most))
 
@@ -101,92 +102,62 @@ def has_many_texts(column: pa.ChunkedArray) -> bool:
     return len(column.take(some).unique()) > _HEAD // 10
 
 
-def _bar(value: pa.Scalar, count: int, name: str) -> HistogramBar:
-    """One value of a column."""
-    kind = value.type
-    if pa.types.is_floating(kind):
-        return _float_bar(numpy_dtype(kind).type(value.as_py()), count, name)
-    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        return _ticks_bar(value.value, value.value, count, kind, name)
-    plain = as_python(value)
-    if isinstance(plain, bool | int):
-        return HistogramBar(str(plain), count, f"{name} == {plain}")
-    if isinstance(plain, str):
-        where = f"{name} == {quoted(plain)}"
-        return HistogramBar(plain, count, where if len(where) <= _LONGEST else None)
-    return HistogramBar(plain.hex() if isinstance(plain, bytes) else str(plain), count, None)
+def _bar(value: Any, count: int, name: str, zone: str) -> HistogramBar:
+    """The bar of one value; `zone` is written behind its time."""
+    literal, text = _literal(value, zone), _shown(value)
+    where = None if literal is None else f"{name} == {literal}"
+    if isinstance(value, np.floating) and not np.isfinite(value):
+        most = np.finfo(value.dtype).max
+        beyond = f"{name} > {most!s}" if value > 0 else f"{name} < -{most!s}"
+        where = f"{name} != {name}" if np.isnan(value) else beyond
+    return HistogramBar(text, count, None if where is None or len(where) > _LONGEST else where)
 
 
-def _float_bar(number: np.floating[Any], count: int, name: str) -> HistogramBar:
-    most = np.finfo(number.dtype).max
-    if np.isnan(number):
-        where = f"{name} != {name}"
-    elif np.isinf(number):
-        where = f"{name} > {most!s}" if number > 0 else f"{name} < -{most!s}"
-    else:
-        where = f"{name} == {number!s}"
-    return HistogramBar(str(number), count, where)
+def _literal(value: Any, zone: str) -> str | None:
+    """A value as a where-string has it; None if the where-language has no word for it."""
+    if isinstance(value, str):
+        return quoted(value)
+    if isinstance(value, np.datetime64):
+        time = np.datetime_as_string(value)
+        return quoted(time + zone) if re.match(r"\d{4}-", time) else None  # years of four digits
+    return None if isinstance(value, (bytes, np.timedelta64)) else str(value)
 
 
-def _ticks_bar(first: int, last: int, count: int, kind: pa.DataType, name: str) -> HistogramBar:
-    """The integers, or the times by their ticks, from the first to the last."""
-    ends = [str(first), str(last)]
-    if not pa.types.is_integer(kind):
-        unit: Any = "D" if pa.types.is_date32(kind) else kind.unit
-        zone = "Z" if pa.types.is_timestamp(kind) and kind.tz is not None else ""
-        ends = [f"{np.datetime_as_string(np.datetime64(tick, unit))}{zone}" for tick in (first, last)]
-    texts = list(map(_short, dict.fromkeys(ends)))
-    if pa.types.is_integer(kind) or all(re.match(r"\d{4}-", end) for end in ends):
-        begin, end = ends if pa.types.is_integer(kind) else map(quoted, ends)
-        where = f"{name} == {begin}" if first == last else f"{begin} <= {name} <= {end}"
-        return HistogramBar(" to ".join(texts), count, where)
-    return HistogramBar(" to ".join(texts), count, None)  # the where-language has years of four digits
+def _shown(value: Any) -> str:
+    """A value in one line, a time without zeros that say nothing."""
+    if isinstance(value, np.datetime64):
+        return re.sub(r"T00:00(:00)?$", "", re.sub(r"\.0+$", "", np.datetime_as_string(value)))
+    return value.hex() if isinstance(value, bytes) else str(value)
 
 
-def _short(time: str) -> str:
-    """A time without zeros that say nothing."""
-    return re.sub(r"T00:00(:00(\.0+)?)?$", "", re.sub(r"\.0+(?=Z?$)", "", time).removesuffix("Z"))
-
-
-def _ranges(values: pa.ChunkedArray, name: str, most: int) -> Iterator[HistogramBar]:
+def _ranges(array: npt.NDArray[Any], name: str, zone: str, most: int) -> Iterator[HistogramBar]:
     """Bars of equal width, and one for each value that is not finite."""
-    kind = values.type
-    array = to_numpy(one_chunk(values), nullable=False)
-    if pa.types.is_floating(kind):
-        is_finite = np.isfinite(array)
-        yield from _float_ranges(array[is_finite], name, most)
-        for number, count in zip(*np.unique(array[~is_finite], return_counts=True), strict=True):
-            yield _float_bar(number, int(count), name)
-        return
-    ticks = array.view(np.int64) if array.dtype.kind in "mM" else array
-    low, high = int(ticks.min()), int(ticks.max())
-    starts = range(low, high + 1, math.ceil((high - low + 1) / most))
-    for start, count in zip(starts, _counts(ticks, starts[1:]), strict=True):
-        yield _ticks_bar(start, min(start + starts.step - 1, high), count, kind, name)
-
-
-def _float_ranges(array: npt.NDArray[Any], name: str, most: int) -> Iterator[HistogramBar]:
-    """Bars between edges of three digits, but for the least and the greatest value."""
-    if not len(array):
-        return
-    low, high, of = float(array.min()), float(array.max()), array.dtype.type
-    inner = {of(f"{low * (1 - part) + high * part:.3g}") for part in np.arange(1, most) / most}
-    edges = [of(low), *sorted(edge for edge in inner if low < edge < high), of(high)]
-    if low == high:
-        yield _float_bar(of(low), len(array), name)
-        return
-    for k, count in enumerate(_counts(array, edges[1:-1])):
-        sign = "<=" if k == len(edges) - 2 else "<"
-        where = f"{edges[k]!s} <= {name} {sign} {edges[k + 1]!s}"
-        yield HistogramBar(f"{edges[k]:.4g} to {edges[k + 1]:.4g}", count, where)
-
-
-def _counts(array: npt.NDArray[Any], edges: Sequence[Any]) -> list[int]:
-    """The number of values below the first edge, from each to the next, and from the last on."""
+    is_finite = np.isfinite(array)
+    finite = array[is_finite]
+    edges = _edges(finite, most) if len(finite) else finite
     # Not np.histogram, which computes with integers as float64.
-    places = np.searchsorted(np.array(edges, array.dtype), array, side="right")
-    counts: list[int] = np.bincount(places, minlength=len(edges) + 1).tolist()
-    return counts
+    places = np.searchsorted(edges[1:-1], finite, side="right")
+    for k, count in enumerate(np.bincount(places, minlength=max(0, len(edges) - 1)).tolist()):
+        low, high = (_literal(edge, zone) for edge in edges[k : k + 2])
+        where = f"{low} <= {name} {'<=' if k == len(edges) - 2 else '<'} {high}"
+        is_float = array.dtype.kind == "f"
+        texts = (f"{edge:.4g}" if is_float else _shown(edge) for edge in edges[k : k + 2])
+        yield HistogramBar(" to ".join(texts), count, where if low and high else None)
+    for number, count in zip(*np.unique(array[~is_finite], return_counts=True), strict=True):
+        yield _bar(number, int(count), name, zone)
+
+
+def _edges(values: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
+    """Edges of equal bars from the least value to the greatest; those of floats have three digits between."""
+    ticks = values.view(np.int64) if values.dtype.kind == "M" else values
+    least, greatest = ticks.min(), ticks.max()
+    if values.dtype.kind == "f":
+        low, high, of = float(least), float(greatest), values.dtype.type
+        inner = {of(f"{low * (1 - part) + high * part:.3g}") for part in np.arange(1, most) / most}
+        return np.array([least, *sorted(edge for edge in inner if low < edge < high), greatest])
+    step = math.ceil((int(greatest) - int(least) + 1) / most)
+    starts = range(int(least), int(greatest) + 1, step)
+    return np.array([*starts, greatest], ticks.dtype).view(values.dtype)
 
 
 def quoted(text: str) -> str:

@@ -73,9 +73,9 @@ def test_few_values_have_a_bar_each_and_many_numbers_equal_ranges():
     assert (first.text, first.count, first.where) == ("0 to 0.099", 10, "0.0 <= score < 0.099")
     assert (last.text, last.where) == ("0.891 to 0.99", "0.891 <= score <= 0.99")
     assert labels.histogram("small", 10).bars[1].where == "0.0099 <= small < 0.0198"
-    assert labels.histogram("row", 10).bars[1] == HistogramBar("10 to 19", 10, "10 <= row <= 19")
+    assert labels.histogram("row", 10).bars[1] == HistogramBar("10 to 20", 10, "10 <= row < 20")
     second = labels.histogram("day", 10).bars[1]
-    assert (second.text, second.where) == ("1970-01-11 to 1970-01-20", '"1970-01-11" <= day <= "1970-01-20"')
+    assert (second.text, second.where) == ("1970-01-11 to 1970-01-21", '"1970-01-11" <= day < "1970-01-21"')
     assert [(b.text, b.count) for b in labels.histogram("name").bars] == [("b", 50), ("a", 25), ("None", 25)]
     assert labels.histogram("box").bars == ()
     assert [b.count for b in labels.take([0, 1, 1]).histogram("label").bars] == [2, 1]
