@@ -55,12 +55,11 @@ class FileStore(Store):
         except CorruptArchiveError as error:
             if never_created(self.path):
                 return None
-            if isinstance(error, CorruptArchiveError):
-                try:
-                    recover(self.path)
-                except StorageError:
-                    # Nothing can be written here: what does not read is what there is to say.
-                    raise error from None
+            try:
+                recover(self.path)
+            except StorageError:
+                # Nothing can be written here: what does not read is what there is to say.
+                raise error from None
             # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
             reader = self._opened(options)
         if reader is None or not reader.is_abandoned:

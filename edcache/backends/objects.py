@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from edcache import base, format, storage, writer
 from edcache.backends.file_store import copy_bytes
@@ -24,6 +24,9 @@ from edcache.writer import Store
 if TYPE_CHECKING:
     from edcache.format import Head
     from edcache.writer import Appender
+
+
+_LOOK_SECONDS: Final = 0.02
 
 
 class ObjectStore(Store):
@@ -39,11 +42,11 @@ class ObjectStore(Store):
         self.path = text
 
     @abstractmethod
-    def put(self, path: str, tell: Callable[[int], object]) -> None:
-        """Bring a file there, whose name it has when it is whole, and not before.
+    def put(self, path: str, tell: Callable[[int, int], object]) -> None:
+        """Bring a file there; the object has its name when it is whole, and not before.
 
         Args:
-            tell: `tell(nbytes)`: so many more bytes are there.
+            tell: `tell(done, nbytes)`: that many bytes of all are there.
         """
 
     @property
@@ -116,30 +119,19 @@ class Spool:
                 )
         if not storage.exists(self.path):
             with self._turn() as file:
-                # Whoever had the turn before may have it, and fill it already.
-                if not storage.exists(self.path):
-                    try:
-                        file.truncate(0)  # what a process left that was killed
-                        copy_bytes(source, file)
-                        file.sync()
-                    except BaseException:
-                        storage.remove(file.path)
-                        raise
+                if not storage.exists(self.path):  # the process before has it, and fills it already
+                    copy_bytes(source, file)
+                    file.sync()
                     storage.move(file, self.path)
         return source.identity()
 
     @contextmanager
     def _turn(self) -> Iterator[File]:
         """Let no other process copy or publish the file for the block; gives the file to copy into."""
-        name = writer.name_for(self.path)
-        while True:
-            with closing(File.open(name, "a")) as state, state.locked(format.LOCK_SESSION):
-                # Who copied it has given it its name, and who published has removed it.
-                if state.is_named():
-                    yield state
-                    if state.path == name and state.is_named() and not state.size():
-                        storage.remove(name)
-                    return
+        with writer.replacing(self.path, _LOOK_SECONDS) as file:
+            yield file
+            if file.path != self.path:
+                storage.remove(file.path)
 
     def finish(self, show: Show = None, is_done: Callable[[], bool] = lambda: False) -> None:
         """Upload the file, which is sealed, and delete it. Nobody sees a part of it there.
@@ -155,26 +147,14 @@ class Spool:
             if not self._replaces and self._store.state() != self._before:
                 # Another machine may have made the same call.
                 if is_done():
-                    self.discard()
+                    storage.remove(self.path)
                     return
                 raise ArchiveExistsError(
                     f"{self._store.path}: another archive was put there while this one was filled, which "
                     f"stays in {self.path}; delete one of them"
                 )
-            done, nbytes, name = 0, os.path.getsize(self.path), self._store.path.rpartition("/")[2]
+            name = self._store.path.rpartition("/")[2]
             # A function counts samples, and hears nothing of bytes.
             with base.byte_progress("uploading", name, False if callable(show) else show) as tell:
-
-                def advance(more: int) -> None:
-                    nonlocal done
-                    done += more
-                    tell(done, nbytes)
-
-                self._store.put(self.path, advance)
-            self.discard()
-
-    def discard(self) -> None:
-        """Delete the file, and what was begun of a copy."""
-        for name in (self.path, writer.name_for(self.path)):
-            if storage.exists(name):
-                storage.remove(name)
+                self._store.put(self.path, tell)
+            storage.remove(self.path)

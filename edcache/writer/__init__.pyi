@@ -39,7 +39,6 @@ from .temporary import copies_beside as copies_beside
 from .temporary import discard as discard
 from .temporary import is_held as is_held
 from .temporary import is_temporary as is_temporary
-from .temporary import name_for as name_for
 from .temporary import note_use as note_use
 from .temporary import replacing as replacing
 from .temporary import start as start

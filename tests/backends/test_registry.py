@@ -91,7 +91,7 @@ class SqliteStore(ObjectStore):
             rows = ((self.name, version, number, data) for number, data in enumerate(pieces))
             db.executemany("INSERT INTO pieces VALUES (?, ?, ?, ?)", rows)
             db.execute("REPLACE INTO names VALUES (?, ?, ?)", (self.name, version, file.tell()))
-            tell(file.tell())
+            tell(file.tell(), file.tell())
 '''
 
 

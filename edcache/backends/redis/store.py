@@ -199,16 +199,15 @@ class RedisStore(ObjectStore):
     def open(self) -> _Upload:
         return _Upload(self.url)
 
-    def put(self, path: str, tell: Callable[[int], object]) -> None:
+    def put(self, path: str, tell: Callable[[int, int], object]) -> None:
         """See the base class. The pieces of the archive that was there before go when the new one stands."""
         server, upload, nbytes = self.url, uuid.uuid4().hex, os.path.getsize(path)
         pieces = _pieces(server, upload, nbytes)
         try:
             with open(path, "rb") as file:
                 for key in pieces:
-                    data = file.read(_PIECE_NBYTES)
-                    server.ask(("SET", key, data, "EX", _UPLOAD_SECONDS))
-                    tell(len(data))
+                    server.ask(("SET", key, file.read(_PIECE_NBYTES), "EX", _UPLOAD_SECONDS))
+                    tell(file.tell(), nbytes)
             keep = ("EXPIRE", *server.expiry[1:]) if server.expiry else ("PERSIST",)
             if not all(server.ask(*((keep[0], key, *keep[1:]) for key in pieces))):
                 raise StorageError(f"{self.path}: {_EVICTED}", path=self.path)

@@ -91,7 +91,7 @@ class FilesystemEngine(Engine):
         return await asyncio.to_thread(getattr(filesystem, method), self._path, **options)
 
 
-def upload(url: Url, path: str, tell: Callable[[int], object]) -> None:
+def upload(url: Url, path: str, tell: Callable[[int, int], object]) -> None:
     """Send a file; the object has its name when it is whole, and not before. It is compared by its size."""
     requests, nbytes = Requests(url), os.path.getsize(path)
     filesystem, target = filesystem_of(url, requests.options)
@@ -111,4 +111,4 @@ def upload(url: Url, path: str, tell: Callable[[int], object]) -> None:
         raise StorageError(
             f"{url}: {nbytes:,} bytes were sent from {path}, {found:,} are there; send it again"
         )
-    tell(nbytes)
+    tell(nbytes, nbytes)

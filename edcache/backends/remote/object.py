@@ -271,5 +271,5 @@ class RemoteStore(ObjectStore):
                 "objects, or to a path"
             )
 
-    def put(self, path: str, tell: Callable[[int], object]) -> None:
+    def put(self, path: str, tell: Callable[[int, int], object]) -> None:
         upload(self.url, path, tell)
