@@ -177,12 +177,11 @@ class Appender:
 
         Raises:
             LabelError: its label columns do not go with those of the archive.
-            StorageError: none of it was published; with EFBIG, the archive would grow beyond max_bytes.
-        After any exception the same chunk may be given again: it is published once.
+            StorageError: the disk is full or fails; with EFBIG, the archive would grow beyond max_bytes.
+        After a LabelError nothing was published. After any other exception, an interrupt too, opening the
+        archive again tells.
         """
         with self._appending():
-            if self._log.is_published(chunk):
-                return
             records = chunk.records
             if chunk.appended:
                 records = replace(records, index=records.samples - records.samples[0] + self.chain.end_index)
@@ -194,7 +193,6 @@ class Appender:
             self._log.publish(
                 format.KIND_CHUNK,
                 [table, bytes(format.align(len(table), 64) - len(table)), chunk.data],
-                chunk,
                 max_bytes=max_bytes,
                 samples=chunk.count,
                 end_index=int(records.samples.max()) + 1,

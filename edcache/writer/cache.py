@@ -156,7 +156,8 @@ class CacheWriter:
             CodecError: 'out.zip: sample 7: sample["boxes"]: cannot store set; ...'.
             LabelError: the sample has no such label.
             LabelError: its label has another type than the column.
-            StorageError: the disk is full or fails. Stored samples are kept.
+            StorageError: the disk is full or fails. Stored samples are kept; the writer takes no more, and
+                mode="a" continues the archive at its `next_index`.
         """
         if not self._appending:
             self._switch(appending=True)
@@ -280,7 +281,7 @@ class CacheWriter:
 
     def _check_usable(self) -> None:
         try:
-            self._appender.check_usable()
+            self._publisher.check_usable()
         except base.ArchiveError:
             if not self._appender.closed:
                 raise

@@ -85,7 +85,6 @@ class ChunkBuilder:
 
     Attributes:
         nbytes: of the records so far, before compression.
-        unpublished: the chunk that was made of it, until a successor takes its place.
     """
 
     def __init__(
@@ -106,7 +105,6 @@ class ChunkBuilder:
         self._dirty = dirty
         self._written = 0
         self.nbytes = 0
-        self.unpublished: Chunk | None = None
 
     def __len__(self) -> int:
         return len(self._rows) // 4
@@ -196,7 +194,7 @@ class ChunkBuilder:
         return ChunkBuilder(self._encoder, collector, self._expected_nbytes)
 
     def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
-        """All that was added as a chunk, `unpublished` from now on, each record compressed unless by None."""
+        """All that was added as a chunk, each record compressed unless by None."""
         self._settle()
         index, offset, nbytes, schema = np.array(self._rows).reshape(-1, 4).T
         data, raw_nbytes = self._buffer[: self.nbytes], None
@@ -219,8 +217,7 @@ class ChunkBuilder:
         )
         schemas = [self._encoder.schemas[known] for known in used]
         labels = self._collector.table()
-        self.unpublished = Chunk(records, labels, schemas, data, appended)
-        return self.unpublished
+        return Chunk(records, labels, schemas, data, appended)
 
 
 def _fill_records(

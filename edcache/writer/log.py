@@ -42,7 +42,6 @@ class Log:
         self.head = head
         self.chain = Chain(head, cursor, file.path)
         self.failed: str | None = None
-        self._intended: tuple[object, Header] | None = None
         self._sync = sync
         self._synced = time.monotonic()
         self._has_unsynced = False
@@ -97,13 +96,12 @@ class Log:
     ) -> None:
         """Publish an entry that is nothing but a table."""
         fields |= {"table_nbytes": len(payload), "table_crc": format.crc32(payload)}
-        self.publish(kind, [payload], None, at_once=at_once, **fields)
+        self.publish(kind, [payload], at_once=at_once, **fields)
 
     def publish(
         self,
         kind: int,
         parts: list[Any],
-        content: object,
         *,
         at_once: bool = False,
         max_bytes: int | None = None,
@@ -111,8 +109,7 @@ class Log:
     ) -> None:
         """Write an entry at the end of the chain: payload first, header last, or both by one call.
 
-        content: what `is_published` will be asked about, or None. max_bytes: StorageError with EFBIG if the
-            file would grow larger.
+        max_bytes: StorageError with EFBIG if the file would grow larger.
         """
         cursor = self.chain.cursor
         bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
@@ -139,8 +136,6 @@ class Log:
             durable=self.chain.durable,
             **fields,
         )
-        if content is not None:
-            self._intended = content, header
         with self._giving_back_space():
             if at_once:
                 self.file.pwrite(header.offset, b"".join([format.pack_header(header), *parts]))
@@ -174,12 +169,6 @@ class Log:
             self.file.pwrite(header.offset, format.pack_header(header))
         chain.note(pread, header)
         self.sync()
-
-    def is_published(self, content: object) -> bool:
-        """True if an earlier call was interrupted between writing its header and saying so."""
-        if self._intended is None or self._intended[0] is not content:
-            return False
-        return self._intended[1] in self.chain.entries
 
     def _write_parts(self, position: int, parts: list[Any]) -> None:
         for part in parts:

@@ -141,7 +141,8 @@ class Part:
                     # What its holder gave back unfinished is free for everybody.
                     del claims[0]
         finally:
-            self._publish()
+            if not self._publisher.is_broken:
+                self._publish()
             self._presence.update()
 
     def _walk(self, claims: list[int]) -> list[int]:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from edcache.base import CodecError, EdcacheError, LabelError, SourceError
+from edcache.base import CodecError, EdcacheError, LabelError, SourceError, StorageError
 from edcache.codec import Columns, Compression, Encoder
 from edcache.format import MAX_LENGTH, Failure, Head, LabelTypes
 from edcache.labels import LabelCollector, LabelSpec
@@ -70,12 +70,7 @@ class ChunkEncoder:
         return builder.nbytes >= self._most_nbytes or (self._most is not None and len(builder) >= self._most)
 
     def add(self, index: int, sample: object) -> None:
-        """Encode a sample; raises as `ChunkBuilder.add`, with the path, unless failures are kept.
-
-        Where an earlier publication failed, it is tried again first.
-        """
-        if self._builder.unpublished is not None:
-            self._publish_unpublished()
+        """Encode a sample; raises as `ChunkBuilder.add`, with the path, unless failures are kept."""
         try:
             self._builder.add(index, sample)
         except (CodecError, LabelError) as error:
@@ -86,8 +81,6 @@ class ChunkEncoder:
 
         Where columns cannot be taken whole it is one, as by `add`, which names the sample that is refused.
         """
-        if self._builder.unpublished is not None:
-            self._publish_unpublished()
         if columns.is_whole:
             most = MAX_LENGTH if self._most is None else self._most
             try:
@@ -108,9 +101,6 @@ class ChunkEncoder:
             raise error
         else:
             raise error.within(self._path, self._path, index) from error
-
-    def _publish_unpublished(self) -> None:
-        """Nothing is published here."""
 
     def take(self) -> Chunk:
         """The pending samples as a chunk; they are pending no more."""
@@ -147,9 +137,25 @@ class Publisher(ChunkEncoder):
     ) -> None:
         self.appender = appender
         self._seconds = seconds
+        # Its samples were given to the archive; once they are published another one takes its place.
+        self._given: ChunkBuilder | None = None
         self._began = self._published = time.monotonic()
         path, types = path or appender.path, appender.label_types()
         super().__init__(appender.head, path, spec, chunk_size, chunk_nbytes, failure_of, types)
+
+    @property
+    def is_broken(self) -> bool:
+        """True if an append ended by an error or an interrupt, so that nothing more is published."""
+        return self._builder is self._given
+
+    def check_usable(self) -> None:
+        """Raise as `Appender.check_usable`, and StorageError if it `is_broken`."""
+        self.appender.check_usable()
+        if self.is_broken:
+            raise StorageError(
+                f"{self._path}: an append was broken off; open it again, which knows what is there",
+                path=self._path,
+            )
 
     @property
     def is_due(self) -> bool:
@@ -170,17 +176,13 @@ class Publisher(ChunkEncoder):
         least, most = _SMALL_SECONDS
         return self.pending_nbytes >= _SMALL_NBYTES or waited > max(least, min(so_far / 2, most))
 
-    def _publish_unpublished(self) -> None:
-        failed = self._builder.unpublished
-        assert failed is not None
-        self.publish(failed.appended)
-
     def publish(self, appended: bool = False) -> int:
         """Publish the pending samples as one chunk, and the failures; returns how many samples.
 
         appended: their indices continue whatever the archive holds at that moment.
-        After an exception they are pending still, and the next call publishes them, once; but for a
-        LabelError, where another process published labels of another type, and they are let go.
+        After a LabelError, where another process published labels of another type, they are let go. After
+        any other exception of the append only opening the archive again tells whether they are there, and
+        this raises StorageError from then on.
         """
         try:
             # First: a stream's sample that failed is gone with its iteration.
@@ -199,16 +201,17 @@ class Publisher(ChunkEncoder):
     def _publish_pending(self, appended: bool) -> int:
         if not self.pending:
             return 0
-        builder = self._builder
-        chunk = builder.unpublished or builder.chunk(self._compress, appended)
+        self.check_usable()
+        chunk = self._builder.chunk(self._compress, appended)
+        # Before the append, and by one assignment: an interrupt may come anywhere.
+        self._given = self._builder
         try:
             count = self.append(chunk)
         except LabelError:
             self._builder = self._new_builder(self.appender.label_types())
             raise
-        # One assignment, so that an interrupt finds all of it pending, or nothing.
         if count:
-            self._builder = builder.successor(is_published=True)
+            self._builder = self._builder.successor(is_published=True)
         else:
             self._builder = self._new_builder(self.appender.label_types())
         return count

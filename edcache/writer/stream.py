@@ -71,7 +71,8 @@ def fill_stream(job: Job) -> None:
                         if publisher.is_due:
                             publisher.publish()
                 finally:
-                    publisher.publish()
+                    if not publisher.is_broken:
+                        publisher.publish()
             if count != appender.chain.end_index:
                 appender.amend(length=count)
             appender.seal()

@@ -136,6 +136,7 @@ class Aftermath:
         if append_locks:
             yield "the append lock is held"
         # The user goes on: whatever was open is used again, and closed.
+        self._is_told = False
         yield from self._go_on(made)
         yield from self._left_open(disk)
         files = disk.files()
@@ -143,7 +144,7 @@ class Aftermath:
             return
         found, problems, _ = self._reads.of(files, False)[0]
         lost = [index for index in self.operation.certain if found.get(index) != 0]
-        if isinstance(made, CacheWriter):
+        if isinstance(made, CacheWriter) and not self._is_told:
             lost += [index for index in self.operation.offered if found.get(index, 0) != 0]
         if lost:
             yield f"lost {lost}: {found}"
@@ -156,8 +157,9 @@ class Aftermath:
                     if self.operation.name == "write" and index == 8:
                         made.write(8, sample(8))
                 made.close()
-            except edcache.errors.ArchiveError:
-                if self.operation.name not in ("close", "abort"):
+            except edcache.errors.ArchiveError as error:
+                self._is_told = "an append was broken off" in str(error)
+                if not self._is_told and self.operation.name not in ("close", "abort"):
                     yield "it closed itself"
         elif isinstance(made, CachedDataset):
             with suppress(edcache.errors.ArchiveError):

@@ -400,7 +400,7 @@ def test_a_replaced_or_deleted_archive_takes_no_more_chunks(path, tmp_path):
         takes_place()
         with pytest.raises(StaleArchiveError, match="deleted, or another file has taken its place"):
             w.flush()
-        with pytest.raises(StaleArchiveError):
+        with pytest.raises(StorageError, match="an append was broken off"):
             w.close()
 
 
@@ -622,17 +622,19 @@ class FullOnce(System):
         return super().pwrite(fd, data, offset)
 
 
-def test_what_a_full_disk_refused_is_published_with_the_next_sample(path):
+def test_a_full_disk_ends_a_writer_and_the_next_one_goes_on(path):
+    w = CacheWriter(path, chunk_size=2)
+    w.extend([0, 1, 2])
     with replace_system(FullOnce()):
-        w = CacheWriter(path, chunk_size=2)
-        w.append(0)
-        with pytest.raises(StorageError, match="writing .* bytes at offset 4,288: No space left on device"):
-            w.append(1)
-        assert len(Reader(path)) == 0
-        w.append(2)
-        assert contents(path) == {0: 0, 1: 1}
-        w.close()
-    assert contents(path) == {0: 0, 1: 1, 2: 2}
+        with pytest.raises(StorageError, match="writing .* bytes at offset .*: No space left on device"):
+            w.append(3)
+        for use in (lambda: w.append(4), w.flush, w.close):
+            with pytest.raises(StorageError, match="a.zip: an append was broken off; open it again"):
+                use()
+    assert contents(path) == {0: 0, 1: 1}
+    with CacheWriter(path, "a") as w:
+        w.extend(range(w.next_index, 4))
+    assert contents(path) == {0: 0, 1: 1, 2: 2, 3: 3}
 
 
 def test_a_closed_appender_says_so(path):
@@ -820,7 +822,7 @@ def test_what_a_power_cut_took_is_missing_and_is_written_again(path):
     assert edcache.verify(path).sound
 
 
-def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_once(path):
+def test_what_was_interrupted_behind_its_header_is_there_and_only_once(path):
     class Interrupting(System):
         def pwrite(self, fd, data, offset):
             written = super().pwrite(fd, data, offset)
@@ -832,10 +834,14 @@ def test_a_chunk_whose_writer_was_interrupted_behind_its_header_is_published_onc
     w.extend("ab")
     with replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
         w.flush()
-    w.append("c")
-    w.close()
+    with pytest.raises(StorageError, match="an append was broken off"):
+        w.append("c")
+    with pytest.raises(StorageError, match="an append was broken off"):
+        w.close()
+    with CacheWriter(path, "a") as w:
+        assert w.next_index == 2
+        w.append("c")
     assert contents(path) == {0: "a", 1: "b", 2: "c"}
-    assert Reader(path).chunks == 2
 
 
 class Unsyncable(System):
