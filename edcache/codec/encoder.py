@@ -85,7 +85,6 @@ class Encoder:
         if last is not None:
             record = last.plan.record(sample)  # type: ignore[union-attr]
             if record is not None:
-                last.is_hot = True
                 return Encoded(last.schema, len(record), [(0, record)])
         if self._pickles:
             data = pickles.dump(sample)
@@ -118,7 +117,6 @@ class Encoder:
         except Refusal as refusal:
             raise refusal.error(f"{_where(refusal.path)}: cannot store {refusal}") from refusal.__cause__
         skeleton = self._skeletons.get(node) or self._new_skeleton(node, values)
-        skeleton.is_hot = True
         try:
             if not skeleton.fits(values):
                 skeleton.widen(values, self._admit)
@@ -130,14 +128,8 @@ class Encoder:
     def _new_skeleton(self, node: Any, values: list[Any]) -> _Skeleton:
         if _as_tuples(json.loads(dump(node))) != node:
             raise CodecError("sample: cannot store it: a class or field name holds surrogates")
-        self._last = None  # it may go
-        while len(self._skeletons) >= _MAX_SKELETONS:
-            # The oldest goes, but one that was met since it last was the oldest.
-            oldest = next(iter(self._skeletons))
-            skeleton = self._skeletons.pop(oldest)
-            if skeleton.is_hot:
-                skeleton.is_hot = False
-                self._skeletons[oldest] = skeleton
+        if len(self._skeletons) >= _MAX_SKELETONS:
+            self._skeletons.clear()
         skeleton = self._skeletons[node] = _Skeleton(node, values)
         return skeleton
 
@@ -240,8 +232,7 @@ def _with_shapes(node: Any, shapes: Iterator[tuple[int, ...] | None]) -> Any:
 class _Skeleton:
     """A schema without shapes, and the plan that puts the wire values of its samples at their offsets.
 
-    The shapes that have been one so far are constant: they stand in the schema of the plan. `is_hot` tells
-    whether the skeleton was met since it last was the oldest.
+    The shapes that have been one so far are constant: they stand in the schema of the plan.
     """
 
     def __init__(self, node: Any, values: list[Any]) -> None:
@@ -250,7 +241,7 @@ class _Skeleton:
         self._constant: list[tuple[int, tuple[int, ...]]] = []
         self._layout: Layout | None = None
         self.plan: FlatPlan | None = None
-        self._varies = self.is_hot = False
+        self._varies = False
 
     def fits(self, values: list[Any]) -> bool:
         """Tell whether the plan is one for these values; raises as `_check`."""

@@ -133,17 +133,11 @@ class _Dtype(_StandIn):
         self.dtype: np.dtype[Any] = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, order, parts, names, fields, itemsize, _, flags, *more = state
-        if parts is not None:
-            self.dtype = np.dtype((parts[0].dtype, parts[1]))
-        elif names is not None:
-            # This form checks that all fields are in the itemsize.
-            layout: Any = {"names": names, "itemsize": itemsize, "aligned": bool(flags & 0x80)}
-            layout["formats"] = [fields[name][0].dtype for name in names]
-            layout["offsets"] = [fields[name][1] for name in names]
-            self.dtype = np.dtype(layout)
-        elif self.dtype.kind in "mM":
-            unit, number, *_ = more[0][1]
+        _, order, parts, names, *_ = state
+        if parts is not None or names is not None:
+            raise _Refused("an array of a dtype with fields")
+        if self.dtype.kind in "mM":
+            unit, number, *_ = state[8][1]
             plain = unit.decode("ascii") if isinstance(unit, bytes) else unit
             if plain != "generic":
                 self.dtype = np.dtype(f"{self.dtype.kind}8[{int(number)}{plain}]")
