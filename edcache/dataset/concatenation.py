@@ -16,6 +16,7 @@ from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import ArchiveDataset, info_of
 from edcache.dataset.indexing import Root, Stored, stored_shares
 from edcache.dataset.randomness import numbered
+from edcache.dataset.transforms import extended
 from edcache.dataset.view import Samples
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
@@ -257,9 +258,9 @@ class Concat(Combined):
             with suppress(EdcacheError):  # whatever is wrong is named by the way below
                 return group.decoded(copy=True)
         samples: list[Any] = [None] * len(indices)
-        for part, places, positions in self._shares(indices):
+        for part, places, positions in self._shares(indices, fields):
             own = None if draws is None else [draws[place] for place in places.tolist()]
-            for place, sample in zip(places.tolist(), samples_of(part, positions, fields, own), strict=True):
+            for place, sample in zip(places.tolist(), samples_of(part, positions, own), strict=True):
                 samples[place] = sample
         return samples
 
@@ -269,22 +270,22 @@ class Concat(Combined):
         group = self._group(indices, fields)
         if group is not None:
             return collated_group(group, special, memory)
-        shares = self._shares(indices)
+        shares = self._shares(indices, fields)
         if len(shares) == 1:
             part, _, positions = shares[0]
-            return collated_of(part, positions, fields, special, memory)
-        if special is not None or _common(shares, fields) is None:
+            return collated_of(part, positions, special, memory)
+        if special is not None or _common(shares) is None:
             return NotImplemented
         try:
-            batches = [collated_of(part, positions, fields, None, fresh) for part, _, positions in shares]
+            batches = [collated_of(part, positions, None, fresh) for part, _, positions in shares]
             return merged(batches, [places for _, places, _ in shares], memory)
         except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
             return NotImplemented
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         if fields is None and self._joint() is not None:
-            return likeness_of(self.parts[0], np.zeros(1, np.int64), None)
-        return _common(self._shares(indices), fields)
+            return likeness_of(self.parts[0], np.zeros(1, np.int64))
+        return _common(self._shares(indices, fields))
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         numbers, trees = np.zeros(len(indices), np.int64), list[Node | None]()
@@ -304,13 +305,16 @@ class Concat(Combined):
         counts = np.diff(self._bounds).tolist()
         return stacked(self._tables(counts), counts, "concat()")
 
-    def _shares(self, indices: Ints) -> list[_Share]:
-        """The datasets that samples lie in: each with their places among the indices, and positions in it."""
+    def _shares(self, indices: Ints, fields: Projection | None = None) -> list[_Share]:
+        """The datasets that samples lie in: each with their places among the indices, and positions in it.
+
+        fields: those of the samples that are wanted, None for all.
+        """
         which, positions = self._places(indices)
         shares = []
         for k in np.unique(which).tolist():
-            places = np.flatnonzero(which == k)
-            shares.append((self.parts[k], places, positions[places]))
+            places, part = np.flatnonzero(which == k), self.parts[k]
+            shares.append((part if fields is None else _chosen(part, fields), places, positions[places]))
         return shares
 
     def _places(self, indices: Ints) -> tuple[Ints, Ints]:
@@ -329,49 +333,36 @@ def _plain_session(part: Any) -> Session | None:
     return part._reader.session if is_plain else None
 
 
-def _inner_fields(part: Samples, fields: Projection | None) -> Any:
-    """What a part's root is to read for some fields of the part's samples, None for all of them.
-
-    NotImplemented where the samples as the part gives them are needed.
-    """
+def _chosen(part: Samples, fields: Projection) -> Samples:
+    """The samples of a part with some fields of theirs; only what is needed of the records is read."""
     own = part._fields
+    if part._transform is None and (own is None or (not own.as_tuple and {*fields.paths} <= {*own.paths})):
+        return part._view(fields=fields)
+    return part._view(added=extended(part._added, fields.of_sample))
+
+
+def samples_of(part: Samples, positions: Ints, draws: Draws | None) -> list[Any]:
+    """The samples of a part at some positions in it. draws: of each, if known."""
+    own = numbered(part, positions, draws) if draws is not None and part._is_seeded else None
+    return part._read_many(part._root_indices(positions), own)
+
+
+def collated_of(part: Samples, positions: Ints, special: Special | None, memory: Memory) -> Any:
+    """The same collated; NotImplemented where default_collate must see them."""
     if part._transform is not None:
         return NotImplemented
-    if fields is None or own is None:
-        return own if fields is None else fields
-    if own.as_tuple or any(path not in own.paths for path in fields.paths):
-        return NotImplemented
-    return own.narrowed(fields.paths, fields.as_tuple)
+    return part._root._collated(part._root_indices(positions), part._fields, special, memory)
 
 
-def samples_of(part: Samples, positions: Ints, fields: Projection | None, draws: Draws | None) -> list[Any]:
-    """The samples of a part at some positions in it, or some fields of them. draws: of each, if known."""
-    indices, inner = part._root_indices(positions), _inner_fields(part, fields)
-    own = numbered(part, positions, draws) if draws is not None and part._is_seeded else None
-    if inner is not NotImplemented:
-        return part._root._many(indices, inner, own)
-    samples = part._read_many(indices, own)
-    return samples if fields is None else [fields.of_sample(sample) for sample in samples]
-
-
-def collated_of(
-    part: Samples, positions: Ints, fields: Projection | None, special: Special | None, memory: Memory
-) -> Any:
-    """The same collated; NotImplemented where default_collate must see them."""
-    inner = _inner_fields(part, fields)
-    if inner is NotImplemented:
-        return NotImplemented
-    return part._root._collated(part._root_indices(positions), inner, special, memory)
-
-
-def likeness_of(part: Samples, positions: Ints, fields: Projection | None) -> object:
+def likeness_of(part: Samples, positions: Ints) -> object:
     """See `Root._likeness`, of the samples of a part."""
-    inner = _inner_fields(part, fields)
-    return None if inner is NotImplemented else part._root._likeness(part._root_indices(positions), inner)
+    if part._transform is not None:
+        return None
+    return part._root._likeness(part._root_indices(positions), part._fields)
 
 
-def _common(shares: list[_Share], fields: Projection | None) -> object:
+def _common(shares: list[_Share]) -> object:
     """The likeness of all shares; None where they differ."""
-    each = (likeness_of(part, positions, fields) for part, _, positions in shares)
+    each = (likeness_of(part, positions) for part, _, positions in shares)
     first = next(each, None)
     return first if all(likeness is not None and likeness == first for likeness in each) else None

@@ -16,6 +16,7 @@ from edcache.dataset.concatenation import Concat, concat
 from edcache.dataset.epoch import EpochSampler
 from edcache.dataset.permutation import Computed, permuted, word, words
 from edcache.dataset.selection import Selection, Shuffled
+from edcache.dataset.split import apportioned
 from edcache.dataset.state import State
 from edcache.dataset.view import Samples
 
@@ -159,11 +160,7 @@ def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
     counts = [int(part * common) for part in parts]
     counts = [count // math.gcd(*counts) for count in counts]
     if sum(counts) > _MOST_DRAWS:
-        total = sum(counts)
-        shares = [divmod(count * _MOST_DRAWS, total) for count in counts]
-        lacking = _MOST_DRAWS - sum(share for share, _ in shares)
-        largest = sorted(range(len(shares)), key=lambda k: (-shares[k][1], k))[:lacking]
-        counts = [share + (k in largest) for k, (share, _) in enumerate(shares)]
+        counts = apportioned([_MOST_DRAWS], counts)[0]
         if any(part and not count for part, count in zip(parts, counts, strict=True)):
             raise OptionError(
                 f"weights={reprlib.repr(weights)}: the least is below 1 / {_MOST_DRAWS:,} of all; leave it "

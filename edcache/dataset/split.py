@@ -155,7 +155,7 @@ def apportioned(counts: Sequence[int], weights: Sequence[int]) -> list[list[int]
         held = [max(have, total * weight // whole) for have, weight in zip(held, weights, strict=True)]
         # The share of these is not met yet, but for less than one.
         able = [k for k, weight in enumerate(weights) if held[k] * whole < total * weight]
-        able.sort(key=lambda k: Fraction(held[k] + 1, weights[k]))
+        able.sort(key=lambda k: -((held[k] + 1) * -whole // weights[k]))
         for column in able[: total - sum(held)]:
             held[column] += 1
         table.append([now - then for now, then in zip(held, before, strict=True)])

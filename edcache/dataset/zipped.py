@@ -63,7 +63,7 @@ class Zipped(Combined):
 
     def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
         indices = checked_indices(indices, len(self))
-        columns = [samples_of(part, indices, None, draws) for part in self.parts]
+        columns = [samples_of(part, indices, draws) for part in self.parts]
         joined = [self._joined(parts) for parts in zip(*columns, strict=True)]
         return joined if fields is None else [fields.of_sample(sample) for sample in joined]
 
@@ -75,12 +75,12 @@ class Zipped(Combined):
             return NotImplemented
         indices = checked_indices(indices, len(self))
         try:
-            batches = [collated_of(part, indices, None, None, memory) for part in self.parts]
+            batches = [collated_of(part, indices, None, memory) for part in self.parts]
             if all(batch is NotImplemented for batch in batches):
                 return NotImplemented
             for place, part in enumerate(self.parts):
                 if batches[place] is NotImplemented:
-                    batches[place] = default_collate(samples_of(part, indices, None, None))
+                    batches[place] = default_collate(samples_of(part, indices, None))
             batch = self._joined(batches)
             return batch if fields is None else fields.of_sample(batch)
         except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
@@ -88,7 +88,7 @@ class Zipped(Combined):
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
         indices = checked_indices(indices, len(self))
-        likeness = [likeness_of(part, indices, None) for part in self.parts]
+        likeness = [likeness_of(part, indices) for part in self.parts]
         is_known = None not in likeness and not (fields is not None and fields.as_tuple)
         return (likeness, fields and fields.paths) if is_known else None
 
