@@ -116,7 +116,10 @@ def _fill(
 @click.command("import")
 @click.argument("old", type=PATH)
 @output()
-@flags("kind", "in_memory_keys")
+@click.option(
+    "--from", "kind", type=click.Choice(get_args(interop.Kind)), required=True, help="What wrote OLD."
+)
+@flags("in_memory_keys")
 @click.option("--trust-pickle", is_flag=True, help="Unpickle whatever OLD holds; its author's code runs.")
 @click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
 @flags("arguments", "compression", "codec", "num_workers", "on_error", "progress")
@@ -124,7 +127,7 @@ def _fill(
 def import_(
     old: str,
     output: str,
-    kind: Any,
+    kind: interop.Kind,
     trust_pickle: bool,
     factory: str | None,
     arguments: Sequence[str],
@@ -144,7 +147,7 @@ def import_(
       1    OLD lacks some, or they could not be read: they are named, and missing in the archive
     \b
     Example:
-      edcache import cached/train.zip -o train.zip -j 4
+      edcache import cached/train.zip -o train.zip --from edflow -j 4
     """
     if factory is not None:
         options["fingerprint"] = Call(factory, arguments, None).fingerprint()

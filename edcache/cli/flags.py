@@ -8,7 +8,6 @@ from typing import Any, Final, TypeAlias, TypeVar, get_args
 import click
 
 from edcache.base import Codec, OnError, parsed_bytes
-from edcache.interop import Kind
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -80,7 +79,6 @@ _FLAGS: Final[dict[str, _Option]] = dict(
             is_flag=True,
             callback=_denied,
         ),
-        _flag("kind", "What OLD is; else it is recognised.", "--from", type=click.Choice(get_args(Kind))),
         _flag("limit", "Most rows shown; of a table 20 by default.", metavar="N", type=click.IntRange(0)),
         _flag(
             "num_workers",

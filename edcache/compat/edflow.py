@@ -1,8 +1,7 @@
-"""edflow's names: CachedDataset, PathCachedDataset, ExamplesFolder and cachable.
+"""edflow's names over archives: CachedDataset, PathCachedDataset and cachable.
 
 Samples are dicts with "index_" (numpy.int64) added; the archive of a dataset with `root` and `name` is
-`<root>/cached/<name>.zip`. An old zip is read once into `<name>.edcache.zip` beside it, by an allow-list of
-names unless `trust_pickle=True`, and stays as it is. docs/migrating.md has what is different.
+`<root>/cached/<name>.zip`. `edcache import` makes it of an old zip. docs/migrating.md has what is different.
 """
 
 from __future__ import annotations
@@ -16,37 +15,25 @@ import numpy as np
 
 import edcache.dataset
 from edcache.base import OptionError, SampleIndexError
-from edcache.interop import migrated
 from edcache.writer import source_fingerprint
 
-__all__ = ["CachedDataset", "ExamplesFolder", "PathCachedDataset", "cachable"]
-
-CHUNK_SIZE = 64
+__all__ = ["CachedDataset", "PathCachedDataset", "cachable"]
 
 
 class PathCachedDataset(edcache.dataset.CachedDataset):
-    """edflow's PathCachedDataset: an archive at a path. An old zip goes to "<path without .zip>.edcache.zip".
+    """edflow's PathCachedDataset: an archive at a path; the dataset may be None if it is complete.
 
-    The dataset may be None where the archive is complete. Options are those of CachedDataset; by default what
-    is missing is computed now.
+    Options are those of `edcache.CachedDataset`; by default what is missing is computed now.
     """
 
     base_dataset: Any
 
-    def __init__(
-        self, dataset: Any, path: str | os.PathLike[str], *, trust_pickle: bool = False, **options: Any
-    ) -> None:
-        where = migrated(os.fspath(path), dataset, options, trust_pickle=trust_pickle)
-        self._open(dataset, where, options)
-
-    def _open(self, dataset: Any, path: str, options: dict[str, Any]) -> None:
+    def __init__(self, dataset: Any, path: str | os.PathLike[str], **options: Any) -> None:
         self.base_dataset = dataset
-        source = None
         if dataset is not None:
             # The fingerprint is that of the dataset, as without these names.
-            defaults = {"chunk_size": CHUNK_SIZE, "fingerprint": source_fingerprint(dataset)}
-            source, options = Indexed(dataset), defaults | options
-        super().__init__(source, path, **options)
+            options = {"chunk_size": 64, "fingerprint": source_fingerprint(dataset)} | options
+        super().__init__(None if dataset is None else Indexed(dataset), path, **options)
 
     def cache_dataset(self) -> None:
         """Compute every missing sample now, as `warmup`."""
@@ -62,9 +49,9 @@ class PathCachedDataset(edcache.dataset.CachedDataset):
         return self.path
 
     @property
-    def store_dir(self) -> str:
-        """The folder of the archive."""
-        return os.path.dirname(self.path)
+    def root(self) -> str:
+        """The folder above `cached`."""
+        return os.path.dirname(os.path.dirname(self.path))
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -79,10 +66,8 @@ class CachedDataset(PathCachedDataset):
         force_cache: True computes what is missing now; False when it is asked for.
         keep_existing: False, with force_cache, builds the archive anew.
         _legacy: without meaning: there is one layout.
-        chunk_size: most samples that one publication holds.
-        trust_pickle: unpickle an old cache whatever it holds.
-        options: as for `edcache.CachedDataset`: num_workers, progress, transform, ...
-    Raises: as `edcache.CachedDataset`; CodecError for an old cache that needs a class.
+        options: as for `edcache.CachedDataset`: chunk_size (64), num_workers, progress, transform, ...
+    Raises: as `edcache.CachedDataset`; OptionError for a dataset without `root` and `name`.
     """
 
     def __init__(
@@ -91,9 +76,6 @@ class CachedDataset(PathCachedDataset):
         force_cache: bool = False,
         keep_existing: bool = True,
         _legacy: bool = True,
-        chunk_size: int = CHUNK_SIZE,
-        *,
-        trust_pickle: bool = False,
         **options: Any,
     ) -> None:
         root, name = getattr(dataset, "root", None), getattr(dataset, "name", None)
@@ -102,80 +84,36 @@ class CachedDataset(PathCachedDataset):
                 f"the dataset, a {type(dataset).__name__}, has no `root` and `name` to make the path of its "
                 "cache from; set them, or use PathCachedDataset(dataset, path)"
             )
-        path = _migrated(os.fspath(root), str(name), trust_pickle, dataset, options)
-        keep_existing = keep_existing or not force_cache
-        options |= {"lazy": not force_cache, "keep_existing": keep_existing, "chunk_size": chunk_size}
-        self._open(dataset, path, options)
+        filling = {"lazy": not force_cache, "keep_existing": keep_existing or not force_cache}
+        super().__init__(dataset, _path(os.fspath(root), str(name)), **filling, **options)
 
     @classmethod
     def from_cache(  # type: ignore[override]
-        cls, root: str, name: str, _legacy: bool = True, *, trust_pickle: bool = False, **options: Any
-    ) -> CachedDataset:
-        """Open `<root>/cached/<name>.zip`, or the old cache there, without the dataset that made it."""
-        cache = cls.__new__(cls)
-        cache._open(None, _migrated(os.fspath(root), name, trust_pickle, None, {}), options)
-        return cache
-
-    @property
-    def root(self) -> str:
-        """The folder above `cached`."""
-        return os.path.dirname(self.store_dir)
+        cls, root: str, name: str, _legacy: bool = True, **options: Any
+    ) -> PathCachedDataset:
+        """Open `<root>/cached/<name>.zip` without the dataset that made it."""
+        return PathCachedDataset(None, _path(os.fspath(root), name), **options)
 
 
-class ExamplesFolder:
-    """The files of an unzipped cache of edflow, by name, as bytes.
-
-    >>> ExamplesFolder("cached/train").read("example_3.p")
-    """
-
-    def __init__(self, root: str | os.PathLike[str]) -> None:
-        self.root = os.fspath(root)
-
-    def read(self, name: str) -> bytes:
-        """The bytes of a file of the folder; they are not unpickled.
-
-        Raises:
-            OptionError: the name leads out of the folder. OSError.
-        """
-        if os.path.basename(name) != name or name in ("", ".", ".."):
-            raise OptionError(f"{self.root}: {name!r} is no name of a file in this folder")
-        with open(os.path.join(self.root, name), "rb") as file:
-            return file.read()
-
-
-def cachable(path: str | os.PathLike[str], *, trust_pickle: bool = False, **options: Any) -> Any:
+def cachable(path: str | os.PathLike[str], **options: Any) -> Any:
     """Cache the datasets that a function makes, at a path, as edflow's decorator was meant to.
 
     Args:
-        path: the archive, or an old zip that edflow's decorator wrote.
-        trust_pickle: as in CachedDataset.
+        path: the archive.
         options: as for `edcache.cachable`: in_memory_keys, num_workers, version, ...
     Returns:
         A decorator; the decorated function returns an `edcache.CachedDataset` of dicts with "index_".
 
     Calls with other arguments raise StaleCacheError, where edflow returned the first call's samples; name
-    them in the path ("cache/{split}.zip") to have a cache for each. Samples of an old zip are taken for those
-    of any arguments.
+    them in the path ("cache/{split}.zip") to have a cache for each.
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[..., Any]) -> Callable[..., edcache.dataset.CachedDataset]:
         @functools.wraps(function)
         def indexed(*args: Any, **kwargs: Any) -> Indexed:
             return Indexed(function(*args, **kwargs))
 
-        factory = edcache.dataset.cachable(path, **options)(indexed)
-
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> edcache.dataset.CachedDataset:
-            wanted = factory.cache_path(*args, **kwargs)
-            where = migrated(wanted, None, options, trust_pickle=trust_pickle)
-            if where == wanted:
-                return factory(*args, **kwargs)
-            literal = where.replace("{", "{{").replace("}", "}}")
-            own = edcache.dataset.cachable(literal, **options | {"on_stale": "ignore"})(indexed)
-            return own(*args, **kwargs)
-
-        return call
+        return edcache.dataset.cachable(path, **options)(indexed)
 
     return decorate
 
@@ -199,6 +137,5 @@ class Indexed:
         return {**sample, "index_": np.int64(index)}
 
 
-def _migrated(root: str, name: str, trust_pickle: bool, dataset: Any, options: dict[str, Any]) -> str:
-    base = os.path.join(root, "cached", name)
-    return migrated(f"{base}.zip", dataset, options, old=base, trust_pickle=trust_pickle)
+def _path(root: str, name: str) -> str:
+    return os.path.join(root, "cached", f"{name}.zip")

@@ -2,6 +2,5 @@ from .export import export as export
 from .folders import EXTENSIONS as EXTENSIONS
 from .folders import image_folder as image_folder
 from .importer import import_cache as import_cache
-from .importer import migrated as migrated
 from .kinds import Format as Format
 from .kinds import Kind as Kind

@@ -1,4 +1,4 @@
-"""Datasets that their own library reads: webdataset, tensordict, MDS, litdata, datasets; image folders."""
+"""Datasets that their own library reads: webdataset, tensordict, MDS, litdata, datasets."""
 
 from __future__ import annotations
 
@@ -20,17 +20,12 @@ from edcache.base import (
     MissingDependencyError,
 )
 from edcache.codec import ImageFile, restored, torch_loaded
-from edcache.interop.folders import image_folder
 from edcache.interop.import_source import OldCache, foreign_errors, read_file
 from edcache.interop.kinds import Kind
 from edcache.writer import declared
 
-INDEX: Final = "index.json"
-STATE: Final = "state.json"
-META: Final = "meta.json"
-KEY: Final = "__key__"
-BEGUN: Final = "autocopy_start.txt"
-ENDED: Final = "autocopy_end.txt"
+_INDEX: Final = "index.json"
+_KEY: Final = "__key__"
 
 _END: Final = bytes(1024)
 _ENCODED: Final = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
@@ -152,7 +147,7 @@ class Litdata(_Packaged):
     def _open(self) -> Any:
         from litdata import StreamingDataset
 
-        config = json.loads(read_file(os.path.join(self.path, INDEX)))["config"]
+        config = json.loads(read_file(os.path.join(self.path, _INDEX)))["config"]
         formats = map(str, config["data_format"] or ())
         unsafe = [name for name in formats if name.partition(":")[0] not in _SAFE]
         unsafe += _unsafe_containers(json.loads(config["data_spec"])[1])
@@ -197,25 +192,6 @@ class HuggingFace(_Packaged):
         return sample
 
 
-class Images(OldCache):
-    """What `edcache.image_folder` has, with a note where KappaData's copying did not end."""
-
-    kind = "images"
-
-    def __init__(self, path: str, trust_pickle: bool = False) -> None:
-        super().__init__(path, trust_pickle)
-        self._folder = image_folder(path)
-        self._length = len(self._folder)
-        self.in_memory_keys = self._folder.in_memory_keys
-        begun, ended = (os.path.exists(os.path.join(path, name)) for name in (BEGUN, ENDED))
-        if begun and not ended:
-            note = f"its copying did not end: {BEGUN} is there, {ENDED} is not; files may be missing"
-            self.notes.append(note)
-
-    def _read(self, index: int) -> Any:
-        return self._folder[index]
-
-
 class Webdataset:
     """A .tar file, or all of a folder by name, as webdataset iterates them.
 
@@ -224,7 +200,7 @@ class Webdataset:
     """
 
     kind: ClassVar[Kind] = "webdataset"
-    in_memory_keys: Any = (KEY,)
+    in_memory_keys: Any = (_KEY,)
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         self.path = path
@@ -257,10 +233,10 @@ class Webdataset:
             with foreign_errors(shard), open(shard, "rb") as stream:
                 _check_end(shard, stream)
                 for found in group_by_keys(tar_file_expander([{"url": shard, "stream": stream}])):
-                    sample = {KEY: found[KEY]}
+                    sample = {_KEY: found[_KEY]}
                     for name, data in found.items():
                         if not name.startswith("__"):
-                            sample[name] = self._decoded(decode, name, data, f"{shard}: {found[KEY]}.{name}")
+                            sample[name] = self._decoded(decode, name, data, f"{shard}: {found[_KEY]}.{name}")
                     yield sample
 
     def _decoded(self, decode: dict[str, Callable[[bytes], Any]], name: str, data: bytes, place: str) -> Any:

@@ -11,16 +11,16 @@ import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, Final
 
-from edcache.base import ArchiveError, CodecError, LabelError, OptionError
+from edcache.base import ArchiveError, LabelError, OptionError
 from edcache.codec import restored, torch_loaded
 from edcache.interop.import_source import OldCache, files_below, foreign_errors, read_file
 from edcache.labels import collected
 
-LABELS: Final = "labels.p"
+_LABELS: Final = "labels.p"
 # Zero-padded before edflow's first release.
-EXAMPLE: Final = re.compile(r"example_(\d{1,18})\.p", re.ASCII)
-METADATA: Final = "METADATA"
-SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
+_EXAMPLE: Final = re.compile(r"example_(\d{1,18})\.p", re.ASCII)
+_METADATA: Final = "METADATA"
+_SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
 
 _SIGNATURE: Final = b"PK\x03\x04"
 _HEADER: Final = struct.Struct("<4s2xHHxxxxIIIHH")
@@ -36,10 +36,10 @@ class Edflow(OldCache):
         # The later one of two members with the same name counts.
         self._members = {} if os.path.isdir(path) else {m.filename: m for m in self._infos()}
         names = self._members or [os.path.basename(file) for file in files_below(path)]
-        matches = filter(None, map(EXAMPLE.fullmatch, names))
+        matches = filter(None, map(_EXAMPLE.fullmatch, names))
         self._names = {int(match[1]): match[0] for match in matches}
         self._set_indices(self._names, self._stated_length())
-        if LABELS in names:
+        if _LABELS in names:
             self._add_labels()
         elif self._names:
             self.notes.append(
@@ -67,15 +67,8 @@ class Edflow(OldCache):
         return read_file(os.path.join(self.path, name))
 
     def _stated_length(self) -> int | None:
-        """Read the files that `@cachable(path)` left beside the zip: path + ".p", path + "parameters.p"."""
-        parameters, length = f"{self.path}parameters.p", f"{self.path}.p"
-        if os.path.isfile(parameters):
-            try:
-                args, kwargs = restored(read_file(parameters), parameters)
-                note = f"it was made by a call with the arguments {args!r:.200} {kwargs!r:.200}"
-            except (CodecError, ArchiveError, TypeError, ValueError) as error:
-                note = f"the arguments of its call were not read: {error}"
-            self.notes.append(note)
+        """Read the file that `@cachable(path)` left beside the zip: path + ".p"."""
+        length = f"{self.path}.p"
         if not os.path.isfile(length):
             return None
         count = restored(read_file(length), length)
@@ -85,8 +78,8 @@ class Edflow(OldCache):
 
     def _add_labels(self) -> None:
         """Make label columns of labels.p: by field where samples have the field, else by their values."""
-        place = f"{self.path}: {LABELS}"
-        labels = restored(self._bytes(LABELS), place, trust=self.trust_pickle)
+        place = f"{self.path}: {_LABELS}"
+        labels = restored(self._bytes(_LABELS), place, trust=self.trust_pickle)
         if not isinstance(labels, dict) or not all(type(values) is list for values in labels.values()):
             raise ArchiveError(f"{place} is no dict of lists, as edflow writes it")
         try:
@@ -197,12 +190,12 @@ class TorchXla(_TorchFiles):
 def _sample_name(name: str) -> re.Match[str] | None:
     """Match the last part of a path of which every part is a number."""
     *folders, last = name.split(os.sep)
-    return SAMPLE.fullmatch(last) if all(part.isdecimal() for part in folders) else None
+    return _SAMPLE.fullmatch(last) if all(part.isdecimal() for part in folders) else None
 
 
 def _metadata(path: str) -> tuple[int | None, int]:
     """(samples, files per folder) as METADATA says; (None, 1000) where there is none."""
-    file = os.path.join(path, METADATA)
+    file = os.path.join(path, _METADATA)
     if not os.path.isfile(file):
         return None, 1000
     try:

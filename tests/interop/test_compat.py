@@ -1,28 +1,22 @@
 """Old scripts run with one import changed, over old caches and new ones."""
 
-import logging
 import pickle
-import re
 import subprocess
 import sys
 import textwrap
 
 import fsspec
-import numpy as np
 import object_servers
-import old_caches
 import pytest
 import torch
 from likeness import same
-from old_caches import edflow_samples, edflow_zip, with_index, xla_folder
-from torch.utils.data import DataLoader
+from old_caches import edflow_samples, with_index
 
 import edcache
 from edcache import View
 from edcache.compat import edflow, torch_xla
 from edcache.errors import (
     ArchiveNotFoundError,
-    CodecError,
     MissingSampleError,
     OptionError,
     PartialArchiveWarning,
@@ -159,82 +153,6 @@ def test_without_force_cache_samples_are_computed_when_they_are_asked_for(tmp_pa
     assert len(source.computed) == 22
 
 
-def test_an_old_zip_in_the_place_is_taken_over_once_and_stays(tmp_path, caplog):
-    source = Source(tmp_path)
-    old = edflow_zip(tmp_path / "cached" / "toy.zip", source.samples, ["label"])
-    before = old.read_bytes()
-    with caplog.at_level(logging.WARNING):
-        ds = edflow.CachedDataset(source, force_cache=True)
-    assert caplog.messages == [f"{old}: its 11 samples are in {tmp_path}/cached/toy.edcache.zip now"]
-    assert ds.path == str(tmp_path / "cached" / "toy.edcache.zip")
-    assert all(same(ds[i], with_index(sample, i)) for i, sample in enumerate(source.samples))
-    assert ds.labels["label"].tolist() == [i % 3 for i in range(11)]
-    assert source.computed == []
-    caplog.clear()
-    opened = edflow.CachedDataset.from_cache(str(tmp_path), "toy")
-    assert opened[3]["index_"] == 3
-    assert caplog.messages == []
-    assert old.read_bytes() == before
-
-
-@pytest.mark.parametrize("kind", ["zip", "folder"])
-def test_an_old_cache_without_the_ending_is_taken_over(tmp_path, kind):
-    source = Source(tmp_path)
-    old = edflow_zip(tmp_path / "cached" / "toy.zip", source.samples, ["label"])
-    if kind == "folder":
-        old_caches.unpacked(old, old.with_suffix(""))
-        old.unlink()
-    else:
-        old.rename(old.with_suffix(""))
-    ds = edflow.CachedDataset.from_cache(tmp_path, "toy")
-    assert ds.path == str(tmp_path / "cached" / "toy.zip")
-    assert same(ds[10], with_index(source.samples[10], 10))
-
-
-def test_what_an_old_zip_lacks_is_computed(tmp_path, caplog):
-    source = Source(tmp_path)
-    old = edflow_zip(tmp_path / "cached" / "toy.zip", source.samples, labels=0, skip=(2, 5))
-    old_caches.killed(old)
-    with caplog.at_level(logging.WARNING):
-        ds = edflow.CachedDataset(source, force_cache=True)
-    assert f"{old}: 2 of 11 samples are not in it: 2, 5" in caplog.messages
-    assert source.computed == [2, 5]
-    assert all(same(ds[i], with_index(sample, i)) for i, sample in enumerate(source.samples))
-    assert ds.labels["label"].tolist() == [i % 3 for i in range(11)]
-
-
-class Custom:
-    pass
-
-
-def test_an_old_zip_that_needs_a_class_is_refused_unless_it_is_trusted(tmp_path):
-    edflow_zip(tmp_path / "cached" / "toy.zip", [{"x": Custom()}], labels=0)
-    with pytest.raises(CodecError, match=r"toy\.zip: example_0\.p needs test_compat\.Custom; "):
-        edflow.CachedDataset.from_cache(tmp_path, "toy")
-    with pytest.raises(CodecError, match=r"cannot store test_compat\.Custom; .*, or choose codec="):
-        edflow.CachedDataset.from_cache(tmp_path, "toy", trust_pickle=True)
-    path = tmp_path / "cached" / "toy.zip"
-    (tmp_path / "cached" / "toy.edcache.zip").unlink()
-    ds = edflow.PathCachedDataset(None, path, trust_pickle=True, codec="pickle", allow_pickle=True)
-    assert type(ds[0]["x"]) is Custom
-
-
-def test_the_decorator_takes_over_what_edflows_left(tmp_path):
-    source = Source(tmp_path)
-    old = old_caches.edflow_decorated(tmp_path / "c.zip", source.samples, ["label"], ("train",))
-    calls = []
-
-    @edflow.cachable(old)
-    def made(split):
-        calls.append(split)
-        return source
-
-    assert made.__name__ == "made"
-    assert same(made("train")[3], with_index(source.samples[3], 3))
-    assert made("test").path == str(tmp_path / "c.edcache.zip")
-    assert calls == []
-
-
 def test_the_decorator_compares_arguments_and_takes_them_into_the_path(tmp_path):
     @edflow.cachable(tmp_path / "c.zip")
     def made(count):
@@ -258,7 +176,6 @@ def test_a_path_has_the_cache_of_a_dataset(tmp_path):
     with pytest.raises(ArchiveNotFoundError):
         edflow.PathCachedDataset(None, path)
     ds = edflow.PathCachedDataset(source, path, chunk_size=3)
-    assert ds.store_dir == str(tmp_path)
     assert list(ds.labels) == ["label"]
     assert len(edflow.PathCachedDataset(None, path)) == 11
     with pytest.raises(
@@ -278,27 +195,6 @@ def test_a_dataset_of_edflow_has_a_root_a_name_and_dicts(tmp_path):
         edflow.PathCachedDataset([1], tmp_path / "p.zip")
     with pytest.raises(SampleIndexError, match=r"index 1 not in \[0, 1\)"):
         edflow.Indexed([{}])[1]
-
-
-def test_the_files_of_a_folder_are_read_by_name_alone(tmp_path):
-    folder = old_caches.unpacked(edflow_zip(tmp_path / "a.zip", edflow_samples(2)), tmp_path / "a")
-    assert pickle.loads(edflow.ExamplesFolder(folder).read("example_1.p"))["label"] == 1
-    for name in ("../a.zip", "/etc/passwd", "..", ""):
-        with pytest.raises(OptionError, match=re.escape(f"{name!r} is no name of a file in this folder")):
-            edflow.ExamplesFolder(folder).read(name)
-    with pytest.raises(FileNotFoundError):
-        edflow.ExamplesFolder(folder).read("example_2.p")
-
-
-def test_what_is_at_the_path_and_is_ours_but_damaged_is_left_to_the_reader(tmp_path):
-    path = tmp_path / "p.zip"
-    edflow.PathCachedDataset([{"a": i} for i in range(3)], path)
-    data = bytearray(path.read_bytes())
-    data[60:4000] = bytes(3940)
-    path.write_bytes(data)
-    with pytest.raises(edcache.errors.CorruptArchiveError):
-        edflow.PathCachedDataset(None, path)
-    assert path.read_bytes() == data
 
 
 # ----------------------------------------------------------------------------------------- torch_xla
@@ -328,37 +224,6 @@ def test_torch_xla_computes_what_is_asked_for(tmp_path):
     assert ds.path == f"{path}.zip"
     assert len(torch_xla.CachedDataset(None, f"{path}.zip")) == 5
     assert torch_xla.CachedDataset(Images(), tmp_path / "now", lazy=False).complete
-
-
-@pytest.mark.parametrize("era", ["1.6", "1.7"])
-def test_a_torch_xla_folder_is_taken_over_once(tmp_path, caplog, era):
-    samples = [(torch.ones(2) * i, np.float32(i)) for i in range(12)]
-    root = xla_folder(tmp_path / "cache", samples, per_folder=5, era=era)
-    files = sorted(p.name for p in root.rglob("*"))
-    with caplog.at_level(logging.WARNING):
-        ds = torch_xla.CachedDataset(None, f"{root}/")
-    assert caplog.messages[-1] == f"{root}: its 12 samples are in {root}.zip now"
-    assert all(same(ds[i], sample) for i, sample in enumerate(samples))
-    assert [len(b[1]) for b in DataLoader(ds, batch_size=6)] == [6, 6]
-    caplog.clear()
-    torch_xla.CachedDataset(None, root)
-    assert caplog.messages == []
-    assert sorted(p.name for p in root.rglob("*")) == files
-
-
-def test_what_a_torch_xla_folder_lacks_is_computed(tmp_path):
-    samples = [(torch.ones(2) * i, i) for i in range(6)]
-    root = xla_folder(tmp_path / "cache", samples, skip=(1, 5))
-    computed = []
-
-    class Images(list):
-        def __getitem__(self, i):
-            computed.append(i)
-            return super().__getitem__(i)
-
-    ds = torch_xla.CachedDataset(Images(samples), root)
-    assert all(same(ds[i], sample) for i, sample in enumerate(samples))
-    assert computed == [1, 5]
 
 
 def test_a_url_is_opened_where_the_new_archive_lies(tmp_path):

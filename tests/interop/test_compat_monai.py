@@ -123,15 +123,13 @@ def test_hash_transform_tells_transforms_apart(tmp_path, ours, parts):
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"runtime_cache": True}], ids=str)
 def test_a_cache_dataset_is_filled_once(tmp_path, ours, options, parts):
     log = tmp_path / "log"
-    dataset = ours.CacheDataset(
-        items(5), [parts.Counted(log), parts.Noise()], cache_rate=0.6, progress=False, **options
-    )
-    assert computed(log) == (0 if "runtime_cache" in options else 3)
+    dataset = ours.CacheDataset(items(5), [parts.Counted(log), parts.Noise()], progress=False, **options)
+    assert computed(log) == (0 if "runtime_cache" in options else 5)
     check(dataset, items(5))
-    assert computed(log) == 5  # the last two are not cached
+    assert computed(log) == 5
     loader = DataLoader(dataset, batch_size=None, num_workers=2)
     assert [sample["n"] for sample in loader] == [0, 1, 2, 3, 4]
-    folder = dataset._folder
+    folder = dataset.cache_dir
     dataset.set_data(items(2, first=7))
     check(dataset, items(2, first=7))
     assert len([name for name in os.listdir(folder) if name.endswith(".zip")]) == 1
@@ -147,15 +145,6 @@ def test_a_cache_dataset_with_a_folder_is_there_for_the_next_run(tmp_path, ours,
         )
         check(dataset, items(3))
     assert computed(log) == 3
-
-
-def test_items_of_one_hash_are_cached_once(tmp_path, ours, parts):
-    log = tmp_path / "log"
-    data = [{"n": n} for n in (0, 1, 1, 0)]
-    dataset = ours.CacheDataset(data, [parts.Counted(log), parts.Noise()], hash_as_key=True, progress=False)
-    assert computed(log) == dataset.cache_num == 2
-    check(dataset, [{"n": n} for n in (0, 1, 1, 0)])
-    assert computed(log) == 2
 
 
 # --- folders that MONAI's own PersistentDataset left
@@ -176,7 +165,7 @@ def folder(tmp_path, parts):
 
 
 def test_a_trusted_folder_is_imported_with_its_metatensors(tmp_path, folder, parts):
-    ds = import_cache(folder, tmp_path / "a.zip", trust_pickle=True, progress=False)
+    ds = import_cache(folder, tmp_path / "a.zip", "monai", trust_pickle=True, progress=False)
     found = sorted(ds, key=lambda sample: sample["n"])
     for n, sample in enumerate(found):
         assert type(sample["image"]) is parts.theirs.MetaTensor
@@ -186,12 +175,12 @@ def test_a_trusted_folder_is_imported_with_its_metatensors(tmp_path, folder, par
 
 def test_an_untrusted_folder_says_what_it_needs(tmp_path, folder):
     with pytest.raises(CodecError, match=r"needs .*; if you trust its author, trust_pickle=True"):
-        import_cache(folder, tmp_path / "a.zip", progress=False)
+        import_cache(folder, tmp_path / "a.zip", "monai", progress=False)
 
 
 def test_the_order_of_a_folder_is_given_at_once(tmp_path, folder):
     names = sorted(os.listdir(folder), reverse=True)
-    ds = import_cache(folder, tmp_path / "a.zip", order=names, trust_pickle=True, progress=False)
+    ds = import_cache(folder, tmp_path / "a.zip", "monai", order=names, trust_pickle=True, progress=False)
     expected = [torch.load(folder / name, weights_only=False)["n"] for name in names]
     assert [sample["n"] for sample in ds] == expected
 
@@ -201,7 +190,7 @@ def test_whatever_a_trusted_pickle_raises_is_ours(tmp_path):
     name = f"{'0' * 64}.pt"
     torch.save({"x": Bomb()}, tmp_path / "old" / name)
     with pytest.raises(ArchiveError, match=rf"{name} does not unpickle: ConnectionError: no such host"):
-        import_cache(tmp_path / "old", tmp_path / "a.zip", trust_pickle=True, progress=False)
+        import_cache(tmp_path / "old", tmp_path / "a.zip", "monai", trust_pickle=True, progress=False)
 
 
 def test_a_dataset_is_pickled(tmp_path, ours, parts):

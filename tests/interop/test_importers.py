@@ -34,8 +34,8 @@ from edcache.interop.importer import import_cache, old_cache
 KEYS = ["label", "name", "score"]
 
 
-def opened(path, *arguments, **options):
-    return old_cache(str(path), *arguments, **options)
+def opened(path, kind="edflow", **options):
+    return old_cache(str(path), kind, **options)
 
 
 def check(ds, samples, skip=()):
@@ -64,7 +64,7 @@ def old(tmp_path):
 def test_an_edflow_zip_reads_back_exactly_with_its_labels(old, path, protocol):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS, protocol=protocol)
-    ds = check(import_cache(old, path), indexed(samples))
+    ds = check(import_cache(old, path, "edflow"), indexed(samples))
     assert ds.complete
     assert ds._reader.sealed
     assert list(ds.labels) == KEYS
@@ -79,25 +79,25 @@ def test_workers_read_it_too_and_an_interrupted_import_goes_on(old, path):
     edflow_zip(old, samples, KEYS)
     with edcache.CacheWriter(path, in_memory_keys={key: (key,) for key in KEYS}) as begun:
         begun.append(with_index(samples[0], 0))
-    ds = import_cache(old, path, num_workers=2, keep_existing=False, compression="zstd")
+    ds = import_cache(old, path, "edflow", num_workers=2, keep_existing=False, compression="zstd")
     check(ds, indexed(samples))
     before = path.read_bytes()
-    check(import_cache(old, path), indexed(samples))
+    check(import_cache(old, path, "edflow"), indexed(samples))
     assert path.read_bytes() == before
 
 
 def test_another_old_cache_at_the_same_archive_is_noticed(old, path):
     edflow_zip(old, edflow_samples())
-    import_cache(old, path)
+    import_cache(old, path, "edflow")
     edflow_zip(old, edflow_samples(12))
     with pytest.raises(StaleCacheError, match="argument names, sizes and times: "):
-        import_cache(old, path)
+        import_cache(old, path, "edflow")
 
 
 def test_the_dataset_that_made_the_old_cache_takes_the_archive_for_its_own(old, path):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS, labels=0, skip=(3, 4, 10))
-    ds = import_cache(old, path, in_memory_keys=KEYS)
+    ds = import_cache(old, path, "edflow", in_memory_keys=KEYS)
     check(ds, [*indexed(samples)[:-1]], skip=(3, 4))
     assert [(e.index, e.error) for e in ds.errors] == [(3, "MissingSampleError"), (4, "MissingSampleError")]
     asked = []
@@ -125,7 +125,7 @@ def test_gaps_keep_their_indices_and_are_named(old, path):
     assert source.missing.tolist() == [3, 4, 5, 20]
     with pytest.raises(MissingSampleError, match=r"toy\.zip: no sample 4; this edflow cache has none$"):
         source[4]
-    check(import_cache(old, path), indexed(samples), skip=(3, 4, 5, 20))
+    check(import_cache(old, path, "edflow"), indexed(samples), skip=(3, 4, 5, 20))
 
 
 def test_a_killed_edflow_zip_is_read_by_its_headers(old, path):
@@ -139,7 +139,7 @@ def test_a_killed_edflow_zip_is_read_by_its_headers(old, path):
         source.notes[0]
         == "it has no directory, as when edflow was killed: its members were found by their headers"
     )
-    check(import_cache(old, path), indexed(samples), skip=(7,))
+    check(import_cache(old, path, "edflow"), indexed(samples), skip=(7,))
 
 
 @pytest.mark.parametrize("where", ["in the header", "in the name", "in the sample", "after it"])
@@ -168,7 +168,7 @@ def test_at_any_cut_a_killed_zip_yields_its_whole_members(old, where, tally):
 def test_of_labels_twice_the_last_counts(old, path):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS, labels=2)
-    assert import_cache(old, path).labels["name"].tolist() == [s["name"] for s in samples]
+    assert import_cache(old, path, "edflow").labels["name"].tolist() == [s["name"] for s in samples]
 
 
 def test_of_a_sample_twice_the_last_counts(old):
@@ -188,33 +188,24 @@ def test_the_other_layouts_of_edflow_are_read(old, path, kind):
         place = old_caches.unpacked(old, old.with_suffix(""))
     elif kind == "without an ending":
         place = old.rename(old.with_suffix(""))
-    ds = check(import_cache(place, path), indexed(samples))
+    ds = check(import_cache(place, path, "edflow"), indexed(samples))
     assert list(ds.labels) == KEYS
-    assert len(import_cache(place, path)) == 11
+    assert len(import_cache(place, path, "edflow")) == 11
 
 
 def test_a_folder_without_labels_and_with_gaps(old, path):
     samples = edflow_samples()
     edflow_zip(old, samples, labels=0, skip=(2,))
     folder = Path(old_caches.unpacked(old, old.with_suffix("")))
-    check(import_cache(folder, path), indexed(samples), skip=(2,))
+    check(import_cache(folder, path, "edflow"), indexed(samples), skip=(2,))
 
 
 def test_the_files_of_the_decorator_are_read(tmp_path, path):
     samples = edflow_samples()
     old = old_caches.edflow_decorated(tmp_path / "c.zip", samples, KEYS, ("train",), {"n": 2}, length=13)
     source = opened(old)
-    assert source.notes[:2] == [
-        "it was made by a call with the arguments ('train',) {'n': 2}",
-        "2 of 13 samples are not in it: 11-12",
-    ]
-    check(import_cache(old, path), [*indexed(samples), None, None], skip=(11, 12))
-    Path(f"{old}parameters.p").write_bytes(pickle.dumps(((os.system,), {})))
-    assert (
-        opened(old)
-        .notes[0]
-        .startswith(f"the arguments of its call were not read: {old}parameters.p needs posix.system; ")
-    )
+    assert source.notes[0] == "2 of 13 samples are not in it: 11-12"
+    check(import_cache(old, path, "edflow"), [*indexed(samples), None, None], skip=(11, 12))
     Path(f"{old}.p").write_bytes(pickle.dumps("many"))
     with pytest.raises(ArchiveError, match=r"c\.zip\.p: no number, as edflow writes it$"):
         opened(old)
@@ -239,10 +230,10 @@ def test_labels_that_make_no_column_are_left_out_and_named(old, path):
         "label 'short' was left out: no sample has it, and labels.p has 1 values",
         "label 5 was left out: a column is named by a text",
     ]
-    ds = import_cache(old, path)
+    ds = import_cache(old, path, "edflow")
     assert ds.labels["label"].tolist() == [0, 1, 2]
     assert ds.labels["extra"].tolist() == extra
-    assert list(import_cache(old, path).labels) == ["label", "extra"]
+    assert list(import_cache(old, path, "edflow").labels) == ["label", "extra"]
 
 
 @pytest.mark.parametrize("labels", [[1], {"label": 5}], ids=["a list", "no lists"])
@@ -260,9 +251,9 @@ def test_a_sample_that_needs_a_class_is_refused_by_name_before_anything_is_writt
     with pytest.raises(
         CodecError, match=r"toy\.zip: example_0\.p needs test_importers\.Custom; if you trust"
     ):
-        import_cache(old, path)
+        import_cache(old, path, "edflow")
     assert not path.exists()
-    ds = import_cache(old, path, trust_pickle=True, codec="pickle", allow_pickle=True)
+    ds = import_cache(old, path, "edflow", trust_pickle=True, codec="pickle", allow_pickle=True)
     assert type(ds[2]["x"]) is Custom
 
 
@@ -273,8 +264,8 @@ def test_a_later_sample_that_needs_a_class_ends_the_import_and_keeps_the_others(
     with pytest.raises(
         SourceError, match=r"index 1: CodecError: .*example_1\.p needs test_importers\.Custom"
     ):
-        import_cache(old, path)
-    ds = import_cache(old, path, on_error="skip")
+        import_cache(old, path, "edflow")
+    ds = import_cache(old, path, "edflow", on_error="skip")
     assert ds.missing.tolist() == [1]
 
 
@@ -304,7 +295,7 @@ def test_a_directory_that_lies_is_an_error_that_says_where(old, path, at, fmt, v
     with pytest.raises(ArchiveError, match=rf"toy\.zip: example_0\.p at offset [07]: {told}$"):
         opened(old)[0]
     assert opened(old)[1]["label"] == 1
-    assert import_cache(old, path, on_error="skip").missing.tolist() == [0]
+    assert import_cache(old, path, "edflow", on_error="skip").missing.tolist() == [0]
 
 
 def test_bytes_that_do_not_unpack_are_an_error(old):
@@ -362,7 +353,7 @@ def test_links_in_a_folder_are_not_followed(old, tmp_path):
     (root / "1" / "2.pt").unlink()
     (root / "1" / "2.pt").symlink_to("/etc/passwd")
     (root / "4").symlink_to("/etc")
-    assert opened(root).missing.tolist() == [2]
+    assert opened(root, "torch_xla").missing.tolist() == [2]
 
 
 # ----------------------------------------------------------------------------------------- torch_xla
@@ -378,11 +369,11 @@ def xla_samples(count):
 def test_a_torch_xla_folder_reads_back_exactly(tmp_path, path, count, per_folder, era, compress):
     samples = xla_samples(min(count, 30))
     root = xla_folder(tmp_path / "xla", samples, per_folder=per_folder, compress=compress, era=era)
-    source = opened(root)
+    source = opened(root, "torch_xla")
     said = f"it has no METADATA; by its files it has {len(samples)} samples"
     assert source.notes == ([said] if era == "1.6" else [])
     assert source.kind == "torch_xla"
-    ds = check(import_cache(root, path), samples)
+    ds = check(import_cache(root, path, "torch_xla"), samples)
     assert ds.complete
 
 
@@ -392,23 +383,23 @@ def test_samples_that_torch_would_not_load_by_itself_any_more_are_read(tmp_path,
     root = xla_folder(tmp_path / "xla", samples)
     with pytest.raises(pickle.UnpicklingError):
         torch.load(root / "3.pt")
-    check(import_cache(root, path), samples)
+    check(import_cache(root, path, "torch_xla"), samples)
 
 
 def test_a_view_takes_the_room_of_the_view(tmp_path, path):
     whole = torch.arange(100_000, dtype=torch.float32).reshape(1000, 100)
     root = xla_folder(tmp_path / "xla", [whole[i] for i in range(3)])
     assert (root / "0.pt").stat().st_size > 400_000
-    import_cache(root, path)
+    import_cache(root, path, "torch_xla")
     assert path.stat().st_size < 40_000
 
 
 def test_a_torch_xla_folder_that_is_not_full_is_missing_the_rest(tmp_path, path):
     samples = xla_samples(10)
     root = xla_folder(tmp_path / "xla", samples, per_folder=3, skip=(4, 9))
-    source = opened(root)
+    source = opened(root, "torch_xla")
     assert source.notes == ["2 of 10 samples are not in it: 4, 9"]
-    check(import_cache(root, path), samples, skip=(4, 9))
+    check(import_cache(root, path, "torch_xla"), samples, skip=(4, 9))
 
 
 def test_files_from_before_a_cache_grew_are_told_apart(tmp_path):
@@ -416,7 +407,7 @@ def test_files_from_before_a_cache_grew_are_told_apart(tmp_path):
     torch.save("old place", root / "7.pt")
     torch.save("beyond", root / "12.pt")
     (root / "notes.txt").write_text("x")
-    source = opened(root)
+    source = opened(root, "torch_xla")
     assert source.notes == [
         "2 files were left out: torch_xla looks elsewhere for these samples, as after a cache grew, or "
         "METADATA counts fewer"
@@ -429,10 +420,10 @@ def test_a_truncated_file_fails_its_sample_and_says_which(tmp_path, path):
     root = xla_folder(tmp_path / "xla", xla_samples(4))
     os.truncate(root / "2.pt", 500)
     with pytest.raises(SourceError, match=r"index 2: ArchiveError: .*xla: 2\.pt does not unpickle: "):
-        import_cache(root, path)
+        import_cache(root, path, "torch_xla")
     os.truncate(root / "2.pt", 0)
     with pytest.raises(ArchiveError, match=r"xla: 2\.pt begins with b'', as no file of torch\.save does$"):
-        opened(root)[2]
+        opened(root, "torch_xla")[2]
 
 
 @pytest.mark.parametrize(
@@ -443,13 +434,13 @@ def test_a_metadata_that_torch_xla_did_not_write_is_refused(tmp_path, said):
     root = xla_folder(tmp_path / "xla", xla_samples(2))
     (root / "METADATA").write_text(said)
     with pytest.raises(ArchiveError, match="METADATA: not as torch_xla writes it: "):
-        opened(root)
+        opened(root, "torch_xla")
 
 
 def test_a_count_beyond_reason_is_refused(tmp_path):
     root = xla_folder(tmp_path / "xla", xla_samples(2), count=10**15)
     with pytest.raises(ArchiveError, match="2 samples, and the length would be 1,000,000,000,000,000"):
-        opened(root)
+        opened(root, "torch_xla")
 
 
 # --------------------------------------------------------------------------------------------- MONAI
@@ -462,64 +453,53 @@ def test_a_monai_folder_is_read_by_name_or_in_a_given_order(tmp_path, path):
     samples = [{"image": torch.ones(1, 2) * i, "label": i} for i in range(3)]
     for name, sample in zip(names, samples, strict=True):
         torch.save(sample, root / f"{name}.pt")
-    by_name = opened(root)
+    by_name = opened(root, "monai")
     assert by_name.notes == ["its samples are in the order of their file names, which are hashes; see order="]
     assert [by_name[i]["label"] for i in range(3)] == [1, 2, 0]
-    assert opened(root, order=names).notes == []
-    check(import_cache(root, path, order=names), samples)
-    some = opened(root, order=[f"{names[0]}.pt", "d" * 64])
+    assert opened(root, "monai", order=names).notes == []
+    check(import_cache(root, path, "monai", order=names), samples)
+    some = opened(root, "monai", order=[f"{names[0]}.pt", "d" * 64])
     assert some.notes == [
         "2 files that the order does not name were left out",
         "1 of 2 samples are not in it: 1",
     ]
     with pytest.raises(OptionError, match="order= names a file twice$"):
-        opened(root, order=[names[0], names[0]])
+        opened(root, "monai", order=[names[0], names[0]])
 
 
 def test_a_name_that_is_no_utf_8_ends_no_import(tmp_path, path):
     root = tmp_path / "monai"
     root.mkdir()
     torch.save({"label": 7}, root / os.fsdecode(b"\xff.pt"))
-    check(import_cache(root, path, kind="monai"), [{"label": 7}])
+    check(import_cache(root, path, "monai"), [{"label": 7}])
 
 
-# --------------------------------------------------------------------------------------- recognition
+# ------------------------------------------------------------------------------------ what is none
 
 
-def test_what_is_of_no_known_kind_is_an_error_that_says_so(tmp_path):
-    with pytest.raises(ArchiveError, match="no: No such file or directory$"):
-        opened(tmp_path / "no")
+def test_what_is_no_old_cache_is_an_error_that_says_so(tmp_path):
     (tmp_path / "text").write_text("hello")
-    with pytest.raises(
-        ArchiveError, match=r"text: not recognised as one of edflow, torch_xla, monai.*; name its"
-    ):
-        opened(tmp_path / "text")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ArchiveError, match="empty: not recognised as one of"):
-        opened(tmp_path / "empty")
-    with pytest.raises(ArchiveError, match="empty: no sample in this edflow cache$"):
-        opened(tmp_path / "empty", "edflow")
+    for name, kind, told in (
+        ("no", "edflow", "no: No such file or directory$"),
+        ("empty", "edflow", "empty: no sample in this edflow cache$"),
+        ("text", "edflow", "text: no sample in this edflow cache$"),
+        ("text", "torch_xla", "text: no sample in this torch_xla cache$"),
+        ("text", "monai", "text: Not a directory$"),
+    ):
+        with pytest.raises(ArchiveError, match=told):
+            opened(tmp_path / name, kind)
     with pytest.raises(OptionError, match="kind='lmdb'; choose one of edflow, torch_xla, monai"):
         opened(tmp_path / "empty", "lmdb")
     with pytest.raises(OptionError, match='order= is for "monai", this is "edflow"$'):
-        opened(tmp_path / "empty", "edflow", order=[])
-    with pytest.raises(ArchiveError, match="text: no sample in this torch_xla cache$"):
-        opened(tmp_path / "text", "torch_xla")
-    with pytest.raises(ArchiveError, match="text: Not a directory$"):
-        opened(tmp_path / "text", "monai")
-
-
-def test_an_archive_of_our_own_is_no_opened(path):
-    CachedDataset([1, 2], path)
-    with pytest.raises(ArchiveError, match=r"an archive of edcache already; it needs no import$"):
-        import_cache(path, f"{path}.again")
+        opened(tmp_path / "empty", order=[])
 
 
 # ---------------------------------------------------------------------------------- the command line
 
 
 def invoke(*arguments):
-    result = CliRunner().invoke(main, ["import", *map(str, arguments)])
+    result = CliRunner().invoke(main, ["import", "--from", "edflow", *map(str, arguments)])
     return result.exit_code, result.output
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import old_caches
-import pictures
 import pytest
 import torch
 from likeness import same
@@ -68,9 +67,9 @@ def picture(i):
     return np.full((4, 5, 3), 10 * i, np.uint8)
 
 
-def imported(old, path, expected, pictures_at=None, **options):
+def imported(old, path, kind, expected, pictures_at=None, **options):
     """Import, and compare every sample, types and dtypes included, with what its maker was given."""
-    ds = import_cache(old, path, progress=False, **options)
+    ds = import_cache(old, path, kind, progress=False, **options)
     assert ds.complete
     assert len(ds) == len(expected)
     ds = CachedDataset.from_cache(path, decode="numpy")
@@ -91,13 +90,15 @@ def digit(i):
 
 
 def test_what_edflows_server_wrote_reads_back_exactly(path):
-    ds = imported(FOREIGN / "edflow" / "cached" / "digits.zip", path, [digit(i) for i in range(7)])
+    ds = imported(FOREIGN / "edflow" / "cached" / "digits.zip", path, "edflow", [digit(i) for i in range(7)])
     assert ds.labels["label"].tolist() == [0, 1, 2, 0, 1, 2, 0]
     assert ds.labels["name"].tolist() == [f"n{i}" for i in range(7)]
 
 
 def test_what_edflows_server_wrote_reads_back_after_a_kill_and_under_its_old_name(copied):
     old = old_caches.killed(copied("edflow/cached/digits.zip"))
+    import_cache(old, old.with_name("new.zip"), "edflow", in_memory_keys=["label"])
+    old.with_name("new.zip").rename(old)
     ds = edflow.CachedDataset.from_cache(old.parent.parent, "digits")
     assert [same(ds[i], digit(i)) for i in range(7)] == [True] * 7
     assert ds.labels["label"].tolist() == [0, 1, 2, 0, 1, 2, 0]
@@ -114,12 +115,14 @@ def wds_sample(i):
 
 def test_shards_of_webdataset_read_back_in_order(path):
     library("webdataset")
-    ds = imported(FOREIGN / "webdataset", path, [wds_sample(i) for i in range(4)], "png")
+    ds = imported(FOREIGN / "webdataset", path, "webdataset", [wds_sample(i) for i in range(4)], "png")
     assert ds.labels["__key__"].tolist() == ["a/s0", "a/s1", "a/s2", "a/s3"]
-    one = import_cache(FOREIGN / "webdataset" / "shard-1.tar", f"{path}.one", in_memory_keys=["cls"])
+    one = import_cache(
+        FOREIGN / "webdataset" / "shard-1.tar", f"{path}.one", "webdataset", in_memory_keys=["cls"]
+    )
     assert one.labels["cls"].tolist() == [2, 3]
     with pytest.raises(OptionError, match="num_workers=2 is for an IterableDataset, which divides itself"):
-        import_cache(FOREIGN / "webdataset", f"{path}.two", num_workers=2)
+        import_cache(FOREIGN / "webdataset", f"{path}.two", "webdataset", num_workers=2)
 
 
 def shard_of(path, *files):
@@ -136,10 +139,10 @@ def test_an_import_that_a_bad_file_ended_goes_on_when_it_is_mended(tmp_path, pat
     shard = tmp_path / "s.tar"
     shard_of(shard, ("a.cls", b"1"), ("b.cls", b"x"))
     with pytest.raises(SourceError, match=r"index 1: ArchiveError: .*s\.tar: b\.cls: does not decode"):
-        import_cache(shard, path, fingerprint=False)
+        import_cache(shard, path, "webdataset", fingerprint=False)
     assert CachedDataset.from_cache(path, allow_partial=True)[0]["cls"] == 1
     shard_of(shard, ("a.cls", b"7"), ("b.cls", b"2"))
-    assert [s["cls"] for s in import_cache(shard, path, fingerprint=False)] == [1, 2]
+    assert [s["cls"] for s in import_cache(shard, path, "webdataset", fingerprint=False)] == [1, 2]
 
 
 @pytest.mark.parametrize("cut", [700, 9217])
@@ -148,7 +151,7 @@ def test_a_shard_that_was_cut_is_an_error(copied, path, cut):
     shard = copied("webdataset/shard-0.tar")
     os.truncate(shard, cut)
     with pytest.raises(ArchiveError, match=r"shard-0\.tar: a tar without its end; it was cut, or is"):
-        import_cache(shard, path, kind="webdataset")
+        import_cache(shard, path, "webdataset")
 
 
 class Custom:
@@ -159,8 +162,8 @@ def test_pickles_in_a_shard_are_refused_by_name(tmp_path, path):
     library("webdataset")
     shard = shard_of(tmp_path / "s.tar", ("a.pyd", pickle.dumps(Custom())))
     with pytest.raises(CodecError, match=r"s\.tar: a\.pyd needs test_importers_foreign\.Custom; "):
-        import_cache(shard, path)
-    ds = import_cache(shard, path, trust_pickle=True, **PICKLED)
+        import_cache(shard, path, "webdataset")
+    ds = import_cache(shard, path, "webdataset", trust_pickle=True, **PICKLED)
     assert type(ds[0]["pyd"]) is Custom
 
 
@@ -168,7 +171,7 @@ def test_a_file_whose_name_is_a_command_is_a_file(tmp_path, path, monkeypatch):
     library("webdataset")
     monkeypatch.chdir(tmp_path)
     shard_of("pipe:touch ran;.tar", ("a.cls", b"3"))
-    assert import_cache("pipe:touch ran;.tar", path)[0]["cls"] == 3
+    assert import_cache("pipe:touch ran;.tar", path, "webdataset")[0]["cls"] == 3
     assert not os.path.exists("ran")
 
 
@@ -189,7 +192,7 @@ def by_key(value):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_tensordict_reads_back_row_by_row(path, name, workers):
     library("tensordict")
-    ds = import_cache(FOREIGN / "tensordict" / name, path, num_workers=workers, progress=False)
+    ds = import_cache(FOREIGN / "tensordict" / name, path, "tensordict", num_workers=workers, progress=False)
     assert [same(by_key(ds[i]), tensordict_sample(i)) for i in range(4)] == [True] * 4
 
 
@@ -198,14 +201,14 @@ def test_a_tensordict_that_was_cut_or_has_a_pickle_or_no_batch_is_an_error(copie
     folder = copied("tensordict/folder")
     os.truncate(folder / "a.memmap", 50)
     with pytest.raises(ArchiveError, match="folder: does not open as tensordict: "):
-        import_cache(folder, path)
+        import_cache(folder, path, "tensordict")
     assert (folder / "a.memmap").stat().st_size == 50
     tensordict.TensorDict({"x": tensordict.NonTensorData(Custom())}, [2]).memmap(tmp_path / "pickled")
     with pytest.raises(CodecError, match="pickled: has a pickle; if you trust its author"):
-        import_cache(tmp_path / "pickled", path)
+        import_cache(tmp_path / "pickled", path, "tensordict")
     tensordict.TensorDict({"x": torch.ones(3)}, []).memmap(tmp_path / "one")
     with pytest.raises(ArchiveError, match="one: no batch dimension, along which samples would be$"):
-        import_cache(tmp_path / "one", path)
+        import_cache(tmp_path / "one", path, "tensordict")
 
 
 # --------------------------------------------------------------------------------------------- MONAI
@@ -213,7 +216,7 @@ def test_a_tensordict_that_was_cut_or_has_a_pickle_or_no_batch_is_an_error(copie
 
 def test_a_folder_of_monai_reads_back_in_the_order_of_its_list(path):
     order = (FOREIGN / "monai" / "order.txt").read_text().split()
-    ds = import_cache(FOREIGN / "monai", path, order=order)
+    ds = import_cache(FOREIGN / "monai", path, "monai", order=order)
     assert ds.complete
     for i, found in enumerate(ds):
         assert list(found) == ["image", "label", "array", "name"]
@@ -241,14 +244,16 @@ def mds_sample(i):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_of_mds_read_back_exactly(path, workers):
     library("streaming")
-    imported(FOREIGN / "mds" / "plain", path, [mds_sample(i) for i in range(4)], "im", num_workers=workers)
+    imported(
+        FOREIGN / "mds" / "plain", path, "mds", [mds_sample(i) for i in range(4)], "im", num_workers=workers
+    )
     assert CachedDataset.from_cache(path, decode=None)[0]["im"].format == "PNG"
 
 
 def test_shards_of_mds_that_are_compressed_or_cut_or_pickled_are_errors(copied, path):
     library("streaming")
     with pytest.raises(ArchiveError, match=r"no shard\.00000\.mds; of compressed shards: zstd"):
-        import_cache(FOREIGN / "mds" / "zstd", path)
+        import_cache(FOREIGN / "mds" / "zstd", path, "mds")
     folder = copied("mds/plain")
     shard = folder / "shard.00000.mds"
     whole = shard.read_bytes()
@@ -256,13 +261,13 @@ def test_shards_of_mds_that_are_compressed_or_cut_or_pickled_are_errors(copied, 
     assert kept in whole
     shard.write_bytes(whole.replace(kept, b"cos\nabort\n)R.".ljust(len(kept), b".")))
     with pytest.raises(CodecError, match=r"plain: sample 0: p needs os\.abort; if you trust"):
-        import_cache(folder, path)
+        import_cache(folder, path, "mds")
     shard.write_bytes(whole[:300])
     with pytest.raises(IndexError):  # as streaming raises it
-        import_cache(folder, path)
+        import_cache(folder, path, "mds")
     (folder / "index.json").write_text('{"shards": [], "version": 1}')
     with pytest.raises(ArchiveError, match="plain: does not open as mds: ValueError: Unsupported"):
-        import_cache(folder, path)
+        import_cache(folder, path, "mds")
 
 
 # ------------------------------------------------------------------------------- litdata and datasets
@@ -271,23 +276,23 @@ def test_shards_of_mds_that_are_compressed_or_cut_or_pickled_are_errors(copied, 
 def test_a_folder_of_litdata_is_read_by_litdata(path):
     library("litdata")
     expected = [{"a": i, "x": np.arange(3) * i, "t": [f"t{i}", torch.ones(2) * i]} for i in range(4)]
-    imported(FOREIGN / "litdata" / "plain", path, expected)
+    imported(FOREIGN / "litdata" / "plain", path, "litdata", expected)
 
 
 def test_what_litdata_would_unpickle_is_refused_unless_it_is_trusted(copied, path):
     library("litdata")
     with pytest.raises(CodecError, match="pickled: has pickle, for which litdata may unpickle or import"):
-        import_cache(FOREIGN / "litdata" / "pickled", path)
-    ds = import_cache(FOREIGN / "litdata" / "pickled", f"{path}.1", trust_pickle=True, **PICKLED)
+        import_cache(FOREIGN / "litdata" / "pickled", path, "litdata")
+    ds = import_cache(FOREIGN / "litdata" / "pickled", f"{path}.1", "litdata", trust_pickle=True, **PICKLED)
     assert ds[2] == {"a": {1, 2}}
     folder = copied("litdata/plain")
     index = folder / "index.json"
     index.write_text(index.read_text().replace("builtins.dict", "collections.defaultdict"))
     with pytest.raises(CodecError, match=r"has collections\.defaultdict, for which litdata may"):
-        import_cache(folder, f"{path}.2")
+        import_cache(folder, f"{path}.2", "litdata")
     index.write_text('{"chunks": []}')
     with pytest.raises(ArchiveError, match="does not open as litdata: KeyError"):
-        import_cache(folder, f"{path}.2")
+        import_cache(folder, f"{path}.2", "litdata")
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -299,7 +304,7 @@ def test_what_datasets_saved_is_read_by_datasets(path, workers):
         "l": [np.array(row) for row in ([1.0], [2.0, 3.0], [], [4.5])],
     }
     expected = [{key: values[i] for key, values in rows.items()} for i in range(4)]
-    imported(FOREIGN / "huggingface", path, expected, "im", num_workers=workers)
+    imported(FOREIGN / "huggingface", path, "huggingface", expected, "im", num_workers=workers)
     assert isinstance(CachedDataset.from_cache(path, decode=None)[2]["im"], ImageFile)
 
 
@@ -319,41 +324,7 @@ def test_a_package_that_is_not_there_is_named(name, path, monkeypatch):
     extra = name.partition("/")[0]
     text = rf"reading it takes a package; install it with: pip install edcache\[{extra}\]$"
     with pytest.raises(MissingDependencyError, match=text):
-        import_cache(FOREIGN / name, path)
-
-
-# -------------------------------------------------------------------------------------------- images
-
-
-def test_a_tree_that_kappadata_copied_is_an_image_folder(tmp_path, path):
-    root = tmp_path / "tree"
-    for name in ("cat/1.jpg", "cat/2.jpg", "dog/3.jpg"):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(pictures.jpeg(seed=len(name)))
-    assert old_cache(str(root)).kind == "images"
-    (root / "autocopy_start.txt").write_text("x")
-    source = old_cache(str(root))
-    assert source.notes == [
-        "its copying did not end: autocopy_start.txt is there, autocopy_end.txt is not; files may be missing"
-    ]
-    (root / "autocopy_end.txt").write_text("x")
-    source = old_cache(str(root))
-    assert source.notes == []
-    ds = import_cache(root, path)
-    assert ds.labels["label"].tolist() == [0, 0, 1]
-    assert ds.labels["path"].tolist() == ["cat/1.jpg", "cat/2.jpg", "dog/3.jpg"]
-    assert CachedDataset.from_cache(path, decode=None)[2]["image"].data == (root / "dog/3.jpg").read_bytes()
-    shutil.rmtree(root / "cat")
-    shutil.rmtree(root / "dog")
-    with pytest.raises(OptionError, match="no folder in it"):
-        old_cache(str(root))
-
-
-@pytest.mark.parametrize("text", ["[]", "no json", '{"other": 1}'])
-def test_an_index_of_no_known_system_is_not_recognised(tmp_path, text):
-    (tmp_path / "index.json").write_text(text)
-    with pytest.raises(ArchiveError, match="not recognised as one of edflow, torch_xla, monai, webdataset, "):
-        old_cache(str(tmp_path))
+        import_cache(FOREIGN / name, path, extra)
 
 
 def edflow_seed(tmp_path):
