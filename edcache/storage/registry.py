@@ -37,7 +37,7 @@ _BACKENDS: Final = {
 }
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {
-    "local": "edcache.backends.mirror.local:open_copy",
+    "local": "edcache.backends.mirror.read_through:open_copy",
     "shm": "edcache.backends.shm.memory:open_copy",
 }
 _URL: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]+)(?:://|::)")

@@ -18,7 +18,7 @@ from edcache import base, format, storage, writer
 from edcache.format import Head
 from edcache.reader import Session
 from edcache.storage import File, copies_on_disk, located
-from edcache.writer import PARTIAL, SIDE, copies_beside
+from edcache.writer import PARTIAL, SIDE
 
 # Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
 _EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
@@ -94,12 +94,11 @@ def _is_archive(path: str) -> bool:
 
 def _temporary(path: str) -> Listed | None:
     """A file or folder that is written beside its path, or the side file of a copy that is gone."""
-    is_stray = path.endswith(SIDE) and not any(map(os.path.exists, copies_beside(path)))
+    copy = path.removesuffix(SIDE)
+    is_stray = path != copy and not (os.path.exists(copy) or os.path.exists(copy + PARTIAL))
     if not (writer.is_temporary(path) or is_stray):
         return None
-    # A side file is locked as a copy is.
-    copy = path.removesuffix(SIDE)
-    is_held = copies_on_disk().why_stays(copy) is not None if is_stray else writer.is_held(path)
+    is_held = copies_on_disk().is_made(copy) if is_stray else writer.is_held(path)
     why = "another process is writing it" if is_held else "a killed process left it; --prune deletes it"
     return Listed(path, *_on_disk(path), problem=f"{path}: {why}", is_left=not is_held)
 
@@ -203,20 +202,12 @@ def delete_unused(path: str) -> str | None:
         return None if writer.discard(path) else f"{path}: another process is writing it"
     if storage.is_in_memory(storage.absolute(path)):
         return f"{path}: a process has it open"
-    copies = copies_on_disk()
-    reason = copies.why_stays(path.removesuffix(PARTIAL).removesuffix(SIDE))
-    if reason is not None:
-        return f"{path}: {reason}"
-    if path.endswith(SIDE):
-        return None if copies.discard_side(path) else f"{path}: another process makes a copy there"
-    try:
-        with closing(File.open(path, "r+")) as file:
-            if not file.try_lock(*_EVERY_LOCK):
-                return f"{path}: another process is filling it or appending to it"
-            storage.remove(path)
-    except base.ArchiveNotFoundError:
-        return None
-    for beside in copies.leftovers(path):
-        with suppress(FileNotFoundError):
-            storage.remove(beside)
+    copy = path.removesuffix(PARTIAL).removesuffix(SIDE)
+    if storage.exists(copy + SIDE):
+        reason = copies_on_disk().delete(copy)
+        return None if reason is None else f"{path}: {reason}"
+    with suppress(base.ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
+        if not file.try_lock(*_EVERY_LOCK):
+            return f"{path}: another process is filling it or appending to it"
+        storage.remove(path)
     return None

@@ -35,7 +35,6 @@ from .temporary import LOCK_USE as LOCK_USE
 from .temporary import PARTIAL as PARTIAL
 from .temporary import SIDE as SIDE
 from .temporary import SUFFIX as SUFFIX
-from .temporary import copies_beside as copies_beside
 from .temporary import discard as discard
 from .temporary import is_held as is_held
 from .temporary import is_temporary as is_temporary

@@ -100,12 +100,6 @@ def note_use(copy: str) -> None:
         storage.touch(copy + SIDE)
 
 
-def copies_beside(side: str) -> tuple[str, str]:
-    """What a side file may be of: a whole copy, or one that is not whole yet."""
-    copy = side.removesuffix(SIDE)
-    return copy, copy + PARTIAL
-
-
 def is_held(path: str) -> bool:
     """True if a living process writes what is temporary; False where the system cannot tell."""
     with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), "r")) as file:

@@ -236,6 +236,23 @@ def test_an_archive_that_changed_is_copied_anew_and_who_reads_the_old_copy_keeps
     assert all(is_sample(reader[i], i) for i in range(400))
 
 
+def test_the_old_copy_stays_until_the_new_one_is_whole_if_there_is_room_for_both(far, ssd):
+    for limit, stays in ((None, True), (900_000, True), (500_000, False)):
+        make(far, 100)
+        copy_to_local(far, ssd)
+        old, seen = copied(ssd), []
+        make(far, 110)
+
+        def look(done: int, total: int, seen: list[bool] = seen) -> None:
+            seen.append((ssd / far.name).exists())
+
+        copy_to_local(far, ssd, max_bytes=limit, progress=look)
+        assert set(seen) == {stays}
+        assert copied(ssd) == far.read_bytes() != old
+        assert sorted(os.listdir(ssd)) == [far.name, far.name + SIDE]
+        shutil.rmtree(ssd)
+
+
 def test_an_archive_that_is_replaced_amid_a_copy_is_copied_as_it_was(far, ssd):
     old = make(far)
 
@@ -412,7 +429,7 @@ def test_a_copy_that_is_killed_at_any_operation_is_continued(far, ssd, tally):
 
 @pytest.mark.full
 def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, ssd, tally):
-    """What is there is the old copy, none or the new one, and no step by hand is needed."""
+    """What is there is the old copy or the new one, and no step by hand is needed."""
     states = []
     for count in (120, 200):
         make(far, count, chunk=20)
@@ -426,9 +443,7 @@ def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, 
         copy_to_local(far, ssd)
         os.replace(shutil.copy2(tmp_path / "200.zip", tmp_path / "t"), far)
         code = ended(in_child(lambda: copy_to_local(far, ssd, num_threads=2), Killing(at)))
-        # The old one is deleted before the new one is fetched: a disk may have room for one alone.
-        if (ssd / far.name).exists():
-            assert copied(ssd, far) in states
+        assert copied(ssd, far) in states
         copy_to_local(far, ssd)
         assert copied(ssd, far) == states[1]
         tally("copies killed at an operation")
@@ -740,7 +755,7 @@ def test_a_copy_from_the_command_line(far, ssd, tmp_path):
 def test_copies_among_what_is_listed_and_deleted(far, ssd):
     make(far, 100)
     copy_to_local(far, ssd)
-    ended(in_child(lambda: copy_to_local(far, ssd / "half"), Killing(5)))
+    ended(in_child(lambda: copy_to_local(far, ssd / "half"), Killing(7)))
     listed = run("caches", ssd)
     assert f"copy of {far}" in listed
     half = ssd / "half" / (far.name + PARTIAL)

@@ -29,8 +29,7 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage, verify
 from edcache.backends.mirror.blocks import BLOCK_NBYTES
-from edcache.backends.mirror.local import open_copy
-from edcache.backends.mirror.read_through import ReadThrough
+from edcache.backends.mirror.read_through import ReadThrough, open_copy
 from edcache.backends.remote.object import TAIL_NBYTES
 from edcache.errors import (
     ArchiveNotFoundError,
@@ -365,7 +364,7 @@ def test_nothing_is_written_where_the_archive_is(far, ssd):
 def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     origin = Far(far.read_bytes(), delay=0.001)
     file = open_copy(Place(origin), None, folder=str(ssd))
-    session = Session(file, "auto", "touch")
+    session = Session(file)
     assert session.head == CachedDataset.from_cache(far)._reader.head
     session.group(np.arange(0, COUNT // 3, 7), None)
     offsets = [offset for offset, nbytes in origin.read if nbytes >= BLOCK_NBYTES]

@@ -20,7 +20,7 @@ from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.evict import left_by_others
 from edcache.backends.mirror.sidecar import CLAIMS, MAP_OFFSET, ROOM, Note
 from edcache.base import ArchiveNotFoundError, Ints, PerProcess, StaleArchiveError, StorageError
-from edcache.storage import ByteSource, File
+from edcache.storage import ByteSource, File, Prefetch
 from edcache.writer import PARTIAL, SIDE
 
 Opener = Callable[[], ByteSource]
@@ -94,7 +94,7 @@ class BlockMap:
             self._side.close()
 
 
-class Fetcher:
+class Fetcher(Prefetch):
     """Fetches blocks of a partial copy, each once for all processes of this machine, while there is room.
 
     Args:
@@ -116,14 +116,32 @@ class Fetcher:
         self._out: File | None = None
         self._origin: PerProcess[ByteSource] = PerProcess()
 
+    def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
+        """See the base class: whole blocks."""
+        blocks, first = np.unique(blocks_of(start, end)[1], return_index=True)
+        is_missing = np.isin(blocks, self.map.missing(blocks))
+        in_order = blocks[is_missing][np.argsort(first[is_missing])]
+        return [(block << BLOCK_BITS, block + 1 << BLOCK_BITS) for block in in_order.tolist()]
+
+    def fetch(self, ranges: Extents) -> None:
+        """See the base class."""
+        self.obtain(np.unique([start >> BLOCK_BITS for start, _ in ranges]), waits=False)
+
     def obtain(self, blocks: Ints, *, waits: bool = True) -> bool:
         """Fetch those of sorted blocks that are missing; False if some could not be kept.
 
         waits: for blocks that others fetch.
         """
         kept = True
-        for first in range(0, len(blocks), _AT_ONCE):
-            kept &= self._obtain(blocks[first : first + _AT_ONCE], waits)
+        try:
+            for first in range(0, len(blocks), _AT_ONCE):
+                kept &= self._obtain(blocks[first : first + _AT_ONCE], waits)
+        except StorageError as error:
+            # Without space, or the right, to write to the copy all that is missing is read from far.
+            if self._keeps_all or error.errno not in _FULL:
+                raise
+            self._is_full, kept = True, False
+            base.warn(f"{error}; what is not here yet is read from {self.pinned.note.origin} every time")
         return kept
 
     def _obtain(self, blocks: Ints, waits: bool) -> bool:
@@ -136,15 +154,13 @@ class Fetcher:
                 side = File.open(self.pinned.copy + SIDE, "r+")
             except ArchiveNotFoundError:
                 raise gone(self.pinned) from None
-            except StorageError as error:
-                self._keep_no_more(error)
-                return False
             with closing(side):
                 mine = _claimed(side, missing)
                 if not len(mine) and waits:
                     side.lock(CLAIMS + int(missing[0]))
                 # Blocks may have been fetched between the look and the claim.
-                if not self._fetch(side, self.map.missing(mine)):
+                mine = self.map.missing(mine)
+                if len(mine) and not self._fetch(side, mine):
                     return False
             if not waits:
                 break
@@ -152,39 +168,29 @@ class Fetcher:
 
     def _fetch(self, side: File, blocks: Ints) -> bool:
         """Fetch missing blocks under their claims; False if some could not be kept."""
-        if not len(blocks):
-            return True
-        note = self.pinned.note
-        try:
-            out = self._opened_out()
-            kept = self._with_room(side, out, blocks)
-        except StorageError as error:
-            self._keep_no_more(error)
-            return False
+        note, out = self.pinned.note, self._opened_out()
+        kept = self._with_room(side, out, blocks)
         ranges = list(runs(kept, most=RUN))
-        places = [(low << BLOCK_BITS, min(high << BLOCK_BITS, note.nbytes)) for low, high in ranges]
-        extents = [(start, end - start) for start, end in places]
+        extents = [
+            (low << BLOCK_BITS, min(high << BLOCK_BITS, note.nbytes) - (low << BLOCK_BITS))
+            for low, high in ranges
+        ]
         fetched = self.read_far(extents)
         for (offset, nbytes), data in zip(extents, fetched, strict=True):
             if len(data) < nbytes:
                 raise StorageError(
                     f"{note.origin}: got {len(data):,} of {nbytes:,} bytes at offset {offset:,}; read again"
                 )
-        try:
-            for (low, high), data in zip(ranges, fetched, strict=True):
-                out.pwrite(low << BLOCK_BITS, data)
-                # After its bytes: a process that is killed in between has fetched for nothing, and no more.
-                self.map.mark(side, low, high)
-        except StorageError as error:
-            self._keep_no_more(error)
-            return False
+        for (low, high), data in zip(ranges, fetched, strict=True):
+            out.pwrite(low << BLOCK_BITS, data)
+            # After its bytes: a process that is killed in between has fetched for nothing, and no more.
+            self.map.mark(side, low, high)
         return len(kept) == len(blocks)
 
     # --- room ---
 
     @property
     def has_room(self) -> bool:
-        """True if another block can be kept."""
         return not self._is_full and (self.limit is None or self._free() > 0)
 
     def _free(self) -> int:
@@ -192,8 +198,7 @@ class Fetcher:
         assert self.limit is not None
         if time.monotonic() - self._looked >= _SECONDS:
             copy = self.pinned.copy
-            folder = os.path.dirname(copy) or os.curdir
-            others = left_by_others(folder, self.limit, self.pinned.note.nbytes, copy, [copy])
+            others = left_by_others(os.path.dirname(copy), self.limit, self.pinned.note.nbytes, copy, [copy])
             self._allowed, self._looked = self.limit - others, time.monotonic()
         return (self._allowed - storage.allocated(self.pinned.copy + PARTIAL)) // BLOCK_NBYTES
 
@@ -207,13 +212,6 @@ class Fetcher:
                 start = low << BLOCK_BITS
                 out.reserve(start, min(high << BLOCK_BITS, self.pinned.note.nbytes) - start)
         return kept
-
-    def _keep_no_more(self, error: StorageError) -> None:
-        """Go on if there is no space, or no right, to write to the copy; else raise the error."""
-        if self._keeps_all or error.errno not in _FULL:
-            raise error
-        self._is_full = True
-        base.warn(f"{error}; what is not here yet is read from {self.pinned.note.origin} every time")
 
     def _opened_out(self) -> File:
         """The copy, open for writing; closed in a child that was forked meanwhile."""
@@ -232,33 +230,27 @@ class Fetcher:
 
     def read_far(self, extents: Extents) -> Sequence[bytes | memoryview]:
         """Read extents from the origin; StaleArchiveError if it has changed."""
-        origin = self.origin()
+        origin = self._origin.get(self._opened_origin)
         if len(extents) > 1:
             origin.will_need(extents)
         data = origin.read_many(extents)
-        self.check_identity(origin)
+        self._check_identity(origin)
         return data
 
     def keep_origin(self, origin: ByteSource) -> None:
         """Read from this origin, which is open, and close it with this."""
         self._origin.get(lambda: origin)
 
-    def origin(self) -> ByteSource:
-        """The origin, as this process has it open."""
+    def _opened_origin(self) -> ByteSource:
+        origin = self.opener()
+        try:
+            self._check_identity(origin)
+        except BaseException:
+            origin.close()
+            raise
+        return origin
 
-        def opened() -> ByteSource:
-            origin = self.opener()
-            try:
-                self.check_identity(origin)
-            except BaseException:
-                origin.close()
-                raise
-            return origin
-
-        return self._origin.get(opened)
-
-    def check_identity(self, origin: ByteSource) -> None:
-        """Raise StaleArchiveError if the origin is not the state that is copied."""
+    def _check_identity(self, origin: ByteSource) -> None:
         if sidecar.identity_of(origin) != self.pinned.note.identity:
             raise StaleArchiveError(
                 f"{self.pinned.note.origin}: it has changed since it was opened; open it again, which begins "

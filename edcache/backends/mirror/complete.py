@@ -4,22 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
 from edcache import format, storage
-from edcache.backends.mirror.blocks import BLOCK_BITS, BLOCK_NBYTES, RUN, Fetcher, blocks_of, runs
-from edcache.backends.mirror.sidecar import Note, Side, identity_of
-from edcache.base import (
-    ArchiveError,
-    CorruptArchiveError,
-    Ints,
-    OptionError,
-    StorageError,
-    in_threads,
-)
-from edcache.format import Chain, Header, Seal
+from edcache.backends.mirror.blocks import BLOCK_BITS, RUN, Fetcher, blocks_of, runs
+from edcache.backends.mirror.sidecar import Note, identity_of, publish
+from edcache.base import ArchiveError, CorruptArchiveError, OptionError, StorageError, in_threads
+from edcache.format import Chain, Header
 from edcache.reader import check_digest
 from edcache.storage import ByteSource, File
 from edcache.writer import PARTIAL, SIDE
@@ -28,21 +21,20 @@ THREADS: Final = 8
 Tell = Callable[[int, int], object]
 
 
-def state_of(origin: ByteSource) -> tuple[Note, Seal]:
+def state_of(origin: ByteSource) -> Note:
     """The state of an archive that is to be copied; OptionError if it is not sealed."""
     nbytes = origin.size()
     head, _ = format.read_head(origin.pread, origin.path)
-    seal = format.read_seal(origin.pread, nbytes, head.uuid)
-    if seal is None:
+    if format.read_seal(origin.pread, nbytes, head.uuid) is None:
         raise OptionError(
             f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
             f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
         )
-    return Note(origin.path, identity_of(origin), head.uuid.hex(), nbytes), seal
+    return Note(origin.path, identity_of(origin), head.uuid.hex(), nbytes)
 
 
 def complete(
-    fetcher: Fetcher, side: Side, threads: int = THREADS, digest: str | None = None, tell: Tell | None = None
+    fetcher: Fetcher, side: File, threads: int = THREADS, digest: str | None = None, tell: Tell | None = None
 ) -> int:
     """Complete a copy under the lock of its side file; returns the bytes that were fetched.
 
@@ -52,39 +44,20 @@ def complete(
         CorruptArchiveError: an entry of the original fails its crc32, fetched twice. ArchiveError: no copy is
             left. StaleArchiveError, StorageError: what was fetched stays.
     """
-    (copy, note), blocks = fetcher.pinned, np.arange(fetcher.map.count)
-    missing = fetcher.map.missing(blocks)
-    done = fetched = 0
-
-    def advance(nbytes: int) -> None:
-        nonlocal done
-        done = min(done + nbytes, note.nbytes)
-        if tell is not None and nbytes:
-            tell(done, note.nbytes)
-
-    def fetch(run: tuple[int, int]) -> int:
-        if not fetcher.obtain(np.arange(*run)):
-            raise StorageError(f"{copy}: there is no room for all of it; allow more, or free some")
-        return run[1] - run[0] << BLOCK_BITS
-
+    copy, note = fetcher.pinned
     with closing(File.open(copy + PARTIAL, "r+")) as partial:
-        advance(len(blocks) - len(missing) << BLOCK_BITS)
-        for is_again in (False, True):
-            in_threads(fetch, runs(missing, most=RUN), advance, threads, "edcache-copy")
-            fetched += min(len(missing) << BLOCK_BITS, note.nbytes)
-            damaged = _damaged(partial, note, threads)
-            if not damaged:
-                break
-            if is_again:
+        fetched = _fetch_missing(fetcher, threads, tell)
+        if damaged := _damaged(partial, note, threads):
+            # A process that was killed, or a power cut, may have left other bytes than the map says.
+            start, end = np.array([extent for extent, _ in damaged], np.int64).T
+            for low, high in runs(np.unique(blocks_of(start, end)[1])):
+                fetcher.map.mark(side, low, high, is_here=False)
+            fetched += _fetch_missing(fetcher, threads, tell)
+            for _, what in _damaged(partial, note, threads)[:1]:
                 raise CorruptArchiveError(
-                    f"{note.origin}: {damaged[0].what} fails its crc32, fetched twice; "
+                    f"{note.origin}: {what} fails its crc32, fetched twice; "
                     f'run "edcache verify {note.origin}"'
                 )
-            # A process that was killed, or a power cut, may have left them so.
-            missing = _blocks_of(damaged)
-            for low, high in runs(missing):
-                fetcher.map.mark(side.file, low, high, is_here=False)
-            done -= min(len(missing) * BLOCK_NBYTES, done)
         if digest is not None:
             try:
                 check_digest(partial, digest)
@@ -92,46 +65,59 @@ def complete(
                 storage.remove(partial.path)
                 storage.remove(copy + SIDE)
                 raise ArchiveError(str(error).replace(partial.path, copy, 1)) from None
-        side.publish(partial, copy, digest)
+        publish(side, partial, copy, digest)
     return fetched
 
 
-class _Damage(NamedTuple):
-    """A damaged part of a copy, bytes [start, end); what: its name in messages."""
+def _fetch_missing(fetcher: Fetcher, threads: int, tell: Tell | None) -> int:
+    """Fetch all blocks that are missing; returns their bytes."""
+    (copy, note), count = fetcher.pinned, fetcher.map.count
+    missing = fetcher.map.missing(np.arange(count))
+    here = count - len(missing)
 
-    start: int
-    end: int
-    what: str
+    def fetch(run: tuple[int, int]) -> int:
+        if not fetcher.obtain(np.arange(*run)):
+            raise StorageError(f"{copy}: there is no room for all of it; allow more, or free some")
+        return run[1] - run[0]
+
+    def advance(more: int) -> None:
+        nonlocal here
+        here += more
+        if tell is not None:
+            tell(min(here << BLOCK_BITS, note.nbytes), note.nbytes)
+
+    in_threads(fetch, runs(missing, most=RUN), advance, threads, "edcache-copy")
+    return min(len(missing) << BLOCK_BITS, note.nbytes)
 
 
-def _damaged(file: File, note: Note, threads: int) -> list[_Damage]:
-    """List the entries that fail their crc32; the whole file if its chain of entries does not read."""
+def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int], str]]:
+    """List the entries that fail their crc32, bytes [start, end) and a name each.
+
+    It is the whole file if the chain of its entries does not read.
+    """
     try:
         head, cursor = format.read_head(file.pread, note.origin)
         seal = format.read_seal(file.pread, note.nbytes, head.uuid)
+        if seal is None or head.uuid.hex() != note.uuid:
+            return [((0, note.nbytes), "the head or the end")]
         chain = Chain(head, cursor, note.origin)
         headers = [chain.head_header(file.pread)]
         for header in format.walk(file.pread, note.nbytes, head.uuid, cursor):
             chain.note(file.pread, header)
             headers.append(header)
-        if seal is None or head.uuid.hex() != note.uuid:
-            return [_Damage(0, note.nbytes, "the head or the end")]
         chain.check_seal(file.pread, note.nbytes, seal)
     except CorruptArchiveError as error:
-        return [_Damage(0, note.nbytes, f"an entry ({error})")]
-    damaged: list[_Damage] = []
+        return [((0, note.nbytes), f"an entry ({error})")]
 
-    def look(header: Header) -> _Damage | None:
+    def is_sound(header: Header) -> bool:
         # An entry that a power cut took fails its crc32 in the original too; it is copied as it is.
         is_lost = header.kind != format.KIND_HEAD and header.seq in chain.lost
-        if is_lost or format.has_sound_payload(file.pread, header):
-            return None
-        return _Damage(header.offset, header.payload_end, f"{header.name} at offset {header.offset:,}")
+        return is_lost or format.has_sound_payload(file.pread, header)
 
-    in_threads(look, headers, lambda one: damaged.extend([one] if one else []), threads, "edcache-copy")
-    return damaged
-
-
-def _blocks_of(damaged: list[_Damage]) -> Ints:
-    start, end = np.array([(one.start, one.end) for one in damaged], np.int64).T
-    return np.unique(blocks_of(start, end)[1])
+    sound: list[bool] = []
+    in_threads(is_sound, headers, sound.append, threads, "edcache-copy")
+    return [
+        ((header.offset, header.payload_end), f"{header.name} at offset {header.offset:,}")
+        for header, one in zip(headers, sound, strict=True)
+        if not one
+    ]

@@ -13,7 +13,7 @@ from edcache import base, format, storage, writer
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.blocks import Fetcher, Pinned
 from edcache.backends.mirror.complete import THREADS, complete, state_of
-from edcache.backends.mirror.evict import check_space, limit_of, make_room
+from edcache.backends.mirror.evict import limit_of, make_room
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
 from edcache.base import ArchiveExistsError, OptionError, Show, byte_progress
 from edcache.reader import OnProgress, check_digest, parse_digest
@@ -73,8 +73,8 @@ def copy_to_local(
 
     The copy gets its name after all crc32s were compared and it is on the disk. The next call continues the
     copy of a killed process. If several processes call it at the same time, one copies and the others wait.
-    If the remote archive has changed (size, time or inode), the copy is deleted and made anew. Open readers
-    keep the old copy.
+    If the remote archive has changed (size, time or inode), another copy takes the place of the old one once
+    it is whole; if there is no room for both, the old one is deleted first. Open readers keep the old copy.
     Cost: reads the remote archive once, and writes as much; reads the copy once. If the copy is there: one
     look at each file.
     """
@@ -171,38 +171,36 @@ class Copying:
         self, origin: ByteSource, digest: str | None = None, tell: OnProgress | None = None
     ) -> tuple[int, int]:
         """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
-        state, _ = state_of(origin)
+        state = state_of(origin)
         with sidecar.locked_side(self.path):
             self._make_way(state)
         with sidecar.locked_copy(self.path, state) as side:
-            if stamp_of(self.path) is not None:
-                return self._check(digest)
+            note = whole_note(self.path)
+            if note is not None and note.is_like(state):  # another process has made it
+                with closing(File.open(self.path, "r")) as file:
+                    if digest is not None:
+                        check_digest(file, digest)
+                note_use(self.path)
+                return note.nbytes, 0
             logger.info("%s: copying %s", self.path, origin.path)
             with closing(File.open(self.path + PARTIAL, "r")) as data:
                 fetcher = Fetcher(Pinned(self.path, state), data, lambda: origin, None, keeps_all=True)
                 with closing(fetcher):
                     return state.nbytes, complete(fetcher, side, self.threads, digest, tell)
 
-    def _check(self, digest: str | None) -> tuple[int, int]:
-        """Use the copy that another process made; ArchiveError if it is not the expected one."""
-        with closing(File.open(self.path, "r")) as file:
-            if digest is not None:
-                check_digest(file, digest)
-            note_use(self.path)
-            return file.size(), 0
-
     def _make_way(self, state: Note) -> None:
-        """Delete the copy of another state, and make room; raises if this one may not be made here."""
-        stamp, note = stamp_of(self.path), sidecar.note_of(self.path)
+        """Make room for a copy of a new state; raises if it may not be made here."""
+        stamp, notes = stamp_of(self.path), sidecar.notes_of(self.path)
         if stamp is not None:
-            if note is None or note.stamp != stamp:
+            note = notes.whole or notes.begun
+            if note is None or not notes.have(stamp):
                 of = "" if note is None else f" from {note.origin}"
                 raise ArchiveExistsError(
                     f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
                     "delete it",
                     path=self.path,
                 )
-            if note.identity == state.identity:
+            if note.stamp == stamp and note.identity == state.identity:
                 return
             if note.origin != state.origin and note.uuid != state.uuid:
                 raise ArchiveExistsError(
@@ -210,8 +208,7 @@ class Copying:
                     "path or folder",
                     path=self.path,
                 )
-        make_room(self.folder or os.curdir, self.limit, state.nbytes, self.path, self.keep)
-        there = storage.allocated(self.path) + storage.allocated(self.path + PARTIAL)
-        check_space(self.path, state.nbytes - there)
-        if stamp is not None:
+        old = storage.allocated(self.path)
+        folder = self.folder or os.curdir
+        if not make_room(folder, self.limit, state.nbytes, old, self.path, self.keep) and old:
             storage.remove(self.path)

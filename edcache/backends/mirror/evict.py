@@ -7,13 +7,16 @@ import os
 import shutil
 from collections.abc import Collection
 from contextlib import closing, suppress
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from edcache import storage
-from edcache.backends.mirror.sidecar import LOCK_COPY, locked_side, note_of, stamp_of
+from edcache.backends.mirror.sidecar import LOCK_COPY, locked_side, notes_of, stamp_of
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes, shown
 from edcache.storage import File
-from edcache.writer import LOCK_USE, PARTIAL, SIDE, copies_beside
+from edcache.writer import LOCK_USE, PARTIAL, SIDE
+
+# Start and length: from the lock of readers on, all locks of an archive.
+_EVERY_LOCK: Final = LOCK_USE, (1 << 63) - 1 - LOCK_USE
 
 
 class Copy(NamedTuple):
@@ -38,12 +41,13 @@ def copies_in(folder: str) -> list[Copy]:
 
 def copy_at(path: str) -> Copy | None:
     """The copy that belongs at a path, whole or not; None where what is there is none."""
-    used, note = stamp_of(path + SIDE), note_of(path)
+    used, notes = stamp_of(path + SIDE), notes_of(path)
     if used is None:
         return None
     whole, partial = stamp_of(path), stamp_of(path + PARTIAL)
-    if whole is not None and (note is None or note.stamp != whole):
+    if whole is not None and not notes.have(whole):
         return None
+    note = notes.begun or notes.whole
     sizes = [stamp[0] for stamp in (whole, partial) if stamp is not None]
     if not sizes:
         return None
@@ -52,40 +56,35 @@ def copy_at(path: str) -> Copy | None:
     return Copy(path, "" if note is None else note.origin, max(sizes), here, used[1] / 1e9)
 
 
-def why_stays(path: str) -> str | None:
-    """Why a copy should not be deleted now; None where nothing, or macOS, speaks against it."""
-    if _is_locked(path + SIDE, LOCK_COPY):
-        return "another process is copying it"
-    is_open = any(_is_locked(name, LOCK_USE) for name in (path, path + PARTIAL))
-    return "a process has this copy open" if is_open else None
+def is_made(path: str) -> bool:
+    """True if a process makes a copy at a path now."""
+    with suppress(ArchiveNotFoundError), closing(File.open(path + SIDE, "r")) as side:
+        return side.is_locked(LOCK_COPY, 1)
+    return False
 
 
-def _is_locked(path: str, start: int) -> bool:
+def delete(path: str, *, if_unchanged: bool = False) -> str | None:
+    """Delete a copy, whole and begun, and its side file, unless a process uses it; returns why it stays."""
+    with locked_side(path, wait=False) as side:
+        if side is None:
+            return "another process is copying it"
+        if if_unchanged and copy_at(path) is None:
+            return "it is no copy"
+        for name in (path, path + PARTIAL):
+            with suppress(ArchiveNotFoundError), closing(File.open(name, "r+")) as file:
+                if not file.try_lock(*_EVERY_LOCK):
+                    return "a process has this copy open"
+                storage.remove(name)
+        storage.remove(path + SIDE)
+    return None
+
+
+def evict(path: str) -> bool:
+    """Delete a copy as it was made, unless a process uses it; returns whether it is gone."""
     try:
-        with closing(File.open(path, "r")) as file:
-            return file.is_locked(start, 1)
-    except ArchiveNotFoundError:
-        return False
-
-
-def discard_side(path: str) -> bool:
-    """Delete a side file that is of no copy, unless somebody makes that; says whether it is gone."""
-    with locked_side(path.removesuffix(SIDE), wait=False) as side:
-        if side is None or any(map(storage.exists, copies_beside(path))):
-            return False
-        storage.remove(path)
-    return True
-
-
-def leftovers(path: str) -> list[str]:
-    """What lies beside an archive because it is a copy, whole or not: to be deleted with it."""
-    copy = path.removesuffix(PARTIAL)
-    if not storage.exists(copy + SIDE) or (path != copy and storage.exists(copy)):
-        return []
-    return [name for name in (copy + PARTIAL, copy + SIDE) if storage.exists(name)]
-
-
-# ------------------------------------------------------------------------------------------ making room
+        return delete(path, if_unchanged=True) is None
+    except StorageError:
+        return False  # another user's
 
 
 def limit_of(max_bytes: int | str | None) -> int | None:
@@ -98,25 +97,37 @@ def limit_of(max_bytes: int | str | None) -> int | None:
     return limit
 
 
-def make_room(folder: str, limit: int | None, nbytes: int, what: str, keep: Collection[str]) -> None:
-    """Delete copies that nobody has open, least recently used first, until a new one fits the limit.
+def make_room(
+    folder: str, limit: int | None, nbytes: int, old: int, what: str, keep: Collection[str]
+) -> bool:
+    """Delete copies that nobody has open, the least recently used first, until a new one fits.
 
-    Raises OptionError where the new one is above the limit itself, StorageError where too much has to stay.
+    Args:
+        nbytes: of the new copy, at the path `what`. old: of the one that it replaces, on the disk.
+    Returns:
+        False if the old one has to be deleted first.
+    Raises:
+        OptionError: the new one is above the limit. StorageError: too much has to stay, or the disk is full.
     """
-    if limit is None:
-        return
-    if nbytes > limit:
-        raise OptionError(
-            f"{what}: {human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in "
-            f"{folder}; allow more"
-        )
-    excess = left_by_others(folder, limit, nbytes, what, keep) + nbytes - limit
-    if excess > 0:
+    others = 0
+    if limit is not None:
+        allowed = f"{human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in {folder}"
+        if nbytes > limit:
+            raise OptionError(f"{what}: {allowed}; allow more")
+        others = left_by_others(folder, limit, nbytes, what, keep)
+        if others + nbytes > limit:
+            raise _no_space(
+                f"{what}: {allowed}; of those there, which are in use, "
+                f"{human_bytes(others + nbytes - limit)} would have to go; allow more, or wait"
+            )
+    free = shutil.disk_usage(os.path.dirname(os.path.abspath(what))).free
+    more = nbytes - storage.allocated(what + PARTIAL)
+    if more > free + old:
         raise _no_space(
-            f"{what}: {human_bytes(nbytes)}, max_bytes= allows {human_bytes(limit)} for all copies in "
-            f"{folder}; of those there, which are in use, {human_bytes(excess)} would have to go; allow "
-            "more, or wait"
+            f"{what}: the copy takes {human_bytes(more - old)} more, the disk has {human_bytes(free)} left; "
+            "free some, or copy it to another disk"
         )
+    return more <= free and (limit is None or others + nbytes + old <= limit)
 
 
 def left_by_others(folder: str, limit: int, nbytes: int, what: str, keep: Collection[str]) -> int:
@@ -124,43 +135,12 @@ def left_by_others(folder: str, limit: int, nbytes: int, what: str, keep: Collec
     stays = {os.path.realpath(path) for path in keep}
     others = [copy for copy in copies_in(folder) if os.path.realpath(copy.path) != os.path.realpath(what)]
     # One that is being copied will have all its bytes.
-    sizes = [copy.nbytes if _is_locked(copy.path + SIDE, LOCK_COPY) else copy.here for copy in others]
+    sizes = [copy.nbytes if is_made(copy.path) else copy.here for copy in others]
     total = sum(sizes)
     for copy, size in zip(others, sizes, strict=True):
         if total + nbytes > limit and os.path.realpath(copy.path) not in stays and evict(copy.path):
             total -= size
     return total
-
-
-def evict(path: str) -> bool:
-    """Delete a copy, unless somebody has it open or makes it; says whether it is gone."""
-    try:
-        with locked_side(path, wait=False) as side:
-            # Looked at again: since it was listed, another archive may have come to be there.
-            if side is None or copy_at(path) is None or not all(map(_removed, (path, path + PARTIAL))):
-                return False
-            storage.remove(path + SIDE)
-    except StorageError:
-        return False  # another user's
-    return True
-
-
-def _removed(path: str) -> bool:
-    with suppress(ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
-        if not file.try_lock(LOCK_USE):
-            return False
-        storage.remove(path)
-    return True
-
-
-def check_space(path: str, nbytes: int) -> None:
-    """Raise StorageError where the disk cannot hold the `nbytes` of a copy that are still to be written."""
-    free = shutil.disk_usage(os.path.dirname(os.path.abspath(path))).free
-    if nbytes > free:
-        raise _no_space(
-            f"{path}: the copy takes {human_bytes(nbytes)} more, the disk has {human_bytes(free)} left; free "
-            "some, or copy it to another disk"
-        )
 
 
 def _no_space(text: str) -> StorageError:

@@ -1,4 +1,4 @@
-"""A copy that fills as it is read: a sparse file, and a map of the blocks that were fetched.
+"""Read an archive through a copy that fills as it is read: a sparse file, and a map of its blocks.
 
 What is read is fetched once, by the first process of this machine that needs it, and kept. What has no room
 is read from far and not kept.
@@ -6,25 +6,32 @@ is read from far and not kept.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
 from collections.abc import Sequence
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from typing import Final
 
 import numpy as np
 
 from edcache import base, storage
-from edcache.backends.mirror.blocks import BLOCK_BITS, Fetcher, Opener, Pinned, blocks_of, gone
-from edcache.backends.mirror.complete import complete
-from edcache.backends.mirror.sidecar import locked_side
-from edcache.base import ArchiveNotFoundError, CorruptArchiveError, Ints
-from edcache.storage import File, Prefetch, Wrapped
+from edcache.backends.mirror import sidecar
+from edcache.backends.mirror.blocks import Fetcher, Opener, Pinned, blocks_of, gone
+from edcache.backends.mirror.complete import complete, state_of
+from edcache.backends.mirror.evict import limit_of
+from edcache.backends.mirror.sidecar import Identity, Note, locked_copy, locked_side, notes_of, whole_note
+from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError, StorageError
+from edcache.storage import ByteSource, File, Location, Wrapped
 from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
 
 # If no more than this part of the blocks is missing when a copy is opened, all of them are fetched.
 _REST: Final = 1 / 16
+# The last blocks, with the index and the labels, are fetched with the first one when a copy is begun.
+_TAIL_BLOCKS: Final = 2
 
 
 class ReadThrough(Wrapped):
@@ -44,7 +51,7 @@ class ReadThrough(Wrapped):
         self.pinned = self.token = pinned
         self.by_request = not is_whole
         self.fetcher = Fetcher(pinned, data, opener, limit)
-        self.ahead = None if is_whole else CopyAhead(self.fetcher)
+        self.ahead = None if is_whole else self.fetcher
 
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
@@ -52,7 +59,7 @@ class ReadThrough(Wrapped):
 
     def reopened(self) -> ReadThrough:
         """This copy, completed if nearly all of it is here. Another state of the origin is another copy."""
-        return completed(reopened(self.pinned, self.fetcher.opener, self.fetcher.limit))
+        return _reopened(self.pinned, self.fetcher.opener, self.fetcher.limit)
 
     def is_remote(self) -> bool:
         return self.by_request or self.data.is_remote()
@@ -69,16 +76,15 @@ class ReadThrough(Wrapped):
         if not self.by_request or not extents:
             return self.data.read_many(extents)
         start, nbytes = np.array(extents, np.int64).T
-        end = np.minimum(start + nbytes, self.size())
-        if self.fetcher.obtain(np.unique(blocks_of(start, end)[1])):
+        which, blocks = blocks_of(start, np.minimum(start + nbytes, self.size()))
+        if self.fetcher.obtain(np.unique(blocks)):
             return self.data.read_many(extents)
-        which, blocks = blocks_of(start, end)
         is_far = np.isin(blocks, self.fetcher.map.missing(np.unique(blocks)))
         far = [extents[k] for k in np.unique(which[is_far]).tolist()]
-        fetched = zip(far, self.fetcher.read_far(far), strict=True)
-        read = {extent: memoryview(data) for extent, data in fetched}
-        near = [extent for extent in extents if extent not in read]
-        read.update(zip(near, self.data.read_many(near), strict=True))
+        near = sorted(set(extents) - set(far))
+        read = dict(zip(near, self.data.read_many(near), strict=True))
+        for extent, data in zip(far, self.fetcher.read_far(far), strict=True):
+            read[extent] = memoryview(data)
         return [read[extent] for extent in extents]
 
     def check_damaged(self, offset: int, nbytes: int) -> None:
@@ -92,15 +98,23 @@ class ReadThrough(Wrapped):
                 f"delete this copy, and open {self.path} again"
             ) from error
         if far != self.data.pread(offset, nbytes):
-            delete(self.pinned, self.data)
+            self.discard()
             raise CorruptArchiveError(
                 f"{here}: {place} of this copy are damaged, so it was deleted; open {self.path} "
                 "again, which makes another"
             )
 
     def discard(self) -> None:
-        """See `ByteSource`."""
-        delete(self.pinned, self.data)
+        """See `ByteSource`: unless another copy is in its place, or is being made."""
+        copy = self.pinned.copy
+        with locked_side(copy, wait=False) as side:
+            if side is None:
+                return  # a process that completes it proves all of it
+            for name in (copy, copy + PARTIAL):
+                with suppress(ArchiveNotFoundError), closing(File.open(name, "r")) as there:
+                    if there.identity() == self.data.identity():
+                        storage.remove(name)
+                        storage.remove(copy + SIDE)
 
     def close(self) -> None:
         """Close the copy, which others may delete then, and the origin."""
@@ -108,59 +122,110 @@ class ReadThrough(Wrapped):
         self.fetcher.close()
 
 
-class CopyAhead(Prefetch):
-    """Fetches blocks of a partial copy before they are read."""
+def open_copy(
+    where: Location, token: Pinned | None, *, folder: str, max_bytes: int | str | None = None
+) -> ReadThrough:
+    """Open an archive by its copy in a folder, which begins empty and fills as it is read.
 
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
+    Args:
+        where: the archive, sealed. token: of a copy that another process has open: the origin is not looked
+            at then. folder: created if absent. max_bytes: as in `copy_to_local`.
+    Raises:
+        ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
+        StaleArchiveError: the copy with this token is gone. OptionError: it is not sealed.
+    """
+    limit = limit_of(max_bytes)
+    if token is not None:
+        return _reopened(token, where.open, limit)
+    try:
+        # Asked for its identity, it is open: each opening of a URL is a round trip.
+        origin = where.open() if where.by_request else None
+        identity = sidecar.identity_at(where) if origin is None else sidecar.identity_of(origin)
+    except (StorageError, ArchiveNotFoundError) as error:
+        if where.has_query:
+            raise
+        return _without_origin(where, folder, error)
+    try:
+        return _opened(where, folder, identity, limit, origin)
+    except BaseException:
+        if origin is not None:
+            origin.close()
+        raise
 
-    @property
-    def has_room(self) -> bool:
-        return self._fetcher.has_room
 
-    def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
-        """See the base class: whole blocks."""
-        blocks, first = np.unique(blocks_of(start, end)[1], return_index=True)
-        is_missing = np.isin(blocks, self._fetcher.map.missing(blocks))
-        in_order = blocks[is_missing][np.argsort(first[is_missing])]
-        return [(block << BLOCK_BITS, block + 1 << BLOCK_BITS) for block in in_order.tolist()]
+def _opened(
+    where: Location, folder: str, identity: Identity, limit: int | None, origin: ByteSource | None
+) -> ReadThrough:
+    """Open the copy of this state of the origin; begin one if there is none. origin: if it is open."""
+    copy = os.path.join(folder, os.path.basename(where.path))
+    note = whole_note(copy)
+    if note is None or note.identity != identity:
+        stem, ending = os.path.splitext(copy)
+        key = hashlib.sha256(json.dumps([where.path, identity]).encode()).hexdigest()[:16]
+        copy = f"{stem}-{key}{ending}"
+        notes = notes_of(copy)
+        note = notes.whole or notes.begun
+    is_new = False
+    while (file := None if note is None else _attached(Pinned(copy, note), where.open, limit)) is None:
+        storage.make_parent(copy)
+        with closing(where.open()) if origin is None else nullcontext(origin) as opened:
+            note = state_of(opened)
+        if note.identity != identity:
+            raise StaleArchiveError(f"{where.path}: it changed while it was opened; open it again")
+        with locked_copy(copy, note):
+            is_new = True
+    if origin is not None:
+        file.fetcher.keep_origin(origin)
+    if is_new:
+        count = file.fetcher.map.count
+        file.fetcher.obtain(np.unique([0, *range(max(0, count - _TAIL_BLOCKS), count)]))
+    return _completed(file)
 
-    def fetch(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """See the base class."""
-        blocks = np.array([start for start, _ in ranges], np.int64) >> BLOCK_BITS
-        self._fetcher.obtain(np.unique(blocks), waits=False)
+
+def _without_origin(where: Location, folder: str, error: Exception) -> ReadThrough:
+    """Open the newest whole copy of what cannot be reached; raises the error if there is none."""
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    copies = [os.path.join(folder, name.removesuffix(SIDE)) for name in names if name.endswith(SIDE)]
+    found = [Pinned(copy, note) for copy in copies if (note := whole_note(copy)) is not None]
+    for pinned in sorted(found, key=lambda one: one.note.stamp[1] if one.note.stamp else 0, reverse=True):
+        file = _attached(pinned, where.open, None) if pinned.note.origin == where.path else None
+        if file is not None:
+            logger.warning("%s: reading its copy %s: %s", where.path, pinned.copy, error)
+            return file
+    raise error
 
 
-def reopened(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough:
+def _reopened(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough:
     """Open a copy that is there; StaleArchiveError if it is gone."""
-    file = attached(pinned, opener, limit)
+    file = _attached(pinned, opener, limit)
     if file is None:
         raise gone(pinned)
-    return file
+    return _completed(file)
 
 
-def attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough | None:
-    """Open a copy, whole or not, and share the lock that keeps it; None if there is none."""
-    for name, is_whole in ((pinned.copy, True), (pinned.copy + PARTIAL, False), (pinned.copy, True)):
-        try:
-            data = File.open(name, "r")
-        except ArchiveNotFoundError:
+def _attached(pinned: Pinned, opener: Opener, limit: int | None) -> ReadThrough | None:
+    """Open a copy of this state, whole or not, and share the lock that keeps it; None if there is none."""
+    copy = pinned.copy
+    for name, is_whole in ((copy, True), (copy + PARTIAL, False), (copy, True)):
+        note: Note | None = whole_note(copy) if is_whole else notes_of(copy).begun
+        if note is None or not note.is_like(pinned.note):
             continue
-        try:
-            data.share(LOCK_USE)
-            # Between opening and sharing another process may have deleted it, or given it its name.
-            is_there = data.is_named() and data.size() == pinned.note.nbytes
-        except BaseException:
+        with suppress(ArchiveNotFoundError):
+            data = File.open(name, "r")
+            try:
+                data.share(LOCK_USE)
+                # Between opening and sharing another process may have deleted it, or given it its name.
+                if data.is_named() and data.size() == note.nbytes:
+                    note_use(copy)
+                    return ReadThrough(pinned, data, is_whole, opener, limit)
+            except BaseException:
+                data.close()
+                raise
             data.close()
-            raise
-        if is_there:
-            note_use(pinned.copy)
-            return ReadThrough(pinned, data, is_whole, opener, limit)
-        data.close()
     return None
 
 
-def completed(file: ReadThrough) -> ReadThrough:
+def _completed(file: ReadThrough) -> ReadThrough:
     """Complete a partial copy of which nearly all is here; returns the whole copy, or else the same file."""
     fetcher, copy = file.fetcher, file.pinned.copy
     blocks = np.arange(fetcher.map.count)
@@ -175,20 +240,8 @@ def completed(file: ReadThrough) -> ReadThrough:
         except (base.ArchiveError, OSError) as error:
             logger.warning("%s: it stays a partial copy: %s", copy, error)
             return file
-    whole = attached(file.pinned, fetcher.opener, fetcher.limit)
+    whole = _attached(file.pinned, fetcher.opener, fetcher.limit)
     if whole is None:
         return file
     file.close()
     return whole
-
-
-def delete(pinned: Pinned, data: File) -> None:
-    """Delete a copy that proved damaged, unless another one is in its place or is being made."""
-    with locked_side(pinned.copy, wait=False) as side:
-        if side is None:
-            return  # a process that completes it proves all of it
-        for name in (pinned.copy, pinned.copy + PARTIAL):
-            with suppress(ArchiveNotFoundError), closing(File.open(name, "r")) as there:
-                if there.identity() == data.identity():
-                    storage.remove(name)
-                    storage.remove(pinned.copy + SIDE)
