@@ -36,42 +36,22 @@ _MOST_WINDOWS: Final = 256
 _WEB: Final = ("http", "https")
 
 
-class Run(NamedTuple):
-    """Bytes [start, end) that are fetched and kept as one piece of memory."""
-
-    start: int
-    end: int
-
-    def parts(self) -> list[tuple[int, int]]:
-        """The requests that fetch it, each of at most `PART_NBYTES`: half-open."""
-        return [(low, min(low + PART_NBYTES, self.end)) for low in range(self.start, self.end, PART_NBYTES)]
-
-
-def runs_of(extents: Sequence[tuple[int, int]]) -> list[Run]:
-    """The runs that cover extents (offset, nbytes), in file order.
+def runs_of(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The runs (start, end) that cover extents (offset, nbytes), in file order.
 
     None is within `GAP_NBYTES` of the next, unless the two are more than `PART_NBYTES`.
     """
-    runs: list[Run] = []
+    runs: list[tuple[int, int]] = []
     for offset, nbytes in sorted(extents):
-        end = offset + nbytes
         if not nbytes:
             continue
-        last = runs[-1] if runs else None
-        if last and offset <= last.end + GAP_NBYTES and max(last.end, end) - last.start <= PART_NBYTES:
-            runs[-1] = Run(last.start, max(last.end, end))
+        start, end = runs[-1] if runs else (0, -GAP_NBYTES - 1)
+        longer = max(end, offset + nbytes)
+        if offset <= end + GAP_NBYTES and longer - start <= PART_NBYTES:
+            runs[-1] = start, longer
         else:
-            runs.append(Run(offset, end))
+            runs.append((offset, offset + nbytes))
     return runs
-
-
-def cut(runs: Sequence[Run], data: Sequence[memoryview], offset: int, nbytes: int) -> memoryview:
-    """The bytes of one extent, out of those of the runs."""
-    if not nbytes:
-        return memoryview(b"")
-    k = bisect_right(runs, offset, key=lambda run: run.start) - 1
-    start = offset - runs[k].start
-    return data[k][start : start + nbytes]
 
 
 class _Window(NamedTuple):
@@ -80,9 +60,8 @@ class _Window(NamedTuple):
     start: int
     data: memoryview
 
-    @property
-    def end(self) -> int:
-        return self.start + len(self.data)
+    def cut(self, start: int, end: int) -> memoryview:
+        return self.data[start - self.start : end - self.start]
 
 
 class RemoteObject(ByteSource):
@@ -115,7 +94,7 @@ class RemoteObject(ByteSource):
 
     def _end(self) -> _Window:
         start = max(len(self._head), (self._stamp.size - TAIL_NBYTES) // 64 * 64)
-        return _Window(start, *self._fetch([Run(start, self._stamp.size)]))
+        return self._fetch([(start, self._stamp.size - start)])[0]
 
     def _opening(self, end: _Window) -> list[tuple[int, int]]:
         """The extents before the end by which a sealed archive is opened: its index, and revisions."""
@@ -166,18 +145,21 @@ class RemoteObject(ByteSource):
     def pread(self, offset: int, nbytes: int) -> bytes:
         start, end = self._clipped(offset, nbytes)
         data = self._known(start, end)
-        if data is None:
-            (data,) = self._keep([(start, max(end - start, _AHEAD_NBYTES))])
-        return bytes(data[: end - start])
+        if data is None and end - start > _AHEAD_NBYTES:  # hundreds of these would fill the memory
+            (data,) = self.read_many([(start, end - start)])
+        elif data is None:
+            data = self._keep([(start, _AHEAD_NBYTES)])[0].cut(start, end)
+        return bytes(data)
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: up to 64 requests at a time; a run of over 4 MiB is several."""
         ranges = [self._clipped(offset, nbytes) for offset, nbytes in extents]
         known = [self._known(start, end) for start, end in ranges]
-        runs = runs_of([(a, b - a) for (a, b), data in zip(ranges, known, strict=True) if data is None])
-        fetched = self._fetch(runs)
+        absent = [(a, b - a) for (a, b), data in zip(ranges, known, strict=True) if data is None]
+        windows = self._fetch(absent)
+        starts = [window.start for window in windows]
         return [
-            cut(runs, fetched, start, end - start) if data is None else data
+            windows[bisect_right(starts, start) - 1].cut(start, end) if data is None else data
             for (start, end), data in zip(ranges, known, strict=True)
         ]
 
@@ -189,28 +171,32 @@ class RemoteObject(ByteSource):
         if start == end:
             return memoryview(b"")
         for window in tuple(self._windows):
-            if window.start <= start and end <= window.end:
-                return window.data[start - window.start : end - window.start]
+            if window.start <= start and end <= window.start + len(window.data):
+                return window.cut(start, end)
         return None
 
-    def _keep(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Fetch extents, and keep the runs that cover them; gives the runs' bytes."""
-        runs = runs_of([(at, min(nbytes, self._stamp.size - at)) for at, nbytes in extents])
-        data = self._fetch(runs)
-        self._windows.extend(_Window(run.start, one) for run, one in zip(runs, data, strict=True))
-        return data
+    def _keep(self, extents: Sequence[tuple[int, int]]) -> list[_Window]:
+        windows = self._fetch([(at, min(nbytes, self._stamp.size - at)) for at, nbytes in extents])
+        self._windows.extend(windows)
+        return windows
 
     # --- requests ---
 
-    def _fetch(self, runs: Sequence[Run]) -> list[memoryview]:
+    def _fetch(self, extents: Sequence[tuple[int, int]]) -> list[_Window]:
+        """The windows that cover extents (offset, nbytes), in file order."""
+        runs = runs_of(extents)
         if not runs:
             return []
-        parts = [run.parts() for run in runs]
+        parts = [
+            [(low, min(low + PART_NBYTES, end)) for low in range(start, end, PART_NBYTES)]
+            for start, end in runs
+        ]
         engine = self._engine()
         calls = [partial(self._fetch_part, engine, *part) for some in parts for part in some]
         pieces = iter(run(gathered(calls, _MOST_AT_A_TIME)))
         whole = [[next(pieces) for _ in some] for some in parts]
-        return [memoryview(some[0] if len(some) == 1 else b"".join(some)) for some in whole]
+        data = [memoryview(some[0] if len(some) == 1 else b"".join(some)) for some in whole]
+        return [_Window(start, one) for (start, _), one in zip(runs, data, strict=True)]
 
     async def _fetch_part(self, engine: Engine, start: int, end: int) -> Data:
         doing = f"reading {end - start:,} bytes at offset {start:,}"
