@@ -504,25 +504,13 @@ async function about() {
 }
 
 function archive(one) {
-  const sizes = one.record_nbytes, lines = [
-    ["Samples", number(one.samples)], ["Missing", number(one.missing)], ["Complete", one.sealed ? "sealed" : "not sealed: more may come"],
-    ["File", bytes(one.nbytes)], ["Record", sizes.max === null ? "" : `median ${bytes(sizes.median)}, largest ${bytes(sizes.max)}`],
-    ["Codec", one.codec], ["Compression", one.compression || "none"], ["Format", one.format_version], ["Identity", one.uuid],
-    ...Object.entries(one.fingerprint ?? {}).map(([name, value]) => [name[0].toUpperCase() + name.slice(1), text(value)]),
-  ];
-  const blocks = [el("h2", { text: one.path }), table(["What", "Value"], lines, "facts")];
-  if (Object.keys(one.labels).length) blocks.push(el("h3", { text: "Labels" }), table(["Name", "Type"], Object.entries(one.labels), "facts"));
-  for (const schema of one.schemas.slice(0, 8)) {
-    blocks.push(el("h3", { text: `Fields of ${plural(schema.samples, "sample")}` }), table(["Field", "Kind", "Data type", "Shape"],
-      schema.fields.map((field) => [field.path || "sample", field.kind, field.dtype, field.shape === null ? "varies" : field.shape.join(" \u00d7 ")]), "facts"));
+  const blocks = [el("h2", { text: one.path }), table(["What", "Value"], one.facts, "facts")];
+  if (one.made_by.length) blocks.push(el("h3", { text: "Made by" }), table(["What", "Value"], one.made_by, "facts"));
+  for (const schema of one.schemas) {
+    blocks.push(el("h3", { text: `Fields of ${plural(schema.samples, "sample")}` }),
+      table(["Field", "Kind", "Data type", "Shape"], schema.fields, "facts"));
   }
   return blocks;
-}
-
-function bytes(n) {
-  const units = ["bytes", "kB", "MB", "GB", "TB"];
-  const unit = n < 1000 ? 0 : Math.min(units.length - 1, Math.floor(Math.log10(n) / 3));
-  return `${unit ? (n / 1000 ** unit).toPrecision(3) : Math.round(n)} ${units[unit]}`;
 }
 
 function text(value) {

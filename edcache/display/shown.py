@@ -12,9 +12,9 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 
-from edcache.base import Ints, SampleIndexError, brief, plain
+from edcache.base import Ints, SampleIndexError, brief
 from edcache.display import cells
-from edcache.display.summary import summary
+from edcache.display.summary import facts, field_rows, provenance, summary
 from edcache.labels import Histogram, Labels, matching_rows
 from edcache.reader import Reader
 
@@ -25,6 +25,7 @@ _MOST_HISTOGRAMS: Final = 40
 _MOST_MISSING: Final = 500
 _MOST_CAPTIONS: Final = 4
 _MOST_ARCHIVES: Final = 20
+_MOST_SCHEMAS: Final = 8
 _LONGEST: Final = 300
 # A window is read in groups that grow while one takes no longer than this.
 _GROUP_SECONDS: Final = 0.05
@@ -208,7 +209,7 @@ class Shown:
     def summary(self) -> dict[str, Any]:
         """Describe the archives underneath."""
         archives = self._archives(self._dataset())
-        return {"archives": [plain(summary(one)) for one in archives[:_MOST_ARCHIVES]], "all": len(archives)}
+        return {"archives": [_summary(one) for one in archives[:_MOST_ARCHIVES]], "all": len(archives)}
 
     def missing(self) -> dict[str, Any]:
         """The rows without a record, and of those that failed, why."""
@@ -226,6 +227,17 @@ class Shown:
             "others": others[:_MOST_MISSING],
             "more_others": max(0, len(others) - _MOST_MISSING),
         }
+
+
+def _summary(archive: Reader) -> dict[str, Any]:
+    of = summary(archive)
+    schemas = of["schemas"][:_MOST_SCHEMAS]
+    return {
+        "path": of["path"],
+        "facts": [pair for pair in facts(of) if pair[1] is not None],
+        "made_by": list(provenance(of["fingerprint"])),
+        "schemas": [{"samples": one["samples"], "fields": field_rows(one)} for one in schemas],
+    }
 
 
 def _cell(sample: Any) -> dict[str, Any]:

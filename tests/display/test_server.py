@@ -17,8 +17,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from click.testing import CliRunner
 
 import edcache
+from edcache.cli import main
 from edcache.cli.viewer import _archive
 from edcache.display import Shown, Viewer, view
 from edcache.labels import Labels
@@ -307,6 +309,16 @@ def test_the_part_of_each_bar_that_a_filter_keeps_is_counted(path, visitor):
     assert body["kept"][0] == 0 < sum(body["kept"])
     assert visitor.json("/api/0/kept/0")[1] == {"kept": [bar.count for bar in bars]}
     assert visitor.json("/api/0/kept/9?where=")[0] == 404
+
+
+def test_a_summary_says_what_the_command_line_says(path, visitor):
+    (archive,) = visitor.json("/api/0/summary")[1]["archives"]
+    assert archive["path"] == str(path)
+    said = CliRunner().invoke(main, ["info", str(path)]).output.split()
+    assert ["samples", "20"] in archive["facts"]
+    assert [text for _, value in archive["facts"] for text in value.split() if text not in said] == []
+    (schema,) = archive["schemas"]
+    assert (schema["samples"], schema["fields"][0]) == (20, ["image", "tensor", "uint8", "3 x 8 x 8"])
 
 
 def test_cells_follow_the_filter_and_have_pictures(visitor):
