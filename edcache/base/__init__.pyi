@@ -24,7 +24,6 @@ from .markup import fragment as fragment
 from .markup import joined as joined
 from .markup import pairs as pairs
 from .markup import table as table
-from .options import FIXED as FIXED
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
 from .options import Codec as Codec

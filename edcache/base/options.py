@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from inspect import Parameter
-from typing import Any, Final, Literal, TypeAlias, TypedDict, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
 import numpy as np
 
@@ -309,10 +309,6 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
 def provisional(options: CacheOptions) -> ReadOptions:
     """How to read what is there before it is known whether it is complete."""
     return replace(ReadOptions.part_of(options), allow_partial=True, max_bytes=None, preload=None)
-
-
-# All but those that may be set of an open dataset too.
-FIXED: Final = CacheOptions.names() - {"batch_transform", "transform"} | {"fingerprint"}
 
 
 def checked_function(name: str, function: Any) -> Transform:

@@ -97,9 +97,8 @@ class CachedDataset(ArchiveDataset[T_co]):
         self._add_keys(spec)
 
     def _begin(self, store: Store, options: CacheOptions, reader: Reader) -> None:
-        # At once: `__setattr__` is for who sets an attribute of an open dataset.
-        vars(self).update(_store=store, _reader=reader, path=reader.path)
-        vars(self).update(_transform=options.transform, _batch_transform=options.batch_transform)
+        self._store, self._reader, self.path = store, reader, reader.path
+        self._transform, self._batch_transform = options.transform, options.batch_transform
 
     def _make(
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None

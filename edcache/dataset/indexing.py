@@ -52,7 +52,6 @@ class Readable(Dataset[T_co]):
     _repeats: bool = False  # whether it was made to have samples several times
     _labels: Labels | None = None
     _times_set: ClassVar[int] = 0  # how often transforms of any dataset were set in this process
-    _fixed: frozenset[str] = base.FIXED  # names that are options, and no attributes to be set
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -61,13 +60,6 @@ class Readable(Dataset[T_co]):
                 f"class {cls.__name__} overrides __getitem__ but not __getitems__, by which a DataLoader "
                 "reads; give a transform= instead, which batches and views know too"
             )
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._fixed:
-            raise OptionError(
-                f"{name} is chosen when a cache is opened, and stays; open it again with {name}={value!r}"
-            )
-        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_labels": None}

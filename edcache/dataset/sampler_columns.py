@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -92,8 +90,10 @@ def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     try:
         column = pa.array(exact, from_pandas=True)
         codes, classes = classes_of(comparable(pa.chunked_array([column])))
-    except (pa.ArrowException, UnicodeEncodeError):
-        codes, classes = _numbered(values)
+    except (pa.ArrowException, UnicodeEncodeError) as error:
+        raise OptionError(
+            f"classes of {type(values[0]).__name__}: {error}; give single values of one type"
+        ) from error
     kept = [code for code, value in enumerate(classes) if value is not None]
     if values.dtype.kind in "iufbmM":
         kept.sort(key=classes.__getitem__)
@@ -101,15 +101,3 @@ def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
     numbers[kept] = np.arange(len(kept))
     positions, ends = grouped(numbers[codes], len(kept) + 1)
     return positions[: ends[-2]], ends[:-1]
-
-
-def _numbered(values: npt.NDArray[Any]) -> tuple[Ints, list[Any]]:
-    """The number of each object's class, by appearance, and the classes, None for those that are no value."""
-    numbers: defaultdict[Any, int] = defaultdict(itertools.count().__next__)
-    try:
-        codes = np.fromiter(map(numbers.__getitem__, values.tolist()), np.int64, len(values))
-    except TypeError:
-        raise OptionError(f"classes of {type(values[0]).__name__}; give single values") from None
-    # pandas' NA does not say whether it is itself.
-    is_missing = (type(one).__name__ == "NAType" or (one != one) in (True, np.True_) for one in numbers)
-    return codes, [None if missing else one for one, missing in zip(numbers, is_missing, strict=True)]

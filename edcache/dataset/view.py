@@ -424,12 +424,8 @@ class View(Samples[T_co]):
         added: Transform,
         repeats: bool = False,
     ) -> None:
-        # At once: `__setattr__` is for who sets an attribute of a view.
-        vars(self).update(_whole=root, _selection=selection, _fields=fields, _added=added)
-        if repeats:
-            self._repeats = True
-
-    _whole: Root
+        self._whole, self._selection, self._fields, self._added = root, selection, fields, added
+        self._repeats = repeats
 
     def __repr__(self) -> str:
         whole = getattr(self._root, "path", self._root)
