@@ -155,6 +155,7 @@ class Spool:
                 )
             name = self._store.path.rpartition("/")[2]
             # A function counts samples, and hears nothing of bytes.
-            with base.byte_progress("uploading", name, False if callable(show) else show) as tell:
+            quiet = False if callable(show) else show
+            with base.Progress(name, quiet, doing="uploading", unit="B") as tell:
                 self._store.put(self.path, tell)
             storage.remove(self.path)

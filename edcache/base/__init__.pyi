@@ -55,7 +55,6 @@ from .process import module_aliases as module_aliases
 from .process import module_name as module_name
 from .process import once as once
 from .progress import Progress as Progress
-from .progress import byte_progress as byte_progress
 from .strict_json import loads as loads
 from .threads import in_threads as in_threads
 from .wording import Ints as Ints

@@ -8,8 +8,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any, Final
 
@@ -21,18 +19,16 @@ logger = logging.getLogger("edcache")
 # A line comes after so many seconds, or after a tenth of the work; the second is the least between lines.
 _MOST_SECONDS: Final = 30.0
 _LEAST_SECONDS: Final = 3.0
+# Of a bar that leads to no terminal; and of a name, beside which stand percentage, counts, times and rate.
 _COLUMNS: Final = 80
-_LEAST_TEXT: Final = 20
-# Columns of a bar beside the name: percentage, counts, times, rate.
-_BESIDE_TEXT: Final = 60
+_NAME: Final = 24
 
 
 class Progress:
-    """The progress of one operation, shown on stderr as a bar or as lines.
+    """Show the progress of one operation on stderr: as a bar, or now and then by a line.
 
     Args:
         name: such as the archive's; it is shortened in the middle if it is long.
-        done, total: at the start, and in all; None if nobody knows.
         show: as of `FillOptions`. If it is None, EDCACHE_PROGRESS=0 or 1 decides, and ranks other than 0 show
             no bar.
         doing: "caching" for a fill, which says first what was kept from before; else such as "copying".
@@ -40,40 +36,51 @@ class Progress:
         is_first: whether no other process filled when this fill began. Of several that fill together, the
             first alone prints lines: what it kept is what was there before any of them.
 
-    Without a bar, a line comes every 30 seconds or every tenth, whichever is first, and one at the end.
+    It is shown from `begin` on, or from the first call with (done, total). Without a bar, a line comes every
+    30 seconds or every tenth, whichever is first, and one at the end.
     """
 
+    _bar: Any = None
+    _has_begun = _has_lines = False
+
     def __init__(
-        self,
-        name: str,
-        done: int,
-        total: int | None,
-        show: Show,
-        is_first: bool = True,
-        *,
-        doing: str = "caching",
-        unit: str = "",
+        self, name: str, show: Show, *, doing: str = "caching", unit: str = "", is_first: bool = True
     ) -> None:
-        self.done = self._line_done = self._start = done
-        self._total, self._unit = total, unit
-        self._nbytes = 0
-        self._is_fill = doing == "caching"
-        self._name = name if self._is_fill else f"{doing} {name}"
+        self._doing, self._name, self._unit = doing, _shortened(name), unit
+        self._is_fill, self._is_first = doing == "caching", is_first
+        self._show = show
         self._tell = show if callable(show) else None
+        self._nbytes = 0
+
+    def begin(self, done: int, total: int | None) -> Progress:
+        """Show what is done at the start, and in all; None if nobody knows."""
+        self._has_begun, self._total = True, total
+        self.done = self._line_done = self._start = done
         self._began = self._last_line = time.monotonic()
-        asked = _asked(show)
+        asked = _asked(self._show)
         is_watched = asked is None and _is_watched()
-        if self._is_fill and done and is_first:
-            line = _line(name, f": {self._count()} already cached")
+        if self._is_fill and done and self._is_first:
+            line = f"{self._name}: {self._count()} already cached"
             if asked is False:
                 logger.info("%s", line)
             else:
                 print(line, file=sys.stderr, flush=True)
-        has_bar = asked or (is_watched and _is_rank_0())
-        self._bar = _new_bar(f"{doing} {name}", total, done, unit) if has_bar else None
+        if asked or (is_watched and _is_rank_0()):
+            self._bar = _new_bar(f"{self._doing} {self._name}", total, done, self._unit)
         # Of a fill its first process prints lines, whatever its rank.
-        is_told = is_first and (self._is_fill or _is_rank_0())
+        is_told = self._is_first and (self._is_fill or _is_rank_0())
         self._has_lines = is_told and asked is None and not is_watched
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        """Take over how much is done, and how much there is in all."""
+        if self._tell is not None:
+            self._tell(done, total)
+            return
+        # Not before: what is resumed begins where it was, and a notebook asks for the length.
+        if not self._has_begun:
+            self.begin(done, total)
+        self.advance(done - self.done)
 
     def advance(self, more: int, nbytes: int = 0) -> None:
         """Count more samples, of so many bytes."""
@@ -91,19 +98,17 @@ class Progress:
                 self._last_line, self._line_done = now, self.done
                 self._print(self._rates(now - self._began))
 
-    def close(self, is_done: bool) -> None:
-        """Take the bar down; if all went well, the last line says how long it took."""
-        if self._bar is not None:
-            self._bar.close()
-        seconds = time.monotonic() - self._began
-        if self._has_lines and is_done and (self._is_fill or seconds >= _LEAST_SECONDS):
-            self._print(f" in {_duration(seconds)}")
-
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *raised: object) -> None:
-        self.close(is_done=kind is None)
+        """Take the bar down; if all went well, the last line says how long it took."""
+        if self._bar is not None:
+            self._bar.close()
+        if self._has_lines and kind is None:
+            seconds = time.monotonic() - self._began
+            if self._is_fill or seconds >= _LEAST_SECONDS:
+                self._print(f" in {_duration(seconds)}")
 
     def _count(self) -> str:
         if self._unit:
@@ -118,74 +123,31 @@ class Progress:
         return text if self._total is None else f"{text}, {_duration((self._total - self.done) / rate)} left"
 
     def _print(self, text: str) -> None:
-        line = f": {self._count()}{' cached' * self._is_fill}{text}"
-        print(_line(self._name, line), file=sys.stderr, flush=True)
+        what = (
+            f"{self._name}: {self._count()} cached"
+            if self._is_fill
+            else (f"{self._doing} {self._name}: {self._count()}")
+        )
+        print(f"{what}{text}", file=sys.stderr, flush=True)
 
 
-@contextmanager
-def byte_progress(
-    doing: str, name: str, show: Show, unit: str = "B"
-) -> Iterator[Callable[[int, int], object]]:
-    """Give a function of (done, in all), which shows a `Progress`; or `show`, if that is a function.
-
-    Args:
-        doing, name: such as "copying", "train.zip". unit: "B", or "" for samples.
-    """
-    if callable(show):
-        yield show
-        return
-    progress: Progress | None = None
-
-    def tell(done: int, total: int) -> None:
-        nonlocal progress
-        # Not before: what is resumed begins where it was, and a notebook asks for the length.
-        if progress is None:
-            progress = Progress(name, done, total, show, doing=doing, unit=unit)
-        progress.advance(done - progress.done)
-
-    is_done = False
-    try:
-        yield tell
-        is_done = True
-    finally:
-        if progress is not None:
-            progress.close(is_done)
-
-
-def _line(name: str, text: str) -> str:
-    """A line of at most 80 columns, unless the text alone is longer."""
-    return _shortened(name, _COLUMNS - len(text)) + text
-
-
-def _shortened(text: str, most: int) -> str:
-    """The text in at most so many printable characters, without its middle if it is longer."""
-    text = "".join(letter if letter.isprintable() else "?" for letter in text)
-    if len(text) <= (most := max(most, 8)):
-        return text
-    head = (most - 2) // 2
-    return f"{text[:head]}...{text[len(text) - (most - 3 - head) :]}"
+def _shortened(name: str) -> str:
+    """The name in few printable characters, without its middle if it is longer."""
+    name = "".join(letter if letter.isprintable() else "?" for letter in name)
+    return name if len(name) <= _NAME else f"{name[: _NAME // 2 - 2]}...{name[1 - _NAME // 2 :]}"
 
 
 def _new_bar(text: str, total: int | None, done: int, unit: str) -> Any:
     """A bar that begins where a fill resumes, as wide as the terminal, or as a notebook's cell."""
     bar_class = _bar_class()
-    columns = _COLUMNS
     options: dict[str, Any] = {"total": total, "initial": done, "smoothing": 0.1}
     options |= {"unit": unit, "unit_scale": True} if unit else {"unit": " samples" if total is None else ""}
-    if sys.stderr.isatty():
-        with suppress(OSError, ValueError, AttributeError):  # of a stream without a descriptor
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-        options["dynamic_ncols"] = True
-    elif not bar_class.is_widget:
-        options["ncols"] = columns
-    bar = bar_class(**options, desc="" if bar_class.is_widget else _fitting(text, columns, total))
     if bar_class.is_widget:
-        bar.set_description_str(_fitting(text, columns, total))  # desc= would be taken for HTML
-    return bar
-
-
-def _fitting(text: str, columns: int, total: int | None) -> str:
-    return _shortened(text, max(_LEAST_TEXT, columns - _BESIDE_TEXT - 2 * len(str(total or 0))))
+        bar = bar_class(**options)
+        bar.set_description_str(text)  # desc= would be taken for HTML
+        return bar
+    width = {"dynamic_ncols": True} if sys.stderr.isatty() else {"ncols": _COLUMNS}
+    return bar_class(**options, **width, desc=text)
 
 
 @cache

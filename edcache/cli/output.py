@@ -8,14 +8,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from itertools import chain, islice
 from typing import Any, Final, NoReturn, TypeAlias
 
 import click
 
 from edcache import dataset
-from edcache.base import EdcacheError, brief, byte_progress, plain, shortened, text_table
+from edcache.base import EdcacheError, Progress, brief, plain, shortened, text_table
 from edcache.base import printable as printable  # what all commands print by
 from edcache.cli.flags import flag_of
 from edcache.storage import shown
@@ -145,11 +145,9 @@ def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str]
         sys.exit(FAILED)
 
 
-def bar(
-    doing: str, path: str, progress: bool | None, unit: str = "B"
-) -> AbstractContextManager[Callable[[int, int], object]]:
+def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> Progress:
     """A bar on stderr, fed with (done, in all); by default on a terminal."""
-    return byte_progress(doing, os.path.basename(shown(path)), progress, unit)
+    return Progress(os.path.basename(shown(path)), progress, doing=doing, unit=unit)
 
 
 @contextmanager

@@ -100,13 +100,15 @@ def _fill(job: Job) -> None:
 def _compute(job: Job, appender: Appender, presence: Presence) -> None:
     is_first, name = appender.claims.join_fillers(), os.path.basename(job.path)
 
+    shown = base.Progress(name, job.options.progress, is_first=is_first)
+
     def ending() -> str:
         with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
             presence.update()
         return outcome(job.path, presence.count, job.length)
 
     with (
-        base.Progress(name, presence.count, job.length, job.options.progress, is_first) as progress,
+        shown.begin(presence.count, job.length) as progress,
         errors_with(ending),
     ):
         _drive(job, appender, presence, progress)

@@ -53,7 +53,7 @@ def fill_stream(job: Job) -> None:
         kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         publisher = job.publisher(appender)
         count, name = 0, os.path.basename(job.path)
-        with Progress(name, len(kept), None, job.options.progress, is_first) as progress:
+        with Progress(name, job.options.progress, is_first=is_first).begin(len(kept), None) as progress:
 
             def ending() -> str:
                 present = len(set(appender.indices_of(appender.chain.chunks).tolist()))

@@ -15,7 +15,7 @@ from edcache.backends.mirror.blocks import Fetcher, Pinned
 from edcache.backends.mirror.complete import THREADS, complete, state_of
 from edcache.backends.mirror.evict import limit_of, make_room
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
-from edcache.base import ArchiveExistsError, OptionError, Show, byte_progress
+from edcache.base import ArchiveExistsError, OptionError, Progress, Show
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located, shown
 from edcache.writer import PARTIAL, SIDE, note_use
@@ -78,7 +78,7 @@ def copy_to_local(
     Cost: reads the remote archive once, and writes as much; reads the copy once. If the copy is there: one
     look at each file.
     """
-    with byte_progress("copying", os.path.basename(shown(src)), progress) as tell:
+    with Progress(os.path.basename(shown(src)), progress, doing="copying", unit="B") as tell:
         copied = copy_local(src, target, num_threads, expected_digest, max_bytes, storage_options, tell)
     return copied.path
 
