@@ -98,7 +98,7 @@ def _wire(column: Any, rows: slice) -> dtypes.Array:
     if part.ndim == 1:
         # The scalars of most dtypes are native whatever the array is.
         part = part.astype(np.asarray(part[0]).dtype, copy=False)
-    if dtypes.is_exportable(part.dtype) and part.dtype.char not in "gG":
+    if dtypes.is_exportable(part.dtype):
         return part  # type: ignore[no-any-return]
     # numpy copies structures field by field, which would leave what is between them.
     own = dtypes.own_bytes(part)

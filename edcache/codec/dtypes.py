@@ -1,7 +1,8 @@
 """dtype <-> its text in a schema, for numpy and torch.
 
 numpy: the text is `dtype.str` ("<f4", "|b1", ">M8[ns]", "<U12"). C's second 32 or 64 bit integer keeps its
-letter ("<q"), because its scalars are of another class. A structure of fields is a list:
+letter ("<q"), because its scalars are of another class. A structure of fields, none of which is a structure
+or an array, is a list:
 
     ["struct", [[name, offset, dtype], ...], itemsize]
 
@@ -23,16 +24,13 @@ from edcache.base import CorruptRecordError, MissingDependencyError
 Dtype = np.dtype[Any]
 Array = npt.NDArray[Any]
 
-MAX_DEPTH = 16
 MAX_NBYTES = 1 << 44
 MAX_NDIM = 64
 
 U1: Dtype = np.dtype("u1")
 
 _UNIT = r"\[\d{0,9}(?:Y|M|W|D|h|m|s|ms|us|ns|ps|fs|as)\]"
-_TEXT = re.compile(
-    rf"[<>|](?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[lLqQiI]|[SUV]\d{{1,10}}|[mM]8(?:{_UNIT})?)"
-)
+_TEXT = re.compile(rf"[<>|](?:b1|[iu][1248]|f[248]|c(?:8|16)|[lLqQiI]|[SUV]\d{{1,10}}|[mM]8(?:{_UNIT})?)")
 _TWIN_INTEGERS = frozenset("lLqQiI")
 
 _NUMPY_TWIN = (
@@ -80,12 +78,16 @@ def _describe(dtype: Dtype) -> Any:
     """What would stand for a dtype, if `parse` takes it."""
     if dtype.names is not None:
         fields: Any = dtype.fields
-        # A field with a title has three parts, and comes back as another dtype: `describe` refuses it.
-        rows = tuple((name, fields[name][1], _describe(fields[name][0])) for name in dtype.names)
-        return "struct", rows, dtype.itemsize
-    if dtype.char in _TWIN_INTEGERS and np.dtype(dtype.str).char != dtype.char:
-        return dtype.str[0] + dtype.char
-    return dtype.str
+        # A field with a title has three parts, and comes back as another dtype, as one that is a structure
+        # does: `describe` refuses them.
+        return "struct", tuple((k, fields[k][1], _text(fields[k][0])) for k in dtype.names), dtype.itemsize
+    return _text(dtype)
+
+
+def _text(dtype: Dtype) -> str:
+    text: str = dtype.str
+    is_twin = dtype.char in _TWIN_INTEGERS and np.dtype(text).char != dtype.char
+    return text[0] + dtype.char if is_twin else text
 
 
 # The numbers of the dtypes of which every byte is value, and which have no parameters.
@@ -100,7 +102,7 @@ def describe(dtype: Dtype) -> Any:
     try:
         description = _describe(dtype)
         parsed = parse(description)
-    except (CorruptRecordError, RecursionError):
+    except CorruptRecordError:
         return None
     # A dtype that another library added to numpy shows itself as plain void: refuse what does not come back.
     return description if parsed == dtype and parsed.type is dtype.type else None
@@ -109,7 +111,7 @@ def describe(dtype: Dtype) -> Any:
 def parse(description: Any) -> Dtype:
     """Return the numpy dtype of a description; CorruptRecordError where this platform has none such."""
     try:
-        dtype = _parse(description, 0)
+        dtype = _parse(description)
     except (TypeError, ValueError, OverflowError, SyntaxError) as error:
         raise CorruptRecordError(f"schema: not a dtype here: {str(description)[:80]} ({error})") from None
     if dtype.hasobject:  # pragma: no cover - no text of this grammar names one
@@ -117,26 +119,28 @@ def parse(description: Any) -> Dtype:
     return dtype
 
 
-def _parse(description: Any, depth: int) -> Dtype:
+def _parse(description: Any) -> Dtype:
     if type(description) is str:
-        if not _TEXT.fullmatch(description):
-            raise ValueError("unknown text")
-        return np.dtype(description)
-    if type(description) not in (list, tuple) or depth > MAX_DEPTH:
-        raise ValueError("neither text nor list, or nested too deep")
+        return _plain(description)
     kind, rows, itemsize = description
     if kind != "struct" or type(rows) not in (list, tuple) or type(itemsize) is not int:
         raise ValueError("malformed struct")
-    names, offsets, formats = [], [], []
-    for name, offset, inner in rows:
-        if type(name) is not str or type(offset) is not int:
-            raise ValueError("malformed field")
-        names.append(name)
-        offsets.append(offset)
-        formats.append(_parse(inner, depth + 1))
-    spec: Any = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
+    if any(type(name) is not str or type(offset) is not int for name, offset, _ in rows):
+        raise ValueError("malformed field")
+    spec: Any = {
+        "names": [name for name, _, _ in rows],
+        "offsets": [offset for _, offset, _ in rows],
+        "formats": [_plain(text) for _, _, text in rows],
+        "itemsize": itemsize,
+    }
     dtype: Dtype = np.dtype(spec)
     return dtype
+
+
+def _plain(text: Any) -> Dtype:
+    if type(text) is not str or not _TEXT.fullmatch(text):
+        raise ValueError("unknown text")
+    return np.dtype(text)
 
 
 def check_shape(shape: Any) -> tuple[int, ...]:
@@ -167,30 +171,12 @@ def alignment(dtype: Dtype) -> int:
 
 def own_bytes(array: Array) -> Array:
     """Return a C-ordered array whose bytes depend on its values alone: padding inside items is zero."""
-    if array.dtype.num not in PLAIN and _has_padding(array.dtype):
-        clean = np.zeros(array.shape, array.dtype)
-        _copy_values(array, clean)
-        return clean
-    return array if array.flags.c_contiguous else array.copy("C")
-
-
-def _has_padding(dtype: Dtype) -> bool:
-    return dtype.names is not None or (dtype.char in "gG" and np.finfo(dtype).nmant == 63)
-
-
-def _copy_values(source: Array, target: Array) -> None:
-    if source.dtype.names is not None:
-        for name in source.dtype.names:
-            _copy_values(source[name], target[name])
-    elif _has_padding(source.dtype) and source.size:
-        # x87 extended precision: 10 bytes of value in 12 or 16, the rest is whatever was in the register.
-        item = np.finfo(source.dtype).dtype.itemsize
-        clean = np.array(source, order="C")
-        padding = slice(10, None) if source.dtype.isnative else slice(item - 10)
-        clean.reshape(-1).view(U1).reshape(-1, item)[:, padding] = 0
-        target[...] = clean
-    else:
-        target[...] = source
+    if array.dtype.names is None:
+        return array if array.flags.c_contiguous else array.copy("C")
+    clean = np.zeros(array.shape, array.dtype)
+    for name in array.dtype.names:
+        clean[name] = array[name]
+    return clean
 
 
 def as_buffer(array: Array) -> Array:

@@ -71,7 +71,10 @@ def _int_bytes(value: int) -> bytes:
 def _array(value: dtypes.Array, values: list[Any]) -> Any:
     description = dtypes.describe(value.dtype)
     if description is None:
-        raise Refusal(f"an array of dtype {value.dtype}; convert it to a dtype of fixed size with .astype()")
+        remedy = "convert it to a dtype of fixed size with .astype()"
+        if value.dtype.names:
+            remedy = "store each of its fields by itself"
+        raise Refusal(f"an array of dtype {value.dtype}; {remedy}")
     values.append(dtypes.own_bytes(value))
     return "array", description, value.ndim or ()
 

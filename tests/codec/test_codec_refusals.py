@@ -71,13 +71,6 @@ def with_attribute():
     return value
 
 
-def nested_dtype(levels):
-    dtype = np.dtype("u1")
-    for _ in range(levels):
-        dtype = np.dtype([("a", dtype)])
-    return dtype
-
-
 class Located(torch.Tensor):
     pass
 
@@ -112,8 +105,10 @@ CASES = {
     "tensor subclass": (torch.ones(1).as_subclass(Located), "Located; call .as_subclass(torch.Tensor) on it, which drops its class and attributes, register its class with edcache.register(Located, encode"),
     "enum key": ({Hue.BLUE: 1}, "cannot store a dict key of type test_codec_refusals.Hue; use str, int"),
     "zone": (dt.datetime(2000, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=1), "MY")), "a time zone with a name of its own"),
-    "subarray": (np.zeros(1, [("a", "f4", 2)]), "convert it to a dtype of fixed size with .astype()"),
-    "title": (np.zeros(1, [(("title", "a"), "f4")]), "convert it to a dtype of fixed size with .astype()"),
+    "long double": (np.zeros(1, "g"), "cannot store an array of dtype float128; convert it to a dtype of fixed size"),
+    "long scalar": (np.longdouble(1), "cannot store a numpy scalar of dtype float128; call .item()"),
+    "subarray": (np.zeros(1, [("a", "f4", 2)]), "store each of its fields by itself"),
+    "title": (np.zeros(1, [(("title", "a"), "f4")]), "store each of its fields by itself"),
     "subclass": (Sub(), "Sub; convert it to a dict, which drops its class and attributes, register its class with edcache.register(Sub"),
     "counter": (collections.Counter(), "cannot store collections.Counter; convert it to a dict, which drops its class"),
     "text": (Text("a"), "Text; convert it to a str, which drops"),
@@ -130,8 +125,8 @@ CASES = {
     "field": ((Frozen(1), Point(1, [object()])), "sample[1].y[0]: cannot store object; convert it"),
     "lambda": (lambda: 0, "cannot store function"),
     "dimensions": (torch.ones((1,) * 65), "cannot store a tensor of 65 dimensions, more than 64; reshape it"),
-    "nested dtype": (np.zeros(1, nested_dtype(18)), "convert it to a dtype of fixed size with .astype()"),
-    "void class": (np.zeros(1, (Cell, [("a", "i4")])), "convert it to a dtype of fixed size with .astype()"),
+    "nested dtype": (np.zeros(1, [("a", [("b", "u1")])]), "store each of its fields by itself"),
+    "void class": (np.zeros(1, (Cell, [("a", "i4")])), "store each of its fields by itself"),
     "time unit": (np.zeros(1, "M8[1234567890s]"), "cannot store an array of dtype datetime64[1234567890s]; convert it"),
     "scalar": (np.datetime64(1, "1234567890s"), "cannot store a numpy scalar of dtype datetime64[1234567890s]; call .item() on it"),
     "no member": (Code(404), "<Code.CODE_404: 404>, which is no member of its enum; store its value"),

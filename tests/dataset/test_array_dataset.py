@@ -226,6 +226,7 @@ class Blocked:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 sys.meta_path.insert(0, Blocked())
+import collections
 import edcache.numpy
 from edcache import Decoding, ImageFile
 from edcache.errors import MissingDependencyError
@@ -241,6 +242,8 @@ def test_nothing_of_it_imports_torch(path, tmp_path):
         w.extend({f"key {i}": torch.arange(i)} for i in range(1100))
     with serving(path.read_bytes()) as served:
         script = f"""
+Point = collections.namedtuple("Point", "x y")
+edcache.register(Point, name="codec_samples.Point")
 for path in {[str(path), str(zstd), str(own), served.url]!r}:
     for fields in ([0], None) if path == {str(own)!r} else (["image", "tree.at", "label"], None):
         ds = edcache.numpy.open(path, fields=None if path == {str(own)!r} else fields)

@@ -29,7 +29,6 @@ NUMPY = [
     ">f4",
     "f8",
     ">i8",
-    "g",
     "c16",
     "M8[us]",
     ">m8[s]",
@@ -80,8 +79,6 @@ def columns_of(draw, count):
         values[...] = rng.choice(["", "a", "bc"], shape)
     elif dtype.kind == "b":
         values[...] = rng.integers(0, 2, shape)
-    elif dtype.char == "g":
-        values[...] = rng.choice([np.nan, -0.0, np.inf, 1.25], shape)
     else:
         values = np.frombuffer(raw.tobytes(), dtype).reshape(shape) if values.nbytes else values
     how = draw(st.sampled_from(["plain", "reversed", "every second", "fortran"]))
