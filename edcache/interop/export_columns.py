@@ -9,6 +9,7 @@ import pathlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -16,12 +17,13 @@ import torch
 
 from edcache.base import CodecError
 from edcache.codec import ImageFile, children_of
+from edcache.format import number_type, numpy_dtype, pa
 from edcache.labels import ArrowColumn
 
 _EXTENSIONS: Final = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 _PNG_MODES: Final = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")
 _ATOMS: Final = (bool, int, float, str, type(None))
-_KINDS: Final = {bool: "bool", int: "int", float: "float", complex: "complex", str: "text", bytes: "bytes"}
+_PLAIN_KINDS: Final = (bool, int, float, complex, str, bytes)
 _MOST: Final = 2**63
 
 Leaves = dict[str, Any]
@@ -80,7 +82,7 @@ def _plain(value: Any, name: str, place: str) -> Any:
 
 
 _PLAIN: Final[dict[Any, Callable[[Any], Any]]] = {
-    **{kind: kind for kind in _KINDS},  # numpy's float64 and str_ are subclasses
+    **{kind: kind for kind in _PLAIN_KINDS},  # numpy's float64 and str_ are subclasses
     (type(None), datetime.date, list): lambda value: value,
     (np.ndarray, np.generic): np.asarray,
     ImageFile: lambda file: EncodedImage(file.data, _EXTENSIONS.get(file.format or "", "bin")),
@@ -133,31 +135,41 @@ def columns_of(leaves: Leaves, place: str) -> Columns:
     return {name: _column(name, value, place) for name, value in leaves.items()}
 
 
+@cache
+def _types() -> dict[type, pa.DataType]:
+    """The Arrow type of each class of plain values."""
+    plain = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
+    return plain | {
+        EncodedImage: pa.binary(),
+        datetime.date: pa.date32(),
+        datetime.datetime: pa.timestamp("us"),
+    }
+
+
 def _column(name: str, value: Any, place: str) -> ArrowColumn:
     if value is None:
-        return ArrowColumn(name, "null", is_nullable=True)
+        return ArrowColumn(name, pa.null(), is_nullable=True)
     numbers = value if type(value) is list else [value]
     if any(type(number) is int and not -_MOST <= number < _MOST for number in numbers):
         raise unsupported(place, name, value, "a column holds integers from -2**63 to 2**63 - 1")
     if isinstance(value, complex):
         raise unsupported(place, name, value, "parquet holds no complex numbers")
-    if type(value) in _KINDS:
-        return ArrowColumn(name, _KINDS[type(value)])
-    if isinstance(value, EncodedImage):
-        return ArrowColumn(name, "image")
     if isinstance(value, np.ndarray):
-        if value.dtype.kind not in "biuf" or not value.dtype.isnative:
+        kind = number_type(value.dtype)
+        if kind is None or not value.dtype.isnative:
             held = "arrays of bool, int and float in the byte order of this machine"
             raise unsupported(place, name, value, f"parquet holds {held}")
-        return ArrowColumn(name, "array", value.dtype.name, value.shape, value.ndim)
-    if isinstance(value, datetime.datetime):
-        return ArrowColumn(name, "datetime" if value.tzinfo is None else "datetime with a zone")
-    if isinstance(value, datetime.date):
-        return ArrowColumn(name, "date")
-    kinds = {_KINDS[type(item)] for item in value if item is not None}
-    if len(kinds) > 1:
-        raise unsupported(place, name, value, f"its values are {' and '.join(sorted(kinds))}")
-    return ArrowColumn(name, "list", kinds.pop() if kinds else "null")
+        return ArrowColumn(name, kind, value.ndim, value.shape)
+    if isinstance(value, datetime.datetime) and value.tzinfo is not None:
+        return ArrowColumn(name, pa.timestamp("us", "UTC"))
+    if not isinstance(value, list):
+        kinds = _types()
+        # A pandas.Timestamp is a datetime.
+        return ArrowColumn(name, next(kinds[base] for base in type(value).__mro__ if base in kinds))
+    items = {_types()[type(item)] for item in value if item is not None}
+    if len(items) > 1:
+        raise unsupported(place, name, value, f"its values are {' and '.join(sorted(map(str, items)))}")
+    return ArrowColumn(name, pa.list_(items.pop() if items else pa.null()))
 
 
 def unified(samples: Iterable[tuple[Columns, str]]) -> Columns:
@@ -187,11 +199,12 @@ def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
     if old == new:
         return old
     is_nullable = old.is_nullable or new.is_nullable
-    if "null" in (old.kind, new.kind):
-        return replace(new if old.kind == "null" else old, is_nullable=True)
-    if old.kind == new.kind == "list" and "null" in (old.dtype, new.dtype):
-        return replace(old if new.dtype == "null" else new, is_nullable=is_nullable)
-    if (old.kind, old.dtype, old.ndim) == (new.kind, new.dtype, new.ndim):
+    for one, other in ((old, new), (new, old)):
+        if pa.types.is_null(one.type):
+            return replace(other, is_nullable=True)
+        if one.type == pa.list_(pa.null()) and pa.types.is_list(other.type):
+            return replace(other, is_nullable=is_nullable)
+    if (old.type, old.ndim) == (new.type, new.ndim):
         return replace(old, shape=old.shape if old.shape == new.shape else None, is_nullable=is_nullable)
     return None
 
@@ -199,7 +212,7 @@ def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
 def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColumn], place: str) -> None:
     """Raise CodecError for a sample of other columns than those that were inspected."""
     for name in columns.keys() | shown.keys():
-        known, now = columns.get(name), shown.get(name, ArrowColumn(name, "null"))
+        known, now = columns.get(name), shown.get(name, ArrowColumn(name, pa.null()))
         if known is None or _common(known, now) != known:
             before = "in no sample" if known is None else _described(known)
             raise CodecError(
@@ -209,7 +222,7 @@ def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColu
 
 
 def _described(column: ArrowColumn) -> str:
-    if column.kind == "array":
+    if column.ndim is not None:
         shape = f"of {column.ndim} dimensions" if column.shape is None else column.shape
-        return f"an array of {column.dtype} {shape}"
-    return f"a list of {column.dtype}" if column.kind == "list" else column.kind
+        return f"an array of {numpy_dtype(column.type).name} {shape}"
+    return f"a list of {column.type.value_type}" if pa.types.is_list(column.type) else str(column.type)

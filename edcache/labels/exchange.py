@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import CodecError
-from edcache.format import from_numpy, pa
+from edcache.format import from_numpy, number_type, numpy_dtype, pa
 
 _MOST_LISTED: Final = 1024
 
@@ -21,43 +21,25 @@ _MOST_LISTED: Final = 1024
 class ArrowColumn:
     """A column of leaves of samples.
 
-    kind: null, bool, int, float, complex, text, bytes, image, date, datetime, datetime with a zone, array
-    or list. dtype: of an array, by numpy's name; of a list, the kind of its values. shape: of an array,
-    where all have one. ndim: of an array. is_nullable: some samples lack it.
+    type: of a leaf, or of the elements of an array. ndim: of an array, None of any other leaf. shape: of an
+    array, if all have one. is_nullable: some samples lack it.
     """
 
     name: str
-    kind: str
-    dtype: str = ""
+    type: pa.DataType
+    ndim: int | None = None
     shape: tuple[int, ...] | None = None
-    ndim: int = 0
     is_nullable: bool = False
 
     @property
     def is_fixed(self) -> bool:
-        """True if it is an array that has one shape in every sample, with an element at least."""
-        return (
-            self.kind == "array" and self.shape is not None and not self.is_nullable and 0 not in self.shape
-        )
+        """True if it is an array that has one shape in every sample, with a dimension and an element."""
+        return bool(self.shape) and not self.is_nullable and 0 not in (self.shape or ())
 
     @property
     def is_large(self) -> bool:
         """True if it is fixed, and so large that Parquet, which looks at each element, would take long."""
         return self.is_fixed and math.prod(self.shape or ()) > _MOST_LISTED
-
-
-_TYPES = {
-    "null": pa.null(),
-    "bool": pa.bool_(),
-    "int": pa.int64(),
-    "float": pa.float64(),
-    "text": pa.string(),
-    "bytes": pa.binary(),
-    "image": pa.binary(),
-    "date": pa.date32(),
-    "datetime": pa.timestamp("us"),
-    "datetime with a zone": pa.timestamp("us", "UTC"),
-}
 
 
 def _arrow_type(column: ArrowColumn) -> pa.DataType:
@@ -66,20 +48,14 @@ def _arrow_type(column: ArrowColumn) -> pa.DataType:
     Arrays of one shape are `fixed_shape_tensor`; of over 1024 elements, their bytes (`schema_of`); of no
     dimension, their number. Others are {"values": list, "shape": list of int32}, 1-D ones plain lists.
     """
-    if column.kind == "list":
-        return pa.list_(_TYPES[column.dtype])
-    if column.kind != "array":
-        return _TYPES[column.kind]
-    element = pa.from_numpy_dtype(np.dtype(column.dtype))
-    if column.ndim == 0:
-        return element
+    if not column.ndim:
+        return column.type
     if column.is_large:
-        return pa.binary(math.prod(column.shape or ()) * np.dtype(column.dtype).itemsize)
+        return pa.binary(math.prod(column.shape or ()) * numpy_dtype(column.type).itemsize)
     if column.is_fixed:
-        return pa.fixed_shape_tensor(element, column.shape)
-    if column.ndim == 1:
-        return pa.list_(element)
-    return pa.struct({"values": pa.list_(element), "shape": pa.list_(pa.int32())})
+        return pa.fixed_shape_tensor(column.type, column.shape)
+    values = pa.list_(column.type)
+    return values if column.ndim == 1 else pa.struct({"values": values, "shape": pa.list_(pa.int32())})
 
 
 def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.Array:
@@ -89,10 +65,10 @@ def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.A
     """
     kind = _arrow_type(column)
     try:
-        if column.is_fixed and column.ndim:
+        if column.is_fixed:
             return _fixed(values, kind, column)
         plain: Sequence[Any] = values
-        if column.kind == "array":
+        if column.ndim is not None:
             plain = [None if value is None else _plain(value, column.ndim) for value in values]
         return pa.array(plain, kind)
     except (pa.ArrowException, OverflowError, UnicodeError, TypeError, ValueError, AttributeError) as error:
@@ -101,7 +77,7 @@ def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.A
 
 def _fixed(values: Sequence[npt.NDArray[Any]], kind: pa.DataType, column: ArrowColumn) -> pa.Array:
     stacked = np.ascontiguousarray(np.stack(values))
-    if stacked.shape[1:] != column.shape or stacked.dtype.name != column.dtype:
+    if stacked.shape[1:] != column.shape or number_type(stacked.dtype) != column.type:
         raise ValueError(f"arrays of {stacked.dtype} {stacked.shape[1:]}")
     if column.is_large:
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(stacked)])
@@ -121,7 +97,9 @@ def schema_of(columns: Iterable[ArrowColumn], labels: pa.Schema) -> pa.Schema:
     """The schema of leaves, then labels; arrays that are bytes have dtype and shape as metadata."""
     fields = []
     for column in columns:
-        meta = {"dtype": column.dtype, "shape": json.dumps(column.shape)} if column.is_large else None
+        meta = None
+        if column.is_large:
+            meta = {"dtype": numpy_dtype(column.type).name, "shape": json.dumps(column.shape)}
         fields.append(pa.field(column.name, _arrow_type(column), metadata=meta))
     return pa.schema([*fields, *labels])
 

@@ -507,14 +507,14 @@ def test_what_a_format_cannot_hold_is_named_before_anything_is_written(tmp_path,
         (
             [1, "a"],
             tables,
-            'sample 1: field "x" is text, and int in another sample (export(): ',
+            'sample 1: field "x" is string, and int64 in another sample (export(): ',
         ),
         (
             [np.ones(2), np.ones((2, 2))],
             tables,
             "an array of float64 (2, 2), and an array of float64 (2,) in",
         ),
-        ([[1, "a"]], tables, 'field "x" is of type list; its values are int and text; leave it out'),
+        ([[1, "a"]], tables, 'field "x" is of type list; its values are int64 and string; leave it out'),
         ([Image.new("CMYK", (1, 1))], [*WRITERS], "a PNG has no mode 'CMYK'"),
     ]
     for samples, formats, text in cases:
