@@ -70,8 +70,6 @@ setup(
         "images": ["Pillow>=9", "simplejpeg>=1.7"],
         "dask": ["distributed>=2023.5"],
         "hf": ["huggingface_hub>=0.23", "fsspec>=2024.2", "aiohttp>=3.9"],
-        "pandas": ["pandas>=1.5"],
-        "polars": ["polars>=0.20"],
         "ray": ["ray>=2.9"],
         "remote": ["fsspec>=2024.2", "aiohttp>=3.9"],
         "s3": ["s3fs>=2024.2", "aiohttp>=3.9"],

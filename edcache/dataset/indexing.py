@@ -119,7 +119,7 @@ class Readable(Dataset[T_co]):
     def labels(self) -> Labels:
         """The label columns, a mapping from name to a read-only numpy array [len(self)]; no sample is read.
 
-        `.table` is a pyarrow Table, `.to_pandas()` returns a DataFrame.
+        `.table` is a pyarrow Table, and `.table.to_pandas()` a DataFrame.
 
         Raises:
             UnknownLabelError: on access, 'no label "lable"; this archive has: label, split'.

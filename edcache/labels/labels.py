@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from copy import copy
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import LabelError, MissingDependencyError, OptionError, SampleIndexError, element
+from edcache.base import LabelError, OptionError, SampleIndexError, element
 from edcache.format import StoredLabels, from_numpy, is_text, missing_rows, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
 from edcache.labels.histogram import Histogram, has_many_texts, histogram
@@ -149,18 +149,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         taken._arrays, taken._table = {}, None
         return taken
 
-    def to_pandas(self) -> Any:
-        """A pandas DataFrame, a copy; row i is sample i. Raises: MissingDependencyError."""
-        with _needs("to_pandas", "pandas"):
-            import pandas  # noqa: F401
-        return self.table.to_pandas()
-
-    def to_polars(self) -> Any:
-        """A polars DataFrame; row i is sample i. Numbers are not copied. Raises: MissingDependencyError."""
-        with _needs("to_polars", "polars"):
-            import polars
-        return polars.from_arrow(self.table)
-
     def describe(self) -> Description:
         """Summarize each column: type, nulls, distinct values, minimum, maximum, most frequent value.
 
@@ -270,16 +258,6 @@ def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:
     if pa.types.is_nested(kind):
         raise LabelError(f'label "{name}" is {kind}; {method}() needs a column of single values')
     return comparable_column(labels, name)
-
-
-@contextmanager
-def _needs(method: str, package: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError:
-        raise MissingDependencyError(
-            f"labels.{method}() needs {package}; install it with: pip install edcache[{package}]"
-        ) from None
 
 
 def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:

@@ -376,7 +376,7 @@ def test_labels_are_arrays_by_name(cache: CachedDataset) -> None:
 def test_labels_have_a_table_and_a_data_frame(cache: CachedDataset) -> None:
     pytest.importorskip("pandas")
     assert cache.labels.table.slice(2, 1).to_pylist() == [{"y": 2, "name": "n2"}]
-    assert cache.labels.to_pandas()["y"].sum() == 13
+    assert cache.labels.table.to_pandas()["y"].sum() == 13
 
 
 def test_an_unknown_label_lists_what_there_is(cache: CachedDataset) -> None:

@@ -2,16 +2,14 @@
 
 import datetime as dt
 import math
-import sys
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edcache.errors import LabelError, MissingDependencyError, UnknownLabelError
+from edcache.errors import LabelError, UnknownLabelError
 from edcache.labels.column import ColumnSummary
 from edcache.labels.labels import Labels
 
@@ -107,7 +105,7 @@ def test_a_view_is_described_and_asked_by_its_own_rows(labels):
     view = labels.take([1, 1, 3])
     assert view.describe()[0].nulls == 1
     assert view.unique("split").tolist() == ["test"]
-    assert view.to_polars()["age"].to_list() == [41, 41, 30]
+    assert view.table["age"].to_pylist() == [41, 41, 30]
 
 
 def test_distinct_values_are_sorted_without_the_missing(labels):
@@ -121,18 +119,3 @@ def test_distinct_values_are_sorted_without_the_missing(labels):
         labels.unique("boxes")
     with pytest.raises(UnknownLabelError, match='no label "lable"; this archive has: split, age'):
         labels.unique("lable")
-
-
-def test_polars_gets_the_same_columns(labels):
-    frame = labels.to_polars()
-    assert isinstance(frame, pl.DataFrame)
-    assert frame["boxes"].to_list() == [[1, 2], [], None, [3]]
-
-
-def test_a_library_that_is_not_there_is_named(labels, monkeypatch):
-    monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(MissingDependencyError) as raised:
-        labels.to_polars()
-    assert str(raised.value) == (
-        "labels.to_polars() needs polars; install it with: pip install edcache[polars]"
-    )

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 from edcache.errors import (
     LabelError,
-    MissingDependencyError,
     OptionError,
     SampleIndexError,
     UnknownLabelError,
@@ -271,13 +268,3 @@ def test_counts(table):
 
 def test_repr_is_short(table):
     assert repr(Labels(table.select(["label", "split"]))) == "Labels(label: int64, split: string; 4 rows)"
-
-
-def test_to_pandas(table, monkeypatch):
-    pandas = pytest.importorskip("pandas")
-    frame = Labels(table.select(["label", "split"])).take([1, 0]).to_pandas()
-    assert isinstance(frame, pandas.DataFrame)
-    assert frame["label"].tolist() == [1, 3]
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingDependencyError, match=r"pip install edcache\[pandas\]"):
-        Labels(table).to_pandas()
