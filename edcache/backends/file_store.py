@@ -52,6 +52,8 @@ class FileStore(Store):
 
         try:
             reader = super().found(options)
+            if reader is not None:
+                reader.session.check_chain()
         except CorruptArchiveError as error:
             if never_created(self.path):
                 return None
@@ -61,7 +63,7 @@ class FileStore(Store):
                 # Nothing can be written here: what does not read is what there is to say.
                 raise error from None
             # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
-            reader = self._opened(options)
+            reader = super().found(options)
         if reader is None or not reader.is_abandoned:
             return reader
         reader.close()

@@ -65,7 +65,7 @@ class ArrayDataset:
     ) -> None:
         self._reader = Reader(path, storage_options=storage_options, **keywords)
         self._reader._as_arrays = True
-        self._reader.head  # noqa: B018 - what is wrong with the archive is said here
+        self._reader.open()  # what is wrong with the archive is said here
         self._zero_copy = zero_copy
         self._fields = None if fields is None else Projection(tuple(fields), False)
         self._labels: Labels | None = None

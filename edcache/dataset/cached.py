@@ -88,7 +88,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         self._begin(store, options, reader)
         # Now: a wrong path fails here, and an archive that replaces it later is another one.
         try:
-            reader.head  # noqa: B018
+            reader.open()
         except CorruptArchiveError as error:
             if not options.allow_partial:
                 raise
@@ -114,7 +114,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             self._filler, archive = self._building.start(options.keep_existing)
             if archive is not None and not options.preload:
                 self._reader = archive
-            self._reader.head  # noqa: B018 - opened now, as in `_attach`
+            self._reader.open()  # now, as in `_attach`
         self._add_keys(self._building.job.spec)
 
     def _add_keys(self, spec: LabelSpec) -> None:

@@ -196,51 +196,11 @@ class Chain:
             [self.head_header(pread), *self.entries, seal.index, seal.labels], seal.directory_offset
         )
 
-    def check_seal(self, pread: PRead, size: int, seal: Seal) -> None:
-        """Check that the chain ends in this seal, found at `size`, and that the directory lists it alone."""
-        if self.seal != seal:
-            raise CorruptArchiveError(
-                f"{self.where}: the chain of entries ends at offset {self.cursor.offset:,}, before its "
-                f"seal at offset {seal.index.offset:,}; {self._unchecked_remedy}"
-            )
-        if not self.ends_with_directory(pread, size, seal):
-            raise CorruptArchiveError(
-                f"{self.where}: the zip directory at offset {seal.directory_offset:,} does not list what the "
-                f"chain of entries holds; {self._unchecked_remedy}"
-            )
-
     def ends_with_directory(self, pread: PRead, size: int, seal: Seal) -> bool:
         """True if the zip directory of the walked chain is what lies between a seal and `size`."""
         directory, start = self.directory(pread, seal), seal.directory_offset
         # Not a byte behind `size`: others append (test_process.py, test_an_archive_that_changes_*).
         return start + len(directory) == size and pread(start, len(directory)) == directory
-
-    def check_index(self, length: int, labels: object, blocks: base.Ints) -> None:
-        """Check that a seal's index is about the walked chain: its length, its chunks."""
-        chunks, is_revised = self.chunks, bool(self.sealed_revisions)
-        end_index = max((header.end_index for header in chunks), default=0)
-        sizes = [(header.payload_offset, header.table_nbytes, header.payload_nbytes) for header in chunks]
-        payloads, tables, nbytes = np.array(sizes, np.int64).reshape(-1, 3).T
-        tables_end, starts, ends = payloads + tables, payloads + ((tables + 63) & -64), payloads + nbytes
-        if not (
-            length == max(end_index, self.length or 0)
-            and (labels is not None) == is_revised
-            and np.array_equal(blocks[:, 1], starts)
-            and np.all(blocks[:, 2] <= ends - starts)
-            and np.array_equal(blocks[:, 0], tables_end - 4 * -(-blocks[:, 2] // spec.BLOCK_NBYTES))
-        ):
-            raise CorruptArchiveError(
-                f"{self.where}: index.pages is about another length or other chunks than the chain of "
-                f"entries; {self._unchecked_remedy}"
-            )
-
-    @property
-    def _unchecked_remedy(self) -> str:
-        return (
-            f'run "edcache verify {self.where}", which says what is damaged, and '
-            f'"edcache copy {self.where} -o NEW --skip-damaged", which keeps what is sound; '
-            'verify="never" reads what the index lists all the same'
-        )
 
     def merged(self, table: Callable[[Header], ChunkTable | None]) -> Merge:
         """The tables of the chunks, to be merged part by part."""

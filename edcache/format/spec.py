@@ -191,9 +191,9 @@ end where the directory begins. Any other archive is unsealed, and a reader walk
 a function of the chain: the same entries always give the same bytes. It lists the head, all entries but
 seals that count, in their order, and last index and labels of the seal, always in the long form. Behind the
 zip64 field the entry of index.pages has another one, id 0x6465, of the 96 private fields of its header. Who
-reads a copy that nobody writes to need not read that header itself. A reader that walks the chain of a
-sealed archive (of few entries, or by option) requires that it ends in the seal, that the directory is that
-function of it, and that the index has its chunks and its length.
+reads a copy that nobody writes to need not read that header itself. A reader of a sealed archive need not
+walk its chain. `verify` does, and requires that it ends in the seal, that the directory is that function of
+it, and that the index has its chunks and its length.
 
 Every Arrow table is one schema and one batch, labels.arrow any number, without compression, dictionary or
 extension types. Stream, footer and table of labels.arrow say the same. All JSON is ASCII, and no object of it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from edcache import base, format
 from edcache.base import once
@@ -16,12 +16,6 @@ from edcache.storage import ByteSource
 
 T = TypeVar("T")
 
-Trust: TypeAlias = Literal["all", "index", "chunks"]
-"""The parts of an archive that are read: "all", its seal's "index", or the tables of its "chunks"."""
-
-# Opening walks the chain of at most so many entries: some 10 us each.
-_WALKED = 1 << 10
-
 
 class Metadata:
     """What an archive says besides its samples, as one process found it when it opened the file.
@@ -30,31 +24,28 @@ class Metadata:
 
     Args:
         verify: as in `Reader`. before: of an earlier look at the same file.
-        trust: "index" does not compare the index of a seal with the chain, and needs no zip directory behind
-            it. "chunks" reads no seal at all.
+        trusts_seal: False reads the table of every chunk, as of an archive that is not sealed.
     Attributes:
-        size: bytes of the file. seal: the headers of its seal; None if it is not sealed. chain: its entries,
-            as far as they were walked. chunks: how many, if it was walked, else None.
+        size: bytes of the file. seal: the headers of its seal; None if it is not sealed. chain: its entries;
+            of a sealed archive only the head was read.
         index: where the record of every sample lies. length: the samples of the dataset.
         extents: its bytes. mapped_nbytes: mapped bytes, which all processes share.
         damaged: one line per unreadable chunk.
     """
-
-    chunks: int | None = None
 
     def __init__(
         self,
         file: ByteSource,
         verify: str = "touch",
         before: Metadata | None = None,
-        trust: Trust = "all",
+        trusts_seal: bool = True,
     ) -> None:
         self.file, self.path = file, file.path
-        self.verify, self.trust = verify, trust
+        self.verify = verify
         self.size = file.size()
         head, first = format.read_head(file.pread, self.path)
         self.seal: format.Seal | None = None
-        if trust != "chunks":
+        if trusts_seal:
             self.seal = format.read_seal(file.pread, self.size, head.uuid, file.by_request)
         self.chain = format.Chain(head, first, self.path)
         self._tables: dict[int, format.ChunkTable | None] = {}
@@ -65,7 +56,11 @@ class Metadata:
             self.chain, self._tables = before.chain.copy(), before._tables
             self.damaged = before.damaged.copy()
             self._contents_before = before._contents
-        self._take_in_chain(file.by_request)
+        if self.seal is None:
+            self.chain.extend(file.pread, self.size)
+            if self.chain.seal is not None and trusts_seal:
+                # The seal may have been written between the two looks.
+                self.seal = format.read_seal(file.pread, self.size, head.uuid)
         # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
         end = self.chain.cursor.offset if self.seal is None else self.size
@@ -84,36 +79,33 @@ class Metadata:
             places = self.extents, self.seal, self.index.labels
             self._sealed_labels = SealedLabels(*places, names, self.path, remedy)
 
-    def _take_in_chain(self, is_copy: bool) -> None:
-        """Walk the chain of an archive that is not sealed, and of one that is if that is cheap."""
-        file, seal = self.file, self.seal
-        if seal is None:
-            self.chain.extend(file.pread, self.size)
-            self.chunks = len(self.chain.chunks)
-            if self.chain.seal is not None and self.trust != "chunks":
-                # The seal may have been written between the two looks.
-                self.seal = format.read_seal(file.pread, self.size, self.chain.head.uuid)
-            if self.trust == "index":
-                self.seal = self.seal or self.chain.seal
-            return
-        is_cheap = self.verify != "never" and seal.index.seq <= _WALKED and not is_copy
-        if self.trust == "all" and is_cheap:
-            # Cheap for few entries, and it proves that the zip directory and the index list just these.
-            announce_headers(file, seal.directory_offset, self.size)
-            self.chain.extend(file.pread, self.size)
-            self.chain.check_seal(file.pread, self.size, seal)
-            self.chunks = len(self.chain.chunks)
-
     @property
     def origin(self) -> Head:
         """The head, with fingerprint and length of the source that was the last to lengthen the archive."""
         # Without an amendment of its length there is none.
-        if self.seal is not None and self.chunks is None and self.head.length not in (None, self.length):
+        if self.seal is not None and self.head.length not in (None, self.length):
             announce_headers(self.file, self.seal.directory_offset, self.size)
             chain = self.chain.copy()
             chain.extend(self.extents.pread, self.size)
             return chain.origin
         return self.chain.origin
+
+    def check_chain(self) -> None:
+        """Raise CorruptArchiveError if the chain of entries breaks before a seal that was never synced.
+
+        A power cut may have left such a seal, and not what is before it. Other archives are not walked.
+        """
+        seal = self.seal
+        if seal is None or seal.index.durable >= seal.index.offset:
+            return
+        chain = self.chain.copy()
+        chain.extend(self.file.pread, self.size)
+        if chain.seal != seal:
+            raise base.CorruptArchiveError(
+                f"{self.path}: the chain of entries ends at offset {chain.cursor.offset:,}, before its seal "
+                f"at offset {seal.index.offset:,}; {_lost_index(self.path)}",
+                path=self.path,
+            )
 
     # --- index ---
 
@@ -143,8 +135,6 @@ class Metadata:
             index = RecordIndex(root, self.size, memory=memory, fetch=fetch, where=self.path, remedy=remedy)
         except base.CorruptArchiveError as error:
             raise base.CorruptArchiveError(f"{self.path}: {error}{remedy}", path=self.path) from error
-        if self.chunks is not None:
-            self.chain.check_index(index.length, index.labels, index.blocks)
         return index
 
     @once

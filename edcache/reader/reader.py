@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edcache import base, format, storage
 from edcache.base import EdcacheError, Ints, ReadOptions
-from edcache.codec import STORED, Decode, Decoding
+from edcache.codec import STORED, Decoding
 from edcache.format import Blocks, Failure, Head, Records, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
-from edcache.reader.metadata import Trust
 from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
 
@@ -42,35 +40,83 @@ def _note_change() -> None:
     _last_change[0] = next(_changes)
 
 
-class Archive(ABC):
-    """The metadata of an archive: everything except its samples. Each process opens it at the first use.
+@base.takes(ReadOptions)
+class Reader:
+    """Random access to the samples of one archive, sealed or still growing.
 
-    Nothing here imports torch: head, records, schemas, failures, missing() and labels.
-    A forked process inherits the session, which has no file position. A pickle leaves the session out.
+    Args:
+        path: a path, or a URL: http, https, s3, gs, hf, or any that fsspec supports. The archive is opened at
+            the first use.
+        options: a ReadOptions object. Keywords override its fields.
+        storage_options: for the library that reads a URL, see `edcache.CachedDataset`.
+        keywords: the fields of ReadOptions.
+    Raises, at the first use:
+        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
+        StaleArchiveError: it was unpickled, and the path leads to another archive now.
+        ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
+            published"; or the archive is not sealed and has no digest.
+    Warns, at the first use:
+        PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
+            was killed, or the file was truncated: samples may be missing. Once per process.
 
-    Attributes:
+    Cost: opening a sealed archive reads the table of the pages of its index: 72 bytes for 4,096 samples, at
+    most 0.6 MB. A page is checked at its first use. Of an unsealed archive the table of every chunk is read.
+    There is no Python object per sample. Nothing imports torch until a sample is read.
+    Safety: threads, fork, spawn, forkserver. A forked process inherits the session, which has no file
+    position. A pickle has under 2 kB, and no session.
     """
 
-    path: str
     # Whether tensors come as numpy arrays, and nothing imports torch.
     _as_arrays = False
 
-    def __init__(self, allow_pickle: bool, decode: Decode) -> None:
-        self.allow_pickle = allow_pickle
-        self.decoding = None if decode == STORED else Decoding.of(decode)
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Location,
+        options: ReadOptions | None = None,
+        *,
+        storage_options: Mapping[str, Any] | None = None,
+        **keywords: Unpack[base.ReadKeywords],
+    ) -> None:
+        if options is None or keywords:
+            options = ReadOptions.of(options, keywords, "Reader")
+        if options.local is None and options.max_bytes is not None:
+            raise base.OptionError(
+                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given",
+                option="max_bytes",
+            )
+        self.allow_pickle = options.allow_pickle
+        self.decoding = None if options.decode == STORED else Decoding.of(options.decode)
+        self._where = located(path, storage_options)
+        self.path, self.by_request = self._where.path, self._where.by_request
+        self.preload = options.preload
+        self.local = None if options.local is None else absolute(options.local)
+        self._max_bytes: Any = options.max_bytes
+        self.verify, self.allow_partial = options.verify, options.allow_partial
+        expected = options.expected_digest
+        self._expected_digest = None if expected is None else parse_digest(expected)
+        self.has_digest = expected is not None
+        self._proven_nbytes: int | None = None
+        self._trusts_seal = True
+        # Identifies the copy that another process opened and this one shall read too.
+        self._token: Any = None
         self._uuid: bytes | None = None
         self._session: Session | None = None
         self._closed = False
 
-    @abstractmethod
-    def _open(self) -> Session:
-        """Open the archive. It may warn and raise; only another uuid is checked by the caller."""
-
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_uuid": self.session.head.uuid, "_session": None}
+        session = self.session
+        return self.__dict__ | {"_uuid": session.head.uuid, "_session": None, "_token": session.file.token}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._token is not None:
+            # A copy may be gone once no process has it open, and the sender may close it soon.
+            self.open()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.path!r})"
+        return f"Reader({self.path!r})"
+
+    # --- opening ---
 
     @property
     def closed(self) -> bool:
@@ -80,22 +126,82 @@ class Archive(ABC):
     @property
     def session(self) -> Session:
         """The session of this process, opened at the first use. A refresh replaces it."""
-        # Two threads may both open it, and either session serves. A lock could stay taken after a fork.
         session = self._session
-        if session is None or self._closed:
+        return self.open() if session is None or self._closed else session
+
+    def open(self) -> Session:
+        """Open the archive in this process, unless it is open; errors and warnings as of the class.
+
+        Raises also: ArchiveError, it was closed.
+        """
+        # Two threads may both open it, and either session serves. A lock could stay taken after a fork.
+        session, tries_again = self._session, self.by_request or self.local is not None
+        while session is None or self._closed:
             if self._closed:
-                raise base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
-            session = self._open()
-            self._uuid = session.head.uuid
-            self._keep(session)
+                raise self._closed_error()
+            try:
+                session = self._opened()
+            except (base.CorruptArchiveError, base.StaleArchiveError):
+                # A transfer may have failed, the object was replaced while it was read, or a copy was damaged
+                # and is deleted. Try once more.
+                if not tries_again:
+                    raise
+                tries_again = False
+            else:
+                self._uuid = session.head.uuid
+                self._keep(session)
         return session
 
-    def _check_uuid(self, session: Session) -> None:
-        if self._uuid not in (None, session.head.uuid):
-            raise base.StaleArchiveError(
-                f"{self.path}: another archive is here now than the one that was opened; open it again",
-                path=self.path,
-            )
+    def _opened(self) -> Session:
+        file = self._file()
+        try:
+            digest = self._expected_digest
+            if digest is not None:
+                # Once for this reader and for its copies in other processes.
+                if self._proven_nbytes is None:
+                    self._proven_nbytes = check_digest(file, digest)
+                if file.size() != self._proven_nbytes:
+                    raise base.StaleArchiveError(
+                        f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was "
+                        "checked; open it again",
+                        path=self.path,
+                    )
+            session = self._session_of(file).settled()
+            if digest is not None and not session.sealed:
+                raise no_digest(self.path)
+            if self._uuid not in (None, session.head.uuid):
+                raise base.StaleArchiveError(
+                    f"{self.path}: another archive is here now than the one that was opened; open it again",
+                    path=self.path,
+                )
+            if self._uuid is None and not self.allow_partial:
+                _warn_of(session)
+        except BaseException:
+            file.close()
+            raise
+        return session
+
+    def _file(self) -> ByteSource:
+        # An unpickled reader opens the same copy as its sender, even if the file has changed since.
+        if self.local is not None:
+            options = {"folder": self.local, "max_bytes": self._max_bytes}
+            return storage.open_copy("local", self._where, self._token, **options)
+        if self.preload is not None:
+            return storage.open_copy(self.preload, self._where, self._token)
+        return self._where.open()
+
+    def _session_of(self, file: ByteSource) -> Session:
+        try:
+            options = self.verify, self.allow_pickle, self.decoding
+            session = Session(file, *options, trusts_seal=self._trusts_seal)
+            if self.local is not None and not session.sealed:  # only a sealed archive is copied
+                raise base.CorruptArchiveError(
+                    f"{self.path}: the end of its copy is damaged; open it again", path=self.path
+                )
+        except base.CorruptArchiveError:
+            file.discard()
+            raise
+        return session
 
     def _keep(self, session: Session) -> None:
         """Use `session` from now on, unless another thread has closed the reader."""
@@ -105,7 +211,55 @@ class Archive(ABC):
         if self._closed:
             self.close()
             session.close()
-            self.session  # noqa: B018 - raises ArchiveError
+            raise self._closed_error()
+
+    def refresh(self) -> bool:
+        """Open what was added to the file since, or saved over it. Returns whether anything changed.
+
+        Arrays and samples that were returned before stay valid. With `local=` the samples of the copy do not
+        change; a copy that is nearly complete is completed, and mapped from then on.
+
+        Raises:
+            StaleArchiveError: the path leads to another archive now, or the file changed and was opened with
+                an expected_digest.
+        """
+        before = self.session
+        if self.local is not None:
+            if before.file.by_request:
+                file = before.file.reopened()
+                if file.by_request:
+                    file.close()
+                else:
+                    self._keep(self._session_of(file))
+            return False
+        newer = before.look_again()
+        if newer is None:
+            return False
+        if self._expected_digest is not None:
+            newer.close()
+            raise base.StaleArchiveError(
+                f"{self.path}: the file has changed since its digest was checked; open it again",
+                path=self.path,
+            )
+        self._keep(newer.settled())
+        return True
+
+    def distrust_damage(self) -> None:
+        """Read an archive whose index or labels are damaged by its chunks, without its seal.
+
+        Raises: CorruptArchiveError, nothing is left to read it by.
+        """
+        with suppress(base.CorruptArchiveError):
+            self.session.index.check_all()
+            self.labels()
+            return
+        self._trusts_seal = False
+        self._keep(self._opened())
+        self.session.index.check_all()
+        self.labels()
+
+    def _closed_error(self) -> base.ArchiveError:
+        return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
 
     def close(self) -> None:
         """Close the archive. Arrays that were returned before stay valid. A second call does nothing."""
@@ -144,9 +298,10 @@ class Archive(ABC):
         return None if self.head.length is None else len(self)
 
     @property
-    def chunks(self) -> int | None:
-        """The number of chunks; None if opening did not walk the chain, as for large sealed archives."""
-        return self.session.chunks
+    def chunks(self) -> int:
+        """The number of chunks that are readable."""
+        session = self.session
+        return session.index.root.chunks if session.sealed else len(session.chain.chunks)
 
     @property
     def damaged(self) -> list[str]:
@@ -256,70 +411,20 @@ class Archive(ABC):
             if name in original
         }
 
+    def labels(self) -> Any:
+        """The label table, a pyarrow Table: row i is sample i, with null for a missing label.
 
-@base.takes(ReadOptions)
-class Reader(Archive):
-    """Random access to the samples of one archive, sealed or still growing.
+        Raises: CorruptArchiveError, labels.arrow is damaged.
+        Cost: the first call in a process checks the crc32 of every column. Columns are views of the file.
+        """
+        stored = self.stored_labels()
+        return stored.table if isinstance(stored, StoredLabels) else stored
 
-    Args:
-        path: a path, or a URL: http, https, s3, gs, hf, or any that fsspec supports. The archive is opened at
-            the first use.
-        options: a ReadOptions object. Keywords override its fields.
-        storage_options: for the library that reads a URL, see `edcache.CachedDataset`.
-        keywords: the fields of ReadOptions.
-    Raises, at the first use:
-        ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
-        StaleArchiveError: it was unpickled, and the path leads to another archive now.
-        ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
-            published"; or the archive is not sealed and has no digest.
-    Warns, at the first use:
-        PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
-            was killed, or the file was truncated: samples may be missing. Once per process.
+    def stored_labels(self) -> Any:
+        """As `labels`; of a sealed archive `StoredLabels`, which read a column at its first use."""
+        return self.session.labels
 
-    Cost: opening a sealed archive reads the table of the pages of its index: 72 bytes for 4,096 samples, at
-    most 0.6 MB. A page is checked at its first use. Of an unsealed archive the table of every chunk is read.
-    There is no Python object per sample.
-    Safety: threads, fork, spawn, forkserver. A pickle has under 2 kB.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str] | Location,
-        options: ReadOptions | None = None,
-        *,
-        storage_options: Mapping[str, Any] | None = None,
-        **keywords: Unpack[base.ReadKeywords],
-    ) -> None:
-        if options is None or keywords:
-            options = ReadOptions.of(options, keywords, "Reader")
-        if options.local is None and options.max_bytes is not None:
-            raise base.OptionError(
-                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given",
-                option="max_bytes",
-            )
-        super().__init__(options.allow_pickle, options.decode)
-        self._where = located(path, storage_options)
-        self.path, self.by_request = self._where.path, self._where.by_request
-        self.preload = options.preload
-        self.local = None if options.local is None else absolute(options.local)
-        self._max_bytes: Any = options.max_bytes
-        self.verify, self.allow_partial = options.verify, options.allow_partial
-        expected = options.expected_digest
-        self._expected_digest = None if expected is None else parse_digest(expected)
-        self.has_digest = expected is not None
-        self._proven_nbytes: int | None = None
-        self._trust: Trust = "all"
-        # Identifies the copy that another process opened and this one shall read too.
-        self._token: Any = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_token": self.session.file.token}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self._token is not None:
-            # A copy may be gone once no process has it open, and the sender may close it soon.
-            self.head  # noqa: B018
+    # --- samples ---
 
     def has(self, index: int) -> bool:
         """True if an index in [0, len(self)) has a record, as far as known."""
@@ -400,128 +505,6 @@ class Reader(Archive):
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
         """The same error, with the place of the sample in front of its text."""
         return self.session.placed(error, index)
-
-    def labels(self) -> Any:
-        """The label table, a pyarrow Table: row i is sample i, with null for a missing label.
-
-        Raises: CorruptArchiveError, labels.arrow is damaged.
-        Cost: the first call in a process checks the crc32 of every column. Columns are views of the file.
-        """
-        stored = self.stored_labels()
-        return stored.table if isinstance(stored, StoredLabels) else stored
-
-    def stored_labels(self) -> Any:
-        """As `labels`; of a sealed archive `StoredLabels`, which read a column at its first use."""
-        return self.session.labels
-
-    def refresh(self) -> bool:
-        """Open what was added to the file since, or saved over it. Returns whether anything changed.
-
-        Arrays and samples that were returned before stay valid. With `local=` the samples of the copy do not
-        change; a copy that is nearly complete is completed, and mapped from then on.
-
-        Raises:
-            StaleArchiveError: the path leads to another archive now, or the file changed and was opened with
-                an expected_digest.
-        """
-        before = self.session
-        if self.local is not None:
-            if before.file.by_request:
-                file = before.file.reopened()
-                if file.by_request:
-                    file.close()
-                else:
-                    self._keep(self._session_with(file))
-            return False
-        newer = before.look_again()
-        if newer is None:
-            return False
-        if self._expected_digest is not None:
-            newer.close()
-            raise base.StaleArchiveError(
-                f"{self.path}: the file has changed since its digest was checked; open it again",
-                path=self.path,
-            )
-        self._keep(newer.settled())
-        return True
-
-    def distrust_damage(self) -> None:
-        """Read a damaged archive by its index without the chain, or else by its chunks without the index.
-
-        Raises: CorruptArchiveError, nothing is left to read it by.
-        """
-        ways: tuple[Trust, ...] = (self._trust, "index", "chunks")
-        for trust in ways:
-            try:
-                if trust != self._trust:
-                    self._trust = trust
-                    self._keep(self._opened())
-                session = self.session
-                session.index.check_all()
-                self.labels()
-            except base.CorruptArchiveError:
-                if trust == "chunks":
-                    raise
-                continue
-            # A seal may know what a damaged chunk held.
-            if trust == "chunks" or not session.damaged:
-                return
-
-    def _open(self) -> Session:
-        try:
-            return self._opened()
-        except (base.CorruptArchiveError, base.StaleArchiveError):
-            # A transfer may have failed, the object was replaced while it was read, or a copy was damaged and
-            # is deleted. Try once more.
-            if not self.by_request and self.local is None:
-                raise
-        return self._opened()
-
-    def _opened(self) -> Session:
-        file = self._source()
-        try:
-            if self._expected_digest is not None:
-                # Once for this reader and for its copies in other processes.
-                if self._proven_nbytes is None:
-                    self._proven_nbytes = check_digest(file, self._expected_digest)
-                if file.size() != self._proven_nbytes:
-                    raise base.StaleArchiveError(
-                        f"{self.path}: {file.size():,} bytes, {self._proven_nbytes:,} when its digest was "
-                        "checked; open it again",
-                        path=self.path,
-                    )
-            session = self._session_with(file).settled()
-            if self._expected_digest is not None and not session.sealed:
-                raise no_digest(self.path)
-            self._check_uuid(session)
-            if self._uuid is None and not self.allow_partial:
-                _warn_of(session)
-        except BaseException:
-            file.close()
-            raise
-        return session
-
-    def _source(self) -> ByteSource:
-        # An unpickled reader opens the same copy as its sender, even if the file has changed since.
-        if self.local is not None:
-            options = {"folder": self.local, "max_bytes": self._max_bytes}
-            return storage.open_copy("local", self._where, self._token, **options)
-        if self.preload is not None:
-            return storage.open_copy(self.preload, self._where, self._token)
-        return self._where.open()
-
-    def _session_with(self, file: ByteSource) -> Session:
-        try:
-            options = self.verify, self.allow_pickle, self.decoding
-            session = Session(file, *options, trust=self._trust)
-            if self.local is not None and not session.sealed:  # only a sealed archive is copied
-                raise base.CorruptArchiveError(
-                    f"{self.path}: the end of its copy is damaged; open it again", path=self.path
-                )
-        except base.CorruptArchiveError:
-            file.discard()
-            raise
-        return session
 
 
 def _warn_of(session: Session) -> None:

@@ -13,7 +13,7 @@ from edcache.base import Ints, once
 from edcache.labels import checked_indices
 from edcache.reader.checks import LARGE, Checks, Piece, Requested
 from edcache.reader.group import Group, GroupRecords, joined
-from edcache.reader.metadata import Metadata, Trust
+from edcache.reader.metadata import Metadata
 from edcache.storage import ByteSource
 
 # Labels do not wait for what decodes samples.
@@ -51,9 +51,9 @@ class Session(Metadata):
         allow_pickle: bool = False,
         decoding: Decoding | None = None,
         before: Session | None = None,
-        trust: Trust = "all",
+        trusts_seal: bool = True,
     ) -> None:
-        super().__init__(file, verify, before, trust)
+        super().__init__(file, verify, before, trusts_seal)
         self._allow_pickle, self._decoding = allow_pickle, decoding
         self._checks: Checks | None = None
         self._requested = Requested(file, self.checks) if file.by_request else None

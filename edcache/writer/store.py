@@ -32,13 +32,10 @@ class Store(Location):
     def found(self, options: base.ReadOptions = ALLOW_PARTIAL) -> Reader | None:
         """The archive that is there, open, if one is and its creator lived to write its head."""
         try:
-            return self._opened(options)
+            reader = self.reader(options)
+            reader.open()
         except base.ArchiveNotFoundError:
             return None
-
-    def _opened(self, options: base.ReadOptions) -> Reader:
-        reader = self.reader(options)
-        reader.head  # noqa: B018 - it is read here
         return reader
 
     def check_lazy(self) -> None:

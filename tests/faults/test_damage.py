@@ -83,7 +83,7 @@ def test_damage_where_nothing_can_be_written_is_told_as_damage() -> None:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
             return super().open(path, flags, mode)
 
-    data = damaged(archive(seal=True), 1)
+    data = damaged(archive(seal=True, sync="never"), 1)
     disk = ReadOnly({PATH: data})
     with replace_system(disk):
         with pytest.raises(CorruptArchiveError, match="before its seal .*edcache copy"):
@@ -97,9 +97,9 @@ def test_a_seal_that_a_power_cut_left_without_its_chunks_is_cut_and_its_samples_
     source = [sample(index) for index in range(9)]
     options = {"in_memory_keys": ["y"], "num_workers": 0, "progress": False, "fingerprint": False}
     with replace_system(disk):
+        session = edcache.reader.Reader(PATH).session
         with pytest.raises(CorruptArchiveError, match=f"ends at offset {2 * PAGE:,}, before its seal"):
-            edcache.reader.Reader(PATH).head  # noqa: B018
-        assert disk.files()[PATH] == data
+            session.check_chain()
         edcache.CachedDataset(source, PATH, **options).close()
         assert edcache.verify(PATH).sound
         assert read_all(PATH) == dict.fromkeys(range(9), 0)

@@ -105,7 +105,8 @@ def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int]
         for header in format.walk(file.pread, note.nbytes, head.uuid, cursor):
             chain.note(file.pread, header)
             headers.append(header)
-        chain.check_seal(file.pread, note.nbytes, seal)
+        if chain.seal != seal or not chain.ends_with_directory(file.pread, note.nbytes, seal):
+            return [((0, note.nbytes), "an entry, or the zip directory")]
     except CorruptArchiveError as error:
         return [((0, note.nbytes), f"an entry ({error})")]
 

@@ -15,13 +15,13 @@ def _set(**changes):
     return lambda fields: fields.update(changes)
 
 
-@attack("chain", "next entry: the same again", "walks in a circle for ever", says=BROKEN)
+@attack("chain", "next entry: the same again", "walks in a circle for ever", "verify", says=BROKEN)
 def circle(f: Forge):
     f.entries[1].header = lambda fields: fields.update(next=fields["offset"])
     return _padded(f)
 
 
-@attack("chain", "next entry: the head", "walks in a circle for ever", says=BROKEN)
+@attack("chain", "next entry: the head", "walks in a circle for ever", "verify", says=BROKEN)
 def back_to_the_head(f: Forge):
     f.entries[1].header = _set(next=0)
     return _padded(f)
@@ -45,17 +45,17 @@ def _second(data):
     return places[2]
 
 
-@attack("chain", "a sequence number twice", "the later entry replaces the earlier", says=BROKEN)
+@attack("chain", "a sequence number twice", "the later entry replaces the earlier", "verify", says=BROKEN)
 def repeated_number(f: Forge):
     f.entries[1].header = _set(seq=0)
 
 
-@attack("chain", "a sequence number left out", "an entry seems lost", says=BROKEN)
+@attack("chain", "a sequence number left out", "an entry seems lost", "verify", says=BROKEN)
 def skipped_number(f: Forge):
     f.entries[1].header = _set(seq=7)
 
 
-@attack("chain", "2**60 samples in a chunk", "allocates for them", says=BROKEN)
+@attack("chain", "2**60 samples in a chunk", "allocates for them", "verify", says=BROKEN)
 def huge_samples(f: Forge):
     f.entries[1].header = _set(samples=1 << 60)
 
@@ -86,17 +86,17 @@ def more_samples(f: Forge):
     f.unsealed().entries[1].header = lambda fields: fields.update(samples=fields["samples"] + 2)
 
 
-@attack("chain", "a table larger than its payload", "reads the next entry as its own", says=BROKEN)
+@attack("chain", "a table larger than its payload", "reads the next entry as its own", "verify", says=BROKEN)
 def huge_table(f: Forge):
     f.entries[1].header = _set(table_nbytes=1 << 40)
 
 
-@attack("chain", "a table of no bytes", "takes records for a table", says=BROKEN)
+@attack("chain", "a table of no bytes", "takes records for a table", "verify", says=BROKEN)
 def no_table(f: Forge):
     f.entries[1].header = _set(table_nbytes=0, table_crc=0)
 
 
-@attack("chain", "an end index of 2**64 - 1", "-1 in a signed reader", says=BROKEN)
+@attack("chain", "an end index of 2**64 - 1", "-1 in a signed reader", "verify", says=BROKEN)
 def wrapped_end_index(f: Forge):
     f.entries[1].header = _set(end_index=(1 << 64) - 1)
 
@@ -105,7 +105,8 @@ def wrapped_end_index(f: Forge):
     "chain",
     "an end index below its samples",
     "the dataset ends early",
-    says="about another length",
+    "verify",
+    says="its table points outside of it",
     forged=True,
 )
 def small_end_index(f: Forge):
@@ -148,37 +149,37 @@ def gap_in_the_seal(f: Forge):
     f.index_header = lambda fields: fields.update(next=fields["next"] + PAGE)
 
 
-@attack("chain", "a second head in the chain", "starts over with another length", says=BROKEN)
+@attack("chain", "a second head in the chain", "starts over with another length", "verify", says=BROKEN)
 def second_head(f: Forge):
     f.entries.insert(1, Entry(HEAD, b"{}", central=None))
 
 
-@attack("chain", "an entry of kind 9", "skipped, with what it says", says=BROKEN)
+@attack("chain", "an entry of kind 9", "skipped, with what it says", "verify", says=BROKEN)
 def unknown_kind(f: Forge):
     f.entries[1].header = _set(kind=9)
 
 
-@attack("chain", "a chunk of format version 3", "read as version 2", says=BROKEN)
+@attack("chain", "a chunk of format version 3", "read as version 2", "verify", says=BROKEN)
 def later_version(f: Forge):
     f.entries[1].header = _set(version=3)
 
 
-@attack("chain", "a chunk of another archive", "data of another cache", says=BROKEN)
+@attack("chain", "a chunk of another archive", "data of another cache", "verify", says=BROKEN)
 def foreign_chunk(f: Forge):
     f.entries[1].header = _set(uuid=b"another archive!")
 
 
-@attack("chain", "a chunk with another link", "a stale chunk comes back", says=BROKEN)
+@attack("chain", "a chunk with another link", "a stale chunk comes back", "verify", says=BROKEN)
 def wrong_link(f: Forge):
     f.entries[1].header = _set(link=12345)
 
 
-@attack("chain", "a chunk that says it is elsewhere", "spliced in from another place", says=BROKEN)
+@attack("chain", "a chunk that says it is elsewhere", "spliced in from another place", "verify", says=BROKEN)
 def wrong_offset(f: Forge):
     f.entries[1].header = lambda fields: fields.update(offset=fields["offset"] + PAGE)
 
 
-@attack("chain", "bytes in a header's padding", "a place to hide bytes", says=BROKEN)
+@attack("chain", "bytes in a header's padding", "a place to hide bytes", "verify", says=BROKEN)
 def header_padding(f: Forge):
     f.entries[1].header = _set(padding=b"!")
 
@@ -337,7 +338,8 @@ def lost_all(f: Forge):
     "chain",
     "a chunk given up while the seal lists it",
     "a seal that contradicts its chain",
-    says="index.pages is about",
+    "verify",
+    says="index.pages does not say what the chunks say",
 )
 def lost_and_sealed(f: Forge):
     f.amend({"lost": [[1, 1]]})
@@ -374,11 +376,11 @@ def losses(f: Forge, count: int) -> None:
         f.amend({"lost": [[seq, seq]]})
 
 
-@attack("chain", "an amendment that is a revision by its kind", "JSON as Arrow", says=BROKEN)
+@attack("chain", "an amendment that is a revision by its kind", "JSON as Arrow", "verify", says=BROKEN)
 def kind_of_amendment(f: Forge):
     f.amend({"length": 10}).header = _set(kind=REVISION)
 
 
-@attack("chain", "an amendment with samples", "counted twice", says=BROKEN)
+@attack("chain", "an amendment with samples", "counted twice", "verify", says=BROKEN)
 def amendment_with_samples(f: Forge):
     f.entries.insert(1, Entry(AMENDMENT, dumps({"length": 10}), header=_set(samples=5)))

@@ -8,7 +8,7 @@ from catalogue import attack
 from forge import Forge, dumps
 
 READ = "index.pages does not read"
-ABOUT = "index.pages is about another length or other chunks"
+ABOUT = "index.pages does not say what the chunks say"
 PAGE = "page 0 of index.pages does not read"
 
 
@@ -156,16 +156,6 @@ def beyond_length(f: Forge):
     _column(f, "index", lambda v: v.__setitem__(-1, 1 << 50))
 
 
-@attack("index", "length 10**15 with ten rows", "allocates by length", base="sparse", says=ABOUT)
-def long_index(f: Forge):
-    _meta(f, length=10**15)
-
-
-@attack("index", "length 10**15, dense", "row i is sample i", says=ABOUT)
-def long_dense(f: Forge):
-    _meta(f, length=10**15)
-
-
 @attack("index", "length of 5,000 digits", "conversion takes quadratic time", says=READ)
 def digits(f: Forge):
     f.index = lambda p: (
@@ -238,37 +228,43 @@ def another_schema(f: Forge):
     _meta(f, schemas=['["dict",["image"],["bytes"]]'])
 
 
-@attack("index", "chunks that overlap", "blocks are checked by others' checksums", says="its chunks overlap")
+@attack(
+    "index",
+    "chunks that overlap",
+    "blocks are checked by others' checksums",
+    "sample 0",
+    says="its chunks overlap",
+)
 def chunk_overlap(f: Forge):
     f.index = lambda p: p.update(chunks=[p["chunks"][0], p["chunks"][0], *p["chunks"][2:]])
 
 
-@attack("index", "chunks outside of the file", "checksums are read where nothing is", says=ABOUT)
+@attack("index", "chunks outside of the file", "checksums are read where nothing is", "verify", says=ABOUT)
 def chunk_outside(f: Forge):
     f.index = lambda p: p.update(chunks=[*p["chunks"][:-1], [1 << 40, 1 << 40, 4096]])
 
 
-@attack("index", "chunks at 2**62", "sums wrap around", says="its chunks overlap")
+@attack("index", "chunks at 2**62", "sums wrap around", "sample 0", says="its chunks overlap")
 def chunk_wraps(f: Forge):
     f.index = lambda p: p.update(chunks=[*p["chunks"][:-1], [1 << 62, 1 << 62, 1 << 62]])
 
 
-@attack("index", "a chunk of negative size", "ends before it begins", says="its chunks overlap")
+@attack("index", "a chunk of negative size", "ends before it begins", "sample 0", says="its chunks overlap")
 def negative_chunk(f: Forge):
     f.index = lambda p: p.update(chunks=[[a, b, -n] for a, b, n in p["chunks"]])
 
 
-@attack("index", "no chunks", "nothing is checked by blocks", says=ABOUT)
+@attack("index", "no chunks", "nothing is checked by blocks", "verify", says=ABOUT)
 def no_chunks(f: Forge):
     f.index = lambda p: p.update(chunks=[])
 
 
-@attack("index", "block checksums of another place", "other bytes prove the record", says=ABOUT)
+@attack("index", "block checksums of another place", "other bytes prove the record", "verify", says=ABOUT)
 def other_crcs(f: Forge):
     f.index = lambda p: p.update(chunks=[[crcs - 8, start, n] for crcs, start, n in p["chunks"]])
 
 
-@attack("index", "a million chunks", "an object for each", says=ABOUT)
+@attack("index", "a million chunks", "an object for each", "verify", says=ABOUT)
 def million_chunks(f: Forge):
     f.index = lambda p: p.update(chunks=bytes(24 * 1_000_000))
 
@@ -288,7 +284,13 @@ def chunks_negative(f: Forge):
     _meta(f, chunks=-1)
 
 
-@attack("index", "chunks that fail their crc32", "believed", says="the list of chunks of index.pages fails")
+@attack(
+    "index",
+    "chunks that fail their crc32",
+    "believed",
+    "sample 0",
+    says="the list of chunks of index.pages fails",
+)
 def chunks_crc(f: Forge):
     _meta(f, chunks_crc=7)
 

@@ -245,7 +245,13 @@ def revision_inconsistent(f: Forge):
     _plain(f, samples=10, end_index=3)
 
 
-@attack("revisions", "an index that knows no revision", "labels without it", says="about another length")
+@attack(
+    "revisions",
+    "an index that knows no revision",
+    "labels without it",
+    "verify",
+    says="index.pages does not say what the chunks say",
+)
 def seal_without_revision(f: Forge):
     f.revise(_column(_numbers()))
 
@@ -254,7 +260,8 @@ def seal_without_revision(f: Forge):
     "revisions",
     "an index that tells of revisions where none is",
     "labels of nobody",
-    says="about another length",
+    "verify",
+    says="index.pages does not say what the chunks say",
 )
 def seal_of_no_revision(f: Forge):
     f.index = lambda parts: parts["meta"].update(labels=[["y", True], ["text", False]])
@@ -402,7 +409,8 @@ def behind_nothing(f: Forge):
     "revisions",
     "one behind a seal that its directory does not list",
     "labels that zip programs do not see",
-    says="does not list what the chain of entries holds",
+    "verify",
+    says="does not list what the chain holds",
 )
 def behind_unlisted(f: Forge):
     entry = f.revise_behind(_column(_numbers()))

@@ -5,7 +5,7 @@ import struct
 from catalogue import attack
 from forge import MAX32, PAGE, Entry, Forge, pack_central, pack_header
 
-DIRECTORY = "does not list what the chain of entries holds"
+DIRECTORY = "does not list what the chain holds"
 UNSEALED = "opens as the unsealed archive that its chain is; the zip directory is believed by nobody here"
 
 
@@ -36,49 +36,69 @@ def _evil(**changes):
     return pack_central(record | changes)
 
 
-@attack("zip", "a name twice in the directory", "the last one, or the first, wins", says=DIRECTORY)
+@attack("zip", "a name twice in the directory", "the last one, or the first, wins", "verify", says=DIRECTORY)
 def duplicate_name(f: Forge):
     f.entries[1].central = _central(name=b"chunks/00000000")
 
 
-@attack("zip", "a chunk that the directory leaves out", "unzip extracts less than was cached", says=DIRECTORY)
+@attack(
+    "zip",
+    "a chunk that the directory leaves out",
+    "unzip extracts less than was cached",
+    "verify",
+    says=DIRECTORY,
+)
 def missing_record(f: Forge):
     f.entries[1].central = None
 
 
 @attack(
-    "zip", "a name more, inside of a record's bytes", "unzip extracts a file nobody wrote", says=DIRECTORY
+    "zip",
+    "a name more, inside of a record's bytes",
+    "unzip extracts a file nobody wrote",
+    "verify",
+    says=DIRECTORY,
 )
 def nested_entry(f: Forge):
     f.directory = lambda records: [*records[:-2], _evil(offset=PAGE + 400, size=16), *records[-2:]]
 
 
-@attack("zip", "directory in another order", "lists differ from program to program", says=DIRECTORY)
+@attack("zip", "directory in another order", "lists differ from program to program", "verify", says=DIRECTORY)
 def reordered(f: Forge):
     f.directory = lambda records: [records[1], records[0], *records[2:]]
 
 
-@attack("zip", "another name than the local header's", "the two names are two files", says=DIRECTORY)
+@attack(
+    "zip", "another name than the local header's", "the two names are two files", "verify", says=DIRECTORY
+)
 def another_name(f: Forge):
     f.entries[0].central = _central(name=b"chunks/evil0000")
 
 
-@attack("zip", "another crc32 than the local header's", "one of both is checked", says=DIRECTORY)
+@attack("zip", "another crc32 than the local header's", "one of both is checked", "verify", says=DIRECTORY)
 def another_crc(f: Forge):
     f.entries[0].central = _central(crc=1)
 
 
-@attack("zip", "a smaller size than the local header's", "the rest of the entry is hidden", says=DIRECTORY)
+@attack(
+    "zip",
+    "a smaller size than the local header's",
+    "the rest of the entry is hidden",
+    "verify",
+    says=DIRECTORY,
+)
 def smaller_size(f: Forge):
     f.entries[0].central = _central(size=10)
 
 
-@attack("zip", "packed and unpacked size differ", "a stored entry of two sizes", says=DIRECTORY)
+@attack("zip", "packed and unpacked size differ", "a stored entry of two sizes", "verify", says=DIRECTORY)
 def two_sizes(f: Forge):
     f.entries[0].central = _central(again=10)
 
 
-@attack("zip", "offsets of two chunks exchanged", "each name gives the other's bytes", says=DIRECTORY)
+@attack(
+    "zip", "offsets of two chunks exchanged", "each name gives the other's bytes", "verify", says=DIRECTORY
+)
 def exchanged_offsets(f: Forge):
     places = []
     f.entries[0].central = lambda record: (places.append(record["offset"]), record.update(offset=2 * PAGE))[0]
@@ -86,7 +106,11 @@ def exchanged_offsets(f: Forge):
 
 
 @attack(
-    "zip", "data descriptor flag in the directory", "sizes are looked for behind the data", says=DIRECTORY
+    "zip",
+    "data descriptor flag in the directory",
+    "sizes are looked for behind the data",
+    "verify",
+    says=DIRECTORY,
 )
 def descriptor_flag(f: Forge):
     f.entries[0].central = _central(flags=8)
@@ -96,35 +120,36 @@ def descriptor_flag(f: Forge):
     "zip",
     "data descriptor flag in the local header",
     "sizes are looked for behind the data",
+    "verify",
     says="before its seal",
 )
 def local_descriptor_flag(f: Forge):
     f.entries[0].header = _central(flags=8)
 
 
-@attack("zip", "encryption flag in both", "asks for a password", says="before its seal")
+@attack("zip", "encryption flag in both", "asks for a password", "verify", says="before its seal")
 def encrypted(f: Forge):
     f.entries[0].header = _central(flags=1)
     f.entries[0].central = _central(flags=1)
 
 
-@attack("zip", "UTF-8 flag in the directory", "names are decoded another way", says=DIRECTORY)
+@attack("zip", "UTF-8 flag in the directory", "names are decoded another way", "verify", says=DIRECTORY)
 def utf8_flag(f: Forge):
     f.entries[0].central = _central(flags=1 << 11)
 
 
-@attack("zip", "method 8 in both", "inflates bytes that were stored", says="before its seal")
+@attack("zip", "method 8 in both", "inflates bytes that were stored", "verify", says="before its seal")
 def deflated(f: Forge):
     f.entries[0].header = _central(method=8)
     f.entries[0].central = _central(method=8)
 
 
-@attack("zip", "method 8 in the directory", "inflates bytes that were stored", says=DIRECTORY)
+@attack("zip", "method 8 in the directory", "inflates bytes that were stored", "verify", says=DIRECTORY)
 def deflated_in_the_directory(f: Forge):
     f.entries[0].central = _central(method=8)
 
 
-@attack("zip", "comment of an entry", "hidden bytes; may hold end records", says=DIRECTORY)
+@attack("zip", "comment of an entry", "hidden bytes; may hold end records", "verify", says=DIRECTORY)
 def entry_comment(f: Forge):
     f.entries[0].central = _central(comment=b"PK\5\6" + bytes(18))
 
@@ -135,7 +160,7 @@ def archive_comment(f: Forge):
     f.end = _central(comment=b"a comment")
 
 
-@attack("zip", "too few entries counted", "the rest is not listed", says=DIRECTORY)
+@attack("zip", "too few entries counted", "the rest is not listed", "verify", says=DIRECTORY)
 def wrong_count(f: Forge):
     f.end = lambda fields: fields.update(count=fields["count"] - 1)
 
@@ -218,7 +243,9 @@ def prepended_page(f: Forge):
     return b"%PDF-1.7\n".ljust(PAGE) + f.build()
 
 
-@attack("zip", "one entry spans two chunks", "a zip bomb of overlapping entries", says="before its seal")
+@attack(
+    "zip", "one entry spans two chunks", "a zip bomb of overlapping entries", "verify", says="before its seal"
+)
 def spanning_entry(f: Forge):
     def span(fields):
         fields["size"] += 8192
@@ -227,27 +254,29 @@ def spanning_entry(f: Forge):
     f.entries[0].central = lambda record: record.update(size=record["size"] + 8192)
 
 
-@attack("zip", "a page that no entry has", "a place to hide bytes", says="before its seal")
+@attack("zip", "a page that no entry has", "a place to hide bytes", "verify", says="before its seal")
 def gap(f: Forge):
     f.entries[0].header = lambda fields: fields.update(next=fields["next"] + PAGE)
 
 
-@attack("zip", "an entry behind the end of the file", "reads nothing, or fails late", says=DIRECTORY)
+@attack(
+    "zip", "an entry behind the end of the file", "reads nothing, or fails late", "verify", says=DIRECTORY
+)
 def beyond_the_file(f: Forge):
     f.entries[0].central = _central(offset=1 << 31)
 
 
-@attack("zip", "offset 2**63 in a zip64 extra", "negative in a signed reader", says=DIRECTORY)
+@attack("zip", "offset 2**63 in a zip64 extra", "negative in a signed reader", "verify", says=DIRECTORY)
 def huge_offset(f: Forge):
     f.entries[0].central = _central(long=True, offset=1 << 63)
 
 
-@attack("zip", "size 2**64 - 1", "-1 in a signed reader", says=DIRECTORY)
+@attack("zip", "size 2**64 - 1", "-1 in a signed reader", "verify", says=DIRECTORY)
 def huge_size(f: Forge):
     f.entries[0].central = _central(long=True, size=(1 << 64) - 1)
 
 
-@attack("zip", "zip64 where nothing is large", "two ways to say one thing", says=DIRECTORY)
+@attack("zip", "zip64 where nothing is large", "two ways to say one thing", "verify", says=DIRECTORY)
 def needless_zip64(f: Forge):
     f.entries[0].central = _central(long=True)
 
@@ -256,6 +285,7 @@ def needless_zip64(f: Forge):
     "zip",
     "zip64 in a local header where nothing is large",
     "two ways to say one thing",
+    "verify",
     says="before its seal",
 )
 def needless_local_zip64(f: Forge):
@@ -274,73 +304,75 @@ def _named(name):
     return change
 
 
-@attack("zip", "name that leaves the folder", "extraction writes anywhere", says="before its seal")
+@attack("zip", "name that leaves the folder", "extraction writes anywhere", "verify", says="before its seal")
 def traversal(f: Forge):
     _named(b"../../../tmp/evl")(f)
 
 
-@attack("zip", "absolute name", "extraction writes anywhere", says="before its seal")
+@attack("zip", "absolute name", "extraction writes anywhere", "verify", says="before its seal")
 def absolute(f: Forge):
     _named(b"/tmp/evil000000")(f)
 
 
-@attack("zip", "NUL in a name", "C programs see a shorter one", says="before its seal")
+@attack("zip", "NUL in a name", "C programs see a shorter one", "verify", says="before its seal")
 def nul_name(f: Forge):
     _named(b"chunks/0\x00000000")(f)
 
 
-@attack("zip", "backslashes in a name", "folders on Windows", says="before its seal")
+@attack("zip", "backslashes in a name", "folders on Windows", "verify", says="before its seal")
 def backslash(f: Forge):
     _named(b"chunks\\00000000")(f)
 
 
-@attack("zip", "name of a device", "Windows opens it", says="before its seal")
+@attack("zip", "name of a device", "Windows opens it", "verify", says="before its seal")
 def device_name(f: Forge):
     _named(b"CON")(f)
 
 
-@attack("zip", "a symbolic link by its mode", "extraction makes one", says=DIRECTORY)
+@attack("zip", "a symbolic link by its mode", "extraction makes one", "verify", says=DIRECTORY)
 def symlink_mode(f: Forge):
     f.entries[0].central = _central(mode=0o120777 << 16)
 
 
-@attack("zip", "setuid mode", "extraction sets it", says=DIRECTORY)
+@attack("zip", "setuid mode", "extraction sets it", "verify", says=DIRECTORY)
 def setuid_mode(f: Forge):
     f.entries[0].central = _central(mode=0o104755 << 16)
 
 
-@attack("zip", "made on another system", "modes mean another thing", says=DIRECTORY)
+@attack("zip", "made on another system", "modes mean another thing", "verify", says=DIRECTORY)
 def made_by(f: Forge):
     f.entries[0].central = _central(made_by=0x0B17)
 
 
-@attack("zip", "a Unicode path extra with another name", "some programs take that name", says=DIRECTORY)
+@attack(
+    "zip", "a Unicode path extra with another name", "some programs take that name", "verify", says=DIRECTORY
+)
 def unicode_path(f: Forge):
     extra = struct.pack("<HHBI", 0x7075, 12, 1, 0) + b"evil.sh"
     f.entries[0].central = _central(extra=extra)
 
 
-@attack("zip", "an unknown extra field", "a place to hide bytes", says=DIRECTORY)
+@attack("zip", "an unknown extra field", "a place to hide bytes", "verify", says=DIRECTORY)
 def unknown_extra(f: Forge):
     f.entries[0].central = _central(extra=struct.pack("<HH", 0x1234, 8) + b"hidden!!")
 
 
-@attack("zip", "a zip64 extra twice", "the first or the last counts", says=DIRECTORY)
+@attack("zip", "a zip64 extra twice", "the first or the last counts", "verify", says=DIRECTORY)
 def double_zip64(f: Forge):
     f.entries[0].central = _central(extra=struct.pack("<HHQ", 1, 8, 0) * 2)
 
 
-@attack("zip", "a later version needed", "a program may refuse or guess", says=DIRECTORY)
+@attack("zip", "a later version needed", "a program may refuse or guess", "verify", says=DIRECTORY)
 def version_needed(f: Forge):
     f.entries[0].central = _central(need=63)
 
 
-@attack("zip", "a date", "a clock leaks into the bytes", says=DIRECTORY)
+@attack("zip", "a date", "a clock leaks into the bytes", "verify", says=DIRECTORY)
 def dated(f: Forge):
     f.entries[0].central = _central(date=0x5A21, time=77)
 
 
-@attack("zip", "internal attributes", "text conversion on extraction", says=DIRECTORY)
+@attack("zip", "internal attributes", "text conversion on extraction", "verify", says=DIRECTORY)
 def internal_attributes(f: Forge):
     f.entries[0].central = _central(internal=1)
 
@@ -351,7 +383,7 @@ def signature(f: Forge):
     f.between = b"PK\5\5" + struct.pack("<H", 8) + b"signed!!"
 
 
-@attack("zip", "index.pages twice in the directory", "another index for others", says=DIRECTORY)
+@attack("zip", "index.pages twice in the directory", "another index for others", "verify", says=DIRECTORY)
 def two_indices_listed(f: Forge):
     f.directory = lambda records: [*records[:-2], records[-2], *records[-2:]]
 
@@ -404,6 +436,7 @@ def torn_copy(f: Forge):
     "zip",
     "a file of its own between chunks",
     "data that zip programs list and the cache does not",
+    "verify",
     says="before its seal",
 )
 def foreign_entry(f: Forge):
