@@ -1,4 +1,4 @@
-"""How the credentials of a URL are hidden, of an object and of a server alike."""
+"""Hides the credentials of URLs, of objects and of servers alike."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ShownUrl(str):
 
     @abstractmethod
     def _pickled(self, with_credentials: bool) -> tuple[Any, ...]:
-        """What a pickle calls to make it again."""
+        """The callable and its arguments by which a pickle makes it again."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return self._pickled(get_spawning_popen() is not None)

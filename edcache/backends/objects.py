@@ -30,7 +30,7 @@ _LOOK_SECONDS: Final = 0.02
 
 
 class ObjectStore(Store):
-    """What a server keeps under a name and replaces as a whole; a backend adds `open` and `put`.
+    """An object that a server keeps under a name and replaces as a whole; a backend adds `open` and `put`.
 
     `open` gives a `ByteSource` of the object as it is now; when another object gets the name, its `identity`
     is another one.
@@ -51,14 +51,14 @@ class ObjectStore(Store):
 
     @property
     def key(self) -> str:
-        """What tells it from every other object; no credentials."""
+        """Text that no other object has; no credentials."""
         return self.path
 
     def check_writable(self) -> None:
-        """Raise OptionError where nothing can be put there."""
+        """Raise OptionError if nothing can be put there."""
 
     def state(self) -> Any:
-        """The identity of what is there; None where nothing is."""
+        """The identity of the object; None if there is none."""
         try:
             return self.open().identity()
         except ArchiveNotFoundError:
@@ -92,7 +92,7 @@ class Spool:
         self._replaces = False
 
     def begin(self, mode: str) -> None:
-        # Asked whatever the mode: who may not look will hardly be let write when all is computed.
+        # Whatever the mode: a credential that may not look may hardly write when all is computed.
         self._before, self._replaces = self.prepare() if mode == "a" else self._store.state(), mode == "w"
         if mode == "x" and self._before is not None:
             raise ArchiveExistsError(
@@ -102,7 +102,7 @@ class Spool:
         storage.make_parent(self.path)
 
     def prepare(self) -> Any:
-        """Have the file hold the object, unless it is there already; gives the object's state."""
+        """Copy the object into the file, unless it is there already; gives the object's state."""
         storage.make_parent(self.path)
         try:
             source = self._store.open()

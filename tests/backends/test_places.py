@@ -33,7 +33,6 @@ from edcache.errors import (
     CorruptArchiveError,
     CorruptRecordError,
     MissingDependencyError,
-    MissingSampleError,
     OptionError,
     StaleArchiveError,
     StorageError,
@@ -299,26 +298,6 @@ def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
         assert (found[1] or [None])[0] is (wanted[1] or [None])[0]
 
 
-def test_compressed_records_read_the_same(tmp_path):
-    with serving(written(tmp_path / "a.zip", count=300, compression="zstd").read_bytes()) as served:
-        ds = opened(served)
-        assert same(list(ds.__getitems__([5, 3, 200])), [sample(k) for k in (5, 3, 200)])
-        assert ds.select("image").batch([5, 250])["image"].shape == (2, 40, 50)
-        assert len(served.requests) <= 6
-
-
-def test_holes_and_negative_indices_read_the_same(tmp_path):
-    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["label"]) as w:
-        for k in range(0, 30, 3):
-            w.write(k, sample(k))
-    with serving((tmp_path / "a.zip").read_bytes()) as served:
-        ds = opened(served)
-        assert same(list(ds.__getitems__([-1, 0, 27])), [sample(27), sample(0), sample(27)])
-        assert same(ds.batch([-1, 3])["label"].tolist(), [27, 3])
-        with pytest.raises(MissingSampleError):
-            list(ds.__getitems__([3, 4]))
-
-
 def test_a_published_digest_is_checked(served, local):
     digest = edcache.digest(local)
     assert CachedDataset.from_cache(served.url, expected_digest=digest)[3]["label"] == 3
@@ -412,16 +391,6 @@ def test_a_changed_object_is_never_read(tmp_path, served, said):
     ):
         with pytest.raises(allowed, match="a.zip: "):
             read()
-
-
-def test_a_crc32_that_fails_makes_the_reader_look_whether_the_object_changed(tmp_path, in_memory):
-    """A file system of fsspec's has no If-Match."""
-    path = written(tmp_path / "a.zip", count=50)
-    ds = CachedDataset.from_cache(in_memory(path.read_bytes()))
-    changed = written(tmp_path / "b.zip", other, 50).read_bytes()
-    in_memory(changed)
-    with pytest.raises(StaleArchiveError, match="memory://bucket/a.zip: the object was replaced since"):
-        ds[8]
 
 
 def test_tags_of_other_kinds_do_not_compare(served):

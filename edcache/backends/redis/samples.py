@@ -40,7 +40,7 @@ class RedisDataset(Dataset[Any]):
     Args:
         source: the dataset, with __len__ and __getitem__(int).
         url: "redis://host:6379/0?prefix=name" ("rediss://" for TLS, "unix:///run/redis.sock?prefix=name" for
-            a socket). "&ttl=86400" lets each sample expire so many seconds after it was computed.
+            a socket). "&ttl=86400" lets each sample expire that many seconds after it was computed.
         transform: a function that each sample goes through whenever it is read.
         fingerprint: identifies the source, as for CachedDataset. Sources that differ in it or in their length
             have different keys, so that none gets the samples of another. False: all have the same.

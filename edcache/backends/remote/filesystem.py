@@ -78,7 +78,7 @@ class FilesystemEngine(Engine):
             if len(data) != end - start:
                 raise Failing(f"{len(data):,} bytes came")
         except Exception:
-            # A shorter object that took its place has no such range, of which libraries say what they like.
+            # A shorter object that took its place has no such range, and libraries differ in their errors.
             if await self.stamp() != stamp:
                 raise Changed("it has another state") from None
             raise

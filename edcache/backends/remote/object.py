@@ -214,7 +214,7 @@ class RemoteObject(ByteSource):
 
 
 def _engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
-    """What reads an object, in this process; MissingDependencyError, OptionError."""
+    """The engine of an object, in this process; MissingDependencyError, OptionError."""
     if url.scheme in _WEB and "::" not in url.url:
         import fsspec.config
 

@@ -23,7 +23,7 @@ TRIES: Final = 5
 # A store that says that it is busy will answer. The waits are up to two minutes together.
 BUSY_TRIES: Final = 20
 _TIMEOUT_SECONDS: Final = 30.0
-# Beside its time limit a request has a second for each so many bytes: slower than that is a stall.
+# Beside its time limit a request has a second for each 512 KiB: slower than that is a stall.
 _SLOWEST: Final = 1 << 19
 _FIRST_WAIT, _LONGER, _LONGEST_WAIT = 0.1, 3.0, 10.0
 _LONGEST_RETRY_AFTER: Final = 30.0
@@ -56,7 +56,7 @@ class Changed(Exception):
 class Stamp:
     """A state of an object.
 
-    tag: tells it from others of the same `kind`, such as "ETag". url: where this state stays, if somewhere.
+    tag: tells it from others of the same `kind`, such as "ETag". url: of this state alone.
     """
 
     size: int

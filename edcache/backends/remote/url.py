@@ -18,7 +18,7 @@ _BUCKETS: Final = ("s3", "s3a", "gs", "gcs", "memory")
 
 
 class Url(ShownUrl):
-    """Where an object is, as text without userinfo and signed query; and what it takes to get at it.
+    """The URL of an object as text without userinfo and signed query, and with them as attributes.
 
     url: with its credentials. options: for the engine, credentials among them; do not change it.
     has_lost_credentials: it had some, and came out of a pickle without them.
@@ -31,7 +31,7 @@ class Url(ShownUrl):
     def __new__(
         cls, url: str, options: Mapping[str, Any] | None = None, has_lost_credentials: bool = False
     ) -> Url:
-        """Read a URL, or what a pickle has of one."""
+        """Read a URL; one from a pickle may have lost its credentials."""
         new = super().__new__(cls, "::".join(map(_without_credentials, url.split("::"))))
         new.url, new.options = url, dict(options or {})
         new.has_lost_credentials = has_lost_credentials
@@ -49,7 +49,7 @@ class Url(ShownUrl):
         return re.split("::|://", self.url, maxsplit=1)[0].lower()
 
     def scrubbed(self, text: str) -> str:
-        """A text without whatever of it could be a credential of this URL."""
+        """A text with *** in the place of all that could be a credential of this URL."""
         return scrubbed(text.replace(self.url, self), self._secrets())
 
     def _secrets(self) -> Iterator[str]:
@@ -76,7 +76,7 @@ def _without_credentials(part: str) -> str:
 
 
 def _userinfo(part: str) -> str:
-    """The credentials before the host, with their "@"; "" without, and where it is a container of Azure."""
+    """The credentials before the host, with their "@"; "" for none, and for a container of Azure."""
     found = _USERINFO.search(part)
     is_container = part.partition("://")[0].lower() in _CONTAINERS and found and ":" not in found[0]
     return "" if found is None or is_container else found[0]
