@@ -27,6 +27,7 @@ from .markup import table as table
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
 from .options import Codec as Codec
+from .options import FillKeywords as FillKeywords
 from .options import FillOptions as FillOptions
 from .options import OnError as OnError
 from .options import OnStale as OnStale
@@ -37,7 +38,6 @@ from .options import ReadOptions as ReadOptions
 from .options import Show as Show
 from .options import Sync as Sync
 from .options import Transform as Transform
-from .options import WarmupKeywords as WarmupKeywords
 from .options import Workers as Workers
 from .options import WriteKeywords as WriteKeywords
 from .options import WriteOptions as WriteOptions

@@ -215,8 +215,8 @@ class WriteOptions(Options):
             )
 
 
-class WarmupKeywords(TypedDict, total=False):
-    """See `FillOptions`; without what warmup() takes by position too."""
+class FillKeywords(TypedDict, total=False):
+    """See `FillOptions`; without `num_workers`, which warmup() takes by position too."""
 
     multiprocessing_context: Any
     executor: Any
@@ -224,12 +224,6 @@ class WarmupKeywords(TypedDict, total=False):
     on_error: OnError
     timeout: float | None
     grow: bool
-
-
-class FillKeywords(WarmupKeywords, total=False):
-    """See `FillOptions`."""
-
-    num_workers: Workers
 
 
 @dataclass(frozen=True)
@@ -282,6 +276,7 @@ class FillOptions(Options):
 class CacheKeywords(OpenKeywords, WriteKeywords, FillKeywords, total=False):
     """See `CacheOptions`."""
 
+    num_workers: Workers
     lazy: bool
     keep_existing: bool
 

@@ -278,7 +278,7 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     @takes(FillOptions)
     def warmup(
-        self, num_workers: Workers = None, **keywords: Unpack[base.WarmupKeywords]
+        self, num_workers: Workers = None, **keywords: Unpack[base.FillKeywords]
     ) -> CachedDataset[T_co]:
         """Compute every missing sample now, with a progress bar, and seal the archive.
 

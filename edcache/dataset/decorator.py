@@ -127,7 +127,7 @@ class CachedFactory(Generic[P, T_co]):
         )
         message = writer.stale_message(archive.path, fingerprint, changed, remedy)
         if on_stale == "error" or (on_stale == "warn" and adds):
-            raise StaleCacheError(message)
+            raise StaleCacheError(message, path=archive.path, option="on_stale")
         if on_stale == "warn":
             base.warn(message)
         return False, True

@@ -152,6 +152,15 @@ def closed(path: Path) -> edcache.CacheWriter:
     return writer
 
 
+def another_call(path: Path) -> Any:
+    @edcache.cachable(path, progress=False)
+    def numbers(n: int) -> Squares:
+        return Squares()
+
+    numbers(1).close()
+    return numbers(2)
+
+
 # What is called, the class, and its path (True: it is named), index and option.
 FAILURES: list[tuple[Callable[[Path], object], type[EdcacheError], bool, int | None, str | None]] = [
     (lambda path: edcache.CachedDataset(None, path), ArchiveNotFoundError, True, None, None),
@@ -183,6 +192,7 @@ FAILURES: list[tuple[Callable[[Path], object], type[EdcacheError], bool, int | N
         None,
         "keep_existing",
     ),
+    (another_call, StaleCacheError, True, None, "on_stale"),
     (lambda path: fill(Squares(), path, sync="often"), OptionError, False, None, "sync"),
     (lambda path: fill(Squares(), path, num_workers=-1), OptionError, False, None, "num_workers"),
     (lambda path: fill(Squares(), path, timeout=0), OptionError, False, None, "timeout"),

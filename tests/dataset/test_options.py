@@ -36,7 +36,10 @@ DOORS = {
 
 @pytest.mark.parametrize("kind", KEYWORDS, ids=lambda kind: kind.__name__)
 def test_keywords_have_the_names_and_types_of_the_fields(kind):
-    assert get_type_hints(KEYWORDS[kind]) == get_type_hints(kind)
+    fields = get_type_hints(kind)
+    if kind is FillOptions:  # warmup() takes it by position too
+        del fields["num_workers"]
+    assert get_type_hints(KEYWORDS[kind]) == fields
 
 
 @pytest.mark.parametrize("door", DOORS, ids=lambda door: door.__qualname__)
