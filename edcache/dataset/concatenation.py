@@ -15,8 +15,7 @@ from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import ArchiveDataset, info_of
 from edcache.dataset.indexing import Root, Stored, stored_shares
-from edcache.dataset.randomness import numbered
-from edcache.dataset.transforms import extended
+from edcache.dataset.transforms import extended, numbered
 from edcache.dataset.view import Samples
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices

@@ -18,7 +18,6 @@ from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import Self
 
 from edcache.base import Ints, OptionError, check_count, once, shown
-from edcache.dataset.randomness import drawn
 from edcache.dataset.selection import Cycle, Selection
 from edcache.dataset.state import (
     VERSION,
@@ -29,6 +28,7 @@ from edcache.dataset.state import (
     selections_of,
     view_text,
 )
+from edcache.dataset.transforms import drawn
 
 # Draws that are computed at once.
 _BLOCK = 1 << 13

@@ -24,9 +24,8 @@ from edcache.base import (
 from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader
-from edcache.dataset.randomness import draws_of
 from edcache.dataset.selection import Selection
-from edcache.dataset.transforms import Pipeline, is_seeded
+from edcache.dataset.transforms import Pipeline, draws_of, is_seeded
 from edcache.format import Failure
 from edcache.labels import Labels, integers, origin
 from edcache.reader import Batch, Draws, FieldPath, Memory, Projection, Reader, Session, Special

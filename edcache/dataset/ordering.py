@@ -1,4 +1,4 @@
-"""Random assignment to groups, grouping and stable sorting, by numpy.
+"""Random assignment to groups, repeats of rare classes, grouping and stable sorting, by numpy.
 
 Chance is a function of the seed alone: it comes from `numpy.random.Generator(PCG64(seed))`.
 """
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, OptionError, shown
+from edcache.base import Ints, OptionError, check_choice, shown
+from edcache.labels import Classes
 
 
 def checked_seed(seed: int) -> int:
@@ -60,3 +61,17 @@ def grouped(codes: npt.NDArray[Any], count: int) -> tuple[Ints, Ints]:
     # numpy sorts 16 bits five times as fast as 64.
     narrow = codes.astype(np.uint16) if count <= 1 << 16 else codes
     return np.argsort(narrow, kind="stable").astype(np.int64, copy=False), ends
+
+
+def oversampled(classes: Classes, strategy: str, seed: int) -> Ints:
+    """The positions of all samples, those of rare classes several times, one after the other."""
+    check_choice("strategy", strategy, ("exact", "multiply"))
+    random = generator(seed)
+    counts = np.bincount(classes.codes, minlength=len(classes.values))
+    times, rest = np.divmod(int(counts.max(initial=0)), np.maximum(counts, 1))
+    times = times[classes.codes]
+    if strategy == "exact":
+        # Of each class so many are drawn once more, without replacement.
+        tables = np.stack([counts - rest, rest], axis=1).tolist()
+        times += assigned_by_class(random, classes.codes, tables)
+    return np.repeat(np.arange(len(times), dtype=np.int64), times)

@@ -1,15 +1,21 @@
-"""Functions that samples pass on their way out, one after the other."""
+"""Functions that samples pass on their way out, and their random numbers: of seed, epoch, index and draw."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from edcache.base import OptionError, shown
+import numpy as np
+import numpy.typing as npt
+from numpy.random.bit_generator import ISeedSequence
+from torch.utils.data import get_worker_info
+
+from edcache.base import Ints, OptionError, shown
 from edcache.dataset.ordering import checked_seed
-from edcache.dataset.randomness import generator_of
-from edcache.reader import FieldPath, at, replaced, steps
+from edcache.reader import Draws, FieldPath, at, replaced, steps
 
 
 @dataclass(frozen=True)
@@ -68,3 +74,87 @@ def extended(
     number = sum(step.seed is not None for step in known)
     step = Step(function, field, None if seed is None else checked_seed(seed), number)
     return Pipeline((*known, step), number > 0 or seed is not None)
+
+
+class Draw(int):
+    """A position that a sampler drew; it reaches the worker of a DataLoader as it is.
+
+    Attributes:
+        epoch: of the draw. number: 1 and more count the draws of an epoch, of a sampler that may draw a
+            sample twice; 0 of others.
+    """
+
+    epoch: int
+    number: int
+
+    def __new__(cls, position: int, epoch: int, number: int = 0) -> Draw:
+        """An int with attributes."""
+        draw = super().__new__(cls, position)
+        draw.epoch, draw.number = epoch, number
+        return draw
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Draw, (int(self), self.epoch, self.number)
+
+
+def drawn(items: Iterator[Any], epoch: int, numbers: Iterator[int] | None) -> Iterator[Any]:
+    """Turn positions into Draws, and batches of positions into lists of Draws. numbers: None are zeros."""
+    numbers = itertools.repeat(0) if numbers is None else numbers
+    for item in items:
+        if isinstance(item, int):
+            yield Draw(item, epoch, next(numbers))
+        else:
+            yield [Draw(int(position), epoch, next(numbers)) for position in item]
+
+
+def draws_of(ds: Any, given: Any, positions: Ints, is_loader: bool = False) -> Draws | None:
+    """Epoch and draw of each sample that is read of a dataset; None if no transform of it is seeded.
+
+    The draw is the number of a Draw; or else 1 + the position, in a view that repeats samples; or else 0.
+
+    Args:
+        given: what was asked for, perhaps a list of Draws. positions: the same in [-n, n), int64 [k].
+        is_loader: whether a DataLoader asks, which is not to read all epochs alike by mistake.
+    Raises:
+        OptionError: a DataLoader or a worker of one asks, and nothing tells the epoch.
+    """
+    if not ds._is_seeded:
+        return None
+    if isinstance(given, list) and given and isinstance(given[0], Draw):
+        return numbered(ds, positions, [(draw.epoch, draw.number) for draw in given])
+    epoch = ds._root._epoch
+    if epoch is None and (is_loader or get_worker_info() is not None):
+        raise OptionError(
+            "a seeded transform depends on the epoch, and this DataLoader does not know it; call "
+            "set_epoch(epoch) of the dataset before each iteration, or give the DataLoader a sampler of "
+            "edcache.samplers that was made of this very dataset"
+        )
+    return numbered(ds, positions, [(0 if epoch is None else int(epoch), 0)] * len(positions))
+
+
+def numbered(ds: Any, positions: Ints, draws: Draws) -> Draws:
+    """Number draws that have no number by their position, if the dataset repeats samples."""
+    if not ds._repeats:
+        return draws
+    places = (positions % len(ds) + 1).tolist()
+    return [(epoch, number or place) for (epoch, number), place in zip(draws, places, strict=True)]
+
+
+def generator_of(seed: int, epoch: int, index: int, draw: int, step: int) -> np.random.Generator:
+    """Make the generator of one seeded function for one read of a sample. Cost: 6 us.
+
+    numpy's own hash of a key, `SeedSequence`, takes 25 us.
+    """
+    digest = hashlib.blake2b(f"{seed}/{epoch}/{index}/{draw}/{step}".encode(), digest_size=32).digest()
+    return np.random.Generator(np.random.PCG64(_Words(digest)))  # type: ignore[arg-type]
+
+
+class _Words(ISeedSequence):
+    """The state that a generator begins with: four words of 64 bits, the first bytes the lowest."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint64) -> npt.NDArray[Any]:
+        """Return the words, as PCG64 asks for them: uint64 [4]."""
+        return np.frombuffer(self._data, "<u8").astype(np.uint64, copy=False)

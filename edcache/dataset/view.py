@@ -17,14 +17,13 @@ import torch
 from edcache import base, labels
 from edcache.base import Ints, OptionError, Transform
 from edcache.codec import Decoding
-from edcache.dataset import resample, split
+from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co, readers_of
-from edcache.dataset.ordering import checked_seed
-from edcache.dataset.randomness import Draw, draws_of
+from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.sampler_columns import warn_of_absent
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
-from edcache.dataset.transforms import extended
+from edcache.dataset.transforms import Draw, draws_of, extended
 from edcache.labels import (
     Classes,
     checked_indices,
@@ -131,10 +130,10 @@ class Samples(Readable[T_co]):
                 as many times as the class does not become larger than the largest.
             seed: see strategy.
         """
-        positions = resample.oversampled(self._classes(name, "oversample"), strategy, seed)
-        oversampled = self._picked(positions)
-        oversampled._repeats = True
-        return oversampled
+        positions = oversampled(self._classes(name, "oversample"), strategy, seed)
+        view = self._picked(positions)
+        view._repeats = True
+        return view
 
     def _classes(self, name: str, asked_by: str) -> Classes:
         return classes_of(single_values(self.labels, name, asked_by))
