@@ -17,6 +17,7 @@ import fcntl
 import os
 import stat
 import sys
+import threading
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -151,30 +152,33 @@ def free_unheld_memory() -> dict[str, int]:
 
 
 # A fork shares the lock of its parent, which ends when either of them closes the file. So the child gets an
-# open file of its own, with a lock that is taken before the fork.
-_for_child: dict[int, int] = {}
+# open file of its own, with a lock that is taken before the fork. By thread: two may fork at once.
+_for_child: dict[int, dict[int, int]] = {}
 
 
 def _before_fork() -> None:
+    twins = _for_child[threading.get_ident()] = {}
     for number in list(_held):
         with suppress(OSError):
-            _for_child[number] = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
-            fcntl.flock(_for_child[number], fcntl.LOCK_SH)
+            twins[number] = os.open(f"/proc/self/fd/{number}", os.O_RDONLY)
+            fcntl.flock(twins[number], fcntl.LOCK_SH)
 
 
 def _after_in_parent() -> None:
-    with suppress(KeyError):  # another thread forks too
-        while True:
-            os.close(_for_child.popitem()[1])
+    for twin in _for_child.pop(threading.get_ident(), {}).values():
+        os.close(twin)
 
 
 def _after_in_child() -> None:
     global _pid
     _pid = os.getpid()
-    _held.intersection_update(_for_child)
-    for number, twin in _for_child.items():
+    twins = _for_child.get(threading.get_ident(), {})
+    _held.intersection_update(twins)
+    for number, twin in twins.items():
         os.dup2(twin, number, inheritable=False)
-    _after_in_parent()
+    while _for_child:
+        for twin in _for_child.popitem()[1].values():
+            os.close(twin)
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)

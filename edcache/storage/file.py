@@ -104,6 +104,7 @@ def _close_inherited() -> None:
     """Close the parent's writable files in a forked child: their locks would outlive the parent."""
     for file in list(_writable):
         descriptor = file._descriptor
+        file._is_locked = False  # its locks are the parent's
         file.close()
         if descriptor is not None:
             descriptor.close()  # a thread of the parent's may have been in a call
@@ -124,7 +125,7 @@ class _Handle:
         self.writable = mode != "r"
         self.can_lock = True
         self.closed = False
-        self._is_shared = False
+        self._is_locked = self._is_shared = False
         self._refusals: list[OSError] = []
         # Of a file whose descriptor may be closed until the next call.
         self._reopens: tuple[int, int] | None = None
@@ -192,6 +193,11 @@ class _Handle:
 
         If other threads are in a call, the last of them closes it.
         """
+        if self._is_locked:
+            # A fork just as the file was opened has its descriptor too, and so the locks until it ends.
+            self._is_locked = False
+            with suppress(OSError):
+                self._call(calls.unlock, 0, 0)
         self.closed = True
         self._descriptor = None
         if self._refusals:
@@ -397,10 +403,12 @@ class File(_Handle, ByteSource):
 
     def lock(self, start: int, length: int = 1) -> None:
         """Lock bytes for this open file, waiting for whoever holds them (signals interrupt)."""
+        self._is_locked = True
         self._lock(calls.lock, start, length, True)
 
     def try_lock(self, start: int, length: int = 1) -> bool:
         """Lock bytes if no other open file holds them. Returns whether it did."""
+        self._is_locked = True
         try:
             self._lock(calls.lock, start, length, False)
         except StorageError as error:

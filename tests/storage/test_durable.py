@@ -277,6 +277,18 @@ def test_closing_another_descriptor_of_the_file_drops_no_lock(path):
     other.close()
 
 
+def test_a_lock_ends_with_close_though_a_fork_has_the_descriptor(path):
+    """A fork just as another thread opens the file gives the child a descriptor that nobody closes."""
+    file = File.open(path, "a")
+    file.lock(8)
+    inherited = os.dup(int(file._descriptor))
+    file.close()
+    other = File.open(path, "a")
+    assert other.try_lock(8)
+    other.close()
+    os.close(inherited)
+
+
 def test_a_child_that_closes_its_copy_leaves_the_parents_lock(path):
     file = File.open(path, "a")
     file.lock(LOCK_APPEND)
