@@ -53,7 +53,6 @@ def build(
 @click.command()
 @click.argument("folder", type=PATH)
 @output()
-@click.option("--max-side", type=click.IntRange(1), help="Pixels; store what has a longer side smaller.")
 @click.option("--decode", type=click.Choice(["pil", "numpy", "tensor"]), default="pil", help="For readers.")
 @click.option(
     "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
@@ -62,7 +61,6 @@ def build(
 def images(
     folder: str,
     output: str,
-    max_side: int | None,
     decode: Any,
     extensions: Sequence[str],
     as_json: bool,
@@ -71,8 +69,7 @@ def images(
     """Fill an archive with a tree of image files, as they are.
 
     FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label and
-    path are label columns. Without --max-side nothing is decoded before a sample is read; with it, what is
-    smaller than the file is JPEG of the same quality, or without loss. The same command resumes after a kill;
+    path are label columns. Nothing is decoded before a sample is read. The same command resumes after a kill;
     files that changed since then make the archive another folder's, and --rebuild builds it anew.
 
     \b
@@ -80,7 +77,7 @@ def images(
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
     chosen = extensions or interop.EXTENSIONS
-    source = partial(interop.image_folder, folder, decode, chosen, max_side)
+    source = partial(interop.image_folder, folder, decode, chosen)
     _fill(output, as_json, source, options, dataset.CachedDataset)
 
 

@@ -18,7 +18,6 @@ from .foreign_pickles import torch_loaded as torch_loaded
 from .images import ImageFile as ImageFile
 from .images import children_of as children_of
 from .images import decoded_together as decoded_together
-from .images import downscaled as downscaled
 from .images import format_of as format_of
 from .images import read_through as read_through
 from .pickles import PICKLE_SCHEMA as PICKLE_SCHEMA

@@ -58,8 +58,6 @@ _COLORS: Final = {
 
 # Of decoded pixels, by each thread.
 _MOST_KEPT: Final = 1 << 24
-# What a smaller picture is stored of without loss.
-_LOSSLESS: Final = _BYTES | {"1", "P", "PA"}
 # Pillow's names for a file that begins like a JPEG; the second is one with more pictures behind the first.
 _JPEG: Final = ("JPEG", "MPO")
 # Of EXIF: its tag, and the values that swap height and width.
@@ -159,46 +157,6 @@ def file_bytes(image: ImageFile) -> bytes:
     except OSError as error:
         reason = error.strerror or str(error)
         raise ImageError(f"image file {image.path!r} ({reason}); mend it or leave it out") from error
-
-
-def downscaled(image: ImageFile, max_side: int) -> ImageFile:
-    """The image file, or where a side is longer one of a smaller picture; see `edcache.image_folder`.
-
-    Raises: ImageError, which names the file.
-    """
-    data = file_bytes(image)
-    if format_of(data) is None:
-        return image
-    try:
-        with (
-            _image_errors(data, instead="max_side=None stores the bytes as they are"),
-            _opened(data) as opened,
-        ):
-            smaller = None if max(opened.size) <= max_side else _saved(opened, max_side)
-    except ImageError as error:
-        raise ImageError(f"image file {image.path!r}: {error}") from error
-    return image if smaller is None else ImageFile(smaller, image.decoding)
-
-
-def _saved(opened: Any, max_side: int) -> bytes | None:
-    """The file of a smaller picture; None of what no such file could hold."""
-    options = {name: opened.info[name] for name in ("exif", "icc_profile") if name in opened.info}
-    if opened.format in _JPEG:
-        from PIL import JpegImagePlugin
-
-        kind, image = "JPEG", opened
-        options["subsampling"] = JpegImagePlugin.get_sampling(opened)
-        # The tables are what a quality stands for.
-        options |= {"qtables": opened.quantization} if opened.quantization else {"quality": 90}
-    elif opened.mode in _LOSSLESS and getattr(opened, "n_frames", 1) == 1:
-        kind, image = "WEBP" if opened.format == "WEBP" else "PNG", _in_bytes(opened, opened.format)
-        options |= {"lossless": True} if kind == "WEBP" else {}
-    else:
-        return None
-    image.thumbnail((max_side, max_side), pillow().LANCZOS)
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 def revived(data: Any, decoding: Decoding) -> Any:
@@ -308,7 +266,7 @@ def _planes(array: _Array) -> _Array:
 
 
 @contextlib.contextmanager
-def _image_errors(data: _Buffer, path: str | None = None, instead: str = _INSTEAD) -> Iterator[None]:
+def _image_errors(data: _Buffer, path: str | None = None) -> Iterator[None]:
     """Turn every exception of a decoder in the block into an ImageError."""
     where = "" if path is None else f"image file {path!r}: "
     try:
@@ -320,7 +278,7 @@ def _image_errors(data: _Buffer, path: str | None = None, instead: str = _INSTEA
     except MemoryError:
         # Not chained: the decoder's frames hold memory.
         flaw = "does not fit into the memory of this process when it is decoded"
-        raise ImageError(f"{where}{format_of(data)} {flaw}; {instead}") from None
+        raise ImageError(f"{where}{format_of(data)} {flaw}; {_INSTEAD}") from None
     except Exception as error:  # decoders raise any type over damaged bytes
         if type(error).__name__ in ("DecompressionBombError", "DecompressionBombWarning"):
             flaw = (
@@ -330,7 +288,7 @@ def _image_errors(data: _Buffer, path: str | None = None, instead: str = _INSTEA
         else:
             reason = re.sub(" <[^<>]* at 0x[^<>]*>", "", str(error))[:200] or type(error).__name__
             flaw = f"does not decode: {reason}; mend or leave out the file"
-        raise ImageError(f"{where}{format_of(data)} {flaw}; {instead}") from error
+        raise ImageError(f"{where}{format_of(data)} {flaw}; {_INSTEAD}") from error
 
 
 @functools.cache

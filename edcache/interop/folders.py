@@ -13,7 +13,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from edcache.base import OptionError, SampleIndexError
-from edcache.codec import Decode, ImageFile, downscaled
+from edcache.codec import Decode, ImageFile
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
@@ -22,17 +22,12 @@ def image_folder(
     root: str | os.PathLike[str],
     decode: Decode = "pil",
     extensions: str | Iterable[str] = EXTENSIONS,
-    max_side: int | None = None,
 ) -> ImageFolder:
     """The images of a tree with a folder for each class: root/dog/xxx.png, root/dog/nested/yyy.jpg.
 
     Args:
         decode: what readers of the cache get, see `edcache.ImageFile`.
         extensions: the files that count, whatever their case.
-        max_side: pictures with a longer side are stored smaller, so that it has this many pixels. A JPEG is
-            encoded again with the quality that it has, another file without loss, as WebP or PNG. EXIF and
-            colour profile are kept. All other files are stored byte for byte, and so are animations, files
-            of several pages, and what has 16 bits a channel, floats or CMYK in a TIFF.
     Returns:
         A map-style dataset of {"image": ImageFile, "label": int, "path": str}, with `classes` (the folders'
         names, sorted) and `class_to_idx`; paths are relative to root, with slashes. Its order and its labels
@@ -46,7 +41,7 @@ def image_folder(
 
     >>> ds = edcache.CachedDataset(edcache.image_folder("imagenet/train", decode="tensor"), "train.zip")
     """
-    return ImageFolder(root, decode, extensions, max_side)
+    return ImageFolder(root, decode, extensions)
 
 
 class ImageFolder(Dataset[dict[str, Any]]):
@@ -59,15 +54,11 @@ class ImageFolder(Dataset[dict[str, Any]]):
         root: str | os.PathLike[str],
         decode: Decode,
         extensions: str | Iterable[str],
-        max_side: int | None,
     ) -> None:
         # Under this name a CachedDataset would take it for a part of its own path.
         self.folder = os.fspath(root)
         # Refuses what an archive does not store.
         self.decoding = ImageFile(b"", decode).decoding
-        if max_side is not None and (type(max_side) is not int or max_side < 1):
-            raise OptionError(f"max_side={max_side!r}; give 1 pixel or more, or None")
-        self.max_side = max_side
         named = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         self.extensions = tuple(extension.lower() for extension in named)
         self.classes = _folders(self.folder)
@@ -93,8 +84,6 @@ class ImageFolder(Dataset[dict[str, Any]]):
             raise SampleIndexError(f"{self!r}: index {place} not in [-{length}, {length})")
         path = self.paths[place]
         image = ImageFile(os.path.join(self.folder, *path.split("/")), self.decoding)
-        if self.max_side is not None:
-            image = downscaled(image, self.max_side)
         return {"image": image, "label": self._labels[place], "path": path}
 
     def __repr__(self) -> str:
@@ -112,8 +101,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
                 stats[place] = stat.st_size, stat.st_mtime_ns
         turned = "exif_transpose" if self.decoding.exif_transpose else None
         decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))
-        smaller = {} if self.max_side is None else {"max_side": self.max_side}
-        return smaller | {"names": self.paths, "sizes and times": stats, "decode": ", ".join(decode)}
+        return {"names": self.paths, "sizes and times": stats, "decode": ", ".join(decode)}
 
 
 def _folders(root: str) -> list[str]:

@@ -309,15 +309,6 @@ def test_a_folder_of_images_is_cached(here):
     assert report("show a.zip 0")["leaves"][0]["shape"] == [3, 17, 23]
 
 
-def test_larger_images_are_stored_smaller(here):
-    (here / "tree" / "a").mkdir(parents=True)
-    for side in (30, 90):
-        (here / "tree" / "a" / f"{side}.jpg").write_bytes(pictures.jpeg(side, side))
-    run("images tree -o a.zip --max-side 40")
-    found = [sample["image"] for sample in CachedDataset.from_cache("a.zip")]
-    assert [image.size for image in found] == [(30, 30), (40, 40)]
-
-
 # -------------------------------------------------------------------------------- info, show and ls
 
 
@@ -689,7 +680,6 @@ WRONG_USAGE = {
     "build digits:make -o new.zip --arg split=a --chunk-size 0": "--chunk-size",
     "build digits:make -o new.zip --arg split=a -j two": "give a number, or auto",
     "build digits:make -o new.zip --key =x": "--key",
-    "images {} -o new.zip --max-side 0": "--max-side",
     "caches --max-size x": "500MB",
 }
 

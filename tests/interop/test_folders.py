@@ -6,15 +6,13 @@ import os
 import pickle
 import re
 
-import numpy as np
 import pictures
 import pytest
 import torch
-from PIL import Image, JpegImagePlugin
 
 import edcache
 from edcache import CachedDataset, ImageFile, image_folder
-from edcache.errors import ImageError, OptionError, SampleIndexError, StaleCacheError
+from edcache.errors import OptionError, SampleIndexError, StaleCacheError
 
 PATHS = [
     "cat/1.JPG",
@@ -230,85 +228,7 @@ def test_extensions_choose_the_files(root):
     )
 
 
-def large(mode="RGB", kind="PNG", width=90, height=40, **options):
-    return pictures.encoded(kind, pictures.picture(mode, width, height), **options)
-
-
-def stored(root, file, max_side=45, name="a/x.jpg"):
-    (root / name).parent.mkdir(parents=True, exist_ok=True)
-    (root / name).write_bytes(file)
-    return image_folder(root, max_side=max_side)[0]["image"]
-
-
-def test_a_larger_jpeg_is_stored_smaller_with_its_own_quality(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for options in ({"quality": 71, "subsampling": 0}, {"quality": 93, "subsampling": 2}):
-        file = large("RGB", "JPEG", exif=exif, icc_profile=b"a profile", **options)
-        before, after = pictures.as_pillow(file), pictures.as_pillow(stored(tmp_path, file).data)
-        assert (after.format, after.size) == ("JPEG", (45, 20))
-        assert after.quantization == before.quantization
-        assert JpegImagePlugin.get_sampling(after) == JpegImagePlugin.get_sampling(before)
-        assert after.getexif()[0x0112] == 6
-        assert after.info["icc_profile"] == b"a profile"
-        again = pictures.encoded("JPEG", before.resize((45, 20), Image.LANCZOS), **options)
-        assert np.array_equal(np.asarray(after), np.asarray(pictures.as_pillow(again)))
-    for mode in ("L", "CMYK"):
-        assert pictures.as_pillow(stored(tmp_path, large(mode, "JPEG")).data).mode == mode
-
-
-@pytest.mark.parametrize(
-    ("mode", "kind", "found"),
-    [
-        ("RGB", "PNG", "PNG"),
-        ("RGBA", "WEBP", "WEBP"),
-        ("L", "BMP", "PNG"),
-        ("P", "GIF", "PNG"),
-        ("LA", "PNG", "PNG"),
-    ],
-)
-def test_other_larger_files_are_stored_smaller_without_loss(tmp_path, mode, kind, found):
-    file = large(mode, kind, **({"lossless": True} if kind == "WEBP" else {}))
-    after = stored(tmp_path, file)
-    plain = pictures.as_pillow(file, {"P": "RGB"}.get(mode))
-    assert after.format == found
-    assert np.array_equal(after.decode("numpy"), np.asarray(plain.resize((45, 20), Image.LANCZOS)))
-
-
-def test_what_is_small_or_has_no_smaller_file_stays_byte_for_byte(tmp_path):
-    frames = [pictures.picture("P", 90, 40, seed) for seed in (1, 2)]
-    deep = pictures.png(90, 1, 16, 0, [bytes(180)])
-    for file, side in (
-        *((data, 23) for data, _ in pictures.FILES.values()),
-        (pictures.encoded("GIF", frames[0], save_all=True, append_images=frames[1:]), 45),
-        (large("CMYK", "TIFF"), 45),
-        (deep, 45),
-        (b"<html>", 45),
-    ):
-        assert stored(tmp_path, file, side).data == file
-
-
-def test_a_larger_file_that_does_not_decode_is_named(tmp_path):
-    file = large("RGB", "JPEG")
-    with pytest.raises(ImageError) as caught:
-        stored(tmp_path, file[:-300])
-    assert str(caught.value).startswith(
-        f"image file '{tmp_path}/a/x.jpg': JPEG does not decode: image file is"
-    )
-    assert str(caught.value).endswith(
-        "; mend or leave out the file; max_side=None stores the bytes as they are"
-    )
-
-
-def test_smaller_pictures_are_another_source(root, path):
-    CachedDataset(image_folder(root, max_side=15), path, num_workers=2)
-    assert CachedDataset.from_cache(path)[2]["image"].size == (15, 11)
-    CachedDataset(image_folder(root, max_side=15), path)
-    with pytest.raises(StaleCacheError, match="argument max_side: 15 in the archive"):
-        CachedDataset(image_folder(root), path)
-    for side in (0, 2.5, True):
-        with pytest.raises(OptionError, match=f"^max_side={side}; give 1 pixel or more, or None$"):
-            image_folder(root, max_side=side)
+def test_an_archive_of_a_folder_stores_no_size(root):
     with pytest.raises(OptionError, match="an archive stores none"):
         image_folder(root, decode=edcache.Decoding("tensor", size=8))
 
