@@ -251,65 +251,6 @@ def test_no_labels_still_take_a_mask():
     assert matching_rows(labels, {}, [-1]).tolist() == [2]
 
 
-# ---- against plain Python
-
-RECORDS = st.fixed_dictionaries(
-    {
-        "i": st.none() | st.integers(-3, 3),
-        "u": st.integers(0, 4),
-        "f": st.none() | st.sampled_from([-1.0, 0.0, 0.5, 2.0]),
-        "s": st.none() | st.sampled_from(["a", "b", "ab", ""]),
-        "b": st.none() | st.booleans(),
-    }
-)
-TYPES = {"i": pa.int64(), "u": pa.uint8(), "f": pa.float64(), "s": pa.string(), "b": pa.bool_()}
-NUMBERS = st.integers(-4, 4) | st.sampled_from([-1.0, 0.5, 2.0])
-VALUES = {
-    "i": NUMBERS,
-    "u": NUMBERS,
-    "f": NUMBERS,
-    "s": st.sampled_from(["a", "b", "c", ""]),
-    "b": st.booleans(),
-}
-
-
-def as_labels(records):
-    return Labels(
-        pa.table({name: pa.array([r[name] for r in records], kind) for name, kind in TYPES.items()})
-    )
-
-
-@st.composite
-def condition(draw):
-    name = draw(st.sampled_from(list(TYPES)))
-    value = st.none() | VALUES[name]
-    many = st.lists(value, max_size=4)
-    if name in "iuf":
-        many = many | st.builds(
-            range, st.integers(-4, 4), st.integers(-4, 4), st.sampled_from([1, 2, -1, -3])
-        )
-    return name, draw(value | many)
-
-
-def fulfils(value, wanted):
-    return value in wanted if isinstance(wanted, (list, range)) else value == wanted
-
-
-@settings(max_examples=200)
-@given(st.lists(RECORDS, max_size=12), st.lists(condition(), max_size=3), st.data())
-def test_matching_rows_equals_plain_python(records, conditions, data):
-    conditions = dict(conditions)
-    # From views that are larger and smaller than the share where the whole column is compared.
-    taken = (
-        data.draw(st.none() | st.lists(st.integers(0, len(records) - 1), max_size=12)) if records else None
-    )
-    labels = as_labels(records)
-    if taken is not None:
-        labels, records = labels.take(taken), [records[i] for i in taken]
-    expected = [i for i, r in enumerate(records) if all(fulfils(r[k], v) for k, v in conditions.items())]
-    assert matching_rows(labels, conditions).tolist() == expected
-
-
 @settings(max_examples=30)
 @given(st.integers(0, 400), st.integers(0, 5))
 def test_a_view_gives_the_same_rows_whichever_side_is_compared(size, label):

@@ -31,7 +31,7 @@ WALKS = {
     "fill": {"functions": 750, "files": 66},
     "reopen": {"functions": 230, "files": 30, "calls": 680},
     "batch": {"functions": 65, "files": 15, "calls": 110},
-    "filter": {"functions": 60, "files": 13},
+    "filter": {"functions": 42, "files": 12},
 }
 
 
