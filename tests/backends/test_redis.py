@@ -263,6 +263,21 @@ def test_samples_are_computed_once_and_a_batch_is_one_round_trip(server, url, lo
         ds[60]
 
 
+def test_a_server_that_is_stopped_is_an_error_in_bounded_time_and_is_asked_again(server, url, monkeypatch):
+    monkeypatch.setattr(store, "_TIMEOUT_SECONDS", 0.3)
+    for ds in (RedisDataset(Source(), url), CachedDataset(Source(), server.url("whole"))):
+        assert same(ds[3], sample(3))
+        server.stopped(True)
+        try:
+            began = time.monotonic()
+            with pytest.raises(errors.StorageError, match="does not do as it is asked: Timeout"):
+                ds[3]
+            assert time.monotonic() - began < 20
+        finally:
+            server.stopped(False)
+        assert same(ds[3], sample(3))
+
+
 def test_what_expires_or_is_forgotten_is_computed_again(server, log):
     each = RedisDataset(Source(log), server.url("digits", ttl=1))
     CachedDataset(Source(), server.url("whole", ttl=1))

@@ -1,6 +1,7 @@
 """A redis-server of this process's own, on a socket in a folder of its own."""
 
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -43,6 +44,10 @@ class Server:
     def stop(self):
         self._process.kill()
         self._process.wait()
+
+    def stopped(self, is_so):
+        """Let it do nothing, as on a machine that swaps, or go on."""
+        self._process.send_signal(signal.SIGSTOP if is_so else signal.SIGCONT)
 
     def restart(self):
         self.stop()

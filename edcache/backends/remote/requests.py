@@ -10,6 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Final, TypeVar
 
 from edcache import base, storage
@@ -117,46 +118,40 @@ class Requests:
         Raises:
             StorageError, ArchiveNotFoundError, StaleArchiveError.
         """
-        asked = 0
-        while True:
-            asked += 1
-            outcome = await self._tried(doing, self._timeout + nbytes / _SLOWEST, ask)
-            if isinstance(outcome, EdcacheError):
-                raise outcome
-            if not isinstance(outcome, Failing):
-                return outcome
-            tries = outcome.tries if outcome.tries == 1 else self._tries or outcome.tries
+        limit = self._timeout + nbytes / _SLOWEST
+        for asked in count(1):
+            try:
+                return await asyncio.wait_for(ask(), limit)
+            except Exception as error:  # noqa: BLE001 - a library may raise anything, and none of it may pass
+                failure = self._failure(error, doing, limit)
+            # Outside of the except block: a library's own error, which may have credentials in its text, must
+            # not come along as the context of ours.
+            if isinstance(failure, EdcacheError):
+                raise failure
+            tries = failure.tries if failure.tries == 1 else self._tries or failure.tries
             if asked >= tries:
-                times = "once" if asked == 1 else f"{asked} times"
-                raise StorageError(f"{self.url}: {doing}: {outcome}; asked {times}")
+                break
             wait = min(_FIRST_WAIT * _LONGER ** (asked - 1), _LONGEST_WAIT) * random.uniform(0.5, 1.0)  # noqa: S311
-            await asyncio.sleep(wait if outcome.wait is None else min(outcome.wait, _LONGEST_RETRY_AFTER))
+            await asyncio.sleep(wait if failure.wait is None else min(failure.wait, _LONGEST_RETRY_AFTER))
+        times = "once" if asked == 1 else f"{asked} times"
+        raise StorageError(f"{self.url}: {doing}: {failure}; asked {times}", path=str(self.url))
 
-    async def _tried(
-        self, doing: str, limit: float, ask: Callable[[], Awaitable[Answer]]
-    ) -> Answer | Failing | EdcacheError:
-        # Errors are returned, to be raised outside of any except block: a library's own error, which may
-        # have credentials in its text, must not come along as the context of ours.
+    def _failure(self, error: Exception, doing: str, limit: float) -> Failing | EdcacheError:
+        """The failure to repeat, or the error that ends the request."""
+        path = str(self.url)
         lost = _LOST if self.url.has_lost_credentials else ""
-        try:
-            return await asyncio.wait_for(ask(), limit)
-        except Failing as failing:
-            return failing
-        except (asyncio.TimeoutError, TimeoutError):
+        if isinstance(error, Failing):
+            return error
+        if isinstance(error, asyncio.TimeoutError | TimeoutError):
             return Failing(f"no whole answer within {limit:.3g} s")
-        except FileNotFoundError:
-            return ArchiveNotFoundError(f"{self.url}: no such object; check the URL{lost}")
-        except Changed as changed:
-            return StaleArchiveError(
-                f"{self.url}: {doing}: {changed}; the object was replaced or deleted since it was opened: "
-                "open it again"
-            )
-        except PermissionError as error:
+        if isinstance(error, FileNotFoundError):
+            return ArchiveNotFoundError(f"{path}: no such object; check the URL{lost}", path=path)
+        if isinstance(error, Changed):
+            text = "the object was replaced or deleted since it was opened: open it again"
+            return StaleArchiveError(f"{path}: {doing}: {error}; {text}", path=path)
+        if isinstance(error, PermissionError):
             return refused(f"{self._described(error)}{lost or _ALLOWED}")
-        except OSError as error:
-            return Failing(self._described(error))
-        except Exception as error:  # noqa: BLE001 - a library may raise anything, and none of it may pass
-            return refused(self._described(error))
+        return Failing(self._described(error), TRIES if isinstance(error, OSError) else 1)
 
     def _described(self, error: Exception) -> str:
         text = " ".join(self.url.scrubbed(str(error)).split())
