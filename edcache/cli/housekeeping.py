@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -14,7 +14,7 @@ from edcache import dataset, display, storage, tools, writer
 from edcache.base import StorageError, human_bytes
 from edcache.cli import output as out
 from edcache.cli.call import Call
-from edcache.cli.flags import PATH, flags, size
+from edcache.cli.flags import PATH, flags, row_flags, size
 from edcache.storage import shown
 
 _MEMORY = "shm://"
@@ -26,9 +26,9 @@ _DAY = 86_400
 @click.option("--older-than", metavar="DAYS", type=click.FloatRange(0), help="Only those that are older.")
 @click.option("--max-size", metavar="SIZE", callback=size, help="Only those that are too much: 500MB, 1TiB.")
 @click.option("--prune", is_flag=True, help="Delete those, and what killed processes left.")
-@flags("as_json")
+@row_flags
 def caches(
-    directory: str | None, older_than: float | None, max_size: int | None, prune: bool, as_json: bool
+    directory: str | None, older_than: float | None, max_size: int | None, prune: bool, **listing: Any
 ) -> None:
     """List the archives in a folder, the oldest first; --prune deletes.
 
@@ -48,20 +48,21 @@ def caches(
     freed = storage.free_unheld_memory() if prune else {}
     folder, archives = _archives(directory)
     chosen = tools.select(archives, None if older_than is None else older_than * _DAY, max_size)
+    is_table = listing["form"] is None
+    size_of = human_bytes if is_table else int
     if prune:
-        left = [archive for archive in archives if archive.is_left]
-        freed |= _delete([*left, *chosen])
-        lines = [f"{path}: deleted, {human_bytes(nbytes)}" for path, nbytes in freed.items()]
-        lines.append(f"{folder}: {len(freed):,} deleted, {human_bytes(sum(freed.values()))} freed")
-        out.print_report(as_json, {"directory": folder, "deleted": freed}, map(out.printable, lines))
-        return
-    listed = archives if older_than is None and max_size is None else chosen
-    document = {
-        "directory": folder,
-        "archives": [_listed_object(folder, archive) for archive in listed],
-        "nbytes": sum(archive.nbytes for archive in listed if archive.problem is None),
-    }
-    out.print_report(as_json, document, _listing_lines(folder, listed))
+        freed |= _delete([*(archive for archive in archives if archive.is_left), *chosen])
+        header: tuple[str, ...] = ("deleted", "size")
+        rows: list[tuple[Any, ...]] = [(path, size_of(nbytes)) for path, nbytes in freed.items()]
+        what, total = f"{len(freed):,} deleted", sum(freed.values())
+    else:
+        listed = archives if older_than is None and max_size is None else chosen
+        header = ("path", "size", "present", "length", "complete", "written", "about")
+        rows = [_row(folder, archive, size_of(archive.nbytes)) for archive in listed]
+        what, total = out.plural(len(listed), "archive"), sum(archive.nbytes for archive in listed)
+    out.print_rows(header, rows, len(rows), whole=1, **listing)
+    if is_table:
+        out.print_lines([f"{out.printable(folder)}: {what}, {human_bytes(total)}"])
 
 
 def _delete(archives: Sequence[tools.Listed]) -> dict[str, int]:
@@ -87,36 +88,14 @@ def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
     return folder, tools.archives_in(folder) if os.path.lexists(folder) else []
 
 
-def _listing_lines(directory: str, archives: Sequence[tools.Listed]) -> Iterator[str]:
-    """A table of the archives, those that cannot be read, the total."""
-    sound = [archive for archive in archives if archive.problem is None]
-    if sound:
-        header = ("path", "size", "present", "length", "complete", "written", "call")
-        yield from out.table(header, (_row(directory, archive) for archive in sound), whole=1)
-    yield from (out.one_line(archive.problem) for archive in archives if archive.problem is not None)
-    broken = len(archives) - len(sound)
-    unread = f", {broken:,} more cannot be read" if broken else ""
-    nbytes = human_bytes(sum(archive.nbytes for archive in sound))
-    yield f"{out.printable(directory)}: {out.plural(len(sound), 'archive')}, {nbytes}{unread}"
-
-
-def _row(directory: str, archive: tools.Listed) -> tuple[str, ...]:
-    counts = f"{archive.present:,}", f"{archive.length:,}", "yes" if archive.complete else "no"
-    written = f"{datetime.datetime.fromtimestamp(archive.written):%Y-%m-%d %H:%M}"
-    call = display.call_text(archive.fingerprint)
-    if archive.origin is not None:
-        written, call = f"{written} (read)", f"copy of {archive.origin}"
-    return os.path.relpath(archive.path, directory), human_bytes(archive.nbytes), *counts, written, call
-
-
-def _listed_object(directory: str, archive: tools.Listed) -> dict[str, Any]:
-    same = ("nbytes", "present", "absent", "length", "complete", "sealed", "fingerprint", "origin")
-    written = datetime.datetime.fromtimestamp(archive.written, datetime.timezone.utc)
-    return {name: getattr(archive, name) for name in same} | {
-        "path": os.path.relpath(archive.path, directory),
-        "written": written.isoformat(timespec="seconds"),
-        "problem": None if archive.problem is None else out.one_line(archive.problem),
-    }
+def _row(folder: str, archive: tools.Listed, nbytes: Any) -> tuple[Any, ...]:
+    """An archive as cells; the last is why it cannot be read, what it is a copy of, or its call."""
+    written = datetime.datetime.fromtimestamp(archive.written).isoformat(" ", "minutes")
+    about = display.call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
+    if archive.problem is not None:
+        about = out.one_line(archive.problem.removeprefix(f"{archive.path}: "))
+    counts = archive.present, archive.length, archive.complete
+    return os.path.relpath(archive.path, folder), nbytes, *counts, written, about
 
 
 @click.command()

@@ -86,6 +86,7 @@ def print_rows(
     form: str | None,
     limit: int | None,
     fixed: int | None = None,
+    whole: int = 0,
 ) -> None:
     """Print rows as a table, of which 20 without a limit, as CSV, or as one JSON list with an object a row.
 
@@ -99,7 +100,7 @@ def print_rows(
             sys.stdout.write(",\n " * (number > 0) + json.dumps(_object(header, row, fixed)))
         sys.stdout.write("]\n")
     else:
-        print_lines(table(header, islice(rows, _FIRST if limit is None else limit)))
+        print_lines(table(header, islice(rows, _FIRST if limit is None else limit), whole=whole))
         if limit is None and total > _FIRST:
             click.echo(f"... of {total:,} rows; --limit shows more, --csv and --json show all", err=True)
 

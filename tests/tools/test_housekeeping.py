@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import re
 import signal
 import sys
 import textwrap
@@ -60,6 +59,12 @@ def run(*arguments: Any, code: int = 0) -> Any:
     assert result.exit_code == code, result.output
     assert "Traceback" not in result.output
     return result
+
+
+def listed(*arguments: Any) -> list[dict[str, Any]]:
+    """What `edcache caches` prints with --json."""
+    rows: list[dict[str, Any]] = json.loads(run("caches", *arguments, "--json").stdout)
+    return rows
 
 
 def error_of(*arguments: Any) -> str:
@@ -135,50 +140,27 @@ def test_caches_lists_archives_below_the_default_folder_the_oldest_first(cache: 
     (called,) = cache.glob("digits.cached-*.zip")
     used(called, read=2, written=1)
     used(partial(cache / "part.bin"), read=0)
+    damaged(archive(cache / "bad.zip", days=9), offset=300)
+    used(cache / "bad.zip", 9)
     (cache / "notes.txt").write_text("no archive")
     (cache / "foreign.zip").write_bytes(b"PK\x05\x06" + bytes(18))
     (cache / "empty.zip").touch()
-
-    header, *rows, total = run("caches").stdout.splitlines()
-    assert header.split() == ["path", "size", "present", "length", "complete", "written", "call"]
-    cells = [[cell.strip() for cell in row.split("  ") if cell.strip()] for row in rows]
-    assert [row[0] for row in cells] == ["deep/er/old.zip", called.name, "part.bin"]
-    assert [row[2:5] for row in cells] == [["2", "2", "yes"], ["4", "4", "yes"], ["2", "3", "no"]]
-    assert cells[0][5:] == [time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW - 3 * DAY))]
-    written = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW - DAY))
-    assert cells[1][5:] == [written, "digits:cached(split='train', n=4)"]
+    bad, *rows = listed()
+    names = ("path", "size", "present", "length", "complete", "written", "about")
+    moments = [time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW - days * DAY)) for days in (3, 1, 0)]
     sizes = [f.stat().st_size for f in (old, called, cache / "part.bin")]
-    assert cells[0][1] == f"{sizes[0] / 1000:.1f} kB"
-    assert total == f"{cache}: 3 archives, {sum(sizes) / 1000:.1f} kB"
-    ends = {row.index(cells[i][1]) + len(cells[i][1]) for i, row in enumerate(rows)}
-    assert len(ends) == 1, "sizes are aligned to the right"
-
-
-def test_caches_as_json(cache: Path, tmp_path: Path) -> None:
-    one = used(archive(tmp_path / "here" / "one.zip"), read=5, written=4)
-    two = used(partial(tmp_path / "here" / "two.zip"), read=1, written=2)
-    damaged(archive(tmp_path / "here" / "three.zip", days=9), offset=300)
-    used(tmp_path / "here" / "three.zip", 9)
-    said = json.loads(run("caches", tmp_path / "here", "--json").stdout)
-    assert said["directory"] == str(tmp_path / "here")
-    assert said["nbytes"] == one.stat().st_size + two.stat().st_size
-    third, first, second = said["archives"]
-    assert first == {
-        "path": "one.zip",
-        "nbytes": one.stat().st_size,
-        "written": time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime(NOW - 4 * DAY)),
-        "present": 2,
-        "absent": 0,
-        "length": 2,
-        "complete": True,
-        "sealed": True,
-        "fingerprint": None,
-        "origin": None,
-        "problem": None,
-    }
-    assert (second["present"], second["length"], second["complete"], second["sealed"]) == (2, 3, False, False)
-    assert third["problem"].startswith(f"{tmp_path}/here/three.zip: the head")
-    assert third["complete"] is False
+    assert [tuple(row) for row in rows] == [names] * 3
+    assert [tuple(row.values()) for row in rows] == [
+        ("deep/er/old.zip", sizes[0], 2, 2, True, moments[0], ""),
+        (called.name, sizes[1], 4, 4, True, moments[1], "digits:cached(split='train', n=4)"),
+        ("part.bin", sizes[2], 2, 3, False, moments[2], ""),
+    ]
+    assert (bad["path"], bad["complete"]) == ("bad.zip", False)
+    assert bad["about"].startswith("the head's ")
+    header, *_, total = run("caches").stdout.splitlines()
+    assert header.split() == list(names)
+    assert total.startswith(f"{cache}: 4 archives, ")
+    assert run("caches", "--csv").stdout.splitlines()[0] == ",".join(names)
 
 
 class Gaps:
@@ -267,18 +249,17 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with replace_system(Refusing()):
-        lines = run("caches").stdout.splitlines()
-    assert lines[1].split()[0] == "sound.zip"
-    problems = sorted(lines[2:-1])
-    assert problems[0].startswith(f"{cache}/chunk.zip: chunk 0 at offset 4,096: its table fails its crc32; ")
-    assert problems[1] == f"{cache}/closed: listing the folder: Permission denied"
-    assert problems[2].startswith(f"{cache}/head.zip: the head's ")
-    assert problems[3].startswith(f"{cache}/index.zip: index.pages at offset ")
-    assert " fails its crc32" in problems[3]
-    assert problems[3].endswith(f'"edcache verify {cache}/index.zip" says what is damaged')
-    assert problems[4] == f"{cache}/secret.zip: opening it: Permission denied"
-    size = (cache / "sound.zip").stat().st_size
-    assert lines[-1] == f"{cache}: 1 archive, {size / 1000:.1f} kB, 5 more cannot be read"
+        said = {row["path"]: row["about"] for row in listed()}
+    assert said.pop("sound.zip") == ""
+    starts = {
+        "chunk.zip": "chunk 0 at offset 4,096: its table fails its crc32; ",
+        "closed": "listing the folder: Permission denied",
+        "head.zip": "the head's ",
+        "index.zip": "index.pages at offset ",
+        "secret.zip": "opening it: Permission denied",
+    }
+    assert said.keys() == starts.keys()
+    assert [name for name, start in starts.items() if not said[name].startswith(start)] == []
 
 
 def _chain(path: Path) -> tuple[Any, int, bytes, format.Cursor]:
@@ -324,10 +305,9 @@ def test_a_long_name_is_whole_and_a_strange_one_is_escaped(cache: Path) -> None:
 
 
 def test_without_archives_or_without_the_folder(cache: Path, tmp_path: Path) -> None:
-    assert run("caches").stdout == f"{cache}: 0 archives, 0 bytes\n"
+    assert listed() == []
     cache.rmdir()
-    assert run("caches").stdout == f"{cache}: 0 archives, 0 bytes\n"
-    assert json.loads(run("caches", "--json").stdout)["archives"] == []
+    assert listed() == []
     assert error_of("caches", cache) == f"{cache}: no such folder; name one that holds archives"
     cache.write_text("")
     assert error_of("caches") == f"{cache}: no folder; name one that holds archives"
@@ -343,28 +323,19 @@ def names(folder: Path) -> list[str]:
 def test_conditions_choose_and_prune_deletes_the_chosen(cache: Path) -> None:
     old, new = archive(cache / "old.zip", days=31), archive(cache / "new.zip", days=29)
     size, reader = old.stat().st_size, CachedDataset.from_cache(old)
-    lines = run("caches", "--older-than", 30).stdout.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == ["path", "old.zip"]
-    assert lines[-1] == f"{cache}: 1 archive, {size / 1000:.1f} kB"
-    document = json.loads(run("caches", "--older-than", 30, "--json").stdout)
-    assert [each["path"] for each in document["archives"]] == ["old.zip"]
+    assert [row["path"] for row in listed("--older-than", 30)] == ["old.zip"]
     assert names(cache) == ["new.zip", "old.zip"]
-
     # Other tests may have left archives in shared memory, which go too.
-    lines = run("caches", "--older-than", 30, "--prune").stdout.splitlines()
-    assert f"{old}: deleted, {size / 1000:.1f} kB" in lines
-    assert re.fullmatch(rf"{cache}: \d+ deleted, .* freed", lines[-1])
+    assert {"deleted": str(old), "size": size} in listed("--older-than", 30, "--prune")
     assert names(cache) == ["new.zip"]
     assert reader[1] == {"text": "x" * 10}, "who has it open goes on reading"
-    document = json.loads(run("caches", cache, "--max-size", "1B", "--prune", "--json").stdout)
-    assert document["deleted"][str(new)] == size
+    assert {"deleted": str(new), "size": size} in listed(cache, "--max-size", "1B", "--prune")
     assert names(cache) == []
 
 
 def test_to_be_listed_or_read_does_not_make_an_archive_young(cache: Path) -> None:
-    path = archive(cache / "a.zip", days=40)
-    used(path, read=0, written=40)
-    assert json.loads(run("caches", "--older-than", 30, "--json").stdout)["archives"]
+    used(archive(cache / "a.zip", days=40), read=0, written=40)
+    assert len(listed("--older-than", 30)) == 1
 
 
 def test_max_size_takes_the_oldest_until_the_others_fit(cache: Path) -> None:
@@ -412,7 +383,7 @@ def test_archives_that_cannot_be_read_are_neither_deleted_nor_counted(cache: Pat
 def test_without_a_condition_only_the_leftovers_of_killed_processes_go(cache: Path) -> None:
     path, left = archive(cache / "a.zip", days=999), cache / "a.zip.edcache.new"
     left.write_bytes(b"left")
-    assert f"{left}: deleted, 4 bytes\n" in run("caches", "--prune").stdout
+    assert {"deleted": str(left), "size": 4} in listed("--prune")
     with CacheWriter(path, mode="w") as writer:
         writer.append(1)
         run("caches", "--prune")
@@ -588,7 +559,7 @@ def test_why_of_a_head_that_a_stranger_wrote(digits: Any, tmp_path: Path) -> Non
     result = run("why", "odd.zip", "digits:make", "--arg", "split=train", code=1)
     assert "\x1b" not in result.stdout
     assert "  argument split: absent in the archive, 'train' now\n" in result.stdout
-    assert run("caches", tmp_path).stdout.splitlines()[1].endswith("()")
+    assert listed(tmp_path)[0]["about"].endswith("()")
     CachedDataset(digits.make("train"), "odder.zip", fingerprint={"type": 3, "arguments": {"a": [[1]]}})
     run("why", "odder.zip", "digits:make", "--arg", "split=train", code=1)
 
