@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -211,7 +211,7 @@ def export(
     view = view if where is None else view.filter(where)
     view = view.select(*fields) if fields else view
     with bar("exporting to", output, progress, unit="") as on_progress:
-        report = interop.export(
+        paths = interop.export(
             view,
             output,
             to,
@@ -221,6 +221,6 @@ def export(
             on_progress=on_progress,
             allow_partial=allow_partial,
         )
-    files = f"{plural(report.files, 'file')}, {human_bytes(report.nbytes)}"
-    line = f"{printable(report.path)}: {plural(report.samples, 'sample')} as {report.to}, {files}"
-    print_report(as_json, dataclasses.asdict(report), [line])
+    document = {"path": os.path.dirname(paths[0]), "to": to, "samples": len(view)}
+    line = printable(f"{document['path']}: {plural(len(view), 'sample')} as {to}")
+    print_report(as_json, document, [line])

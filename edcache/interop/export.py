@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any, Final
@@ -28,20 +27,6 @@ _PROBES: Final = 32
 _INSPECTED: Final = 256
 
 
-@dataclass(frozen=True)
-class ExportReport:
-    """What `export` made.
-
-    path: where. to: the format. samples: how many. files: how many files. nbytes: of all of them.
-    """
-
-    path: str
-    to: str
-    samples: int
-    files: int
-    nbytes: int
-
-
 def export(
     ds: Samples | Path | Iterable[Path],
     out: Path,
@@ -52,7 +37,7 @@ def export(
     labels: bool | Sequence[str] = True,
     on_progress: OnProgress | None = None,
     allow_partial: bool = False,
-) -> ExportReport:
+) -> list[str]:
     """Write samples as files that other tools read; every kind of sample is looked at before it begins.
 
     Images that are stored as files go out as these, unless a transform or `decode=` makes something else of
@@ -74,6 +59,8 @@ def export(
             labels.json; or the names of some.
         on_progress: called with (samples written, samples) now and then.
         allow_partial: take what there is of archives that are not sealed.
+    Returns:
+        The paths in the folder, sorted: its shards, or what each sample has there.
     Raises:
         ArchiveError: an archive is not sealed, so that samples may be missing.
         CodecError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no
@@ -98,7 +85,7 @@ def export(
     samples = _opened(ds, allow_partial)
     writer = _prepared(samples, WRITERS[to], labels, count)
     _write(writer, target, shard_nbytes, count, on_progress)
-    return ExportReport(target, to, len(samples), *_measured(target))
+    return sorted(os.path.join(target, name) for name in os.listdir(target))
 
 
 def _write(
@@ -212,12 +199,3 @@ def _mapped(
             yield from pool.map(partial(_call, work), tasks)
     except BrokenProcessPool as error:
         raise CodecError("export(): a worker process died; memory may have run out: fewer workers") from error
-
-
-def _measured(path: str) -> tuple[int, int]:
-    """The number of files at a path, and of their bytes."""
-    if not os.path.isdir(path):
-        return 1, os.path.getsize(path)
-    files = (os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names)
-    sizes = list(map(os.path.getsize, files))
-    return len(sizes), sum(sizes)

@@ -7,7 +7,7 @@ import enum
 import io
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -209,16 +209,13 @@ def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
     return None
 
 
-def check_fits(columns: Mapping[str, ArrowColumn], shown: Mapping[str, ArrowColumn], place: str) -> None:
+def check_fits(columns: Columns, shown: Columns, place: str) -> None:
     """Raise CodecError for a sample of other columns than those that were inspected."""
-    for name in columns.keys() | shown.keys():
-        known, now = columns.get(name), shown.get(name, ArrowColumn(name, pa.null()))
-        if known is None or _common(known, now) != known:
-            before = "in no sample" if known is None else _described(known)
-            raise CodecError(
-                f'{place}: field "{name}" is {_described(now)}, and was {before} when samples '
-                "were looked at; a transform must give the same every time"
-            )
+    if unified([(columns, "of those that were looked at"), (shown, place)]) != columns:
+        raise CodecError(
+            f"{place}: it has other fields or shapes than samples had when they were looked at; a transform "
+            "must give the same every time"
+        )
 
 
 def _described(column: ArrowColumn) -> str:

@@ -7,7 +7,6 @@ would say when archives were listed.
 from __future__ import annotations
 
 import os
-import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, suppress
@@ -29,29 +28,23 @@ class Listed:
     """An archive as it lies on the disk.
 
     path: as found. nbytes: of the file. written: when it was last written, and a local copy last read,
-    in seconds since 1970. present: samples that have a record. absent: samples that failed and count as
-    absent for good. length: samples of the dataset. fingerprint: the call or object that the samples come
-    from. problem: why the file cannot be read, in one message; counts and fingerprint are then 0 or None.
-    origin: the archive that it is a copy of, if it is one. is_left: whether a killed process left it beside
-    the path that it wrote for; it may be a folder.
+    in seconds since 1970. present: samples that have a record. length: samples of the dataset. complete: it
+    is sealed, and every sample has a record or is absent for good. fingerprint: the call or object that the
+    samples come from. problem: why the file cannot be read, in one message; counts and fingerprint are then
+    0 or None. origin: the archive that it is a copy of, if it is one. is_left: whether a killed process left
+    it beside the path that it wrote for; it may be a folder.
     """
 
     path: str
     nbytes: int
     written: float
     present: int = 0
-    absent: int = 0
     length: int = 0
-    sealed: bool = False
+    complete: bool = False
     fingerprint: dict[str, Any] | None = None
     problem: str | None = None
     origin: str | None = None
     is_left: bool = False
-
-    @property
-    def complete(self) -> bool:
-        """True if it is sealed, and every sample has a record or is absent for good."""
-        return self.problem is None and self.sealed and self.present + self.absent == self.length
 
 
 def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
@@ -136,17 +129,10 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
     origin = None if copy is None else copy.origin
     if session.damaged:
         return Listed(name, nbytes, written, problem=session.damaged[0], origin=origin)
-    return Listed(
-        name,
-        nbytes,
-        written,
-        present=session.present,
-        absent=sum(failure.final for failure in session.index.failures),
-        length=session.length,
-        sealed=session.sealed,
-        fingerprint=session.head.fingerprint,
-        origin=origin,
-    )
+    absent = sum(failure.final for failure in session.index.failures)
+    is_complete = session.sealed and session.present + absent == session.length
+    counts = session.present, session.length, is_complete
+    return Listed(name, nbytes, written, *counts, session.head.fingerprint, origin=origin)
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
@@ -156,14 +142,12 @@ def head_of(path: str | os.PathLike[str]) -> Head:
 
 
 def _on_disk(path: str) -> tuple[int, float]:
-    """Bytes, of a folder those of its files, and the time of the last write."""
+    """Bytes, of a folder without its files, and the time of the last write."""
     try:
         status = os.stat(path)
-        names = os.listdir(path) if stat.S_ISDIR(status.st_mode) else []
     except OSError:  # gone since
         return 0, 0.0
-    within = sum(_on_disk(os.path.join(path, name))[0] for name in names)
-    return within or status.st_size, status.st_mtime
+    return status.st_size, status.st_mtime
 
 
 def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int | None) -> list[Listed]:

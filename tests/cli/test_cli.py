@@ -617,6 +617,17 @@ def test_copy_over_itself_gives_back_what_is_dead(grown):
     assert len(CachedDataset.from_cache(grown).errors) == 1
 
 
+def test_export_writes_chosen_samples_fields_and_labels(archive, partial, tmp_path):
+    line = f"export {archive} -o {tmp_path}/a --to files --where label==1 --field text --label score -j 1"
+    assert report(line) == {"path": str(tmp_path / "a"), "to": "files", "samples": 3}
+    assert sorted(os.listdir(tmp_path / "a" / "0")) == ["labels.json", "text.txt"]
+    error_of(line)
+    assert error_of("export", partial, "-o", tmp_path / "b", "--to", "files").endswith("(--allow-partial)")
+    said = report("export", partial, "-o", tmp_path / "b", "--to", "files", "--allow-partial", "--no-labels")
+    assert said["samples"] == 3
+    assert "labels.json" not in os.listdir(tmp_path / "b" / "0")
+
+
 @pytest.mark.parametrize(
     ("indices", "text"),
     [([17, 40, 41, 42], "17, 40-42"), ([0], "0"), ([0, 1], "0-1"), ([1, 3, 5], "1, 3, 5")],

@@ -43,7 +43,6 @@ from edcache.errors import (
     StorageError,
     UnknownLabelError,
 )
-from edcache.interop.export import ExportReport
 from edcache.interop.export_formats import WRITERS, new_folder
 
 DAY = datetime.date(2024, 2, 29)
@@ -102,9 +101,9 @@ def shards(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_webdataset_reads_every_field_and_images_are_their_own_bytes(ds, out):
-    report = edcache.export(ds, out, "webdataset", shard_size=6000)
-    assert sorted(os.listdir(out)) == [f"shard-{k:06}.tar" for k in range(report.files)]
-    assert report.files > 3
+    paths = edcache.export(ds, out, "webdataset", shard_size=6000)
+    assert paths == [str(out / f"shard-{k:06}.tar") for k in range(len(os.listdir(out)))]
+    assert len(paths) > 3
     read = shards(out)
     assert [one["__key__"] for one in read] == [f"{i:02}" for i in range(30)]
     for i, one in enumerate(read):
@@ -117,14 +116,10 @@ def test_webdataset_reads_every_field_and_images_are_their_own_bytes(ds, out):
         assert (one["target.ok.json"], one["target.sizes.json"]) == (i % 2 == 0, [i, i + 1])
         assert one["target.raw.bin"] == bytes([i])
         assert one["labels.json"] == {"split": ["train", "test"][i % 2]}
-    assert report == ExportReport(
-        str(out), "webdataset", 30, report.files, sum(file.stat().st_size for file in out.iterdir())
-    )
 
 
 def test_a_folder_of_files_has_one_for_each_field(ds, out):
-    report = edcache.export(ds, out, "files")
-    assert sorted(os.listdir(out)) == [f"{i:02}" for i in range(30)]
+    assert edcache.export(ds, out, "files") == [str(out / f"{i:02}") for i in range(30)]
     for i in range(30):
         expected, folder = sample(i), out / f"{i:02}"
         assert (folder / "image.jpg").read_bytes() == expected["image"].data
@@ -134,7 +129,7 @@ def test_a_folder_of_files_has_one_for_each_field(ds, out):
         assert json.loads((folder / "score.json").read_text()) == i / 4
         assert (folder / "text.txt").read_text(encoding="utf-8") == f"sämple {i}"
         assert json.loads((folder / "labels.json").read_text()) == {"split": ["train", "test"][i % 2]}
-    assert (report.files, report.samples) == (30 * 10, 30)
+        assert len(os.listdir(folder)) == 10
 
 
 def test_a_sample_that_is_one_leaf_is_one_file(tmp_path, out):
@@ -588,8 +583,7 @@ def test_a_transform_that_changes_its_mind_is_told_by_the_sample(path, out):
         return x if len(calls) < 35 else x[:1]
 
     ds = CachedDataset.from_cache(path).select("x").with_transform(moody, field="x")
-    text = r'sample 4: field "x" is an array of uint8 \(1, 3\), and was an array of uint8 \(2, 3\) when'
-    with pytest.raises(CodecError, match=text):
+    with pytest.raises(CodecError, match="sample 4: it has other fields or shapes than samples had when"):
         edcache.export(ds, out, "parquet")
     assert not Path(f"{out}.edcache.new").exists()
 
