@@ -28,7 +28,7 @@ from edcache.reader import (
 
 if TYPE_CHECKING:
     from edcache.dataset.build import Building
-    from edcache.writer import LazyFiller, Store
+    from edcache.writer import LazyFiller
 
 Self = TypeVar("Self", bound="ArchiveDataset")
 
@@ -42,7 +42,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     path: str
     _reader: Reader
     _filler: LazyFiller | None = None
-    _store: Store
     _building: Building | None = None
 
     def __len__(self) -> int:

@@ -79,13 +79,13 @@ class CachedDataset(ArchiveDataset[T_co]):
         options = CacheOptions.of(options, keywords, "CachedDataset")
         store = store_at(_path_of(source) if path is None else path, options.storage_options)
         if source is None:
-            self._attach(store, options, store.reader(options))
+            self._attach(options, store.reader(options))
         else:
             self._make(store, source, options, fingerprint)
 
-    def _attach(self, store: Store, options: CacheOptions, reader: Reader) -> None:
+    def _attach(self, options: CacheOptions, reader: Reader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
-        self._begin(store, options, reader)
+        self._begin(options, reader)
         # Now: a wrong path fails here, and an archive that replaces it later is another one.
         try:
             reader.open()
@@ -96,8 +96,8 @@ class CachedDataset(ArchiveDataset[T_co]):
             base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 
-    def _begin(self, store: Store, options: CacheOptions, reader: Reader) -> None:
-        self._store, self._reader, self.path = store, reader, reader.path
+    def _begin(self, options: CacheOptions, reader: Reader) -> None:
+        self._reader, self.path = reader, reader.path
         self._transform, self._batch_transform = options.transform, options.batch_transform
 
     def _make(
@@ -106,7 +106,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         check_fillable(options)
         origin = identity(source, options.num_workers, fingerprint)
         # What is missing is computed, or was told; max_bytes is of what is filled.
-        self._begin(store, options, store.reader(replace(provisional(options), preload=options.preload)))
+        self._begin(options, store.reader(replace(provisional(options), preload=options.preload)))
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
         self._building = Building(store, source, options, origin)

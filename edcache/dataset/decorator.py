@@ -86,7 +86,7 @@ class CachedFactory(Generic[P, T_co]):
             if options.preload:
                 archive.close()
                 archive = store.reader(replace(self._reading, preload=options.preload))
-            dataset._attach(store, options, archive)
+            dataset._attach(options, archive)
             return dataset
         source = self.uncached(*args, **kwargs)
         origin: dict[str, Any] | bool = fingerprint | writer.made_by_call(source)

@@ -69,7 +69,8 @@ class Loader:
         self._read: Callable[[Ints], Batch] = dataset._batch
         if sampler is not None:
             if shuffle:
-                raise OptionError("shuffle=True cannot be combined with sampler=; let the sampler shuffle")
+                text = "shuffle=True cannot be combined with sampler=; let the sampler shuffle"
+                raise OptionError(text, option="shuffle")
             self._sampler = _order_of(dataset, sampler, batch_size)
         elif shuffle:
             seed = int(torch.randint(1 << 62, ())) if seed is None else seed
@@ -79,7 +80,8 @@ class Loader:
         if sampler is None or batch_size is not None:
             check_count("batch_size", batch_size)
         elif drop_last:
-            raise OptionError("drop_last=True needs a batch_size; here the sampler makes the batches")
+            text = "drop_last=True needs a batch_size; here the sampler makes the batches"
+            raise OptionError(text, option="drop_last")
         self._device: torch.device | None = None
         self._is_split = True  # until a large batch turns out not to be what small ones are
         self._ring: _Ring | None = None
@@ -114,22 +116,6 @@ class Loader:
         Args and errors are those of `edcache.samplers.Shuffle.load_state_dict`.
         """
         self._sampler.load_state_dict(state)
-
-    def which(self, step: int) -> Ints:
-        """The positions that a step reads, without a walk there: int64 [batch_size], fewer in a last batch.
-
-        Args:
-            step: from 0, in the epoch; in one that a loaded state continues, from there.
-        Raises:
-            OptionError: there is no such step.
-
-        Cost: that of the sampler's `which`. Of a sampler of another kind all is drawn, once more: one without
-        a seed then tells another order than the iteration has.
-        """
-        positions = self._sampler.which(step, batch_size=self.batch_size or 1)
-        if self._drop_last and len(positions) < (self.batch_size or 0):
-            raise OptionError(f"step={step} of {step:,} steps; give less", option="step")
-        return positions
 
     def __iter__(self) -> Iterator[Any]:
         sampler = self._sampler
@@ -282,13 +268,14 @@ def _order_of(dataset: Any, sampler: Iterable[Any], batch_size: int | None) -> E
         raise OptionError(
             f"batch_size={batch_size} and a {kind} that gives batches; give batch_size=None"
             if sampler._gives_lists
-            else f"batch_size=None and a {kind} that gives positions; give a batch_size"
+            else f"batch_size=None and a {kind} that gives positions; give a batch_size",
+            option="batch_size",
         )
     length = len(dataset)
     # The dataset of the sampler may have grown since, or the order be of its first samples.
     if sampler._ds is not None and sampler._samples != length != len(sampler._ds):
         made_of = f"the sampler was made of a dataset of {len(sampler._ds):,} samples"
-        raise OptionError(f"{made_of}, this one has {length:,}; make it of this one")
+        raise OptionError(f"{made_of}, this one has {length:,}; make it of this one", option="sampler")
     return sampler
 
 

@@ -237,14 +237,8 @@ def test_a_loader_goes_on_with_other_ranks_and_batches(path, lives, kind):
         for loader in job:
             if state is not None:
                 loader.load_state_dict(json.loads(json.dumps(state)))
-            planned = [
-                loader.which(step).tolist()
-                for step in range(min(steps, 2))
-                if step * size * ranks < 103 - used
-            ]
             iterator = iter(loader)
             batches = read(itertools.islice(iterator, steps))
-            assert batches[: len(planned)] == planned
             mine.append(flat(batches))
         together = [drawn for turn in zip(*mine, strict=True) for drawn in turn]
         assert together[: 103 - used] == whole[used : used + len(together)]
