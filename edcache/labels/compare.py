@@ -1,8 +1,8 @@
 """Comparisons of a label column with plain values and with another column.
 
-They are exact whatever the types: 2.5 lies between 2 and 3, 10**30 above all
-integers, 2**53 + 1 between two values of a float64 column. Only a float is first rounded to the precision of
-a float column, so that 0.1 finds 0.1 in a float32 column.
+They are exact whatever the types: 2.5 lies between 2 and 3, 10**30 above all integers, 2**53 + 1 between two
+values of a float64 column. Only a float is first rounded to the precision of a float column, so that 0.1
+finds 0.1 in a float32 column.
 """
 
 from __future__ import annotations
@@ -322,7 +322,8 @@ def _among(numbers: npt.NDArray[Any], wanted: list[Any]) -> Mask:
     if numbers.dtype.kind in "iu" and max(wanted) - min(wanted) < _WIDE:
         return _in_table(numbers, np.array(wanted, numbers.dtype))
     if numbers.dtype.kind == "f":
-        numbers = numbers.astype(np.float64) + 0.0  # is_in compares bits, and -0.0 becomes 0.0
+        with np.errstate(invalid="ignore"):  # a signalling nan
+            numbers = numbers.astype(np.float64) + 0.0  # is_in compares bits, and -0.0 becomes 0.0
     kind = pa.from_numpy_dtype(numbers.dtype)
     values = from_numpy(np.array(wanted, numbers.dtype), kind)
     return stored_values(pc.is_in(from_numpy(numbers, kind), value_set=values))
@@ -343,9 +344,7 @@ def _in_table(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
 
 
 def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
-    """Mask of the values that are in `wanted`; all lie between its first and its last."""
-    if not len(values):
-        return np.empty(0, np.bool_)
+    """Mask of one or more values that are in `wanted`; all lie between its first and its last."""
     is_whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), np.bool_)
     if wanted.step >= 2**63 or values.min().item() < -(2**63) or values.max().item() >= 2**63:
         pairs = zip(values.tolist(), is_whole.tolist(), strict=True)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import warnings
 
 import numpy as np
 import pyarrow as pa
@@ -295,3 +296,16 @@ def test_many_floats_are_found_as_python_finds_them(kind, column, wanted):
     # Not `in` of the list, for which a nan is the object that it is.
     expected = [i for i, v in enumerate(column) if v is not None and any(v == w for w in wanted)]
     assert matching_rows(labels, {"x": wanted}).tolist() == expected
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("f2", 0x7C01), ("f4", 0x7F800001), ("f8", 0x7FF0000000000001)])
+def test_a_signalling_nan_equals_nothing_and_warns_nobody(kind, bits):
+    array = np.array([bits, 0, 1], f"u{kind[1]}").view(kind)
+    labels = Labels(pa.table({"x": pa.array(array)}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for conditions in ({"x": 0.0}, {"x": [0.0] * 20}, {"x": range(0, 9, 2)}):
+            assert matching_rows(labels, conditions).tolist() == [1]
+        assert matching_rows(labels, {}, "x < 1").tolist() == [1, 2]
+        assert matching_rows(labels, {}, "x != 0").tolist() == [0, 2]
+        assert matching_rows(labels, {}, "x != x").tolist() == [0]
