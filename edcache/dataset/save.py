@@ -261,7 +261,7 @@ def _write(
         head = records.joint_head(len(part))
     with writer.replacing(target) as file:
         source = records.sessions[0].file
-        if isinstance(source, File):
+        if isinstance(source, File) and source.is_live:  # no copy in shared memory
             storage.copy_permissions(source.path, file.path)
         with closing(Appender.open(file.path, head, mode="r+")) as out:
             absent = _copy_records(records, part, labels, out, on_progress)

@@ -32,4 +32,3 @@ from .registry import scheme_of as scheme_of
 from .registry import shown as shown
 from .source import ByteSource as ByteSource
 from .source import Prefetch as Prefetch
-from .source import Wrapped as Wrapped

@@ -125,27 +125,3 @@ class ByteSource(ABC):
     @abstractmethod
     def close(self) -> None:
         """Close it; a second call does nothing."""
-
-
-def _of_data(name: str) -> Any:
-    """A method that calls the same method of `data`."""
-
-    def method(self: Wrapped, *arguments: Any) -> Any:
-        return getattr(self.data, name)(*arguments)
-
-    return method
-
-
-class Wrapped(ByteSource):
-    """A source with the bytes of another one, `data`. A subclass overrides the rest."""
-
-    def __init__(self, data: ByteSource) -> None:
-        self.data = data
-        self.path, self.by_request = data.path, data.by_request
-
-    size, identity, tag = _of_data("size"), _of_data("identity"), _of_data("tag")
-    check_unchanged = _of_data("check_unchanged")
-    pread, read_many, map = _of_data("pread"), _of_data("read_many"), _of_data("map")
-    is_remote, are_cached, is_locked = _of_data("is_remote"), _of_data("are_cached"), _of_data("is_locked")
-    will_need = _of_data("will_need")
-    close = _of_data("close")

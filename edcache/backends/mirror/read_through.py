@@ -23,7 +23,7 @@ from edcache.backends.mirror.complete import complete, state_of
 from edcache.backends.mirror.evict import limit_of
 from edcache.backends.mirror.sidecar import Identity, Note, locked_copy, locked_side, notes_of, whole_note
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError, StorageError
-from edcache.storage import ByteSource, File, Location, Wrapped
+from edcache.storage import ByteSource, File, Location
 from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
@@ -34,7 +34,7 @@ _REST: Final = 1 / 16
 _TAIL_BLOCKS: Final = 2
 
 
-class ReadThrough(Wrapped):
+class ReadThrough(ByteSource):
     """An archive of which this machine has a copy, `data`, whole or not; messages name the origin.
 
     A copy that is not whole is read as an object on a server is: `by_request`.
@@ -45,8 +45,7 @@ class ReadThrough(Wrapped):
     def __init__(
         self, pinned: Pinned, data: File, is_whole: bool, opener: Opener, limit: int | None = None
     ) -> None:
-        super().__init__(data)
-        self.data: File = data
+        self.data = data
         self.path = pinned.note.origin
         self.pinned = self.token = pinned
         self.by_request = not is_whole
@@ -56,6 +55,12 @@ class ReadThrough(Wrapped):
     def size(self) -> int:
         """Bytes of the origin when it was pinned."""
         return self.pinned.note.nbytes
+
+    def identity(self) -> tuple[int, int]:
+        return self.data.identity()
+
+    def tag(self) -> tuple[object, ...]:
+        return self.data.tag()
 
     def reopened(self) -> ReadThrough:
         """This copy, completed if nearly all of it is here. Another state of the origin is another copy."""
@@ -86,6 +91,12 @@ class ReadThrough(Wrapped):
         for extent, data in zip(far, self.fetcher.read_far(far), strict=True):
             read[extent] = memoryview(data)
         return [read[extent] for extent in extents]
+
+    def map(self, nbytes: int) -> memoryview:
+        return self.data.map(nbytes)
+
+    def will_need(self, extents: Sequence[tuple[int, int]]) -> None:
+        self.data.will_need(extents)
 
     def check_damaged(self, offset: int, nbytes: int) -> None:
         """See `ByteSource`: compares the bytes with those of the origin; a copy that differs is deleted."""

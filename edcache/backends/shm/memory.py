@@ -16,7 +16,7 @@ from urllib.parse import quote
 from edcache import format, storage
 from edcache.backends import FileStore, copy_bytes
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes
-from edcache.storage import MORE_MEMORY, ByteSource, File, Location, Wrapped
+from edcache.storage import MORE_MEMORY, ByteSource, File, Location
 from edcache.writer import SUFFIX
 
 _PREFIX: Final = "shm://"
@@ -85,16 +85,19 @@ class MemoryStore(FileStore):
         return True
 
 
-class MemoryCopy(Wrapped):
+class MemoryCopy(File):
     """The copy of an archive, open for reading; `token` is its path. Messages name the archive."""
 
-    def __init__(self, where: Location, data: File) -> None:
-        super().__init__(data)
-        self.path, self.token = where.path, data.path
-        self._where = where
+    is_live = False
 
-    def reopened(self) -> ByteSource:
-        return open_copy(self._where)
+    def __init__(self, where: Location, path: str) -> None:
+        super().__init__(path, "r")
+        self.path, self.token, self._where = where.path, path, where
+
+    def reopened(self) -> File:
+        source = open_copy(self._where)
+        assert isinstance(source, File)
+        return source
 
 
 def open_copy(where: Location, token: str | None = None) -> ByteSource:
@@ -108,20 +111,20 @@ def open_copy(where: Location, token: str | None = None) -> ByteSource:
     """
     if token is not None:
         with suppress(ArchiveNotFoundError):
-            return MemoryCopy(where, File.open(token, "r"))
+            return MemoryCopy(where, token)
     source = where.open()
     if storage.is_in_memory(source.path):
         return source
     with closing(source):
         name = "-".join(["preload", *map(str, source.tag())])
-        return MemoryCopy(where, _copied(source, _path_in(folder_for(source.path), name)))
+        return _copied(where, source, _path_in(folder_for(source.path), name))
 
 
-def _copied(source: ByteSource, path: str) -> File:
+def _copied(where: Location, source: ByteSource, path: str) -> MemoryCopy:
     """Open the copy at a path; the first process makes it, others wait for it."""
     while True:
         with suppress(ArchiveNotFoundError):
-            return File.open(path, "r")
+            return MemoryCopy(where, path)
         with closing(File.open(path + SUFFIX, "a")) as copy, copy.locked(_MAKING):
             # Whoever had the lock before has renamed it, unless it was killed.
             if copy.is_named():
@@ -130,7 +133,7 @@ def _copied(source: ByteSource, path: str) -> File:
                 _check_room(source)
                 copy_bytes(source, copy)
                 storage.replace(copy.absolute, path)
-                return File.open(path, "r")
+                return MemoryCopy(where, path)
 
 
 def _check_room(source: ByteSource) -> None:
