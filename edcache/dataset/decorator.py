@@ -79,10 +79,10 @@ class CachedFactory(Generic[P, T_co]):
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         archive = store.found(self._reading)
         dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
-        rebuild = False
-        if archive is not None and not (archive.complete and options.grow):
+        rebuild, is_complete = False, archive is not None and archive.complete
+        if archive is not None and not (is_complete and options.grow):
             rebuild, _ = self._is_stale(archive, fingerprint)
-        if archive is not None and archive.complete and not rebuild and not options.grow:
+        if archive is not None and is_complete and not rebuild and not options.grow:
             if options.preload:
                 archive.close()
                 archive = store.reader(replace(self._reading, preload=options.preload))

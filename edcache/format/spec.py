@@ -361,6 +361,8 @@ class Header:
     table_nbytes: int = 0
     table_crc: int = 0
     durable: int = 0
+    # Bytes of this header: the payload starts behind them, on a multiple of 64.
+    nbytes: int = field(default=0, init=False, repr=False, compare=False)
     # The link behind it, where it was parsed and so is at hand; `replace` does not carry it over.
     _link_after: int | None = field(default=None, init=False, repr=False, compare=False)
 
@@ -374,13 +376,11 @@ class Header:
         """True if it is a revision behind which a zip directory lies: the seal before it stays valid."""
         return self.kind == KIND_REVISION and self.next > self.payload_end
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of this header: the payload starts behind them, on a multiple of 64."""
-        if self.offset % 64 == 0 and self.payload_nbytes < _MAX32 and self.seq < _SHORT_SEQ:
-            return HEADER_NBYTES
-        least = self.offset + max(self._private_end, HEADER_NBYTES)
-        return align(least, 64) - self.offset
+    def __post_init__(self) -> None:
+        nbytes = HEADER_NBYTES
+        if self.offset % 64 or self.payload_nbytes >= _MAX32 or self.seq >= _SHORT_SEQ:
+            nbytes = align(self.offset + max(self._private_end, HEADER_NBYTES), 64) - self.offset
+        object.__setattr__(self, "nbytes", nbytes)
 
     @property
     def payload_offset(self) -> int:
@@ -390,7 +390,7 @@ class Header:
     @property
     def payload_end(self) -> int:
         """One past the last byte of the payload."""
-        return self.payload_offset + self.payload_nbytes
+        return self.offset + self.nbytes + self.payload_nbytes
 
     @property
     def table_offset(self) -> int:

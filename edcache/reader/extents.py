@@ -15,8 +15,6 @@ from edcache.storage import ByteSource
 
 Data = TypeVar("Data", bytes, memoryview)
 
-# A zip directory of some 15,000 entries.
-_DIRECTORY_NBYTES = 1 << 20
 _PROBES = 8
 # Extents with smaller gaps are announced together: the kernel reads ahead that far anyway.
 _GAP = 1 << 16
@@ -104,11 +102,3 @@ class Extents:
         if len(firsts) == 1:  # a pass in file order: the next batch follows it
             nbytes *= 2
         self.file.will_need(list(zip(start[firsts].tolist(), nbytes.tolist(), strict=True)))
-
-
-def announce_headers(file: ByteSource, directory: int, size: int) -> None:
-    """Let the kernel read all headers at once. Walking the chain would wait for one after the other."""
-    listed = file.pread(directory, min(size - directory, _DIRECTORY_NBYTES))
-    offsets = [offset for offset in format.directory_offsets(listed) if offset < size]
-    if not file.are_cached(offsets[:: 1 + len(offsets) // _PROBES]):
-        file.will_need([(offset, format.HEADER_NBYTES) for offset in offsets])

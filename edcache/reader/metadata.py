@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from edcache import base, format
 from edcache.base import once
 from edcache.format import Contents, Head, Header, parse_root, read_table
-from edcache.reader.extents import Extents, announce_headers
+from edcache.reader.extents import Extents
 from edcache.reader.index import RecordIndex
 from edcache.reader.sealed import SealedLabels
 from edcache.storage import ByteSource
@@ -84,7 +84,6 @@ class Metadata:
         """The head, with fingerprint and length of the source that was the last to lengthen the archive."""
         # Without an amendment of its length there is none.
         if self.seal is not None and self.head.length not in (None, self.length):
-            announce_headers(self.file, self.seal.directory_offset, self.size)
             chain = self.chain.copy()
             chain.extend(self.extents.pread, self.size)
             return chain.origin
@@ -167,7 +166,7 @@ class Metadata:
     def has_all(self) -> bool:
         """True if no sample is missing, as far as known. A sealed archive knows all its samples."""
         absent = sum(failure.final for failure in self.index.failures)
-        return self.present + absent == self.length
+        return self.index.rows + absent == self.length
 
     # --- labels ---
 

@@ -374,7 +374,8 @@ class Reader:
     @property
     def complete(self) -> bool:
         """True if it is sealed, and every index has a record or failed permanently."""
-        return self.sealed and self.has_all
+        session = self.session
+        return session.sealed and session.has_all
 
     @property
     def has_all(self) -> bool:
