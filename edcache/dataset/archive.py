@@ -57,8 +57,9 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _one(self, index: int, fields: Projection | None) -> Any:
         position = index if index >= 0 else index + len(self)
         if fields is not None:
-            if self._reader.has(position):
-                return fields.read(self._reader, position)
+            session = self._reader.session
+            if session.has(position):
+                return fields.read(session, position)
             return fields.of_sample(self._one(position, None))
         try:
             return self._reader.session.read(position, True)
@@ -79,25 +80,26 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
         reader = self._reader
         if fields is None and reader.has_all:
-            return reader.read_many(indices)
+            return reader.session.read_many(indices, True)
         ahead: AbstractContextManager[None] = nullcontext()
         if reader.by_request or reader.local is not None:  # what they take is read by one fetch
             if fields is None:
-                ahead = reader.reading_ahead(indices)
+                ahead = reader.session.reading_ahead(indices)
             else:
-                ahead = fields.reading_ahead(reader, indices)
+                ahead = fields.reading_ahead(reader.session, indices)
         with ahead:
             return [self._one(index, fields) for index in indices.tolist()]
 
     def _collated(
         self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
     ) -> Any:
+        session = self._reader.session
         if fields is not None:
-            return NotImplemented if special is not None else fields.collated(self._reader, indices, memory)
-        return collated(self._reader, indices, special, memory)
+            return NotImplemented if special is not None else fields.collated(session, indices, memory)
+        return collated(session, indices, special, memory)
 
     def _likeness(self, indices: Ints, fields: Projection | None) -> object:
-        decoder = self._reader.common_decoder(indices)
+        decoder = self._reader.session.common_decoder(indices)
         if decoder is None or decoder.structure is None:
             return None
         likeness = decoder.text if fields is None else fields.likeness(decoder)
@@ -105,8 +107,8 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))
-        index = self._reader.session.index
-        rows = index.rows_of(indices)
+        session = self._reader.session
+        rows = session.index.rows_of(indices)
         absent = indices[rows < 0]
         if len(absent) and self._filler is not None:
             return super()._structures(indices)
@@ -117,9 +119,9 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 path=self.path,
                 index=int(absent[0]),
             )
-        _, first, numbers = np.unique(index.schemas_of(rows), return_index=True, return_inverse=True)
-        decoders = [self._reader.decoder(int(indices[k])) for k in first.tolist()]
-        return numbers.reshape(-1), [None if d is None else d.structure for d in decoders]
+        schemas = session.index.schemas_of(rows)
+        _, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
+        return numbers.reshape(-1), [session.decoder_at(int(rows[k])).structure for k in first.tolist()]
 
     def _with_readers(self: Self, change: Callable[[Reader], Reader]) -> Self:
         other = copy.copy(self)
@@ -138,13 +140,13 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             filler.flush()
         if filler.is_published(position) and self._reader.refresh():
             self._labels = None
-            if self._reader.has(position):
+            if self._reader.session.has(position):
                 return self._reader.read(position)
         sample = filler.get(position)
         try:
             return read_through(sample, self._reader.decoding)
         except ImageError as error:
-            raise self._reader.placed(error, position) from error
+            raise self._reader.session.placed(error, position) from error
 
     @property
     def _readers(self) -> list[Reader]:

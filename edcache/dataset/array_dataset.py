@@ -114,8 +114,8 @@ class ArrayDataset:
             if batch is not NotImplemented:
                 return batch
         if self._fields is None:
-            return _stacked(self._reader.read_many(rows))
-        with self._fields.reading_ahead(self._reader, rows):
+            return _stacked(self._reader.session.read_many(rows, True))
+        with self._fields.reading_ahead(self._reader.session, rows):
             return _stacked([self._one(index) for index in rows.tolist()])
 
     @property
@@ -147,18 +147,19 @@ class ArrayDataset:
 
     def _one(self, index: int) -> Any:
         if self._fields is not None:
-            return self._fields.read(self._reader, index)
-        return self._reader.read(index, not self._zero_copy)
+            return self._fields.read(self._reader.session, index)
+        return self._reader.session.read(index, not self._zero_copy)
 
     def _gathered(self, rows: Ints) -> Any:
         """The batch, by one gather a field; NotImplemented where the samples have to be decoded."""
-        fields, decoder = self._fields, self._reader.common_decoder(rows)
+        fields, session = self._fields, self._reader.session
+        decoder = session.common_decoder(rows)
         root = None if decoder is None else decoder.structure
         if decoder is None or root is None:
             return NotImplemented
         paths = [()] if fields is None else fields.paths
         nodes = [node for node in map(root.at, paths) if node]
-        group = self._reader.group(rows, None if fields is None else decoder.extent(nodes))
+        group = session.group(rows, None if fields is None else decoder.extent(nodes))
         if group is None or len(nodes) < len(paths):
             return NotImplemented
         columns = [_column(group, node) for node in nodes]

@@ -27,7 +27,7 @@ from edcache.base import CodecError, CorruptRecordError, Ints, OptionError
 from edcache.codec import memory_dtype
 from edcache.reader.collation import Memory, NotInBulk, Special, collation
 from edcache.reader.group import Group
-from edcache.reader.reader import Reader
+from edcache.reader.session import Session
 
 # The C library reuses smaller allocations itself.
 _LARGE = 4 << 20
@@ -167,9 +167,9 @@ def _is_changed() -> bool:
 # --- in bulk ----------------------------------------------------------------------------------------
 
 
-def collated(reader: Reader, indices: Ints, special: Special | None, memory: Memory) -> Any:
+def collated(session: Session, indices: Ints, special: Special | None, memory: Memory) -> Any:
     """The batch of samples at indices in [-n, n); NotImplemented if default_collate needs the samples."""
-    group = reader.group(indices)
+    group = session.group(indices)
     return NotImplemented if group is None else collated_group(group, special, memory)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, shown
 from edcache.codec import Decoder
-from edcache.reader.reader import Reader
+from edcache.reader.session import Session
 
 if TYPE_CHECKING:
     from edcache.reader.collation import Collate, Memory
@@ -71,32 +71,32 @@ class Projection:
         """The tuple or dict of the values of the fields, which are in the order of `paths`."""
         return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def read(self, reader: Reader, index: int) -> Any:
+    def read(self, session: Session, index: int) -> Any:
         """The fields of one sample of an archive.
 
         Raises:
             OptionError: the sample has no such field. Others as `Reader.read`.
         """
-        plan = self._planned(reader.decoder(index))
+        plan = self._planned(session.decoder_of(index))
         if plan is None:
-            return self.of_sample(reader.read(index), reader.label_names)
-        record = reader.record(index, plan.wanted)
+            return self.of_sample(session.read(index, True), dict(session.label_columns))
+        record, _ = session.fetch(index, plan.wanted)
         try:
             return self.assembled([decode(record) for decode in plan.decodes])
         except (CodecError, CorruptRecordError) as error:
-            raise reader.placed(error, index) from error
+            raise session.placed(error, index) from error
 
-    def reading_ahead(self, reader: Reader, indices: Ints) -> AbstractContextManager[None]:
-        """Fetch together what `read` needs of some samples; see `Reader.reading_ahead`."""
-        plan = self._planned(reader.common_decoder(indices))
-        return reader.reading_ahead(indices, None if plan is None else plan.wanted)
+    def reading_ahead(self, session: Session, indices: Ints) -> AbstractContextManager[None]:
+        """Fetch together what `read` needs of some samples; see `Session.reading_ahead`."""
+        plan = self._planned(session.common_decoder(indices))
+        return session.reading_ahead(indices, None if plan is None else plan.wanted)
 
-    def collated(self, reader: Reader, indices: Ints, memory: Memory) -> Any:
+    def collated(self, session: Session, indices: Ints, memory: Memory) -> Any:
         """The collated fields of many samples; NotImplemented if default_collate needs the samples."""
-        decoder = reader.common_decoder(indices)
+        decoder = session.common_decoder(indices)
         plan = self._planned(decoder)
         collates = None if plan is None or decoder is None else _collates(self, decoder)
-        group = None if plan is None or collates is None else reader.group(indices, plan.wanted)
+        group = None if plan is None or collates is None else session.group(indices, plan.wanted)
         if collates is None or group is None:
             return NotImplemented
         values = [collate(group, memory) for collate in collates]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edcache import base, format, storage
-from edcache.base import EdcacheError, Ints, ReadOptions
+from edcache.base import Ints, ReadOptions
 from edcache.codec import STORED, Decoding
 from edcache.format import Blocks, Failure, Head, Records, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
@@ -20,9 +20,6 @@ from edcache.storage import ByteSource, Location, absolute, located
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from edcache.codec import Decoder
-    from edcache.reader.group import Group
 
 
 _CHUNK_START = Blocks._fields.index("records_offset")
@@ -427,10 +424,6 @@ class Reader:
 
     # --- samples ---
 
-    def has(self, index: int) -> bool:
-        """True if an index in [0, len(self)) has a record, as far as known."""
-        return self.session.has(index)
-
     def read(self, index: int, copy: bool = True) -> Any:
         """Decode one sample.
 
@@ -447,65 +440,6 @@ class Reader:
             ImageError: "train.zip: sample 17: JPEG does not decode: ...".
         """
         return self.session.read(index, copy)
-
-    def read_many(self, indices: Ints, copy: bool = True) -> list[Any]:
-        """Decode the samples at indices (int64 [n], in [-len(self), len(self))) as `read` does."""
-        return self.session.read_many(indices, copy)
-
-    def reading_ahead(
-        self, indices: Ints, wanted: tuple[int, int] | None = None
-    ) -> AbstractContextManager[None]:
-        """Fetch records together that this thread then reads one by one; nothing for a mapped file.
-
-        Args:
-            indices: int64 [n]. Indices that are out of range or have no record are skipped.
-            wanted: as in `fetch`.
-        Raises: CorruptRecordError, StaleArchiveError, StorageError.
-        """
-        return self.session.reading_ahead(indices, wanted)
-
-    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
-        """The record of a sample, decompressed, and its decoder.
-
-        Args:
-            wanted: (start, end) of the bytes of it that will be read; only their blocks are checked.
-        Returns:
-            Read-only bytes, a view of a mapped file; and the decoder.
-        Raises: as `read`.
-        """
-        return self.session.fetch(index, wanted)
-
-    def record(self, index: int, wanted: tuple[int, int] | None = None) -> memoryview:
-        """The record of a sample, decompressed; as `fetch`."""
-        return self.fetch(index, wanted)[0]
-
-    def decoder(self, index: int) -> Decoder | None:
-        """The decoder of a sample; None if it has no record."""
-        session = self.session
-        row = session.index.find(index) if session.has(index) else None
-        return None if row is None else session.decoder_at(row)
-
-    def common_decoder(self, indices: Ints) -> Decoder | None:
-        """The decoder of samples that share one schema; None as in `group`. It reads no record."""
-        alike = self.session.alike(indices)
-        return None if alike is None else alike.decoder
-
-    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
-        """Records of one schema, for reading field by field. They are checked as `read` does.
-
-        Args:
-            indices: int64 [n], n > 0, each in [-len(self), len(self)).
-            wanted: (start, end) of the bytes of each record that will be read; None for the whole record.
-        Returns:
-            None if samples are missing or differ in structure, or if records are pickles or carry their own
-            schema. `read` them one by one then.
-        Raises: CorruptRecordError, SampleIndexError, as `read`.
-        """
-        return self.session.group(indices, wanted)
-
-    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """The same error, with the place of the sample in front of its text."""
-        return self.session.placed(error, index)
 
 
 def _warn_of(session: Session) -> None:

@@ -32,7 +32,7 @@ class Alike(NamedTuple):
 
 
 class Session(Metadata):
-    """One state of an open archive in one process: its metadata and its samples. `Reader` documents methods.
+    """One state of an open archive in one process: its metadata and its samples.
 
     Args:
         allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose. The
@@ -84,6 +84,7 @@ class Session(Metadata):
         return index + len(self.index.memory) + self.label_nbytes
 
     def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
+        """The same error, with the place of the sample in front of its text."""
         is_record = isinstance(error, base.CorruptRecordError)
         where = self.checks.place(self.row(index)) if is_record else f"{self.path}: sample {index}"
         return error.within(where, self.path, index)
@@ -96,6 +97,7 @@ class Session(Metadata):
         return start, start + self.index.sizes(rows)
 
     def has(self, index: int) -> bool:
+        """True if an index in [0, length) has a record, as far as known."""
         return self.index.find(index) is not None
 
     def row(self, index: int) -> int:
@@ -129,6 +131,7 @@ class Session(Metadata):
     # --- samples ---
 
     def read(self, index: int, copy: bool) -> Any:
+        """Decode one sample; see `Reader.read`."""
         record, decoder = self.fetch(index)
         try:
             return decoder.decode(record, copy=copy)
@@ -136,6 +139,7 @@ class Session(Metadata):
             raise self.placed(error, index) from error
 
     def read_many(self, indices: Ints, copy: bool) -> list[Any]:
+        """Decode the samples at indices (int64 [n], in [-length, length)) as `read` does."""
         group = self.group(indices) if len(indices) else None
         if group is not None:
             # If a record is damaged, reading one by one below names the sample.
@@ -143,6 +147,16 @@ class Session(Metadata):
                 return group.decoded(copy)
         with self.reading_ahead(indices):
             return [self.read(index % self.length, copy) for index in indices.tolist()]
+
+    def decoder_of(self, index: int) -> Decoder | None:
+        """The decoder of a sample; None if it has no record."""
+        row = self.index.find(index)
+        return None if row is None else self.decoder_at(row)
+
+    def common_decoder(self, indices: Ints) -> Decoder | None:
+        """The decoder of samples that share one schema; None as in `group`. It reads no record."""
+        alike = self.alike(indices)
+        return None if alike is None else alike.decoder
 
     def decoder(self, number: int) -> Decoder:
         """The decoder of a schema. Raises: CorruptRecordError without a place; `placed` adds it."""
@@ -171,6 +185,14 @@ class Session(Metadata):
     # --- one record ---
 
     def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
+        """The record of a sample, decompressed, and its decoder.
+
+        Args:
+            wanted: (start, end) of the bytes of it that will be read; only their blocks are checked.
+        Returns:
+            Read-only bytes, a view of a mapped file; and the decoder.
+        Raises: as `Reader.read`.
+        """
         places = self.index
         row = index if places.is_dense and 0 <= index < self.length else self.row(index)
         data = self._stored(row, None if places.is_compressed else wanted)
@@ -222,6 +244,13 @@ class Session(Metadata):
     def reading_ahead(
         self, indices: Ints, wanted: tuple[int, int] | None = None
     ) -> AbstractContextManager[None]:
+        """Fetch records together that this thread then reads one by one; nothing for a mapped file.
+
+        Args:
+            indices: int64 [n]. Indices that are out of range or have no record are skipped.
+            wanted: as in `fetch`.
+        Raises: CorruptRecordError, StaleArchiveError, StorageError.
+        """
         if self._requested is None:
             return nullcontext()
         inside = indices[(indices >= -self.length) & (indices < self.length)] % self.length
@@ -229,6 +258,16 @@ class Session(Metadata):
         return self._requested.reading_ahead(rows, None if self.index.is_compressed else wanted)
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
+        """Records of one schema, for reading field by field. They are checked as `Reader.read` does.
+
+        Args:
+            indices: int64 [n], n > 0, each in [-length, length).
+            wanted: (start, end) of the bytes of each record that will be read; None for the whole record.
+        Returns:
+            None if samples are missing or differ in structure, or if records are pickles or carry their own
+            schema. `read` them one by one then.
+        Raises: CorruptRecordError, SampleIndexError, as `Reader.read`.
+        """
         # Nearly every batch comes here. Keep it short: a batch of small samples takes 50 us in all.
         checks = self._checks
         records = self._records if self._is_bulk and checks is not None and checks.is_done else None

@@ -232,7 +232,7 @@ def test_a_damaged_block_is_never_read(tmp_path, verify):
     reader = Reader(path)
     start, nbytes = int(reader.records.offset[2]), int(reader.records.nbytes[2])
     data = bytearray(path.read_bytes())
-    low, _ = reader.decoder(2).extent([reader.decoder(2).structure.at("small")])
+    low, _ = reader.session.decoder_of(2).extent([reader.session.decoder_of(2).structure.at("small")])
     data[start + low] ^= 1
     assert nbytes > BLOCK_NBYTES
     with serving(bytes(data)) as served:
@@ -287,7 +287,7 @@ def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
     )
     assert len(here) == len(there)
     for read in (
-        lambda ds: [outcome(lambda k=k: bytes(ds._reader.record(k)))[0] for k in range(len(ds))],
+        lambda ds: [outcome(lambda k=k: bytes(ds._reader.session.fetch(k)[0]))[0] for k in range(len(ds))],
         lambda ds: available(ds).batch(range(len(available(ds)))),
         lambda ds: ds.labels.table.to_pydict(),
         lambda ds: edcache.verify(ds.path).problems,

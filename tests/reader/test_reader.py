@@ -65,21 +65,21 @@ def test_a_sample_that_is_not_there_says_why(path):
         reader.read(7)
     with pytest.raises(MissingSampleError, match="ValueError: no image\nTraceback of then$"):
         reader.read(5)
-    assert reader.decoder(5) is None
+    assert reader.session.decoder_of(5) is None
 
 
 def test_a_group_is_of_samples_that_are_there(tmp_path, path):
     reader = Reader(path)
-    assert reader.group(np.array([0, 3])) is None
-    assert reader.group(np.array([0, 9])) is not None
+    assert reader.session.group(np.array([0, 3])) is None
+    assert reader.session.group(np.array([0, 9])) is not None
     with CacheWriter(tmp_path / "dense.zip") as w:
         w.extend(map(sample, range(5)))
     for archive in (reader, Reader(tmp_path / "dense.zip")):
         for indices in ([0, 10], [-11, 0]):
             with pytest.raises(SampleIndexError, match=f"{indices[1] or indices[0]}"):
-                archive.group(np.array(indices))
+                archive.session.group(np.array(indices))
     with pytest.raises(IndexError, match="arrays used as indices must be of integer"):
-        Reader(tmp_path / "dense.zip").group(np.array([0.5, 1.0]))
+        Reader(tmp_path / "dense.zip").session.group(np.array([0.5, 1.0]))
 
 
 def test_a_closed_reader_says_so(path):
