@@ -640,6 +640,14 @@ def test_urls_that_differ_in_their_query_are_two_archives(tmp_path, way):
             assert CachedDataset.from_cache(served.url + "?id=b", **options)[5]["of"] == "bbbb"
 
 
+def test_headers_of_the_configuration_of_fsspec_are_sent(served, monkeypatch):
+    monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"X-Key": "one"}, "block_size": 5})
+    CachedDataset.from_cache(served.url)
+    assert served.requests[-1][3]["X-Key"] == "one"
+    CachedDataset.from_cache(served.url, storage_options={"headers": {"X-Key": "two"}})
+    assert served.requests[-1][3]["X-Key"] == "two"
+
+
 def test_a_url_of_any_letters_is_quoted_once(served):
     folder = served.url.rpartition("/")[0]
     for name, asked in [("my é.zip", "my%20%C3%A9.zip"), ("a%20b.zip?s=%2F+x", "a%20b.zip?s=%2F+x")]:

@@ -220,8 +220,9 @@ def _engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
 
         from edcache.backends.remote.http import plain_engine
 
-        # With what its configuration and environment (FSSPEC_HTTP and the like) say of the scheme.
-        return plain_engine(url, {**fsspec.config.conf.get(url.scheme, {}), **options})
+        # Those of its configuration and environment (FSSPEC_HTTP and the like), if none are given.
+        configured = fsspec.config.conf.get(url.scheme, {}).get("headers")
+        return plain_engine(url, {"headers": configured, **options})
     filesystem, path = filesystem_of(url, options)
     if url.scheme == "hf" and "::" not in url.url:
         from edcache.backends.remote.hub import HubEngine
