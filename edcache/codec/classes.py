@@ -194,7 +194,7 @@ def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any,
 
 @lru_cache(maxsize=256)
 def is_found(cls: Any, changes: int) -> bool:
-    """Tell whether a namedtuple's class is found by its name, after so many `changes`."""
+    """Tell whether a namedtuple's class is found by its name; `changes` as it is now, a key of the cache."""
     try:
         return find_namedtuple(class_name(cls), cls._fields) is cls
     except CodecError:

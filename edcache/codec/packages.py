@@ -160,7 +160,7 @@ _MAX_EMPTY_SIDE: Final = 1 << 16
 
 
 def _image(cls: Any) -> _Functions:
-    """An image of Pillow: its current frame. The format of its file is not kept, nor the class of that."""
+    """An image of Pillow: its current frame, without the format of its file and the class of its plugin."""
     from PIL import Image
 
     def encode(image: Any) -> Any:
