@@ -523,7 +523,7 @@ def test_from_cache_refuses_what_it_does_not_take(path):
         CachedDataset.from_cache(path, transforms=doubled)
     assert str(caught.value) == (
         "from_cache() takes no transforms; did you mean transform? It takes allow_partial, allow_pickle, "
-        "batch_transform, decode, expected_digest, io, local, max_bytes, preload, storage_options, "
+        "batch_transform, decode, expected_digest, local, max_bytes, preload, storage_options, "
         "transform, verify"
     )
 
