@@ -1,8 +1,8 @@
 """Every exception that edcache raises on purpose: one tree, each also a builtin where one fits.
 
 Each class is constructed from one message, so that an exception survives the trip out of a
-DataLoader worker (torch rebuilds it as `type(message)`). PartialArchiveWarning is a warning.
-`help(edcache.errors)` draws the tree.
+DataLoader worker (torch rebuilds it as `type(message)`, without its attributes). PartialArchiveWarning is a
+warning. `help(edcache.errors)` draws the tree.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EdcacheError(Exception):
         self.path, self.index, self.option = path, index, option
 
     def within(self, place: str, path: str | None = None, index: int | None = None) -> EdcacheError:
-        """The same error behind a place, "train.zip: sample 7", with the attributes that it lacks."""
+        """Put a place in front of the text, "train.zip: sample 7", and add the attributes that it lacks."""
         path = path if self.path is None else self.path
         index = index if self.index is None else self.index
         error = type(self)(f"{place}: {self}", path=path, index=index, option=self.option)
