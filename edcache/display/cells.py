@@ -7,17 +7,15 @@ from itertools import islice
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.base import CodecError, EdcacheError, MissingSampleError, SampleIndexError
-from edcache.display.media import MOST_LEAVES, Media, gray, main_media, media_of, png, thumbnail
+from edcache.display.media import MOST_LEAVES, Media, gray, lines_of, main_media, media_of, png, thumbnail
 from edcache.display.tree import leaf, leaves_of, sample_tree
 
 _THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
 _SMALL: Final = 128
 _EXCERPT: Final = 300
-_MOST_LINES: Final = 8
 _MOST_POINTS: Final = 1_000
 
 
@@ -36,7 +34,7 @@ def cell(sample: Any) -> dict[str, Any]:
     if media.kind == "text":
         return {"text": media.data[:_EXCERPT]}
     if media.kind == "signal":
-        return {"lines": _lines(media.data, 120)}
+        return {"lines": lines_of(media.data, 120)}
     picture = thumbnail(media, _THUMBNAIL)
     if picture is None:
         return {"text": f"{media.kind}, {len(media.data):,} bytes"}
@@ -69,7 +67,7 @@ def _described(media: Media) -> dict[str, Any]:
     if media.kind in ("text", "note"):
         return {"kind": media.kind, "text": media.data}
     if media.kind == "signal":
-        return {"kind": "signal", "lines": _lines(media.data, _MOST_POINTS)}
+        return {"kind": "signal", "lines": lines_of(media.data, _MOST_POINTS)}
     if media.kind == "volume":
         return {"kind": "volume", "sizes": list(media.data.shape), "small": _is_small(media)}
     return {"kind": media.kind, "small": media.kind == "image" and _is_small(media)}
@@ -100,15 +98,3 @@ def picture(media: Media, axis: int, at: int) -> bytes:
     if axis >= 3 or at >= media.data.shape[axis]:
         raise SampleIndexError(f"no slice {at:,} along axis {axis}; the shape is {media.data.shape}")
     return png(gray(np.take(media.data, at, axis)))
-
-
-def _lines(data: npt.NDArray[Any], most: int) -> list[list[float | None]]:
-    """The lines of a signal with so many points at most: of each piece the least and the greatest."""
-    lines = []
-    for line in data[:_MOST_LINES]:
-        step = -(-2 * len(line) // most)
-        if len(line) > most:
-            pieces = line[: len(line) // step * step].reshape(-1, step)
-            line = np.stack([pieces.min(axis=1), pieces.max(axis=1)], axis=1).reshape(-1)
-        lines.append([float(value) if np.isfinite(value) else None for value in line])
-    return lines

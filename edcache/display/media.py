@@ -24,6 +24,7 @@ _LEAST_SIDE: Final = 8  # smaller arrays are numbers
 # One is looked for among so many: aliases may make a sample without an end.
 MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 16
+_SHOWN_LINES: Final = 8
 _LONG_TEXT: Final = 30
 _LONGEST_TEXT: Final = 100_000
 _SIGNATURES: Final = (
@@ -161,6 +162,21 @@ def thumbnail(media: Media, size: int = 96) -> bytes | None:
     if media.kind == "volume":
         return png(_reduced(gray(_strided(media.data[len(media.data) // 2])), size))
     return None
+
+
+def lines_of(data: Array, most: int) -> list[list[float | None]]:
+    """The first lines of a signal, with at most so many points: of each piece the least and the greatest.
+
+    None: not finite.
+    """
+    lines = []
+    for line in data[:_SHOWN_LINES]:
+        step = -(-2 * len(line) // most)
+        if len(line) > most:
+            pieces = line[: len(line) // step * step].reshape(-1, step)
+            line = np.stack([pieces.min(axis=1), pieces.max(axis=1)], axis=1).reshape(-1)
+        lines.append([float(value) if np.isfinite(value) else None for value in line])
+    return lines
 
 
 def main_media(sample: Any) -> Media | None:

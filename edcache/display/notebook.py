@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from edcache import base, reader
 from edcache.base import Markup, element, fragment, human_bytes, pairs, table
-from edcache.display.media import Media, main_media, thumbnail
+from edcache.display.media import Media, lines_of, main_media, thumbnail
 from edcache.display.summary import field_rows, fields_of
 from edcache.labels import Labels, bars
 
@@ -101,16 +101,16 @@ def _picture(sample: Any) -> Markup:
 
 
 def _lines(data: Any) -> Markup:
-    """A signal as a polyline, at most 96 points each."""
-    step = -(-data.shape[1] // 96)
-    numbers = data[:4, ::step].astype(float)
-    low, high = float(numbers.min()), float(numbers.max())
-    if not high - low < float("inf"):
-        return element("pre", f"{data.shape[0]} x {data.shape[1]:,} numbers")
+    """A signal as polylines, of at most 96 points each."""
+    lines = lines_of(data, 96)
+    finite = [value for line in lines for value in line if value is not None]
+    low = min(finite, default=0.0)
+    span = max(finite, default=0.0) / 2 - low / 2 or 1.0  # halved, so that it is no infinity
     shapes = []
-    for line in numbers:
-        heights = 92 - 88 * (line - low) / ((high - low) or 1)
-        points = " ".join(f"{96 * k / max(len(line) - 1, 1):.1f},{y:.1f}" for k, y in enumerate(heights))
+    for line in lines:
+        last = max(len(line) - 1, 1)
+        heights = ((k, 92 - 88 * (v / 2 - low / 2) / span) for k, v in enumerate(line) if v is not None)
+        points = " ".join(f"{96 * k / last:.1f},{height:.1f}" for k, height in heights)
         shapes.append(element("polyline", points=points, fill="none", stroke="#4c8bd6"))
     return element("svg", *shapes, viewBox="0 0 96 96", width="96", height="96")
 
