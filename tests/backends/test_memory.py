@@ -287,6 +287,27 @@ def test_the_memory_of_killed_processes_is_freed_at_the_next_use(name, use):
     check(held)
 
 
+def test_threads_that_fork_at_once_keep_no_descriptor(name):
+    cache = CachedDataset([1, 2, 3], name)
+
+    def fork():
+        for _ in range(20):
+            pid = os.fork()
+            if not pid:
+                os._exit(0)
+            os.waitpid(pid, 0)
+
+    before = Counter(open_files("edcache-"))
+    threads = [threading.Thread(target=fork) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert Counter(open_files("edcache-")) == before
+    cache.close()
+    until(lambda: files_of(name) == [])
+
+
 def test_a_process_that_ends_without_closing_frees_it(name):
     code = f"""
         import edcache
