@@ -8,7 +8,6 @@ import threading
 
 import numpy as np
 import pytest
-import reference
 import torch
 from descriptors import needs_proc, open_files
 from hypothesis import HealthCheck, given, settings
@@ -439,13 +438,6 @@ def test_one_cold_record_is_announced_where_it_is_mapped(large, way):
         # A pass of one record: what follows will be asked for next.
         end = int(offset[7] + 2 * nbytes[7])
         assert kernel.announced == ([(int(offset[7]), end)] if way == "mmap" else [])
-
-
-def test_the_headers_of_a_cold_archive_are_announced_before_they_are_read(path):
-    headers = [e.fields["offset"] for e in reference.entries(path)]
-    with replace_system(Kernel(is_cached=False)) as kernel:
-        assert len(CachedDataset.from_cache(path)) == 60
-    assert kernel.announced == [(offset, offset + 192) for offset in headers]
 
 
 def test_a_pass_in_file_order_is_announced_ahead(large):
