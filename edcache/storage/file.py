@@ -282,6 +282,10 @@ class File(_Handle, ByteSource):
             raise storage_error(self.path, "looking for its name", error) from error
         return _identity(named) == self.identity()
 
+    def modified(self) -> float:
+        """When the file was last written, in seconds since 1970."""
+        return self._stat().st_mtime
+
     def pread(self, offset: int, nbytes: int) -> bytes:
         """Read `nbytes` at `offset`; fewer only at the end of the file."""
         if offset > _MAX_OFFSET:
@@ -465,4 +469,4 @@ def _filesystem(device: int) -> str:
 def written_since_boot(file: File) -> bool:
     """True if the last write happened under the running kernel, so that no power cut came after it."""
     boot_time = calls.boot_time()
-    return boot_time is not None and file.stamp()[1] / 1e9 > boot_time + 1
+    return boot_time is not None and file.modified() > boot_time + 1

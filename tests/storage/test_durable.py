@@ -323,8 +323,7 @@ def test_a_file_is_of_this_boot_only_if_it_was_written_after_it(path):
     file, system = File.open(path, "x"), Booted()
     with replace_system(system):
         assert not storage.written_since_boot(file)
-        written = file.stamp()[1] / 1e9
-        for when, expected in ((written - 100, True), (written + 100, False)):
+        for when, expected in ((file.modified() - 100, True), (file.modified() + 100, False)):
             system.when = when
             assert storage.written_since_boot(file) is expected
     file.close()
