@@ -177,5 +177,6 @@ class MemoryDisk(System):
 def _stat(inode: Inode) -> os.stat_result:
     mode = stat.S_IFREG | 0o644
     return os.stat_result(
-        (mode, inode.number, 1, 1, 0, 0, len(inode.data), WRITTEN_AT, WRITTEN_AT, WRITTEN_AT)
+        (mode, inode.number, 1, 1, 0, 0, len(inode.data), WRITTEN_AT, WRITTEN_AT, WRITTEN_AT),
+        {"st_mtime_ns": int(WRITTEN_AT) * 10**9},
     )
