@@ -34,6 +34,7 @@ _STATIC: Final = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.png": ("page.png", "image/png"),
+    "/favicon.ico": ("page.png", "image/png"),  # of the page with the cookie, which names no picture
 }
 _HEADERS: Final = {
     "Content-Security-Policy": (
