@@ -86,10 +86,14 @@ def save(
     return [target] if max_size is None else targets
 
 
-def tolerant(reader: Reader) -> Reader:
-    """Open an archive once more, to be read by what is left of it."""
-    other = copy.copy(reader)
-    other.distrust_damage()
+def tolerant(reader: Reader, opened: list[Session]) -> Reader:
+    """Read an archive by what is left of it; if it is opened once more for that, `opened` gets it."""
+    other, before = copy.copy(reader), reader.session
+    try:
+        other.distrust_damage()
+    finally:
+        if other.session is not before:
+            opened.append(other.session)
     return other
 
 

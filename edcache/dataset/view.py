@@ -33,7 +33,7 @@ from edcache.labels import (
     single_values,
     sorted_rows,
 )
-from edcache.reader import FieldPath, OnProgress, Projection, Reader, batch_for
+from edcache.reader import FieldPath, OnProgress, Projection, Reader, Session, batch_for
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -352,8 +352,13 @@ class Samples(Readable[T_co]):
         >>> ds.filter(split="train", label=[0, 1]).save("small.zip")
         """
         # By readers of its own, which do not stop at damage: those of this dataset stay as they are.
-        samples = self._reread(tolerant) if skip_damaged else self
-        return save(samples, path, max_size, skip_damaged, on_progress)
+        opened: list[Session] = []
+        try:
+            samples = self._reread(lambda reader: tolerant(reader, opened)) if skip_damaged else self
+            return save(samples, path, max_size, skip_damaged, on_progress)
+        finally:
+            for session in opened:
+                session.close()
 
     # -------------------------------------------------------------------------------- looking at it
 
