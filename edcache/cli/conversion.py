@@ -44,7 +44,7 @@ def build(
     fingerprint = call.fingerprint()
 
     def cached(source: Any, path: str, **chosen: Any) -> dataset.CachedDataset:
-        chosen["fingerprint"] = fingerprint | writer.made_by_call(source)
+        chosen["fingerprint"] = writer.with_samples_of(fingerprint, source)
         return dataset.CachedDataset(source, path, call.options, **chosen)
 
     _fill(output, as_json, call.make, options, cached)

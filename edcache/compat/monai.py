@@ -18,6 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 import monai.data
+from monai.transforms import RandomizableTrait, Transform
 from monai.utils import convert_to_tensor
 from torch.utils.data import Dataset
 
@@ -130,6 +131,14 @@ class _Prepared(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self._dataset._prepared(index)
+
+    def __edcache_fingerprint__(self) -> Any:
+        # The state of random transforms changes with every use.
+        made = self._dataset
+        first = made.transform.get_index_of_first(
+            lambda one: isinstance(one, RandomizableTrait) or not isinstance(one, Transform)
+        )
+        return {"transforms": list(made.transform.transforms[:first]), "track_meta": made.track_meta}
 
 
 def _remove(folder: str, process: int) -> None:

@@ -21,7 +21,6 @@ class Building:
     def __init__(
         self, store: writer.Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | None
     ) -> None:
-        writer.check_source(source, store.path)
         keys = options.in_memory_keys
         spec = LabelSpec.parse(getattr(source, "in_memory_keys", None) if keys is None else keys)
         self._is_lazy, self._is_stream = options.lazy, writer.is_stream(source)

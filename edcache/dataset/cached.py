@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, overload
 
-from edcache import base
+from edcache import base, writer
 from edcache.base import (
     CacheOptions,
     CorruptArchiveError,
@@ -104,6 +104,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
     ) -> None:
         check_fillable(options)
+        writer.check_source(source, store.path)
         origin = identity(source, options.num_workers, fingerprint)
         # What is missing is computed, or was told; max_bytes is of what is filled.
         self._begin(options, store.reader(replace(provisional(options), preload=options.preload)))

@@ -63,7 +63,7 @@ class CachedFactory(Generic[P, T_co]):
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """The path or the URL, without credentials, of the archive of this call; nothing is opened."""
         arguments = self._arguments(args, kwargs)
-        return shown(self._locate(arguments))
+        return shown(self._locate(arguments, writer.call_fingerprint(self.uncached, arguments)))
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> CachedDataset[T_co]:
         """Open the archive of this call. Missing samples are computed first.
@@ -75,8 +75,8 @@ class CachedFactory(Generic[P, T_co]):
         """
         arguments, options = self._arguments(args, kwargs), self.options
         # Now: the factory may change the folder that this process works in.
-        store = writer.store_at(self._locate(arguments), options.storage_options)
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
+        store = writer.store_at(self._locate(arguments, fingerprint), options.storage_options)
         archive = store.found(self._reading)
         dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
         rebuild, is_complete = False, archive is not None and archive.complete
@@ -89,7 +89,7 @@ class CachedFactory(Generic[P, T_co]):
             dataset._attach(options, archive)
             return dataset
         source = self.uncached(*args, **kwargs)
-        origin: dict[str, Any] | bool = fingerprint | writer.made_by_call(source)
+        origin: dict[str, Any] | bool = writer.with_samples_of(fingerprint, source)
         if archive is not None and not rebuild:
             rebuild, is_let_pass = self._is_stale(archive, fingerprint, source)
             origin = origin if rebuild or not is_let_pass else False
@@ -112,7 +112,8 @@ class CachedFactory(Generic[P, T_co]):
                 length = writer.length_of(source, archive.path)
                 adds = adds or length > len(archive)
                 lengths = None if origin.length is None else (length, origin.length)
-            fingerprint = fingerprint | writer.made_by_call(source, origin.fingerprint, lengths)
+            lengths = None if lengths is None or lengths[0] == lengths[1] else lengths
+            fingerprint = writer.with_samples_of(fingerprint, source, lengths)
         changed = writer.differences(origin.fingerprint, fingerprint)
         if not archive.complete:
             changed += label_differences(origin, self.options.in_memory_keys)
@@ -140,11 +141,10 @@ class CachedFactory(Generic[P, T_co]):
         bound.apply_defaults()
         return dict(bound.arguments)
 
-    def _locate(self, arguments: Mapping[str, Any]) -> str:
-        described = writer.call_fingerprint(self.uncached, arguments)
+    def _locate(self, arguments: Mapping[str, Any], described: Mapping[str, Any]) -> str:
         slugs = {name: _slug(value, described["arguments"][name]) for name, value in arguments.items()}
         if self._path is None:
-            return _default_path(described, slugs)
+            return _default_path(self.uncached, described, slugs)
         try:
             return self._path.format(**slugs)
         except (KeyError, IndexError) as error:
@@ -224,11 +224,13 @@ def default_directory() -> Path:
     return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
 
 
-def _default_path(described: Mapping[str, Any], slugs: Mapping[str, str]) -> str:
-    text = json.dumps([described["factory"], described["arguments"]])
+def _default_path(factory: Any, described: Mapping[str, Any], slugs: Mapping[str, str]) -> str:
+    # With the module: functions of one name in two projects have a file each.
+    full_name = writer.qualified_name(factory)
+    text = json.dumps([full_name, described["arguments"]])
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
     call = ",".join(f"{name}={slug}" for name, slug in slugs.items())[:80]
-    name = _slug(described["factory"].replace(":", "."))
+    name = _slug(full_name.replace(":", "."))
     return str(default_directory() / f"{'-'.join(filter(None, (name, call, digest)))}.zip")
 
 

@@ -73,8 +73,6 @@ def provenance(fingerprint: Mapping[str, Any] | None) -> Iterator[tuple[str, str
         yield from ((word, f"{name}={_value_text(value)}") for name, value in named(of, f"{word}s").items())
     if of.get("version") is not None:
         yield "version", _value_text(of["version"])
-    if of.get("source") is not None:
-        yield "source digest", str(of["source"])
 
 
 def _value_text(value: object) -> str:
@@ -83,7 +81,7 @@ def _value_text(value: object) -> str:
 
 
 def call_text(fingerprint: Mapping[str, Any] | None) -> str:
-    """The call that a fingerprint describes, as Python has it: "digits:make(split='train', n=6)"."""
+    """The call that a fingerprint describes, as Python has it: "make(split='train', n=6)"."""
     of = fingerprint or {}
     if "factory" not in of:
         return str(of.get("type", ""))

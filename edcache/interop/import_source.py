@@ -88,7 +88,7 @@ def fingerprint_of(kind: Kind, path: str) -> dict[str, Any]:
             name = os.path.relpath(file, path)
             digest.update(f"{name} {stat.st_size} {stat.st_mtime_ns}\n".encode("utf-8", "surrogatepass"))
     arguments = {"kind": kind, "names, sizes and times": digest.hexdigest()[:16]}
-    return {"factory": "edcache import", "arguments": arguments, "version": None, "source": None}
+    return {"factory": "edcache import", "arguments": arguments, "version": None}
 
 
 def files_below(path: str) -> Iterator[str]:

@@ -1,181 +1,157 @@
 """Fingerprints: of a call of a dataset factory, and of a source of which only the object is known.
 
 A fingerprint is JSON in the archive's head. It depends neither on where a file of code lies, when it was
-changed and on line numbers, nor on the number of workers and the order in which samples were computed. An
-argument that cannot be described the same way in every process is an error, never a random key; an attribute
-("dataset.split", "transform.transforms[1].size") counts as None then.
+changed and on line numbers, nor on the number of workers and the order in which samples were computed. A
+value that cannot be described the same way in every process is an error, never a random key.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
+import inspect
 import json
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from types import FunctionType, GeneratorType
-from typing import Any, Final
+from types import FunctionType, GeneratorType, ModuleType
+from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from edcache.base import OptionError, named
-from edcache.writer import fingerprint_code as code
-from edcache.writer import fingerprint_values as values
+from edcache.writer.description import (
+    LONG,
+    OWN,
+    NoDescription,
+    Texts,
+    code_of,
+    described,
+    digest_of,
+    digest_of_code,
+    fields_of,
+    is_empty,
+    name_of,
+    shortened,
+)
 
-_NBYTES: Final = 2_400
-"""Of all attributes in the head of an archive, which is one page."""
-_DETAILS: Final = ((4, 300), (3, 120), (2, 80), (1, 80), (1, 32))
-"""How deep each attribute of an object has a text, and the longest text; the first that fits is taken."""
-_MOST_NAMES: Final = 2_000
-_CODE_NBYTES: Final = 1_500
-"""Of the code of a source, in the head of an archive that a call made."""
-_MOST_MADE: Final = 12
-"""Of the attributes of such a source."""
-_MOST_CODE: Final = 64
-_PLAIN: Final = (bool, bytes, complex, enum.Enum, float, frozenset, int, os.PathLike, str, tuple)
-_DIGITS: Final = 16
+# The head of an archive is one page.
+_MOST_ATTRIBUTES: Final = 16
+_SHORT: Final = 80
+_ATTRIBUTES_NBYTES: Final = 2_200
+_CODE_NBYTES: Final = 1_200
+_PLAIN: Final = (bool, bytes, complex, float, frozenset, int, os.PathLike, str, tuple)
 
 
 def call_fingerprint(
     factory: Callable[..., Any], arguments: Mapping[str, Any], version: object = None
 ) -> dict[str, Any]:
     """Describe a call of a dataset factory, given every parameter by name; or raise OptionError."""
-    name = code.qualified_name(factory)
-    is_kept = isinstance(factory, (FunctionType, type))  # what else is called may have no hash
+    name = name_of(factory)
     given = {**_held(factory), **arguments}
     return {
         "factory": name,
         "arguments": {key: _argument(name, key, value) for key, value in given.items()},
         "version": None if version is None else _argument(name, "version", version),
-        "source": code.known_digest(factory) if is_kept else code.source_digest(factory),
+        "code": _code([getattr(factory, "func", getattr(factory, "__func__", factory))]),
     }
 
 
 def _held(factory: Callable[..., Any]) -> dict[str, Any]:
     """What a factory holds beside its parameters, by name; it is as good as an argument."""
     if isinstance(factory, functools.partial):
-        return {"func": code.qualified_name(factory.func), "args": factory.args, **_held(factory.func)}
+        return {"func": name_of(factory.func), "args": factory.args, **_held(factory.func)}
     if isinstance(factory, FunctionType):
-        cells = zip(factory.__code__.co_freevars, factory.__closure__ or (), strict=True)
-        held = {name: getattr(cell, "cell_contents", None) for name, cell in cells}
         # What is no plain value may be there to change, as a list of calls.
+        held = inspect.getclosurevars(factory).nonlocals if factory.__closure__ else {}
         return {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
-    return {} if isinstance(factory, type) else {"self": getattr(factory, "__self__", factory)}
-
-
-def made_by_call(
-    source: Any, found: Mapping[str, Any] | None = None, lengths: tuple[int, int] | None = None
-) -> dict[str, Any]:
-    """What the fingerprint of a call has of the source that it made: its "code" and its "attributes".
-
-    The code is by name the state of each class and function that it is of, but for those of installed
-    libraries: the code that is compared for a bare source. The attributes are what tells its samples from
-    others whatever the arguments: what methods `__edcache_fingerprint__` return, and what has one value for
-    each sample, as a list of files.
-
-    found: of the archive that the source is compared with. lengths: as of `Texts`.
-    Raises OptionError for what the source's method returns and has no description.
-    """
-    made = {"attributes": _answer_of(source, lengths)} if _says_what_it_is(source) else {}
-    try:
-        description = _Description(source, lengths)
-        known = None if found is None else named(found, "attributes")
-        if not made and (attributes := description.of_samples(known)):
-            made["attributes"] = attributes
-        description.attributes(*_DETAILS[0])
-        description.note(type(source))
-        things = [type(source), *description.code.values(), *description.made]
-        states = {place: code.state_of(code.code_at(place)) for place in map(code.place_of, things) if place}
-    except Exception:  # noqa: BLE001 - texts of attributes run the user's code; a call needs none
-        return made
-    while _nbytes(states) > _CODE_NBYTES:
-        states.popitem()
-    return {"code": {place: state for place, state in states.items() if state}, **made}
-
-
-def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> dict[str, str]:
-    """The state of each function and class whose code is another one than it was for the archive, by name.
-
-    Of those that are in modules that this process has imported: what an archive names runs nothing.
-    """
-    if found is None or any(found.get(key) != expected.get(key) for key in ("type", "factory")):
-        return {}
-    changed = {}
-    old, new = found.get("source"), expected.get("source")
-    if None not in (old, new) and old != new:
-        changed[expected.get("factory") or expected.get("type") or "the source"] = str(new)
-    for place, before in islice(named(found, "code").items(), _MOST_CODE):
-        thing = code.code_at(place) if isinstance(before, str) else None  # a head may say anything
-        now = thing and code.state_of(thing, before)
-        if now and now[-_DIGITS:] != before[-_DIGITS:]:
-            changed[place] = now
-    return changed
+    owner = getattr(factory, "__self__", factory)
+    return {} if isinstance(factory, type) or isinstance(owner, ModuleType) else {"self": owner}
 
 
 def _argument(factory: str, key: str, value: object) -> Any:
     try:
-        return values.describe(value)
-    except values.NoDescription as error:
+        return described(value)
+    except NoDescription as error:
         raise OptionError(
             f'argument "{key}" of {factory}: {error} has no description that is the same in every process; '
-            "give its class a __repr__ without an address or a method __edcache_fingerprint__() that "
-            "returns a plain value, or build it inside the factory and name its state with version="
+            "give its class a method __edcache_fingerprint__() that returns a plain value, or build it "
+            "inside the factory and name its state with version="
         ) from None
 
 
-def source_fingerprint(
-    source: object, lengths: tuple[int, int] | None = None, detail: int | None = None
-) -> dict[str, Any]:
+def source_fingerprint(source: object, lengths: tuple[int, int] | None = None) -> dict[str, Any]:
     """Describe a source dataset of which only the object is known: by its class and its attributes.
 
     What a method `__edcache_fingerprint__` of its class returns is described instead of the attributes; the
     items of a dict as arguments, each with its own line in a StaleCacheError.
 
-    lengths: as of `Texts`. detail: of the attributes, as another fingerprint has it; by default what fits.
+    lengths: samples that the source has now, and that it is to be described for: of what has a value for each
+    sample the first count. Raises OptionError for an attribute without a description.
     """
-    name = code.qualified_name(type(source))
+    name = name_of(type(source))
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"
-    if not _says_what_it_is(source):
-        return {"type": name, **_attributes_of(source, lengths, detail)}
-    arguments = _answer_of(source, lengths)
-    return {"type": name, "arguments": arguments, "source": _Description(source, None).source_digest()}
+    if hasattr(type(source), "__edcache_fingerprint__"):
+        return {"type": name, "arguments": _answer_of(source, lengths), "code": _code([type(source)])}
+    attributes, met = _attributes(source, lengths)
+    code = _code([type(source), *met])
+    if isinstance(source, GeneratorType):
+        code[source.__qualname__] = digest_of_code(source.gi_code)
+    return {"type": name, "attributes": attributes, "code": code}
 
 
-def _says_what_it_is(source: object) -> bool:
-    return hasattr(type(source), "__edcache_fingerprint__")
+def with_samples_of(
+    fingerprint: Mapping[str, Any], source: Any, lengths: tuple[int, int] | None = None
+) -> dict[str, Any]:
+    """The fingerprint of a call, with what the source that it made says of its samples.
 
-
-def _answer_of(source: Any, lengths: tuple[int, int] | None) -> dict[str, Any]:
-    """What a method `__edcache_fingerprint__` returns, as of a source that is as long as is described."""
-    name, cut = code.qualified_name(type(source)), values.Texts(lengths=lengths).cut
-    answer = type(source).__edcache_fingerprint__(source)
-    items = answer if isinstance(answer, dict) else {values.OWN: answer}
-    return {str(key): _argument(name, str(key), cut(value)) for key, value in items.items()}
+    That is what its method `__edcache_fingerprint__` returns; else the attributes that have one value for
+    each sample, such as a list of files, and can be described. lengths: as of `source_fingerprint`.
+    """
+    code = {**named(fingerprint, "code"), **_code([type(source)])}
+    if hasattr(type(source), "__edcache_fingerprint__"):
+        return {**fingerprint, "attributes": _answer_of(source, lengths), "code": code}
+    attributes = {}
+    try:
+        leaves, count = _leaves(source), len(source) if hasattr(source, "__len__") else -1
+    except Exception:  # noqa: BLE001 - len() and properties are the user's code; a call needs none
+        return {**fingerprint, "code": code}
+    for name, value in leaves.items():
+        if OWN in name or _has_parts(value, count):
+            try:
+                attributes[name] = _described(_cut(value, lengths), Texts(_roots(leaves)))
+            except NoDescription:
+                continue
+    return {**fingerprint, "attributes": _fitting(attributes, _CODE_NBYTES), "code": code}
 
 
 def comparable(
     expected: dict[str, Any], found: dict[str, Any], source: object, lengths: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """The fingerprint of a source, its attributes in the form that they have in the archive's fingerprint.
+    """The fingerprint of a source, as it would be if the source were as long as the archive was begun for.
 
-    lengths: samples that the source has now, and that the archive was begun for, where both are known.
+    lengths: samples that the source has now, and that the archive was begun for, if both are known.
     """
-    grown = lengths is not None and lengths[0] != lengths[1]
-    if "factory" in found:
+    lengths = None if lengths is None or lengths[0] == lengths[1] else lengths
+    if "factory" in found and "type" in expected:
         # What a call made, opened by its source alone, is compared by what is known of its samples.
-        now = found if "type" in expected else expected
-        if "attributes" not in now or not (grown or now is found):
-            return now
-        return now | made_by_call(source, found, lengths if grown else None)
-    detail = found.get("detail")
-    if "type" not in expected or not (grown or expected.get("detail") != detail):
+        return with_samples_of(found, source, lengths)
+    if lengths is None or "code" not in expected:
         return expected
-    return expected | source_fingerprint(source, lengths if grown else None, detail)
+    if "type" in expected:
+        return source_fingerprint(source, lengths)
+    return with_samples_of(expected, source, lengths)
+
+
+def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> dict[str, str]:
+    """The digest of each function and class whose code is not as it was for the archive, by name."""
+    old, new = named(found or {}, "code"), named(expected, "code")
+    known = {name: digest for name, digest in old.items() if isinstance(digest, str)}  # it may be anybody's
+    return {name: digest for name, digest in new.items() if known.get(name, digest) != digest}
 
 
 def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
-    """What makes two fingerprints those of different data, one line each; the source digest is not in it."""
+    """List what makes two fingerprints those of different data, one line each; code is not in it."""
     if found is None:
         return ["the archive says nothing about where its samples come from"]
     if ("type" in found) != ("type" in expected):
@@ -183,7 +159,7 @@ def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
     lines = [
         f"{key}: {_shown(found.get(key))} in the archive, {_shown(expected.get(key))} now"
         for key in ("type", "factory", "version")
-        if _text(found.get(key)) != _text(expected.get(key))
+        if json.dumps(found.get(key)) != json.dumps(expected.get(key))  # to Python True is 1
     ]
     lines += _changes("argument", found, expected)
     if "attributes" in found and "attributes" in expected:
@@ -191,27 +167,38 @@ def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
     return lines
 
 
-def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> list[str]:
+def _changes(word: str, found: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     old, new = named(found, f"{word}s"), named(expected, f"{word}s")
-    lines = []
     for key in {**old, **new}:
         if key in old and key in new:
             values = old[key], new[key]
-            if _text(values[0]) == _text(values[1]) or _is_elsewhere(*values) or _is_same_file(*values):
+            if (
+                json.dumps(values[0]) == json.dumps(values[1])
+                or _is_elsewhere(*values)
+                or _is_same_file(*values)
+            ):
                 continue
+        elif word == "attribute" and ("factory" in found or _is_private(key)):
+            continue  # a private one may hold what reading made, such as an open file
         before, now = (_shown(side[key]) if key in side else "absent" for side in (old, new))
-        lines.append(f"{word} {key}: {before} in the archive, {now} now")
-    return lines
+        yield f"{word} {key}: {before} in the archive, {now} now"
 
 
 def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
-    """The attributes that name a folder or a file that is elsewhere than it was for the archive."""
+    """List the attributes that name a folder or a file that is elsewhere than it was for the archive."""
     old, new = named(found or {}, "attributes"), named(expected, "attributes")
     return [
         f"attribute {key}: {old[key]!r} in the archive, {new[key]!r} now"
         for key in old
         if key in new and old[key] != new[key] and _is_elsewhere(old[key], new[key])
     ]
+
+
+def stale_message(path: str, expected: Mapping[str, Any], changed: Sequence[str], remedy: str) -> str:
+    """The text of a StaleCacheError: what made the archive, what differs, line by line, and what to do."""
+    other = "call" if "factory" in expected else "source"
+    lines = "".join(f"\n  {line}" for line in changed)
+    return f"{path}: made by another {other}:{lines}\n{remedy}"
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:
@@ -232,139 +219,155 @@ def _is_same_file(old: Any, new: Any) -> bool:
         return False
 
 
-def stale_message(path: str, expected: Mapping[str, Any], changed: Sequence[str], remedy: str) -> str:
-    """The text of a StaleCacheError: what made the archive, what differs, line by line, and what to do."""
-    other = "call" if "factory" in expected else "source"
-    lines = "".join(f"\n  {line}" for line in changed)
-    return f"{path}: made by another {other}:{lines}\n{remedy}"
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value)  # Python holds True and 1 for equal
-
-
 def _shown(value: Any) -> str:
     text = value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
-    return text if len(text) <= values.LONG else text[:80] + "..."
+    return text if len(text) <= LONG else text[:80] + "..."
 
 
-def _attributes_of(
-    source: Any, lengths: tuple[int, int] | None = None, detail: int | None = None
-) -> dict[str, Any]:
-    """The "attributes" of a source as in a fingerprint, how much "detail" they have, and its "source".
+# ------------------------------------------------------------------------------ attributes of a source
 
-    lengths: as of `Texts`. detail: as another fingerprint has it; as much as fits by default.
-    """
-    description = _Description(source, lengths)
-    choices = range(len(_DETAILS))
-    for level in choices if detail is None else [detail if detail in choices else 0]:
-        attributes = description.attributes(*_DETAILS[level])
-        if _nbytes(attributes) <= _NBYTES:
-            break
-    others: dict[str, Any] = {}
-    while _nbytes(attributes) > _NBYTES:
-        name, value = attributes.popitem()
+
+class _Kind(NamedTuple):
+    """The class of an object whose attributes stand beside it."""
+
+    of: type
+
+
+def _answer_of(source: Any, lengths: tuple[int, int] | None) -> dict[str, Any]:
+    """Describe what a method `__edcache_fingerprint__` returns."""
+    name, answer = name_of(type(source)), fields_of(source) or {}
+    return {key: _argument(name, key, _cut(value, lengths)) for key, value in answer.items()}
+
+
+def _attributes(source: Any, lengths: tuple[int, int] | None) -> tuple[dict[str, Any], list[Any]]:
+    """The attributes of a source as in a fingerprint, and the functions and classes in them."""
+    try:
+        leaves = _leaves(source)
+    except NoDescription as error:
+        raise OptionError(f"{error} has no description; give it anew, or pass fingerprint=False") from None
+    texts = Texts(_roots(leaves))
+    texts.met += [value.of if isinstance(value, _Kind) else type(value) for value in leaves.values()]
+    known: dict[int, Any] = {}  # by id(): a list of files often has two names
+    attributes: dict[str, Any] = {}
+    for name, value in leaves.items():
+        if _is_private(name) and is_empty(value):
+            continue
+        try:
+            if id(value) not in known:
+                known[id(value)] = _described(_cut(value, lengths), texts)
+            attributes[shortened(name, _SHORT)] = known[id(value)]
+        except NoDescription as error:
+            if _is_private(name):
+                continue
+            raise OptionError(
+                f'attribute "{name}" of the source, a {name_of(type(source))}: {error} has no description '
+                "that is the same in every process; begin its name with an underscore if it makes no other "
+                "samples, let a method __edcache_fingerprint__() of the source return what does, or compare "
+                "nothing with fingerprint=False"
+            ) from None
+    return _fitting(attributes, _ATTRIBUTES_NBYTES), texts.met
+
+
+def _fitting(values: dict[str, Any], most: int) -> dict[str, Any]:
+    """The values, shortened if all of them as JSON have more bytes; a digest stands for the last of many."""
+    if len(json.dumps(values)) <= most:
+        return values
+    kept, others = {name: _brief(value) for name, value in values.items()}, {}
+    while len(json.dumps(kept)) > most:
+        name, value = kept.popitem()
         others[name] = value
-    if others:
-        attributes[f"{len(others):,} others"] = [f"sha256:{code.digest_of(json.dumps(others))}"]
-    return {"attributes": attributes, "detail": level, "source": description.source_digest()}
+    return {**kept, "others": digest_of(json.dumps(others))} if others else kept
 
 
-def _nbytes(attributes: dict[str, Any]) -> int:
-    return len(json.dumps(attributes, indent=3))
+def _brief(value: Any) -> Any:
+    if isinstance(value, list):
+        return [shortened(value[0], _SHORT)]
+    return shortened(value, _SHORT) if isinstance(value, str) else value
 
 
-class _Kind(str):
-    """The name of the class of what an attribute holds."""
+def _leaves(source: Any) -> dict[str, Any]:
+    """The attributes of a source by name, and in the place of an object among them its own, if few."""
+    fields = fields_of(source)
+    if fields is None:
+        return {"content": source}
+    leaves = {name: value for name, value in fields.items() if name != "in_memory_keys"}  # of which labels
+    if isinstance(source, GeneratorType) and "<" in source.__qualname__:
+        leaves["code"] = digest_of_code(source.gi_code)
+    waiting, seen = list(leaves), {id(source)}
+    while waiting:
+        name = waiting.pop(0)
+        value = leaves[name]
+        if id(value) in seen:
+            continue
+        parts = _parts_of(name, value)
+        if parts and len(leaves) + len(parts) <= _MOST_ATTRIBUTES:
+            seen.add(id(value))
+            leaves[name] = _Kind(type(value))
+            leaves |= parts
+            waiting += parts
+    return leaves
 
 
-class _Description(values.Texts):
-    """A source on its way to texts."""
+def _parts_of(name: str, value: Any) -> dict[str, Any]:
+    """The attributes of an object, or the items of a short list or dict of objects, by their full names."""
+    fields = _try_fields(value)
+    if fields is not None:
+        return {f"{name}.{key}": part for key, part in fields.items()}
+    if not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_ATTRIBUTES:
+        return {}
+    items = list(value.items() if isinstance(value, dict) else enumerate(value))
+    if not any(_try_fields(part) for _, part in items):
+        return {}
+    return {f"{name}[{key!r}]": part for key, part in items}
 
-    def __init__(self, source: Any, lengths: tuple[int, int] | None) -> None:
-        super().__init__(lengths=lengths)
-        self._source = source
-        self._texts: dict[int, tuple[Any, str]] = {}  # by id(), with the value, so that it stays the only one
-        self._stated: set[str] = set()  # the leaves that a method `__edcache_fingerprint__` returned
-        for name, value in self._leaves(_DETAILS[0][0]).items():
-            if isinstance(value, (str, os.PathLike)) and os.path.isabs(path := os.fspath(value)):
-                self.roots.setdefault(os.path.join(path, ""), name)
 
-    def attributes(self, depth: int, most: int) -> dict[str, Any]:
-        """A JSON value by name: the first `depth` levels of objects have names of their own."""
-        return self._texts_of(self._leaves(depth), most)
+def _try_fields(value: Any) -> dict[str, Any] | None:
+    try:
+        return None if isinstance(value, GeneratorType) else fields_of(value)
+    except NoDescription:
+        return None
 
-    def of_samples(self, known: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The first few that methods `__edcache_fingerprint__` return or that have one value for each sample.
 
-        known: those of an archive, which are taken instead.
-        """
-        leaves, stated = self._leaves(_DETAILS[0][0]), self._stated
-        if known is not None:
-            leaves = {name: value for name, value in leaves.items() if values.shortened(name, 80) in known}
-        else:
-            count = len(self._source) if hasattr(self._source, "__len__") else -1
-            has = values.has_parts
-            leaves = {name: value for name, value in leaves.items() if name in stated or has(value, count)}
-        return self._texts_of(dict(islice(leaves.items(), _MOST_MADE)), 80)
+def _is_private(name: str) -> bool:
+    return OWN not in name and "._" in f".{name}"
 
-    def _texts_of(self, leaves: Mapping[str, Any], most: int) -> dict[str, Any]:
-        return {
-            values.shortened(name, 80): self._value(value, most, name in self._stated)
-            for name, value in leaves.items()
-        }
 
-    def source_digest(self) -> str | None:
-        """A digest of the code that the source is of."""
-        self.note(type(self._source))
-        digests = [(name, code.known_digest(thing)) for name, thing in sorted(self.code.items())]
-        known = [f"{name} {digest}" for name, digest in digests if digest]
-        return code.digest_of("\n".join(known)) if known else None
+def _roots(leaves: Mapping[str, Any]) -> dict[str, str]:
+    """The names of the attributes that are absolute paths, by path: what lies below one moves with it."""
+    texts = {name: value for name, value in leaves.items() if isinstance(value, (str, os.PathLike))}
+    paths = {os.fsdecode(value): name for name, value in reversed(texts.items())}
+    return {os.path.join(path, ""): name for path, name in paths.items() if os.path.isabs(path)}
 
-    def _leaves(self, depth: int) -> dict[str, Any]:
-        fields = values.fields_of(self._source)
-        if fields is None:
-            return {"content": self._source}
-        leaves: dict[str, Any] = {}
-        fields.values.pop("in_memory_keys", None)  # says which labels are wanted
-        self._open.add(id(self._source))
-        for name, value in fields.values.items():
-            self._expand(name, value, fields.access.within(name), depth, leaves)
-        self._open.clear()
-        return leaves
 
-    def _expand(self, name: str, value: Any, access: code.Access, depth: int, leaves: dict[str, Any]) -> None:
-        leaves[name] = _Kind("...") if id(value) in self._open else value
-        if depth <= 1 or id(value) in self._open or len(leaves) > _MOST_NAMES:
-            return
-        fields = values.fields_of(value, access)
-        parts: list[tuple[str, Any, code.Access]] = []
-        if fields is not None:
-            self.note(type(value))
-            leaves[name] = _Kind(code.qualified_name(type(value)))
-            parts = [
-                (f"{name}.{key}", part, fields.access.within(key)) for key, part in fields.values.items()
-            ]
-            self._stated.update(key for key, _, _ in parts if fields.is_stated)
-        elif isinstance(value, (dict, list, tuple)) and len(value) <= values.EXPANDED:
-            pairs = list(value.items() if isinstance(value, dict) else enumerate(value))
-            if any(values.fields_of(part) is not None for _, part in pairs):
-                leaves[name] = _Kind(f"{type(value).__name__} of {len(value)}")
-                parts = [(f"{name}[{key!r}]", part, code.NO_ACCESS) for key, part in pairs]
-        self._open.add(id(value))
-        for key, part, more in parts:
-            self._expand(key, part, more, depth - 1, leaves)
-        self._open.discard(id(value))
+def _described(value: Any, texts: Texts) -> Any:
+    """The JSON value of an attribute. A path is the same as its text."""
+    if isinstance(value, _Kind):
+        return [name_of(value.of)]
+    if isinstance(value, os.PathLike):
+        value = os.fsdecode(value)
+    return described(value, Texts() if isinstance(value, str) and os.path.isabs(value) else texts)
 
-    def _value(self, value: Any, most: int, is_stated: bool) -> Any:
-        value = self.cut(value)
-        if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 256):
-            return value
-        if isinstance(value, _Kind):
-            return [values.shortened(value, most)]
-        if isinstance(value, (str, os.PathLike)) and not isinstance(value, enum.Enum):
-            return values.shortened(str(os.fspath(value)), most)
-        if id(value) not in self._texts:
-            self._texts[id(value)] = value, self.text(value, sys.maxsize if is_stated else values.PICKS)
-        text = self._texts[id(value)][1]
-        return None if text == values.NO_VALUE else [values.shortened(text, most)]
+
+def _cut(value: Any, lengths: tuple[int, int] | None) -> Any:
+    """The value as it would be if the source were as long as it is to be described."""
+    if lengths is None:
+        return value
+    now, then = lengths
+    if type(value) is int and value == now:
+        return then
+    if not _has_parts(value, now):
+        return value
+    return dict(islice(value.items(), then)) if isinstance(value, dict) else value[:then]
+
+
+def _has_parts(value: Any, count: int) -> bool:
+    """True if a value has so many parts, of which the first few are a value too."""
+    if isinstance(value, (dict, list, tuple, range)):
+        return len(value) == count
+    is_array = isinstance(value, np.ndarray) or hasattr(value, "untyped_storage")
+    return is_array and tuple(value.shape[:1]) == (count,)
+
+
+def _code(things: Sequence[Any]) -> dict[str, str]:
+    """The digests of the code of functions, classes and all that they use, by name."""
+    return _fitting(code_of(things), _CODE_NBYTES)

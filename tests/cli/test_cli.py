@@ -212,7 +212,7 @@ def test_arguments_are_json_where_they_are_json(here, text, split):
     assert said["samples"] == 4
     assert said["fingerprint"]["arguments"] == {"split": split, "n": 4}
     assert said["fingerprint"]["version"] == 7
-    assert said["fingerprint"]["factory"] == "digits:make"
+    assert said["fingerprint"]["factory"] == "make"
 
 
 def test_a_cachable_call_opens_what_was_built(here):

@@ -84,10 +84,6 @@ def hf_dataset(columns: Any) -> Any:
     return Dataset.from_dict(columns)
 
 
-class Plain:
-    """Without a repr of its own."""
-
-
 @pytest.fixture(autouse=True)
 def _fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CALLS.clear()
@@ -173,8 +169,8 @@ def test_a_path_has_no_address_and_no_order_of_a_process() -> None:
 
     first = named("1")
     assert named("3") == first
-    assert "make-fn=__main___double,tags=set_one_,_two_-" in first
-    assert first.endswith("\n__main___double-set_one_,_two_.zip\n")
+    assert "make-fn=double,tags=set_one_,_two_-" in first
+    assert first.endswith("\ndouble-set_one_,_two_.zip\n")
 
 
 def test_cache_path_touches_nothing(tmp_path: Path) -> None:
@@ -219,6 +215,9 @@ def test_methods_can_be_decorated() -> None:
 
 def test_a_method_of_an_object_without_description_names_self() -> None:
     class Vague:
+        def __init__(self) -> None:
+            self.handle = sys.__stdout__
+
         @cachable
         def squares(self) -> Squares:
             return Squares()
@@ -288,6 +287,9 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
         (re.compile("a" * 300 + "b"), re.compile("a" * 300 + "c")),
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j])),
         (hf_dataset({"v": [1]}), hf_dataset({"v": [3]})),
+        (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),
+        (pa.table({"v": [1]}), pa.table({"v": [2]})),
+        (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse()),
     ],
 )
 def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after: Any) -> None:
@@ -295,12 +297,6 @@ def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after
     numbers(a=before)
     with pytest.raises(StaleCacheError, match="argument a: "):
         numbers(a=after)
-
-
-@pytest.mark.parametrize("value", [torch.nn.Linear(2, 2), pa.table({"v": [1]}), torch.eye(2).to_sparse()])
-def test_an_argument_that_shows_a_part_of_itself_is_refused(tmp_path: Path, value: Any) -> None:
-    with pytest.raises(OptionError, match=r'argument "a" of .*numbers: .* has no description'):
-        factory_at(tmp_path / "n.zip")(a=value)
 
 
 def load(root: str, split: str = "train") -> Squares:
@@ -326,7 +322,7 @@ def made_of(scale: int, parts: list[int]) -> Callable[..., Any]:
         (
             partial(load, "A"),
             partial(load_others, "A"),
-            "argument func: .*:load. in the archive, .*others. now",
+            "argument func: .load. in the archive, .*others. now",
         ),
         (made_of(3, []), made_of(3, [1]), None),
         (made_of(3, []), made_of(4, []), "argument scale: 3 in the archive, 4 now"),
@@ -411,15 +407,15 @@ def test_on_stale_rebuild_builds_it_anew_and_only_then(tmp_path: Path) -> None:
 
 
 def test_an_argument_without_a_stable_description_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r'argument "b" of .*numbers: <.*Plain object at 0x') as caught:
-        factory_at(tmp_path / "n.zip")(b=Plain())
+    with pytest.raises(OptionError, match=r'argument "b" of .*numbers: an object\(\)') as caught:
+        factory_at(tmp_path / "n.zip")(b=object())
     assert isinstance(caught.value, ValueError)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_archive_of_the_class_at_the_path_is_used(tmp_path: Path) -> None:
     CachedDataset(Squares(), tmp_path / "n.zip")
-    with pytest.raises(StaleCacheError, match="made from an object of type test_decorator:Squares"):
+    with pytest.raises(StaleCacheError, match="made from an object of type Squares"):
         factory_at(tmp_path / "n.zip")()
 
 
@@ -682,7 +678,7 @@ def test_a_call_grows_by_samples_behind_those_that_are_there(tmp_path: Path) -> 
 
 
 def test_what_a_source_says_without_a_description_is_named(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match='argument "model" of .*:Told: <object object at 0x'):
+    with pytest.raises(OptionError, match='argument "model" of Told: an object'):
         call(tmp_path / "c.zip", Told({"model": object()}))
 
 

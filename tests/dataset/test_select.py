@@ -343,13 +343,13 @@ def test_a_sparse_archive_gives_what_it_has(tmp_path):
 
 class Source:
     def __init__(self):
-        self.asked = []
+        self._asked = []
 
     def __len__(self):
         return 10
 
     def __getitem__(self, k):
-        self.asked.append(k)
+        self._asked.append(k)
         return sample(k)
 
 
@@ -366,9 +366,9 @@ def test_a_lazy_cache_computes_what_is_missing(tmp_path):
     assert [view[k]["target.area"] for k in range(10)] == list(range(0, 100, 10))
     ds.close()
     again = CachedDataset(source, tmp_path / "a.zip", lazy=True, in_memory_keys=["label"])
-    asked = len(source.asked)
+    asked = len(source._asked)
     assert [s["label"] for s in again.select("label")] == [k % 5 for k in range(10)]
-    assert len(source.asked) == asked
+    assert len(source._asked) == asked
 
 
 def test_a_growing_archive_gives_labels_of_new_samples(tmp_path):

@@ -188,20 +188,6 @@ def test_the_same_change_is_named_for_a_bare_source(folder: Path) -> None:
     assert caught[0].filename == __file__
 
 
-def test_a_module_is_not_imported_because_an_archive_names_it(folder: Path) -> None:
-    app = "import edcache, importlib\n@edcache.cachable('a.zip', progress=False)\ndef data():\n"
-    app += "    return importlib.import_module('stale_lib').Digits()\n"
-    load(folder, app, LIB).data()
-    module = load(folder, app, changed(LIB, DIGITS))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        module.data()
-    assert "stale_lib" not in sys.modules
-    importlib.import_module("stale_lib")
-    with pytest.warns(RuntimeWarning, match="stale_lib:Digits"):
-        module.data()
-
-
 def test_an_installed_library_is_not_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "site-packages").mkdir()
     monkeypatch.syspath_prepend(str(folder / "site-packages"))
@@ -215,7 +201,7 @@ def test_an_installed_library_is_not_compared(folder: Path, monkeypatch: pytest.
                 load(folder, app, "").data()
     finally:
         sys.modules.pop("stale_vision", None)
-    assert Reader("a.zip").head.fingerprint["code"] == {}
+    assert Reader("a.zip").head.fingerprint["code"].keys() == {"stale_app:data"}
 
 
 @pytest.mark.parametrize(
@@ -251,4 +237,4 @@ def test_other_processes_with_another_order_of_imports_see_no_change(folder: Pat
         command = [sys.executable, "-W", "error", *start]
         done = subprocess.run(command, env=seeded, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    assert len(Reader("a.zip").head.fingerprint["code"]) == 7
+    assert len(Reader("a.zip").head.fingerprint["code"]) == 8

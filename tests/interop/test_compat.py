@@ -178,9 +178,7 @@ def test_a_path_has_the_cache_of_a_dataset(tmp_path):
     ds = edflow.PathCachedDataset(source, path, chunk_size=3)
     assert list(ds.labels) == ["label"]
     assert len(edflow.PathCachedDataset(None, path)) == 11
-    with pytest.raises(
-        StaleCacheError, match="type: 'test_compat:Source' in the archive, 'builtins:list' now"
-    ):
+    with pytest.raises(StaleCacheError, match="type: 'Source' in the archive, 'builtins:list' now"):
         edflow.PathCachedDataset([{}] * 11, path)
 
 

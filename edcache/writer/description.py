@@ -1,0 +1,475 @@
+"""A text for a value, the same in every process; different values have different ones. And what code says.
+
+Every part of a value counts: of an array all bytes, of a dict all items in any order. nan is equal to nan.
+-0.0 is not 0.0, True is not 1, and a numpy scalar is not the number of Python. An object of a library is
+described by the parts that pickle would store. What pickle refuses, such as a lock, has no description.
+"""
+
+from __future__ import annotations
+
+import ast
+import copyreg
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import hashlib
+import inspect
+import itertools
+import linecache
+import os
+import sys
+import sysconfig
+import types
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from edcache.base import MAIN_NAMES, ForkLock, module_name
+
+LONG: Final = 300
+OWN: Final = "__edcache_fingerprint__()"
+_SHOWN: Final = 80
+_PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
+_REPR_IS_VALUE: Final = frozenset(
+    {range, slice, uuid.UUID, decimal.Decimal, fractions.Fraction, np.dtype}
+    | {datetime.date, datetime.datetime, datetime.time, datetime.timedelta}
+)
+_NO_OBJECT: Final = (
+    *(type, enum.Enum, types.ModuleType, os.PathLike, np.ndarray, np.generic),
+    *(bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset),
+)
+_INSTALLED: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+_digests: Final[WeakKeyDictionary[types.CodeType, str]] = WeakKeyDictionary()
+# Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
+# time end in SystemError.
+_parsing: Final = ForkLock()
+
+
+class NoDescription(Exception):
+    """A value has no text that is the same in every process."""
+
+
+def described(value: Any, texts: Texts | None = None) -> Any:
+    """Return a JSON value that stands for `value` in every process.
+
+    None, a bool, an int and a text stand for themselves. All else is a list of one text, so that 0.5 and
+    "0.5" differ. A text longer than `LONG` is cut, with a digest of all. Raises NoDescription.
+    """
+    if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 64):
+        return value
+    texts = Texts() if texts is None else texts
+    if type(value) is str:
+        return shortened(texts.relative(f"'{value}")[1:])
+    try:
+        return [shortened(texts.text(value))]
+    except RecursionError:
+        raise NoDescription(f"a {type(value).__name__} that is nested too deep") from None
+
+
+def shortened(text: str, most: int = LONG) -> str:
+    """The text, if it has at most so many characters; else its beginning and a digest of it."""
+    if len(text) <= most:
+        return text
+    return f"{text[: min(most // 2, _SHOWN)]}... sha256:{digest_of(text)}"
+
+
+def digest_of(data: bytes | str | memoryview) -> str:
+    """A short SHA-256."""
+    if isinstance(data, str):
+        data = data.encode("utf-8", "surrogatepass")
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def qualified_name(thing: Any) -> str:
+    """ "module:qualname" of a class or a function, with the module's name of `module_name`."""
+    return f"{module_name(thing)}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
+
+
+def is_installed(thing: Any) -> bool:
+    """True if a class, a function or a module is of Python or of an installed library."""
+    name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
+    file = getattr(sys.modules.get(name or "builtins"), "__file__", None)
+    return name not in MAIN_NAMES and (file is None or file.startswith(_INSTALLED) or "-packages" in file)
+
+
+def name_of(thing: Any) -> str:
+    """The qualified name of a class or a function; with its module's if it is of a library.
+
+    A user's function is the same one in a notebook, a script and a module.
+    """
+    name: str = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return qualified_name(thing) if is_installed(thing) else name
+
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """The attributes of an object, by name; None for what is described otherwise.
+
+    What a method `__edcache_fingerprint__` returns stands in their place. A generator that has not begun
+    has its arguments. Of an object of a library they are what pickle would store.
+    """
+    kind = type(value)
+    if hasattr(kind, "__edcache_fingerprint__"):
+        answer = kind.__edcache_fingerprint__(value)
+        return {str(key): part for key, part in answer.items()} if isinstance(answer, dict) else {OWN: answer}
+    if any(kin.__module__.startswith("datasets.") for kin in kind.__mro__) and hasattr(value, "_fingerprint"):
+        return {"_fingerprint": value._fingerprint}  # of Hugging Face, which changes with every operation
+    if isinstance(value, types.GeneratorType):
+        if inspect.getgeneratorstate(value) != inspect.GEN_CREATED:
+            raise NoDescription(f"the generator {value.__qualname__}, which has begun,")
+        return dict(inspect.getgeneratorlocals(value))
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return dict(zip(kind._fields, value, strict=True))
+    if isinstance(value, _NO_OBJECT) or is_function(value):
+        return None
+    modules = sys.modules.get("torch.nn")
+    if is_installed(kind) and not (modules is not None and isinstance(value, modules.Module)):
+        make, arguments, state, *more = _reduced(value)
+        is_plain = make is copyreg.__newobj__ and arguments == (kind,)  # type: ignore[attr-defined]
+        return state if is_plain and type(state) is dict and not any(more) else None
+    fields = dict(getattr(value, "__dict__", {}))
+    for kin in kind.__mro__:
+        for name, slot in vars(kin).items():
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
+                fields[name] = getattr(value, name)
+    if modules is not None and isinstance(value, modules.Module):
+        parts = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
+        blank = vars(modules.Module())
+        fields = {name: held for name, held in fields.items() if name not in blank or name == "training"}
+        fields = {name: held for part in (fields, *parts) for name, held in part.items()}
+    return fields
+
+
+def _reduced(value: Any) -> tuple[Any, ...]:
+    """The parts that pickle would store: function, arguments, state, items, pairs. Or NoDescription."""
+    kind = type(value)
+    reducer: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of iterators that Python will pickle no more
+            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+    except Exception:  # noqa: BLE001 - of any class
+        raise NoDescription(f"{name_of(kind)}, which pickle refuses,") from None
+    if kind is object:
+        raise NoDescription("an object() without a value")
+    return (reduced, (), *[None] * 3) if isinstance(reduced, str) else (*reduced, *[None] * 3)[:5]
+
+
+def is_function(value: Any) -> bool:
+    """True for a function, a method, or an object in the place of one by functools.wraps."""
+    return inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__"))
+
+
+def is_empty(value: Any) -> bool:
+    """True for None and for a container without items, which reading may fill."""
+    return value is None or (isinstance(value, (dict, list, set)) and not value)
+
+
+class Texts:
+    """Writes texts of values.
+
+    Args:
+        roots: names of folders that end with a separator, by what stands for each: a path below one is
+            described by its place there, so that files that were moved together are the same.
+    Attributes:
+        met: the classes and functions in the values, in their order.
+    """
+
+    def __init__(self, roots: Mapping[str, str] | None = None) -> None:
+        self.met: list[Any] = []
+        self._roots = roots or {}
+        self._open: dict[int, int] = {}  # by id(), what holds the value that is being described
+
+    def relative(self, text: str) -> str:
+        """The repr of texts; in it paths below a root begin with the root's name."""
+        for root, name in self._roots.items():
+            text = text.replace(f"'{root}", f"'{{{name}}}/")
+        return text
+
+    def text(self, value: Any) -> str:
+        """Describe a value. Raises NoDescription, or RecursionError for one that is nested too deep."""
+        kind = type(value)
+        if kind is str:
+            return self.relative(repr(value))
+        if kind is int and value.bit_length() > 10_000:  # which Python does not print
+            return hex(value)
+        if kind in _PLAIN:
+            return repr(value)
+        if isinstance(value, os.PathLike):
+            return f"Path({self.relative(repr(os.fsdecode(value)))})"
+        if id(value) in self._open:
+            return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
+        self._open[id(value)] = len(self._open)
+        try:
+            return self._array(value) or self._compound(value)
+        finally:
+            del self._open[id(value)]
+
+    def _compound(self, value: Any) -> str:
+        kind = type(value)
+        if isinstance(value, type):
+            self.met.append(value)
+            return name_of(value)
+        if isinstance(value, types.ModuleType):
+            return f"module {value.__name__}"
+        if isinstance(value, enum.Enum):
+            return f"{kind.__qualname__}.{value.name or repr(value.value)}"
+        if kind in _REPR_IS_VALUE or isinstance(value, np.dtype):
+            return repr(value)
+        if is_function(value):
+            return self._function(value)
+        if kind in (list, tuple):
+            if self._repr_is_text(value):
+                with suppress(ValueError):  # of an int that Python does not print
+                    return self.relative(repr(value))
+            text = ", ".join(map(self.text, value))
+            return f"[{text}]" if kind is list else f"({text}{',' * (len(value) == 1)})"
+        if kind in (set, frozenset):
+            return f"{kind.__name__}({', '.join(sorted(map(self.text, value)))})"
+        if kind is dict or kind is types.MappingProxyType:
+            items = sorted((self.text(key), self.text(part)) for key, part in value.items())
+            return f"{{{', '.join(f'{key}: {part}' for key, part in items)}}}"
+        self.met.append(kind)
+        fields = fields_of(value)
+        if fields is not None:
+            kept = self._kept(fields)
+            parts = [self.text(part) if name == OWN else f"{name}={self.text(part)}" for name, part in kept]
+            name = name_of(kind)
+            if isinstance(value, types.GeneratorType):
+                name = f"{value.__qualname__} code:{digest_of_code(value.gi_code)}"
+            return f"{name}({', '.join(parts)})"
+        if kind.__module__.startswith("pandas.") and hasattr(value, "iloc"):
+            return self._table(value)
+        return self._pickled(value)
+
+    def _repr_is_text(self, values: Any) -> bool:
+        """True for a list or a tuple of plain values, or of tuples of them; a million need no loop here."""
+        kinds = {*map(type, values)}
+        if kinds == {tuple}:
+            kinds = {*map(type, itertools.chain.from_iterable(values))}
+        return kinds <= _PLAIN
+
+    def _kept(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        """The attributes of a part of a source; a private one only if it holds something."""
+        for name, part in sorted(fields.items()):
+            if not name.startswith("_") or name == OWN or (not is_empty(part) and self._has_text(part)):
+                yield name, part
+
+    def _has_text(self, value: Any) -> bool:
+        """True if a value has a description."""
+        opened, met = dict(self._open), len(self.met)
+        try:
+            self.text(value)
+        except (NoDescription, RecursionError):
+            self._open = opened
+            del self.met[met:]
+            return False
+        return True
+
+    def _table(self, value: Any) -> str:
+        """A table of pandas: its index, and each column by its dtype and its values."""
+        columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
+        parts = [value.index, *columns]
+        texts = []
+        for part in parts:
+            held = part.cat if hasattr(part, "cat") else part
+            has_categories = hasattr(held, "categories")
+            values = [held.categories, held.codes, held.ordered] if has_categories else [part]
+            texts += [f"{part.name!r} {part.dtype}", *(self.text(np.asarray(one)) for one in values)]
+        return f"{name_of(type(value))}({', '.join(texts)})"
+
+    def _array(self, value: Any) -> str | None:
+        """An array of numpy, a numpy scalar or a tensor, by all its bytes; None for anything else."""
+        kind, torch = type(value), sys.modules.get("torch")
+        if isinstance(value, np.generic) and not value.dtype.hasobject:
+            return f"{value.dtype}({value.item()!r})"
+        if isinstance(value, np.ma.MaskedArray):
+            return f"masked({self.text(value.data)}, {self.text(np.ma.getmaskarray(value))})"
+        if torch is not None and isinstance(value, torch.Tensor):
+            return self._tensor(value, torch)
+        if not isinstance(value, np.ndarray):
+            return None
+        name = "ndarray" if kind is np.memmap else kind.__name__
+        header = f"{name}({value.dtype}{list(value.shape)}"
+        if value.dtype.hasobject:
+            return f"{header}, {self.text(value.reshape(-1).tolist())})"
+        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+        return f"{header}, sha256:{digest_of(flat.data)})"
+
+    def _tensor(self, value: Any, torch: Any) -> str:
+        header = f"{type(value).__name__}({value.dtype}{list(value.shape)}"
+        if value.is_meta:
+            raise NoDescription(f"{header}) without data")
+        if value.is_nested or value.layout != torch.strided or value.is_quantized:
+            return f"{header}, {value.layout}, {self._pickled(value.detach().cpu())})"
+        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # The stride of a single value may be any number, and must be 1 for a view.
+        flat = flat.as_strided((value.numel(),), (1,)).view(torch.uint8)
+        return f"{header}, sha256:{digest_of(flat.numpy().data)})"
+
+    def _function(self, value: Any) -> str:
+        owner = getattr(value, "__self__", None)
+        if owner is not None and not isinstance(owner, types.ModuleType):
+            name = getattr(value, "__qualname__", type(value).__qualname__)
+            return f"{name} of {self.text(owner)}"
+        value = inspect.unwrap(value)
+        if not inspect.isfunction(value):
+            return name_of(value)
+        self.met.append(value)
+        name = name_of(value)
+        if "<lambda>" in name or "<locals>" in name:
+            name += f" code:{digest_of_code(value.__code__)}"
+        cells = [getattr(cell, "cell_contents", None) for cell in value.__closure__ or ()]
+        held = [part for part in (value.__defaults__, value.__kwdefaults__, cells) if part]
+        return (
+            f"{name}({', '.join(map(self.text, held))})"
+            if held and ("<" in name or not is_installed(value))
+            else name
+        )
+
+    def _pickled(self, value: Any) -> str:
+        """An object of a library by the parts that pickle would store."""
+        make, arguments, state, *more = _reduced(value)
+        kind = type(value)
+        parts = [] if make in (kind, copyreg.__newobj__) else [make]  # type: ignore[attr-defined]
+        parts += [part for part in (*arguments, state) if part is not kind and part is not None]
+        parts += [list(part) for part in more if part is not None]
+        return f"{name_of(kind)}({', '.join(map(self.text, parts))})"
+
+
+# ------------------------------------------------------------------------------------------------- code
+
+
+def code_of(things: Iterable[Any]) -> dict[str, str]:
+    """A digest of the code of functions and classes, and of the user's code that they use, by name.
+
+    What a function uses is what its names stand for in its module: other functions and classes, and plain
+    constants; and so on. Libraries are left out. Comments, layout, docstrings and decorators are no code.
+    """
+    found: dict[str, str] = {}
+    waiting, seen = [("", thing) for thing in things], set()
+    while waiting:
+        name, thing = waiting.pop(0)
+        thing = inspect.unwrap(thing) if callable(thing) and not isinstance(thing, type) else thing
+        if id(thing) in seen or not isinstance(thing, (type, types.FunctionType)) or is_installed(thing):
+            continue
+        seen.add(id(thing))
+        functions = [thing] if isinstance(thing, types.FunctionType) else list(_functions_of(thing))
+        parts = [digest_of_code(function.__code__) for function in functions]
+        if isinstance(thing, type):
+            waiting += [("", base) for base in thing.__bases__]
+            parts += _constants_of(thing, functions)
+        # What is defined in a function is of that; a lambda has the name that it is used by.
+        outer = thing.__qualname__.partition(".<locals>")[0]
+        place = f"{module_name(thing)}:{name if outer == '<lambda>' and name else outer}"
+        found[place] = digest_of("\n".join([*parts, found.get(place, "")]))
+        for function in functions:
+            for name, used in _used(function):
+                if isinstance(used, (dict, list, tuple)) and not _is_constant(used):  # such as a registry
+                    waiting += [("", one) for one in (used.values() if isinstance(used, dict) else used)]
+                elif callable(used):
+                    waiting.append((name, used))
+                elif name and _is_constant(used):
+                    found[f"{module_name(function)}:{name}"] = digest_of(repr(used))
+    return found
+
+
+def _functions_of(kind: type) -> Iterator[types.FunctionType]:
+    """The functions that the methods and the properties of a class are made of."""
+    for member in vars(kind).values():
+        for part in (member, *(getattr(member, name, None) for name in ("fget", "__func__", "func"))):
+            part = inspect.unwrap(part) if inspect.isfunction(part) else part
+            # What a dataclass generates is of its fields.
+            if isinstance(part, types.FunctionType) and part.__code__.co_filename != "<string>":
+                yield part
+
+
+def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """What the names in a function stand for, by name; of a module the attributes that it asks for."""
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+        for name in code.co_names:
+            held = function.__globals__.get(name)
+            if isinstance(held, types.ModuleType) and not is_installed(held):
+                yield from ((part, vars(held)[part]) for part in code.co_names if part in vars(held))
+            elif held is not None:
+                yield name, held
+    for cell in function.__closure__ or ():
+        yield "", getattr(cell, "cell_contents", None)
+
+
+def _is_constant(value: Any) -> bool:
+    if type(value) in (tuple, frozenset):
+        return all(map(_is_constant, value))
+    return type(value) in _PLAIN and value is not None
+
+
+def _constants_of(kind: type, methods: list[types.FunctionType]) -> list[str]:
+    """What a class assigns in its body; without its source what it holds, which may be a counter by now."""
+    lines = {method.__code__.co_firstlineno for method in methods}
+    files = [getattr(sys.modules.get(kind.__module__), "__file__", None)]
+    for file in files + [method.__code__.co_filename for method in methods[:1]]:
+        nodes = _definitions_in(file).get((0, kind.__name__), []) if file else []
+        nodes = [one for one in nodes if all(one.lineno <= line <= one.end_lineno for line in lines)]
+        if len(nodes) == 1:
+            return [ast.unparse(one) for one in nodes[0].body if isinstance(one, (ast.Assign, ast.AnnAssign))]
+    held = [item for item in vars(kind).items() if not item[0].startswith("__")]
+    return [f"{name}={value!r}" for name, value in held if _is_constant(value)]
+
+
+def digest_of_code(code: types.CodeType) -> str:
+    """A digest of what a function says; of its bytecode if no source says which function it is."""
+    digest = _digests.get(code)
+    if digest is None:
+        nodes = _definitions_in(code.co_filename).get((code.co_firstlineno, code.co_name), [])
+        text = ast.unparse(nodes[0]) if len(nodes) == 1 else _bytecode(code)
+        digest = _digests[code] = digest_of(text)
+    return digest
+
+
+def _definitions_in(file: str) -> dict[tuple[int, str], list[Any]]:
+    """The functions of a file by first line and name, its classes by 0 and name."""
+    linecache.checkcache(file)
+    with _parsing.held():
+        return _parsed("".join(linecache.getlines(file)))
+
+
+@functools.lru_cache(maxsize=16)
+def _parsed(source: str) -> dict[tuple[int, str], list[Any]]:
+    """The functions and classes of a text, without docstrings and decorators."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return {}
+    found: dict[tuple[int, str], list[Any]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            found.setdefault((line, node.name), []).append(node)
+        elif isinstance(node, ast.Lambda):
+            found.setdefault((node.lineno, "<lambda>"), []).append(node)
+        elif isinstance(node, ast.ClassDef):
+            found.setdefault((0, node.name), []).append(node)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            node.decorator_list = []
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+    return found
+
+
+def _bytecode(code: types.CodeType) -> str:
+    constants = [
+        _bytecode(part)
+        if isinstance(part, types.CodeType)
+        else repr(sorted(map(repr, part)) if isinstance(part, frozenset) else part)
+        for part in code.co_consts
+    ]
+    return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
