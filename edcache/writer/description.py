@@ -238,12 +238,10 @@ class Texts:
         self.met.append(kind)
         fields = fields_of(value)
         if fields is not None:
-            kept = self._kept(fields)
-            parts = [self.text(part) if name == OWN else f"{name}={self.text(part)}" for name, part in kept]
             name = name_of(kind)
             if isinstance(value, types.GeneratorType):
                 name = f"{value.__qualname__} code:{digest_of_code(value.gi_code)}"
-            return f"{name}({', '.join(parts)})"
+            return f"{name}({', '.join(self._parts(fields))})"
         if kind.__module__.startswith("pandas.") and hasattr(value, "iloc"):
             return self._table(value)
         return self._pickled(value)
@@ -255,22 +253,16 @@ class Texts:
             kinds = {*map(type, itertools.chain.from_iterable(values))}
         return kinds <= _PLAIN
 
-    def _kept(self, fields: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-        """The attributes of a part of a source; a private one only if it holds something."""
+    def _parts(self, fields: Mapping[str, Any]) -> Iterator[str]:
+        """The attributes of an object; a private one only if it holds something and can be described."""
         for name, part in sorted(fields.items()):
-            if not name.startswith("_") or name == OWN or (not is_empty(part) and self._has_text(part)):
-                yield name, part
-
-    def _has_text(self, value: Any) -> bool:
-        """True if a value has a description."""
-        opened, met = dict(self._open), len(self.met)
-        try:
-            self.text(value)
-        except (NoDescription, RecursionError):
-            self._open = opened
-            del self.met[met:]
-            return False
-        return True
+            if name == OWN:
+                yield self.text(part)
+            elif not name.startswith("_"):
+                yield f"{name}={self.text(part)}"
+            elif not is_empty(part):
+                with suppress(NoDescription):
+                    yield f"{name}={self.text(part)}"
 
     def _table(self, value: Any) -> str:
         """A table of pandas: its index, and each column by its dtype and its values."""

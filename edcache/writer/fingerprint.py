@@ -313,7 +313,7 @@ def _parts_of(name: str, value: Any) -> dict[str, Any]:
     fields = _try_fields(value)
     if fields is not None:
         return {f"{name}.{key}": part for key, part in fields.items()}
-    if not isinstance(value, (dict, list, tuple)) or len(value) > _MOST_ATTRIBUTES:
+    if type(value) not in (dict, list, tuple) or len(value) > _MOST_ATTRIBUTES:
         return {}
     items = list(value.items() if isinstance(value, dict) else enumerate(value))
     if not any(_try_fields(part) for _, part in items):
