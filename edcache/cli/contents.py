@@ -1,4 +1,4 @@
-"""info, show, ls, labels: an archive as a whole, one sample, records and labels as tables."""
+"""info, show, labels: an archive as a whole, one sample, labels as a table."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import numpy as np
 
 from edcache import dataset, display, writer
 from edcache import labels as label_tables
-from edcache.base import ReadOptions, SampleIndexError, brief, printable
+from edcache.base import Ints, ReadOptions, SampleIndexError, brief, printable
 from edcache.cli import output as out
 from edcache.cli.flags import PATH, PATHS, flags, row_flags
 
 _SHOWN_SCHEMAS: Final = 8
+_BLOCK: Final = 10_000
 
 
 def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
@@ -102,38 +103,12 @@ def _short(value: object) -> str:
     return brief(value)
 
 
-@click.command()
-@click.argument("path", type=PATH)
-@click.option("--offset", metavar="N", type=click.IntRange(0), default=0, help="Records to skip first.")
-@row_flags
-def ls(path: str, offset: int, **listing: Any) -> None:
-    """List records: index, place in the file, checksum and labels.
-
-    \b
-    Example:
-      edcache ls train.zip --offset 1000 --limit 5
-    """
-    archive, labels = open_archive(path)
-    records, start = archive.records, min(offset, len(archive.records.offset))
-    columns = {
-        "index": records.samples[start:],
-        "offset": records.offset[start:],
-        "nbytes": records.nbytes[start:],
-        "crc32": records.crc32[start:],
-    }
-    rows = _rows(labels, columns, list(labels))
-    out.print_rows((*columns, *labels), rows, len(columns["index"]), fixed=4, **listing)
-
-
-def _rows(
-    labels: label_tables.Labels, columns: Mapping[str, Any], names: Sequence[str]
-) -> Iterator[Sequence[Any]]:
-    """The values of columns, the first being the index, and of labels; some rows in memory at a time."""
-    for start in range(0, max(len(columns["index"]), 1), out.BLOCK):
-        parts = [column[start : start + out.BLOCK] for column in columns.values()]
-        taken = labels.take(parts[0])
-        values = (*(part.tolist() for part in parts), *(taken.to_list(name) for name in names))
-        yield from zip(*values, strict=True)
+def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """Rows of indices and the values of labels; some in memory at a time."""
+    for start in range(0, max(len(indices), 1), _BLOCK):
+        part = indices[start : start + _BLOCK]
+        taken = labels.take(part)
+        yield from zip(part.tolist(), *map(taken.to_list, names), strict=True)
 
 
 @click.command()
@@ -185,8 +160,7 @@ def _list(path: str, where: str | None, count: str | None, columns: str | None, 
         out.print_rows(("value", "count"), counts.items(), len(counts), **listing)
         return
     names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
-    rows = _rows(labels, {"index": indices}, names)
-    out.print_rows(("index", *names), rows, len(indices), fixed=1, **listing)
+    out.print_rows(("index", *names), _rows(labels, indices, names), len(indices), fixed=1, **listing)
 
 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from edcache.base import human_bytes, index_ranges
 from edcache.cli.call import Call
 from edcache.cli.flags import PATH, flags, output, size
 from edcache.cli.output import FAILED, bar, plural, print_report, printable
-from edcache.storage import is_in_memory, located, shown
+from edcache.storage import is_in_memory, located
 
 
 @click.command()
@@ -93,12 +93,7 @@ def _fill(
     if is_in_memory(where.path):
         where.local_path()  # which refuses shared memory, where it would be gone when this process ends
     began = time.monotonic()
-    try:
-        cache = cached(make(), path, **{name: v for name, v in options.items() if v is not None})
-    except KeyboardInterrupt:
-        is_anew = options["keep_existing"] is False
-        state = "is as it was before" if is_anew else "keeps what was computed; the same command goes on"
-        raise KeyboardInterrupt(f"interrupted; {shown(path)} {state}") from None
+    cache = cached(make(), path, **{name: v for name, v in options.items() if v is not None})
     info = cache.info()
     document = {name: info[name] for name in ("path", "samples", "present", "nbytes")}
     document |= {"failed": len(cache.errors), "missing": cache.missing.tolist()}

@@ -60,7 +60,7 @@ def caches(
         header = ("path", "size", "present", "length", "complete", "written", "about")
         rows = [_row(folder, archive, size_of(archive.nbytes)) for archive in listed]
         what, total = out.plural(len(listed), "archive"), sum(archive.nbytes for archive in listed)
-    out.print_rows(header, rows, len(rows), whole=1, **listing)
+    out.print_rows(header, rows, len(rows), **listing)
     if is_table:
         out.print_lines([f"{out.printable(folder)}: {what}, {human_bytes(total)}"])
 
@@ -100,39 +100,28 @@ def _row(folder: str, archive: tools.Listed, nbytes: Any) -> tuple[Any, ...]:
 
 @click.command()
 @click.argument("path", type=PATH)
-@click.argument("factory", metavar="[MODULE:FACTORY]", required=False)
+@click.argument("factory", metavar="MODULE:FACTORY")
 @flags("arguments", "version", "as_json")
-def why(path: str, factory: str | None, arguments: Sequence[str], version: str | None, as_json: bool) -> None:
-    """Say of which call an archive is, or how it differs from one.
+def why(path: str, factory: str, arguments: Sequence[str], version: str | None, as_json: bool) -> None:
+    """Say how the call that made an archive differs from another; exit 1 if anything does.
 
-    With a call, exit 1 if anything differs. The function is loaded and its arguments are read as by build;
-    it is not called. Samples are not compared. A source that changed is named too, although on its own it
-    only makes a call warn.
+    The function is loaded and its arguments are read as by build; it is not called. Samples are not
+    compared. A source that changed is named too, although on its own it only makes a call warn.
 
     \b
     Example:
       edcache why train.zip digits:make --arg split=train
     """
-    if factory is None and (arguments or version is not None):
-        raise click.UsageError("--arg and --version belong to a call; name its MODULE:FACTORY too")
-    head = tools.head_of(path)
-    none = None if head.fingerprint else "none: the archive was written without a dataset"
-    made = display.provenance(head.fingerprint)
-    lines = list(out.paired_lines([("archive", shown(path)), ("fingerprint", none), *made]))
-    different: list[str] = []
-    if factory is not None:
-        call = Call(factory, arguments, version)
-        expected = call.fingerprint()
-        different += writer.differences(head.fingerprint, expected)
-        different += dataset.label_differences(head, call.options.in_memory_keys)
-        different += [
-            f"code of {name}: changed, of which a call in Python only warns"
-            for name in writer.changed_code(head.fingerprint, expected)
-        ]
-        text = out.printable(display.call_text(expected))
-        lines += ["", f"differs from {text}:" if different else f"matches {text}"]
-        lines += [f"  {out.printable(line)}" for line in different]
-    document = {"path": shown(path), "fingerprint": head.fingerprint, "differences": different}
-    out.print_report(as_json, document, lines)
+    call, head = Call(factory, arguments, version), tools.head_of(path)
+    expected = call.fingerprint()
+    changed = writer.changed_code(head.fingerprint, expected)
+    different = [
+        *writer.differences(head.fingerprint, expected),
+        *dataset.label_differences(head, call.options.in_memory_keys),
+        *(f"code of {name}: changed, of which a call in Python only warns" for name in changed),
+    ]
+    verdict = f"{shown(path)} {'differs from' if different else 'matches'} {display.call_text(expected)}"
+    lines = map(out.printable, [verdict, *(f"  {line}" for line in different)])
+    out.print_report(as_json, {"path": shown(path), "differences": different}, lines)
     if different:
         sys.exit(out.FAILED)

@@ -41,20 +41,18 @@ def verify(
     """
     if expected_digest is not None and len(paths) > 1:
         raise click.UsageError("--digest is that of one archive; verify the others by calls of their own")
-    same = ("sound", "quick", "sealed", "samples", "missing", "failures", "chunks", "nbytes", "superseded")
 
     def report(path: str) -> out.Report:
         with out.bar("verifying", path, progress) as on_progress:
             verified = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
-        names = (*same, "dead", "problems")
-        document = {"path": shown(path)} | {name: getattr(verified, name) for name in names}
+        document = {"path": shown(path), "sound": verified.sound} | vars(verified)
         return document, _verify_lines(shown(path), verified), verified.sound
 
     out.print_reports(paths, as_json, report)
 
 
 def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
-    """The problems, then the result, then what compacting would give back."""
+    """The problems, then the result, then what a copy over itself would give back."""
     yield from map(out.printable, report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
@@ -70,9 +68,7 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
     if report.failures:
         yield f"{out.plural(report.failures, 'sample')} failed when tried; they are among the missing"
     if report.dead:
-        outdated = out.plural(report.superseded, "outdated record")
-        records = f", {outdated} among them" if report.superseded else ""
-        yield f"{human_bytes(report.dead)} are dead{records}; edcache copy {path} -o {path} leaves them out"
+        yield f"{human_bytes(report.dead)} are dead; edcache copy {path} -o {path} leaves them out"
 
 
 @click.command()
@@ -176,12 +172,9 @@ def _save(
 
 
 def _saved_lines(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line a file, and one for all."""
+    """A line a file."""
     for one in documents:
         missing = one["samples"] - one["present"]
         left_out = f", {missing:,} left out" if missing else ""
         samples = f"{out.plural(one['samples'], 'sample')}{left_out}"
         yield f"{out.printable(one['path'])}: {samples}, {human_bytes(one['nbytes'])}"
-    if len(documents) > 1:
-        samples, nbytes = (sum(one[name] for one in documents) for name in ("samples", "nbytes"))
-        yield f"{out.plural(samples, 'sample')} in {len(documents):,} archives, {human_bytes(nbytes)}"

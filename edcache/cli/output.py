@@ -20,7 +20,6 @@ from edcache.base import printable as printable  # what all commands print by
 from edcache.cli.flags import flag_of
 from edcache.storage import shown
 
-BLOCK: Final = 10_000
 FAILED: Final = 1
 _INTERRUPTED: Final = 130
 _FIRST: Final = 20
@@ -43,16 +42,13 @@ def cell(value: object) -> str:
     return shortened(printable(brief(value)))
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[object]], *, whole: int = 0) -> Iterator[str]:
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """Aligned columns, line by line; numbers and sizes to the right.
 
-    In `whole` columns from the left nothing is shortened: they hold what is typed elsewhere.
+    In the first column nothing is shortened: it names what a row is about, and is typed elsewhere.
     """
-    texts = (
-        [printable(str(value)) for value in row[:whole]] + [cell(value) for value in row[whole:]]
-        for row in rows
-    )
-    return text_table([cell(name) for name in header], texts)
+    texts = ([printable(brief(row[0])), *map(cell, row[1:])] for row in rows)
+    return text_table(list(map(cell, header)), texts)
 
 
 def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
@@ -86,7 +82,6 @@ def print_rows(
     form: str | None,
     limit: int | None,
     fixed: int | None = None,
-    whole: int = 0,
 ) -> None:
     """Print rows as a table, of which 20 without a limit, as CSV, or as one JSON list with an object a row.
 
@@ -100,7 +95,7 @@ def print_rows(
             sys.stdout.write(",\n " * (number > 0) + json.dumps(_object(header, row, fixed)))
         sys.stdout.write("]\n")
     else:
-        print_lines(table(header, islice(rows, _FIRST if limit is None else limit), whole=whole))
+        print_lines(table(header, islice(rows, _FIRST if limit is None else limit)))
         if limit is None and total > _FIRST:
             click.echo(f"... of {total:,} rows; --limit shows more, --csv and --json show all", err=True)
 
@@ -158,8 +153,8 @@ def errors_in_one_line() -> Iterator[None]:
         yield
     except BrokenPipeError:
         raise  # click ends quietly when nobody reads on
-    except KeyboardInterrupt as stop:
-        _fail(stop.args[0] if stop.args else "interrupted", _INTERRUPTED)
+    except KeyboardInterrupt:
+        _fail("interrupted", _INTERRUPTED)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "torch":
             raise

@@ -34,8 +34,7 @@ class Report:
     that was looked at is proven. samples, missing, chunks, failures: of the dataset, as the chunks
     tell; failures are those of the missing that were tried. nbytes: of the file. sealed: whether it was;
     has_writer: where not, whether a process writes it now.
-    superseded: records that a newer one has outdated. dead: bytes that only older states of the archive
-    need; `ds.save(ds.path)` leaves them out.
+    dead: bytes that only older states of the archive need; `ds.save(ds.path)` leaves them out.
     quick: the samples' records were not read.
     """
 
@@ -46,7 +45,6 @@ class Report:
     nbytes: int = 0
     sealed: bool = False
     has_writer: bool = False
-    superseded: int = 0
     dead: int = 0
     quick: bool = False
     problems: list[str] = field(default_factory=list)
@@ -109,7 +107,6 @@ def verify(
         nbytes=survey.size,
         sealed=survey.seal is not None,
         has_writer=survey.has_writer,
-        superseded=survey.superseded,
         dead=survey.dead,
         quick=quick,
         problems=survey.problems,
@@ -152,7 +149,6 @@ class Survey:
         contents: the newest record of every sample. revised: the label table, revisions included. Where the
             tables cannot be joined, which is a problem, there is nothing in them.
         has_writer: whether a process writes the archive now; False where that cannot be asked.
-        superseded: records that a newer one of the same sample has outdated.
         problems: one line each, with path and offset.
     """
 
@@ -166,7 +162,7 @@ class Survey:
         self.size = file.size()
         self.path = file.path
         self.problems: list[str] = []
-        self.dead = 0
+        self._outdated_nbytes = 0
         self._file, self._pread = file, file.pread
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         self._reads_records, self._on_position = reads_records, on_position
@@ -174,6 +170,7 @@ class Survey:
         self.chain = format.Chain(self.head, cursor, self.path)
         headers: list[Header] = []
         self._damaged_seals: list[Seal] = []
+        self._head_end = cursor.offset
         for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
             self._check_old_seal(header)
             self.chain.note(self._pread, header)
@@ -196,26 +193,37 @@ class Survey:
             self._check_seal(self.seal)
         else:
             self._check_end()
-        self.dead += sum(h.next - h.offset for h in headers if h.seq in self.chain.lost)
+        self.dead = self._dead()
 
     def _problem(self, offset: int, what: str) -> None:
         self.problems.append(
             f'{self.path}: at offset {offset:,}: {what}; run "edcache copy {self.path} -o NEW --skip-damaged"'
         )
 
+    def _dead(self) -> int:
+        """The bytes that only older states of the archive need."""
+        needed, seal = self._head_end - self._outdated_nbytes, self.chain.seal
+        for header in self.chain.entries:
+            # Behind an entry that leaves a seal valid, a zip directory stood or stands.
+            end = header.payload_end if header.keeps_seal else min(header.next, self.size)
+            needed += end - header.offset
+        if seal is not None:
+            needed += (
+                seal.labels.payload_end - seal.index.offset + len(self.chain.directory(self._pread, seal))
+            )
+        return self.size - needed
+
     # --- tables ---
 
     def _merged(self) -> Contents:
-        self.superseded = self._rows_nbytes = 0
         try:
             contents = self.chain.contents(self._table)
         except (CorruptArchiveError, LabelError) as error:
             self._problem(0, f"its chunks do not go together: {error}")
-            self._is_joined, self.superseded = False, 0
+            self._is_joined, self._outdated_nbytes = False, 0
             names = [name for name, _ in self.head.labels]
             return format.merge([], self._table, None, names, self.path)
-        self.superseded -= len(contents.index.records.offset)
-        self.dead += self._rows_nbytes - int(contents.index.records.nbytes.sum())
+        self._outdated_nbytes -= int(contents.index.records.nbytes.sum())
         return contents
 
     def _table(self, header: Header) -> ChunkTable | None:
@@ -228,8 +236,7 @@ class Survey:
                 self._check_crc(header, format.payload_crc(self._pread, header))
             self._on_position(min(header.next, self.size))
             return None
-        self.superseded += len(table.records.offset)
-        self._rows_nbytes += int(table.records.nbytes.sum())
+        self._outdated_nbytes += int(table.records.nbytes.sum())
         alignment = np.where(table.records.nbytes >= 1024, np.uint64(64), np.uint64(8))
         rows = np.flatnonzero(table.records.offset % alignment)
         _report_rows(header, table, rows, "is not aligned", self._problem)
@@ -291,9 +298,6 @@ class Survey:
         is_there = directory and end == format.align(start + len(directory), format.PAGE)
         if not is_there or self._pread(start, end - start) != directory.ljust(end - start, b"\0"):
             self._damaged_seals.append(seal)
-        self.dead += end - start
-        if not following.keeps_seal:
-            self.dead += seal.labels.payload_end - seal.index.offset
 
     def _check_seal(self, seal: Seal) -> None:
         if self.chain.seal != seal:
@@ -332,13 +336,10 @@ class Survey:
     def _check_end(self) -> None:
         """What an unsealed archive may end with: an entry, or a seal and its directory; and a torn tail."""
         seal, at = self.chain.seal, self.chain.cursor.offset
-        end = at
         if seal is not None:
             start, directory = seal.directory_offset, self.chain.directory(self._pread, seal)
-            end = start + len(directory)
             if self._pread(start, len(directory)) != directory:
                 self._problem(start, "the zip directory does not list what the chain holds")
-        self.dead += max(0, self.size - end)
         if self.size <= at:
             return
         later = next(format.find_headers(self._file, at + 1, self.size, self.head.uuid), None)
@@ -387,7 +388,7 @@ def check_chunk(
     end = start + records.nbytes.astype(np.int64)
     # A record may reach over many windows.
     crcs, block_crcs = np.zeros(len(start), np.uint32), b""
-    has_foreign = False
+    foreign: list[int] = []
     crc = crc32(format.padding_of(pread, header), crc32(table_bytes))
     for base in range(0, header.payload_end - first_offset, _WINDOW):
         nbytes = min(_WINDOW, header.payload_end - first_offset - base)
@@ -401,24 +402,14 @@ def check_chunk(
         high = (end[first:last] - base).clip(None, len(window))
         parts = zip(low.tolist(), high.tolist(), crcs[first:last].tolist(), strict=True)
         crcs[first:last] = [crc32(window[begin:stop], before) for begin, stop, before in parts]
-        foreign = _foreign(window, np.append(0, high), np.append(low, len(window)))
-        if len(foreign) and not has_foreign:
-            has_foreign = True
-            on_problem(first_offset + base + int(foreign[0]), "bytes that belong to no record are not zero")
+        gaps = zip([0, *high.tolist()], [*low.tolist(), len(window)], strict=True)
+        foreign += [base + begin for begin, stop in gaps if window[begin:stop].tobytes().strip(b"\0")]
+    if foreign:
+        on_problem(first_offset + foreign[0], "bytes that belong to no record are not zero")
     _report_rows(header, table, np.flatnonzero(crcs != records.crc32), "fails its crc32", on_problem)
     if block_crcs != table_bytes[len(table_bytes) - table.behind_nbytes :]:
         on_problem(first_offset, "the crc32 of its blocks do not fit its records")
     return crc
-
-
-def _foreign(window: memoryview, start: Ints, end: Ints) -> Ints:
-    """Where bytes of some gaps are not zero."""
-    nbytes = end - start
-    before = np.cumsum(nbytes) - nbytes
-    # Byte k of all gaps, one behind the other, is byte k - before of its gap.
-    places = np.repeat(start - before, nbytes) + np.arange(nbytes.sum())
-    foreign: Ints = places[np.frombuffer(window, np.uint8)[places] != 0]
-    return foreign
 
 
 def _report_rows(header: Header, table: ChunkTable, rows: Ints, what: str, on_problem: OnProblem) -> None:

@@ -849,11 +849,11 @@ def test_the_command_line_reads_urls_and_shows_no_credentials(served, monkeypatc
         "info",
         "digest --json",
         "show 3 --json",
-        "ls --limit 2",
+        "labels --limit 2",
         "verify --quick",
         "verify --json",
     ]
-    for line in [*lines, "labels --count label --limit 1", "why"]:
+    for line in [*lines, "labels --count label --limit 1"]:
         name, *options = line.split()
         done = CliRunner().invoke(main, [name, url, *options])
         assert done.exit_code == 0, done.output

@@ -366,7 +366,7 @@ def test_a_password_is_in_nothing_that_is_shown_or_pickled(server, monkeypatch):
     rights = {"passwords": [f"+{PASSWORD}"], "categories": ["+@all"], "keys": ["*"]}
     server.raw.acl_setuser("someone", enabled=True, **rights)
     ds, each = CachedDataset(Source(), url, in_memory_keys=["y"]), RedisDataset(Source(), url)
-    run = [CliRunner().invoke(cli.main, [command, url]) for command in ("info", "verify", "ls")]
+    run = [CliRunner().invoke(cli.main, [command, url]) for command in ("info", "verify", "labels")]
     assert [done.exit_code for done in run] == [0, 0, 0]
     shown = [repr(ds), repr(each), str(ds.info()), ds.path, each.path, *(done.output for done in run)]
     for refused in (f"{url}&foo=1", f"{url}&ttl=0", f"{url}&socket_timeout=x", url.replace("sock", "none")):

@@ -274,7 +274,7 @@ def test_the_command_line_too(tmp_path):
         from edcache.cli import main
         full = os.path.join(top, "full.zip")
         for path in (full, "a.zip"):
-            for command in (["info"], ["verify"], ["ls"], ["show", "0"]):
+            for command in (["info"], ["verify"], ["labels"], ["show", "0"]):
                 ended = CliRunner().invoke(main, [command[0], path, *command[1:]])
                 print(ended.exit_code, ended.output.splitlines()[0])
         """,

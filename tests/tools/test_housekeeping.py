@@ -483,23 +483,10 @@ def test_conditions_that_do_not_read_are_wrong_usage(cache: Path, condition: str
 # --------------------------------------------------------------------------------------------- why
 
 
-def test_why_tells_the_fingerprint(digits: Any, cache: Path) -> None:
-    path = Path(digits.cached("train", 5).path)
-    lines = run("why", path).stdout.splitlines()
-    assert [line.split(None, 1) for line in lines] == [
-        ["archive", str(path)],
-        ["factory", "cached"],
-        ["argument", "split='train'"],
-        ["argument", "n=5"],
-        ["version", "2"],
-    ]
-    assert lines[0] == f"archive   {path}"
-
-
 def test_why_of_an_archive_that_matches_a_call(digits: Any, tmp_path: Path) -> None:
     run("build", "digits:make", "-o", "a.zip", "--arg", "split=train")
     result = run("why", "a.zip", "digits:make", "--arg", "split=train")
-    assert result.stdout.splitlines()[-1] == "matches make(split='train', n=4)"
+    assert result.stdout == "a.zip matches make(split='train', n=4)\n"
     run("build", "digits:cached", "-o", "b.zip", "--arg", "split=train", "--version", "5")
     run("why", "b.zip", "digits:cached", "--arg", "split=train", "--version", "5")
     run("why", "b.zip", "digits:cached", "--arg", "split=train", code=1)
@@ -510,9 +497,9 @@ def test_why_tells_each_difference_on_a_line(digits: Any, tmp_path: Path) -> Non
     result = run(
         "why", "a.zip", "digits:never", "--arg", "split=test", "--arg", "n=9", "--version", "v2", code=1
     )
-    shown = result.stdout.split("\n\n")[1].splitlines()
+    shown = result.stdout.splitlines()
     assert shown[:5] == [
-        "differs from never(split='test', n=9):",
+        "a.zip differs from never(split='test', n=9)",
         "  factory: 'make' in the archive, 'never' now",
         "  version: 'v1' in the archive, 'v2' now",
         "  argument split: 'train' in the archive, 'test' now",
@@ -528,7 +515,7 @@ def test_why_tells_a_source_that_changed(digits: Any, tmp_path: Path) -> None:
     source.write_text(source.read_text().replace("return Digits(split, n)", "return Digits(split, n + 1)", 1))
     sys.modules.pop("digits")
     shown = run("why", "a.zip", "digits:make", "--arg", "split=train", code=1).stdout.splitlines()
-    assert shown[-2] == "differs from make(split='train', n=4):"
+    assert shown[-2] == "a.zip differs from make(split='train', n=4)"
     assert shown[-1] == "  code of digits:make: changed, of which a call in Python only warns"
 
 
@@ -543,11 +530,9 @@ def test_why_of_archives_that_no_call_made(digits: Any, tmp_path: Path) -> None:
     archive(tmp_path / "writer.zip")
     call = ["digits:make", "--arg", "split=train"]
     lines = run("why", "writer.zip", *call, code=1).stdout.splitlines()
-    assert lines[1].split(None, 1) == ["fingerprint", "none: the archive was written without a dataset"]
     assert lines[-1] == "  the archive says nothing about where its samples come from"
     CachedDataset(digits.make("train"), "object.zip")
     lines = run("why", "object.zip", *call, code=1).stdout.splitlines()
-    assert lines[1].split() == ["type", "Digits"]
     assert lines[-1] == "  made from an object of type Digits"
 
 
@@ -564,9 +549,10 @@ def test_why_of_a_head_that_a_stranger_wrote(digits: Any, tmp_path: Path) -> Non
 
 def test_why_errors(digits: Any, tmp_path: Path) -> None:
     path = archive(tmp_path / "a.zip")
-    assert error_of("why", tmp_path / "none.zip").startswith(f"{tmp_path}/none.zip: no such file; ")
+    call = ["digits:make", "--arg", "split=a"]
+    assert error_of("why", tmp_path / "none.zip", *call).startswith(f"{tmp_path}/none.zip: no such file; ")
     assert error_of("why", path, "digits:nothing").startswith('cannot load "digits:nothing": ')
-    assert "name its MODULE:FACTORY too" in run("why", path, "--arg", "split=a", code=2).stderr
+    assert "MODULE:FACTORY" in run("why", path, code=2).stderr
     assert "missing a required argument: 'split'" in run("why", path, "digits:make", code=2).stderr
 
 
