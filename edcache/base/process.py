@@ -79,8 +79,7 @@ def _begin_process() -> None:
     _process = object()
 
 
-if hasattr(os, "register_at_fork"):  # pragma: no branch - where it is absent, nothing forks
-    os.register_at_fork(after_in_child=_begin_process)
+os.register_at_fork(after_in_child=_begin_process)
 
 
 def module_name(thing: Any) -> str:

@@ -169,8 +169,7 @@ def _bar_class() -> Any:
         LockedBar.set_lock(threading.RLock())
 
     renew()
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=renew)
+    os.register_at_fork(after_in_child=renew)
     return LockedBar
 
 

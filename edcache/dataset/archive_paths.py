@@ -48,7 +48,7 @@ def natural_key(path: str) -> tuple[list[list[object]], str]:
     """What sorts paths part by part, and numbers in them by their values."""
     return [
         [int(text) if place % 2 else text for place, text in enumerate(re.split("([0-9]+)", part))]
-        for part in re.split(r"[/\\]" if os.sep == "\\" else "/", path)
+        for part in path.split("/")
     ], path
 
 

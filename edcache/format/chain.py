@@ -14,7 +14,7 @@ from edcache import base
 from edcache.base import CorruptArchiveError
 from edcache.format import spec, tables
 from edcache.format.chunk_tables import Contents, Merge, merge
-from edcache.format.revisions import Placed, Revised, revised
+from edcache.format.revisions import Revised, revised
 from edcache.format.spec import Cursor, Head, Header, PRead, Seal
 from edcache.format.tables import ChunkTable, Failure, Revision
 
@@ -23,7 +23,6 @@ _PIECE_NBYTES = 1 << 22
 _WINDOW = 1024 * spec.PAGE
 # Amendments may name an entry that an earlier one gave up, as their ranges are few; not without end.
 _MOST_LOST = 100
-# What a failure takes in memory, its texts aside.
 
 
 class Chain:
@@ -214,8 +213,7 @@ class Chain:
         """Where every sample lies, and its labels; as `merge` does it."""
         names = [name for name, _ in self.head.labels]
         failures = [failure for _, failure in self.failures.values()]
-        how = names, self.where, failures, before
-        return merge(self.chunks, table, self.length, *how)
+        return merge(self.chunks, table, self.length, names, self.where, failures, before)
 
     def revised(
         self,
@@ -227,8 +225,8 @@ class Chain:
         headers = self.revisions if headers is None else headers
         if not headers:
             return Revised(contents.labels, None)
-        revisions = [(header.seq, revision(header)) for header in headers]
-        placed = [Placed(seq, labels) for seq, labels in revisions if labels is not None]
+        read = [(header.seq, revision(header)) for header in headers]
+        placed = [(seq, labels) for seq, labels in read if labels is not None]
         records = contents.index.records
         written = chunk_numbers(self.chunks, records.offset)
         whole = revised(contents.labels, records.index, written, placed, contents.index.length, self.where)

@@ -26,6 +26,7 @@ from edcache.format.tables import (
     entries_of,
     failures_of,
     reported,
+    schemas_of,
 )
 
 LINES: Final = ("index", "offset", "nbytes", "raw_nbytes", "schema")
@@ -39,7 +40,7 @@ PAGE_DTYPE: Final = np.dtype(
 """A row of the table of pages: 72 bytes."""
 WIDTHS: Final = np.array([0, 1, 2, 4, 8])
 """The bytes of a difference, by its code of three bits in `widths`."""
-_INDEX, _OFFSET, _NBYTES, _RAW, _SCHEMA = range(len(LINES))
+_INDEX, _OFFSET, _NBYTES, _, _SCHEMA = range(len(LINES))
 _LATTICE_BITS: Final = LATTICE.bit_length() - 1
 _BLOCK_ROW: Final = 24
 _PREFIX: Final = 8
@@ -246,20 +247,12 @@ def parse_root(table: bytes | memoryview, rows: int, payload_nbytes: int, size: 
             chunks,
             blocks_at,
             blocks_crc,
-            _schemas(meta["schemas"]),
+            schemas_of(meta["schemas"]),
             _failures(meta.get("failed", []), length),
             _labels(meta["labels"]) if "labels" in meta else None,
         )
         _check_pages(root, size)
         return root
-
-
-def _schemas(schemas: Any) -> list[str]:
-    if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
-        raise ValueError("its schemas are not texts")
-    if len(schemas) > MAX_SCHEMAS:
-        raise ValueError(f"it has {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
-    return schemas
 
 
 def _failures(value: Any, length: int) -> list[Failure]:
@@ -317,10 +310,9 @@ def _check_pages(root: IndexRoot, size: int) -> None:
         raise ValueError("sizes before compression, of records that are not compressed")
 
 
-def check_page(root: IndexRoot, number: int, payload: bytes | memoryview, size: int) -> int:
+def check_page(root: IndexRoot, number: int, payload: bytes | memoryview, size: int) -> None:
     """Check the rows of a page, whose crc32 fits, mostly by the largest differences: no column is made.
 
-    Returns: what no raw_nbytes of the page is above.
     Raises: CorruptArchiveError, they are out of order, or do not lie in a file of `size` bytes.
     """
     page, rows = root.pages[number], root.page_rows(number)
@@ -352,7 +344,6 @@ def check_page(root: IndexRoot, number: int, payload: bytes | memoryview, size: 
             raise ValueError("its records take other bytes than the table says")
         if base[_SCHEMA] + most[_SCHEMA] >= MAX_SCHEMAS:
             raise ValueError("a schema that is none")
-    return int(base[_RAW] + most[_RAW])
 
 
 def unpack_page(root: IndexRoot, number: int, payload: bytes | memoryview) -> Records:

@@ -1,7 +1,7 @@
 """labels.arrow: an Arrow IPC file of record batches, and behind them a table of where each column lies.
 
 A reader takes names and types from the footer and everything else from that table (spec.py section 4), so it
-never looks at the messages of the batches. `parse_labels` proves that they say the same to other readers.
+never looks at the messages of the batches. `checked_labels` proves that they say the same to other readers.
 """
 
 from __future__ import annotations
@@ -153,14 +153,6 @@ class LabelFile:
         self._sink(data)
         self._nbytes += len(data)
         self._crc = crc32(data, self._crc)
-
-
-def pack_labels(labels: pa.Table) -> tuple[bytearray, int]:
-    """The Arrow IPC file labels.arrow, and the bytes of the table at its end."""
-    data = bytearray()
-    file = LabelFile(data.extend, labels.schema)
-    file.write(labels)
-    return data, file.finish().table_nbytes
 
 
 def _buffer_count(kind: pa.DataType) -> int:
@@ -452,11 +444,6 @@ def sealed_labels(
 
     (table,) = load([Extent(header.table_offset - start, header.table_nbytes, header.table_crc)])
     return parse_label_table(table, header.payload_nbytes, header.samples, load, names, told_by, where)
-
-
-def parse_labels(data: Any, rows: int, table_nbytes: int) -> pa.Table:
-    """All of a labels.arrow as a table; see `checked_labels`."""
-    return checked_labels(data, rows, table_nbytes).table
 
 
 def checked_labels(

@@ -17,13 +17,6 @@ from edcache.format.types import Clash, LabelTypes, column_type, no_type, unify_
 _FEW: Final = 1 << 20
 
 
-class Placed(NamedTuple):
-    """A revision and the sequence number of its entry."""
-
-    seq: int
-    revision: Revision
-
-
 class Revised(NamedTuple):
     """The label table that chunks and revisions make together.
 
@@ -53,12 +46,18 @@ class _Layer(NamedTuple):
 
 
 def revised(
-    labels: pa.Table, index: Ints | None, written: Ints, revisions: Sequence[Placed], length: int, where: str
+    labels: pa.Table,
+    index: Ints | None,
+    written: Ints,
+    revisions: Sequence[tuple[int, Revision]],
+    length: int,
+    where: str,
 ) -> Revised:
     """Apply revisions to the labels that the chunks have (spec.py section 3).
 
     index: the sample of each record, rising; None where dense. written: the sequence number of each record's
-    chunk. length: samples of the dataset. Raises LabelError, where no writer has published.
+    chunk. revisions: (sequence number of its entry, revision). length: samples of the dataset. Raises
+    LabelError, where no writer has published.
     Memory: of a column that is put together its bytes twice and 8 bytes a row; others are not copied.
     """
     if not revisions:

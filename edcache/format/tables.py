@@ -174,14 +174,14 @@ def parse_chunk_table(data: Any, rows: int) -> ChunkTable:
     with reported("the chunk's table"):
         metadata, end = check_stream(data, len(COLUMNS) + MAX_LABELS)
         table = _read(data, rows, _RECORDS)
-        meta = _meta(metadata, {_META}, {"schemas", "records_nbytes", "labels"})
+        meta = _meta(metadata, {"schemas", "records_nbytes", "labels"})
         labels = _label_table(table)
         records = _records(table)
         types = LabelTypes.from_json(meta["labels"])
         nbytes = meta["records_nbytes"]
         if type(nbytes) is not int or nbytes < 0:
             raise ValueError(f"it says that its records take {str(nbytes)[:80]} bytes")
-        return ChunkTable(records, labels, _schemas(meta), types, nbytes, len(data) - end)
+        return ChunkTable(records, labels, schemas_of(meta["schemas"]), types, nbytes, len(data) - end)
 
 
 def _label_table(table: pa.Table) -> pa.Table:
@@ -205,7 +205,7 @@ def parse_revision(data: Any, rows: int) -> Revision:
         if end != len(data):
             raise ValueError("bytes behind its table")
         table = _read(data, rows, [[], ["index"]])
-        dropped = _meta(metadata, {_META}, {"dropped"})["dropped"]
+        dropped = _meta(metadata, {"dropped"})["dropped"]
         if type(dropped) is not list or any(type(name) is not str for name in dropped):
             raise ValueError("the columns that it drops are not names")
         if len(set(dropped)) != len(dropped):
@@ -284,14 +284,12 @@ def check_types(schema: pa.Schema, own: Mapping[str, str]) -> None:
             raise ValueError(f"column {field.name[:80]!r} is {kind[:80]}, which no writer makes")
 
 
-def _meta(
-    metadata: Metadata, keys: Set[bytes], names: Set[str], optional: Set[str] = frozenset()
-) -> dict[str, Any]:
+def _meta(metadata: Metadata, names: Set[str]) -> dict[str, Any]:
     """The object of JSON in a table's metadata, which has these names."""
-    if metadata.keys() != keys:
+    if metadata.keys() != {_META}:
         raise ValueError("it lacks its metadata, or has more")
     meta = base.loads(metadata[_META])
-    if type(meta) is not dict or not names - optional <= meta.keys() <= names:
+    if type(meta) is not dict or meta.keys() != names:
         raise ValueError("its metadata has other keys than are written")
     return meta
 
@@ -312,8 +310,8 @@ def _values(table: pa.Table, name: str) -> npt.NDArray[Any]:
     return values
 
 
-def _schemas(meta: Mapping[str, Any]) -> list[str]:
-    schemas = meta["schemas"]
+def schemas_of(schemas: Any) -> list[str]:
+    """Read what JSON has of schemas; ValueError for anything else."""
     if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
         raise ValueError("its schemas are not texts")
     if len(schemas) > MAX_SCHEMAS:

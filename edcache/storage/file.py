@@ -456,7 +456,7 @@ class File(_Handle, ByteSource):
 
 def _filesystem(device: int) -> str:
     """The type of the file system of a device number, "" where the system does not tell."""
-    name = f"{os.major(device)}:{os.minor(device)}" if hasattr(os, "major") else ""
+    name = f"{os.major(device)}:{os.minor(device)}"
     try:
         with open(_MOUNTS, encoding="utf-8", errors="replace") as mounts:
             lines = [line.split(" - ") for line in mounts]

@@ -21,7 +21,6 @@ from edcache.writer.fingerprint import comparable, differences, stale_message
 from edcache.writer.publisher import FailureOf, Publisher
 from edcache.writer.store import Store, store_at
 
-# What a fill knows of each sample, and what comes and goes while it looks for those that are missing.
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
 
 

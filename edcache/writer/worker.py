@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import random
 import signal
-import sys
 import threading
 import time
 from contextlib import closing, suppress
 from multiprocessing import connection, parent_process
 from typing import Any, Final
 
+import numpy as np
 import torch
 
 from edcache.writer.job import Job, carried, refusal
@@ -97,8 +97,7 @@ def _prepare(turn: _Turn, number: int) -> None:
     seed = (int(torch.randint(1 << 31, ())) + number) % (1 << 32)
     torch.manual_seed(seed)
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+    np.random.seed(seed)
     threading.Thread(target=_end_with_parent, name="edcache-parent", daemon=True).start()
 
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 import reference
+from label_files import pack_labels
 from range_server import serving
 
 import edcache
@@ -23,9 +24,7 @@ from edcache.format import label_file, same_tables
 from edcache.format.label_file import (
     LabelFile,
     checked_labels,
-    pack_labels,
     parse_label_table,
-    parse_labels,
 )
 
 ROWS = 100
@@ -268,7 +267,7 @@ def test_a_table_that_lies_is_refused(at, value, message):
     code = "<I" if 72 <= at < 80 else "<Q"
     data = lying(data, nbytes, at, value, code)
     with pytest.raises(CorruptArchiveError):
-        parse_labels(data, 150, nbytes)
+        checked_labels(data, 150, nbytes)
     with pytest.raises(CorruptArchiveError, match=message):
         labels = parse_label_table(data[len(data) - nbytes :], len(data), 150, loader(data))
         labels.column("y")
@@ -288,4 +287,4 @@ def test_a_file_that_others_read_as_another_is_refused(change):
     at = places[change]()
     data[at] = ord("x") if change == "stream" else data[at] ^ 8
     with pytest.raises(CorruptArchiveError):
-        parse_labels(data, 150, nbytes)
+        checked_labels(data, 150, nbytes)

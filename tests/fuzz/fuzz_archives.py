@@ -20,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import torch
 from fuzz_draw import Draw
+from label_files import pack_labels
 
 from edcache import CacheWriter
 from edcache.format import spec as format
 from edcache.format.index_pages import pack_index, parse_index
-from edcache.format.label_file import pack_labels
 from edcache.format.spec import Header
 from edcache.format.tables import Failure, IndexTable, Records
 from edcache.writer.appender import Appender

@@ -12,10 +12,11 @@ import numpy as np
 import pyarrow as pa
 from fuzz_archives import INDEX_DTYPES, INDEX_TYPES
 from fuzz_draw import Draw
+from label_files import pack_labels
 
 from edcache.errors import CorruptArchiveError
 from edcache.format.index_pages import check_page, pack_index, parse_root, unpack_page
-from edcache.format.label_file import pack_labels, parse_label_table, parse_labels
+from edcache.format.label_file import checked_labels, parse_label_table
 from edcache.format.tables import IndexTable, Records, parse_chunk_table, spread
 
 _TYPES = [
@@ -206,7 +207,7 @@ def _parse(kind: str, data: bytes, rows: int) -> None:
         return [memoryview(data)[extent.at : extent.at + extent.nbytes] for extent in extents]
 
     with suppress(CorruptArchiveError):
-        _look(parse_labels(data, rows, nbytes), rows)
+        _look(checked_labels(data, rows, nbytes).table, rows)
     if nbytes <= len(data):
         labels = parse_label_table(data[len(data) - nbytes :], len(data), rows, load)
         _look(labels.table, rows)

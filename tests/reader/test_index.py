@@ -163,12 +163,11 @@ def test_a_page_is_accepted_where_each_of_its_rows_is_right(table, data):
         and max(row[4] for row in rows) < 65_536
     )
     try:
-        most_raw = format.check_page(root, number, payload, size)
+        format.check_page(root, number, payload, size)
     except CorruptArchiveError:
         assert not is_right
         return
     assert is_right
-    assert most_raw >= max(row[3] for row in rows)
     columns = format.unpack_page(root, number, payload).columns()
     for k, name in enumerate(format.LINES):
         if name in columns:
