@@ -2,7 +2,8 @@
 
 The transforms before the first random one run once, and their results are cached in
 `<cache_dir>/<hash>.zip`. The hash is of the data and of hash_transform. The other transforms run at every
-access. docs/migrating.md has what is different.
+access. CacheDataset has such a file too, without `cache_dir` in a temporary folder that is deleted with the
+dataset. docs/migrating.md has what is different.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 import monai.data
-from monai.transforms import RandomizableTrait, Transform
+from monai.transforms import Compose
 from monai.utils import convert_to_tensor
 from torch.utils.data import Dataset
 
@@ -38,34 +39,27 @@ class PersistentDataset(monai.data.PersistentDataset):  # type: ignore[misc]
     Raises: as `CachedDataset` on the first access.
     """
 
-    _cache: Any = None
-
     def __init__(
         self, data: Sequence[Any], transform: Any, cache_dir: Any, *args: Any, **options: Any
     ) -> None:
+        self._cache: Any = None
         super().__init__(data, transform, cache_dir, *args, **options)
         self._open()
 
     def set_data(self, data: Sequence[Any]) -> None:
         """Take other data, and remove the archive of the data before."""
         if self._cache is not None:
-            # Another rank, which was given the same data, may have removed it.
-            with suppress(StaleArchiveError, FileNotFoundError):
-                self._cache.close()
-                os.remove(self._cache.path)
+            _discard(self._cache)
         self.data = data
         self._open()
 
     def _open(self) -> None:
         self._cache = None
         if self.cache_dir is not None and len(self.data):
-            digest = hashlib.sha256(self.transform_hash.encode())
-            for item in self.data:
-                digest.update(self.hash_func(item) + b"\n")
-            path = os.path.join(self.cache_dir, f"{digest.hexdigest()}.zip")
+            path = _path(self, self.cache_dir, self.data, self.transform_hash)
             self._cache = CachedDataset(_Prepared(self), path, lazy=True)
 
-    def _prepared(self, index: int) -> Any:
+    def _cached(self, index: int) -> Any:
         item = self._pre_transform(copy.deepcopy(self.data[index]))
         return convert_to_tensor(item, convert_numeric=False, track_meta=self.track_meta)
 
@@ -75,70 +69,99 @@ class PersistentDataset(monai.data.PersistentDataset):  # type: ignore[misc]
         return self._post_transform(self._cache[index])
 
 
-class CacheDataset(PersistentDataset):
+class CacheDataset(monai.data.CacheDataset):  # type: ignore[misc]
     """MONAI's CacheDataset over an archive, which is filled at once, or lazily with `runtime_cache`.
 
     Args:
-        data, transform, hash_func: as MONAI's.
-        num_workers: processes that fill it, if it is more than 1. progress: whether they show a bar.
+        data, transform, cache_num, cache_rate, hash_as_key, hash_func: as MONAI's.
+        num_workers: processes that fill it, where it is more than 1. progress: whether they show a bar.
         runtime_cache: anything but False fills it as its samples are asked for.
-        cache_dir: where the archive lies, under a hash of the data; None is a temporary folder, which goes
-            with the dataset.
-        options: MONAI's others, which are without meaning: all items are cached.
+        cache_dir: where the archive lies, under a hash of the data.
+        options: MONAI's others, which are without meaning.
     Raises: as `CachedDataset`.
     """
+
+    runtime_cache: Any
 
     def __init__(
         self,
         data: Sequence[Any],
         transform: Any = None,
-        cache_num: int = 0,
-        cache_rate: float = 1.0,
-        num_workers: int | None = 1,
-        progress: bool = True,
-        *,
-        runtime_cache: Any = False,
+        *args: Any,
         cache_dir: str | os.PathLike[str] | None = None,
-        hash_func: Any = monai.data.pickle_hashing,
         **options: Any,
     ) -> None:
-        self._is_lazy = runtime_cache not in (False, None)
-        self._num_workers = num_workers if (num_workers or 0) > 1 else 0
-        self._progress = None if progress else False
-        if cache_dir is None:
-            cache_dir = tempfile.mkdtemp(prefix="edcache-")
-            weakref.finalize(self, _remove, cache_dir, os.getpid())
-        super().__init__(data, transform, cache_dir, hash_func, reset_ops_id=False, track_meta=True)
+        self._is_temporary = cache_dir is None
+        self._folder = tempfile.mkdtemp(prefix="edcache-") if cache_dir is None else os.fspath(cache_dir)
+        if self._is_temporary:
+            weakref.finalize(self, _remove, self._folder, os.getpid())
+        self._cache: Any = []
+        super().__init__(data, transform, *args, **options)
+        self.copy_cache = False
 
-    def _open(self) -> None:
-        super()._open()
-        if self._cache is not None and not self._is_lazy:
-            self._cache.warmup(num_workers=self._num_workers, progress=self._progress)
+    def set_data(self, data: Sequence[Any]) -> None:
+        """Take other data, and fill the archive of it."""
+        if self._is_temporary and self._cache:
+            _discard(self._cache)
+        self._is_lazy = self.runtime_cache not in (False, None)
+        runtime_cache, self.runtime_cache = self.runtime_cache, False
+        try:
+            super().set_data(data)
+        finally:
+            self.runtime_cache = runtime_cache
 
-    def _prepared(self, index: int) -> Any:
-        return self._pre_transform(copy.deepcopy(self.data[index]))
+    def _fill_cache(self, indices: Any = None) -> Any:
+        if not indices:
+            return []
+        path = _path(self, self._folder, [self.data[index] for index in indices])
+        return CachedDataset(
+            _Prepared(self, indices),
+            path,
+            lazy=self._is_lazy,
+            num_workers=self.num_workers if (self.num_workers or 0) > 1 else 0,
+            progress=None if self.progress else False,
+        )
+
+    def _cached(self, index: int) -> Any:
+        return self._load_cache_item(index)
 
 
 class _Prepared(Dataset[Any]):
-    """Apply the transforms before the first random one."""
+    """Apply the transforms before the first random one to some items.
 
-    def __init__(self, dataset: Any) -> None:
+    The path has MONAI's hash of the items. Transforms keep what they read, so only their names are compared.
+    """
+
+    def __init__(self, dataset: Any, indices: Sequence[int] | None = None) -> None:
         self._dataset = copy.copy(dataset)
         self._dataset._cache = None
+        self._indices = range(len(dataset.data)) if indices is None else indices
 
     def __len__(self) -> int:
-        return len(self._dataset.data)
+        return len(self._indices)
 
     def __getitem__(self, index: int) -> Any:
-        return self._dataset._prepared(index)
+        return self._dataset._cached(self._indices[index])
 
     def __edcache_fingerprint__(self) -> Any:
-        # The state of random transforms changes with every use.
-        made = self._dataset
-        first = made.transform.get_index_of_first(
-            lambda one: isinstance(one, RandomizableTrait) or not isinstance(one, Transform)
-        )
-        return {"transforms": list(made.transform.transforms[:first]), "track_meta": made.track_meta}
+        transforms = self._dataset.transform
+        transforms = transforms.transforms if isinstance(transforms, Compose) else [transforms]
+        return {"transforms": [type(transform).__name__ for transform in transforms]}
+
+
+def _path(dataset: Any, folder: Any, data: Sequence[Any], more: str = "") -> str:
+    os.makedirs(folder, exist_ok=True)
+    digest = hashlib.sha256(more.encode())
+    for item in data:
+        digest.update(dataset.hash_func(item) + b"\n")
+    return os.path.join(folder, f"{digest.hexdigest()}.zip")
+
+
+def _discard(cache: CachedDataset) -> None:
+    # Another rank, which was given the same data, may have removed it.
+    with suppress(StaleArchiveError, FileNotFoundError):
+        cache.close()
+        os.remove(cache.path)
 
 
 def _remove(folder: str, process: int) -> None:
