@@ -12,7 +12,6 @@ import click
 from edcache import dataset, display, tools
 from edcache.cli.contents import open_archive
 from edcache.cli.flags import PATHS, flags
-from edcache.labels import Labels
 from edcache.storage import shown
 
 
@@ -48,19 +47,13 @@ def _archives(path: str, is_one: bool) -> list[display.Shown]:
 
 
 def _archive(path: str, name: str) -> display.Shown:
-    code = f"ds = edcache.CachedDataset.from_cache({shown(path)!r})"
-    opened: list[Any] = []
-
-    def labels() -> Labels:
-        archive, table = open_archive(path)
-        opened[:] = [archive]
-        return table
-
-    def has_changed() -> bool:
-        return bool(opened) and not opened[0].sealed and opened[0].refresh()
-
     return display.Shown(
-        name, shown(path), labels, partial(_opened, path), code, dataset.readers_of, has_changed
+        name,
+        shown(path),
+        labels=lambda: open_archive(path)[1],
+        dataset=partial(_opened, path),
+        code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
+        archives=dataset.readers_of,
     )
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import lru_cache
@@ -27,8 +26,6 @@ _MOST_CAPTIONS: Final = 4
 _MOST_ARCHIVES: Final = 20
 _MOST_SCHEMAS: Final = 8
 _LONGEST: Final = 300
-# A window is read in groups that grow while one takes no longer than this.
-_GROUP_SECONDS: Final = 0.05
 Value = TypeVar("Value")
 
 
@@ -55,8 +52,6 @@ class Shown:
         dataset: opens it; called once, by a thread of its own.
         code: the line of Python that opens it.
         archives: returns the archives underneath what `dataset` has opened.
-        has_changed: whether the archive has grown since the labels were asked for; then all is asked for anew
-            when the page is loaded again.
     """
 
     def __init__(
@@ -67,14 +62,8 @@ class Shown:
         dataset: Callable[[], Any],
         code: str,
         archives: Callable[[Any], Sequence[Reader]],
-        has_changed: Callable[[], bool] = lambda: False,
     ) -> None:
         self.name, self._path, self._code, self._archives = name, path, code, archives
-        self._sources, self._has_changed = (labels, dataset), has_changed
-        self._forget()
-
-    def _forget(self) -> None:
-        labels, dataset = self._sources
         self._labels, self._dataset = _Once(labels), _Once(dataset)
         self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
@@ -95,8 +84,6 @@ class Shown:
 
     def about(self) -> dict[str, Any]:
         """What the page begins with; opens the dataset in the background."""
-        if self._has_changed():
-            self._forget()
         labels = self._labels()
         self.start()
         columns = [{"name": field.name, "type": str(field.type)} for field in labels.schema]
@@ -143,8 +130,8 @@ class Shown:
         """What the grid shows of a window of the rows that fulfil a where-string."""
         window, kept = [int(row) for row in self.rows(where)[start : start + count]], self._cells
         known = {row: kept[row] for row in window if row in kept}
-        for row, sample in self._read([row for row in window if row not in known]):
-            known[row] = _cell(sample)
+        unread = [row for row in window if row not in known]
+        known |= zip(unread, map(_cell, self._read(unread)), strict=True)
         kept.update(known)
         if len(kept) > _MOST_CELLS and kept is self._cells:
             self._cells = known  # not cleared: another thread may be reading it
@@ -158,18 +145,13 @@ class Shown:
         columns = [taken.to_list(name) for name in list(labels)[:_MOST_CAPTIONS]]
         return [[brief(column[k])[:_LONGEST] for column in columns] for k in range(len(rows))]
 
-    def _read(self, rows: list[int]) -> Iterator[tuple[int, Any]]:
-        """Each row with its sample, or with the error that reading it raised."""
-        start, size = 0, 1
-        while start < len(rows):
-            group, began = rows[start : start + size], time.monotonic()
-            try:
-                samples: Sequence[Any] = self._dataset().__getitems__(group)
-            except Exception:  # noqa: BLE001 - one by one it is seen which, and why
-                samples = [self._tried(row) for row in group]
-            yield from zip(group, samples, strict=True)
-            start += size
-            size = size * 2 if time.monotonic() - began < _GROUP_SECONDS else max(1, size // 2)
+    def _read(self, rows: list[int]) -> Sequence[Any]:
+        """The sample of each row, or the error that reading it raised."""
+        try:
+            samples: Sequence[Any] = self._dataset().__getitems__(rows)
+            return samples
+        except Exception:  # noqa: BLE001 - one by one it is seen which, and why
+            return [self._tried(row) for row in rows]
 
     def _tried(self, row: int) -> Any:
         """A sample, or the error that reading it raised."""

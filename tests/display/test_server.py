@@ -21,8 +21,7 @@ from click.testing import CliRunner
 
 import edcache
 from edcache.cli import main
-from edcache.cli.viewer import _archive
-from edcache.display import Shown, Viewer, view
+from edcache.display import Shown, view
 from edcache.labels import Labels
 
 PAGE = Path(edcache.__file__).parent / "display"
@@ -420,23 +419,3 @@ def test_the_page_writes_text_alone():
     assert not [way for way in ways if way in script]
     html = (PAGE / "page.html").read_text() + (PAGE / "page.css").read_text()
     assert not re.search(r"https?:|url\(|@import|style=|\son\w+=", html)
-
-
-def test_what_a_fill_has_added_is_there_when_the_page_is_loaded_again(tmp_path):
-    path = tmp_path / "growing.zip"
-    with edcache.CacheWriter(path, in_memory_keys=["label"]) as writer:
-        writer.extend({"label": k} for k in range(3))
-        writer.flush()
-        with Viewer([_archive(str(path), "growing.zip")]) as viewer:
-            entered = Visitor(viewer).get(path_of(viewer))
-            visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
-            assert visitor.json("/api/0")[1]["samples"] == 3
-            assert len(visitor.json("/api/0/cells?count=9")[1]["cells"]) == 3
-            writer.extend({"label": k} for k in range(3, 5))
-            writer.flush()
-            assert visitor.json("/api/0")[1]["samples"] == 5
-            assert [cell["row"] for cell in visitor.json("/api/0/cells?start=3&count=9")[1]["cells"]] == [
-                3,
-                4,
-            ]
-            assert sum(bar["count"] for bar in visitor.json("/api/0/histogram/0")[1]["bars"]) == 5
