@@ -47,20 +47,10 @@ def info(paths: Sequence[str], as_json: bool) -> None:
 def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """`edcache info`, from its JSON form."""
     yield from out.paired_lines([*display.facts(info), *display.provenance(info["fingerprint"])])
-    yield from _schema_lines(info)
-
-
-def _schema_lines(info: Mapping[str, Any]) -> Iterator[str]:
-    """A table of fields for each of the schemas that most samples have."""
-    for schema in info["schemas"][:_SHOWN_SCHEMAS]:
-        yield f"\nschema of {out.plural(schema['samples'], 'sample')}"
-        if schema["fields"]:
-            rows = display.field_rows(schema)
-            yield from out.table(("field", "kind", "dtype", "shape"), rows)
-        else:
-            yield "each record says its own, see edcache show" if info["codec"] == "native" else "pickles"
-    if len(info["schemas"]) > _SHOWN_SCHEMAS:
-        yield f"\n{len(info['schemas']) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
+    schemas = info["schemas"]
+    yield from f"\n{display.Schema(schemas[:_SHOWN_SCHEMAS])!r}".splitlines()
+    if len(schemas) > _SHOWN_SCHEMAS:
+        yield f"\n{len(schemas) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
 
 
 @click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index

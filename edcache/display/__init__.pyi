@@ -7,7 +7,6 @@ from .server import view as view
 from .shown import Shown as Shown
 from .summary import call_text as call_text
 from .summary import facts as facts
-from .summary import field_rows as field_rows
 from .summary import provenance as provenance
 from .summary import summary as summary
 from .tree import sample_tree as sample_tree

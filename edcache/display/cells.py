@@ -12,7 +12,6 @@ from edcache.base import CodecError, EdcacheError, MissingSampleError, SampleInd
 from edcache.display.media import MOST_LEAVES, Media, gray, lines_of, main_media, media_of, png, thumbnail
 from edcache.display.tree import leaf, leaves_of, sample_tree
 
-_THUMBNAIL: Final = 128
 # Smaller pictures are shown with their pixels as squares.
 _SMALL: Final = 128
 _EXCERPT: Final = 300
@@ -35,7 +34,7 @@ def cell(sample: Any) -> dict[str, Any]:
         return {"text": media.data[:_EXCERPT]}
     if media.kind == "signal":
         return {"lines": lines_of(media.data, 120)}
-    picture = thumbnail(media, _THUMBNAIL)
+    picture = thumbnail(media)
     if picture is None:
         return {"text": f"{media.kind}, {len(media.data):,} bytes"}
     return {"png": base64.b64encode(picture).decode("ascii"), "small": _is_small(media)}

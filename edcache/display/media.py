@@ -20,6 +20,7 @@ from edcache.display.tree import as_array, leaves_of
 
 MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
 MOST_SIDE: Final = 2_048  # of a picture that is shown
+_THUMBNAIL_SIDE: Final = 128
 _LEAST_SIDE: Final = 8  # smaller arrays are numbers
 # One is looked for among so many: aliases may make a sample without an end.
 MOST_LEAVES: Final = 1_000
@@ -155,12 +156,12 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
     )
 
 
-def thumbnail(media: Media, size: int = 96) -> bytes | None:
+def thumbnail(media: Media) -> bytes | None:
     """A small PNG file of an image, or of the middle slice of a volume; None of what is neither."""
     if media.kind == "image":
-        return png(_reduced(media.data, size))
+        return png(_reduced(media.data))
     if media.kind == "volume":
-        return png(_reduced(gray(_strided(media.data[len(media.data) // 2])), size))
+        return png(_reduced(gray(_strided(media.data[len(media.data) // 2]))))
     return None
 
 
@@ -199,9 +200,9 @@ def _rank(media: Media) -> int:
     return {"image": 0, "volume": 0, "audio": 1, "video": 1, "note": 5}[media.kind]
 
 
-def _reduced(pixels: npt.NDArray[np.uint8], size: int) -> npt.NDArray[np.uint8]:
-    """The mean of squares of pixels, so that no side is longer than `size`."""
-    step = -(-max(pixels.shape[:2]) // size)
+def _reduced(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The mean of squares of pixels, so that no side is longer than a thumbnail's."""
+    step = -(-max(pixels.shape[:2]) // _THUMBNAIL_SIDE)
     if step <= 1:
         return pixels
     height, width = (max(side // step, 1) * step for side in pixels.shape[:2])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Final
 
 from edcache import base, reader
 from edcache.base import Markup, element, fragment, human_bytes, pairs, table
-from edcache.display.media import Media, lines_of, main_media, thumbnail
+from edcache.display.cells import cell
 from edcache.display.summary import field_rows, fields_of
 from edcache.labels import Labels, bars
 
@@ -89,20 +88,16 @@ class SampleGrid:
 
 
 def _picture(sample: Any) -> Markup:
-    media = Media("note", str(sample)) if isinstance(sample, Exception) else main_media(sample)
-    file = None if media is None else thumbnail(media)
-    if file is not None:
-        return element("img", src=f"data:image/png;base64,{base64.b64encode(file).decode()}", alt="")
-    if media is not None and media.kind == "signal":
-        return _lines(media.data)
-    return element(
-        "pre", _line(sample) if media is None or media.kind in ("audio", "video") else media.data[:160]
-    )
+    if isinstance(sample, Exception):
+        return element("pre", _line(sample))
+    seen = cell(sample)
+    if "png" in seen:
+        return element("img", src=f"data:image/png;base64,{seen['png']}", alt="")
+    return _lines(seen["lines"]) if "lines" in seen else element("pre", seen["text"][:160])
 
 
-def _lines(data: Any) -> Markup:
-    """A signal as polylines, of at most 96 points each."""
-    lines = lines_of(data, 96)
+def _lines(lines: list[list[float | None]]) -> Markup:
+    """A signal as polylines."""
     finite = [value for line in lines for value in line if value is not None]
     low = min(finite, default=0.0)
     span = max(finite, default=0.0) / 2 - low / 2 or 1.0  # halved, so that it is no infinity

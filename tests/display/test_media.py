@@ -92,7 +92,7 @@ def test_a_thumbnail_is_of_the_first_leaf_that_is_more_than_text():
         "other": np.zeros((16, 16)),
     }
     picture = Image.open(io.BytesIO(thumbnail(main_media(sample))))
-    assert picture.size == (50, 83)
+    assert picture.size == (75, 125)
     assert picture.getpixel((0, 0)) == (127, 127, 127)
     assert main_media({"name": "cat", "label": 3}).data == "cat"
     assert main_media({"label": 3}) is None
