@@ -136,7 +136,7 @@ print("torch" in sys.modules)
 
 def test_commands_that_read_no_sample_take_no_torch_and_filter_as_a_dataset_does(path):
     commands = [f"labels|PATH|--where|{where}|--columns|label|--csv" for where in WHERES]
-    others = ["info|PATH", "info|PATH|--json", "labels|PATH|--count|name", "ls|PATH"]
+    others = ["info|PATH", "info|PATH|--json", "labels|PATH|--count|name", "labels|PATH"]
     code = [sys.executable, "-c", COMMANDS, str(path), *commands, *others]
     answer = subprocess.run(code, capture_output=True, text=True)
     assert answer.stdout.endswith("\nFalse\n"), answer.stderr
