@@ -222,7 +222,7 @@ def test_another_archive_that_came_meanwhile_is_kept(memory, log, spool):
     assert len(files(spool)) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*the code of test_places_writing:Source changed")
+@pytest.mark.filterwarnings("ignore:.*the code of:RuntimeWarning")
 def test_the_same_fill_on_another_machine_may_win(memory, log, tmp_path, monkeypatch):
     url = "memory://bucket/a.zip"
 
