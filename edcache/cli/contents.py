@@ -1,4 +1,4 @@
-"""info, show, labels: an archive as a whole, one sample, labels as a table."""
+"""info, show, ls, labels: an archive as a whole, one sample, records and labels as tables."""
 
 from __future__ import annotations
 
@@ -91,6 +91,22 @@ def _short(value: object) -> str:
     if isinstance(value, list):
         return f"[{', '.join(map(_short, value))}]"
     return brief(value)
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@row_flags
+def ls(path: str, **listing: Any) -> None:
+    """List the records: sample, place in the file, bytes and checksum; labels has their labels.
+
+    \b
+    Example:
+      edcache ls train.zip --csv
+    """
+    records = open_archive(path)[0].records
+    columns = records.samples, records.offset, records.nbytes, records.crc32
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    out.print_rows(("index", "offset", "nbytes", "crc32"), rows, len(records.offset), **listing)
 
 
 def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> Iterator[Sequence[Any]]:

@@ -71,7 +71,7 @@ def main() -> None:
 
 for _command in (
     *(conversion.build, conversion.images, conversion.import_),
-    *(contents.info, contents.show, viewer.view, contents.labels, housekeeping.why),
+    *(contents.info, contents.show, viewer.view, contents.ls, contents.labels, housekeeping.why),
     *(maintenance.verify, maintenance.digest),
     *(conversion.export, maintenance.copy),
     housekeeping.caches,

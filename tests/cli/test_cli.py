@@ -336,6 +336,17 @@ def test_info_as_json_has_stable_keys(archive, partial, tmp_path):
     assert report("info", tmp_path / "empty.zip")["samples"] == 0
 
 
+def test_ls_lists_records(archive, partial):
+    header, first, *_ = run("ls", archive, "--limit", 2).stdout.splitlines()
+    assert header.split() == ["index", "offset", "nbytes", "crc32"]
+    records = Reader(archive).records
+    for i, row in enumerate(report("ls", archive)):
+        names = ("offset", "nbytes", "crc32")
+        assert row == {"index": i, **{name: getattr(records, name)[i] for name in names}}
+    assert first.split() == [str(report("ls", archive)[0][name]) for name in header.split()]
+    assert [row["index"] for row in report("ls", partial)] == [0, 1, 5]
+
+
 def test_labels_are_listed_of_the_samples_that_have_a_record(archive, partial):
     header, *_, fourth = run("labels", archive, "--limit", 5).stdout.splitlines()
     assert header.split() == ["index", "label", "split", "score", "when"]
