@@ -17,7 +17,6 @@ from edcache.display.summary import facts, field_rows, provenance, summary
 from edcache.labels import Histogram, Labels, matching_rows
 from edcache.reader import Reader
 
-_MOST_CELLS: Final = 4096
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
 _MOST_HISTOGRAMS: Final = 40
@@ -69,7 +68,6 @@ class Shown:
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
         self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._counted)
         self._sample = lru_cache(_MOST_SAMPLES)(self._tried)
-        self._cells: dict[int, dict[str, Any]] = {}
 
     def start(self) -> None:
         """Open the dataset in the background; what that raises is told to who asks for samples."""
@@ -128,15 +126,9 @@ class Shown:
 
     def cells(self, where: str, start: int, count: int) -> list[dict[str, Any]]:
         """What the grid shows of a window of the rows that fulfil a where-string."""
-        window, kept = [int(row) for row in self.rows(where)[start : start + count]], self._cells
-        known = {row: kept[row] for row in window if row in kept}
-        unread = [row for row in window if row not in known]
-        known |= zip(unread, map(_cell, self._read(unread)), strict=True)
-        kept.update(known)
-        if len(kept) > _MOST_CELLS and kept is self._cells:
-            self._cells = known  # not cleared: another thread may be reading it
-        captions = zip(window, self._captions(window), strict=True)
-        return [{"row": row, "labels": caption} | known[row] for row, caption in captions]
+        window = [int(row) for row in self.rows(where)[start : start + count]]
+        read = zip(window, self._captions(window), self._read(window), strict=True)
+        return [{"row": row, "labels": caption} | _cell(sample) for row, caption, sample in read]
 
     def _captions(self, rows: list[int]) -> list[list[str]]:
         """The first labels of rows, as texts."""

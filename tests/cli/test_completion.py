@@ -1,14 +1,9 @@
-"""Completion in real shells, installed as `edcache --help` says: commands, options, the names of files."""
+"""Completion in bash, installed as `edcache --help` says: commands, options, the names of files."""
 
 import os
-import pty
 import re
-import select
-import shutil
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,16 +13,6 @@ from edcache.cli import main
 
 ROOT = Path(__file__).parents[2]
 LINE = re.search(r"eval .*", main.help)[0].strip()
-
-# How a shell is started with nothing of the user's, and what it reads first.
-SHELLS = {
-    "bash": (["--norc", "--noprofile", "-i"], "PS1='> '; bind 'set bell-style none'; " + LINE),
-    "zsh": (["-f", "-i"], "PS1='> '; autoload -U compinit; compinit -u -D; " + LINE.replace("bash", "zsh")),
-    "fish": (
-        ["--no-config", "-i"],
-        "function fish_prompt; echo '> '; end; _EDCACHE_COMPLETE=fish_source edcache | source",
-    ),
-}
 
 
 @pytest.fixture
@@ -83,35 +68,3 @@ def test_bash_is_told_what_completes_the_words_of_a_line(here):
         text=True,
     )
     assert (done.stdout, done.stderr) == ("_edcache_completion\nfile,cache/sl\n", "")
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of:DeprecationWarning")
-@pytest.mark.parametrize("shell", SHELLS)
-def test_a_tab_completes_the_name_of_an_archive(here, shell):
-    if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not installed")
-    arguments, setup = SHELLS[shell]
-    child, terminal = pty.fork()
-    if child == 0:
-        os.chdir(here)
-        os.execvpe(shell, [shell, *arguments], environment(here))
-    text = ""
-
-    def until(expected):
-        nonlocal text
-        deadline = time.monotonic() + 60
-        while not re.search(expected, text):
-            ready, _, _ = select.select([terminal], [], [], max(0, deadline - time.monotonic()))
-            assert ready, f"no {expected!r} in {text!r}"
-            text += os.read(terminal, 4096).decode(errors="replace")
-        text = ""
-
-    try:
-        os.write(terminal, f"{setup}; echo 're''ady'\n".encode())
-        until("ready\r")
-        os.write(terminal, b"edcache info cache/sl\t")
-        until(r"slow-train\.zip")
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-        os.close(terminal)
