@@ -15,7 +15,7 @@ from typing import Any, Final
 # which the package calls itself.
 _PASSED: Final = re.compile(
     rf"{re.escape(os.path.join(os.path.dirname(os.path.dirname(__file__)), ''))}"
-    r"|.*[/\\]torch[/\\]utils[/\\]data[/\\]|<frozen"
+    r"|.*/torch/utils/data/|<frozen"
     rf"|{re.escape(sysconfig.get_path('stdlib'))}(?!.*-packages)"
 )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import enum
-import os
 import pathlib
 import re
 import struct
@@ -158,10 +157,7 @@ def _pack_texts(texts: Any) -> bytes:
     return lengths.tobytes() + b"".join(parts)
 
 
-_PATHS = {
-    cls.__name__: cls
-    for cls in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.WindowsPath, pathlib.PureWindowsPath)
-}
+_PATHS = {cls.__name__: cls for cls in (pathlib.PosixPath, pathlib.PurePosixPath, pathlib.PureWindowsPath)}
 
 
 class LeafKind(NamedTuple):
@@ -243,8 +239,7 @@ def _revive_time(tz: Any) -> Revive:
 
 
 def _revive_path(name: str) -> Revive:
-    foreign = "WindowsPath" if os.name == "posix" else "PosixPath"
-    cls = _PATHS["Pure" + name if name == foreign else name]
+    cls = _PATHS[name]
     return lambda data: cls(_text(data))
 
 

@@ -194,12 +194,6 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         self._labels = None  # they lie over the mapped file
         self._reader.close()
 
-    def __enter__(self: Self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 def info_of(reader: Reader) -> dict[str, Any]:
     """The state of an archive, and what reading it takes in this process; see `ArchiveDataset.info`."""

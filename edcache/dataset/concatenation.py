@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from typing_extensions import Self
 
 from edcache.base import EdcacheError, Ints, OptionError
 from edcache.codec import Node
@@ -125,12 +124,6 @@ class Combined(Root, Samples):
         """Let go of the archives; idempotent."""
         for part in self.parts:
             part._root.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self.parts):,} datasets, {len(self):,} samples)"

@@ -392,6 +392,12 @@ class Root(Readable[T_co]):
         """Let go of the archives underneath; idempotent."""
         raise NotImplementedError
 
+    def __enter__(self) -> typing_extensions.Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     @property
     def missing(self) -> Ints:
         """The indices without a record: int64 [k], sorted."""

@@ -301,11 +301,6 @@ class Reader:
         return session.index.root.chunks if session.sealed else len(session.chain.chunks)
 
     @property
-    def damaged(self) -> list[str]:
-        """The unreadable chunks of an unsealed archive, one line each. Their samples are missing."""
-        return list(self.session.damaged)
-
-    @property
     def nbytes(self) -> int:
         """Bytes of the file up to the end of its last entry."""
         return self.session.nbytes

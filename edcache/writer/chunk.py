@@ -109,11 +109,6 @@ class ChunkBuilder:
     def __len__(self) -> int:
         return len(self._rows) // 4
 
-    @property
-    def indices(self) -> list[int]:
-        """Of the samples, in the order in which they were added."""
-        return self._rows[::4].tolist()
-
     def add(self, index: int, sample: object) -> None:
         """Encode a sample and collect its labels; CodecError or LabelError where that cannot be done."""
         try:

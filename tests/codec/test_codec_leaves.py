@@ -268,13 +268,6 @@ def test_dataclass_with_cached_property_drops_the_cache(monkeypatch):
     assert out.twice == 6
 
 
-def test_paths_of_another_system_come_back_pure():
-    other = "WindowsPath" if sys.platform != "win32" else "PosixPath"
-    text, record = encode(pathlib.Path("a"))
-    text = text.replace(pathlib.Path().__class__.__name__, other)
-    assert type(Decoder(text).decode(memoryview(record))).__name__ == "Pure" + other
-
-
 @pytest.mark.full
 def test_registration_is_needed_to_decode():
     module = "import enum, dataclasses\nfrom edcache.codec import *\n"

@@ -82,7 +82,7 @@ def _read(path: str, way: str = "mmap", **options: Any) -> None:
 def _read_all(reader: Reader, copy: bool) -> None:
     length = len(reader)
     assert reader.present <= length
-    assert (reader.sealed, reader.damaged, reader.nbytes) is not None
+    assert (reader.sealed, reader.session.damaged, reader.nbytes) is not None
     for index in _ends(length):
         with _refused():
             reader.read(index, copy)

@@ -630,7 +630,7 @@ def test_a_damaged_revision_that_no_seal_covers_is_named_and_the_others_kept(tmp
     damaged(path, entry)
     cache = opened(path)
     assert list(cache.labels) == ["y", "kind", "a", "c"]
-    assert [line for line in cache._reader.damaged if "labels/" in line] == [
+    assert [line for line in cache._reader.session.damaged if "labels/" in line] == [
         f"{path}: labels/{entry.fields['seq']:08d} at offset {entry.fields['offset']:,}: its table fails its "
         f'crc32; run "edcache verify {path}"'
     ]

@@ -49,7 +49,7 @@ def test_it_says_what_it_reads(path):
     assert (len(reader), reader.present, reader.chunks, reader.declared_length) == (10, 7, 2, None)
     assert reader.nbytes == path.stat().st_size
     assert len(reader.schemas) == 1
-    assert reader.damaged == []
+    assert reader.session.damaged == []
     assert (reader.sealed, reader.complete) == (True, False)
 
 
