@@ -39,7 +39,6 @@ def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: 
 def _archive(path: str) -> display.Shown:
     return display.Shown(
         name=shown(path),
-        path=shown(path),
         labels=lambda: open_archive(path)[1],
         dataset=partial(_opened, path),
         code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",

@@ -382,7 +382,7 @@ class Samples(Readable[T_co]):
         from edcache import display
 
         name = os.path.basename(getattr(self._root, "path", repr(self._root)))
-        one = display.Shown(name, repr(self), lambda: self.labels, lambda: self, "ds", readers_of)
+        one = display.Shown(name, lambda: self.labels, lambda: self, "ds", readers_of)
         return display.view([one], port=port, open_browser=open_browser, block=block)
 
     # ------------------------------------------------------------------------------- making views

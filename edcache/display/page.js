@@ -499,7 +499,7 @@ async function about() {
     const blocks = summary.archives.flatMap(archive);
     const left = summary.all - summary.archives.length;
     if (left > 0) blocks.push(el("p", { text: `and ${plural(left, "more archive")}` }));
-    return blocks.length ? blocks : [el("h2", { text: state.info.name }), el("p", { text: state.info.path })];
+    return blocks.length ? blocks : [el("h2", { text: state.info.name })];
   });
 }
 
@@ -623,7 +623,7 @@ async function choose(set) {
     state.info = await get(`${set}`);
     document.title = `${shown(state.info.name)} - edcache`;
     $("name").textContent = shown(state.info.name);
-    $("name").title = shown(state.info.path);
+    $("name").title = shown(state.info.name);
     Object.assign(state, { where: "", count: state.info.samples, current: 0 });
     restart();
     columns();

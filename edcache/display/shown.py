@@ -46,7 +46,7 @@ class Shown:
     """A dataset that the page shows.
 
     Args:
-        name: what the page calls it. path: where it is.
+        name: what the page calls it.
         labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
         dataset: opens it; called once, by a thread of its own.
         code: the line of Python that opens it.
@@ -56,13 +56,12 @@ class Shown:
     def __init__(
         self,
         name: str,
-        path: str,
         labels: Callable[[], Labels],
         dataset: Callable[[], Any],
         code: str,
         archives: Callable[[Any], Sequence[Reader]],
     ) -> None:
-        self.name, self._path, self._code, self._archives = name, path, code, archives
+        self.name, self._code, self._archives = name, code, archives
         self._labels, self._dataset = _Once(labels), _Once(dataset)
         self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
@@ -87,7 +86,6 @@ class Shown:
         columns = [{"name": field.name, "type": str(field.type)} for field in labels.schema]
         return {
             "name": self.name,
-            "path": self._path,
             "samples": labels.num_rows,
             "columns": columns,
             "code": self._code,

@@ -281,6 +281,6 @@ def test_an_archive_that_cannot_be_opened_says_why(browser, tmp_path):
     def fail():
         raise edcache.errors.CorruptArchiveError("notes.zip: not an archive of edcache")
 
-    with Viewer([Shown("notes.zip", "notes.zip", fail, fail, "", lambda _: [])]) as viewer:
+    with Viewer([Shown("notes.zip", fail, fail, "", lambda _: [])]) as viewer:
         page = Page(browser, viewer)
         page.wait(lambda: "not an archive of edcache" in page.text("#empty"))

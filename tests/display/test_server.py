@@ -380,7 +380,7 @@ def test_the_labels_answer_while_the_dataset_is_still_opened():
         return [{"x": 1}] * 5
 
     labels = Labels(pa.table({"y": [1, 2, 3, 4, 5]}))
-    one = Shown("slow.zip", "slow.zip", lambda: labels, dataset, "ds", lambda _: [])
+    one = Shown("slow.zip", lambda: labels, dataset, "ds", lambda _: [])
     with view([one], open_browser=False, block=False) as viewer:
         entered = Visitor(viewer).get(path_of(viewer))
         visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
