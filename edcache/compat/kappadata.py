@@ -1,5 +1,5 @@
-"""The name of KappaData 1.0.7; see edcache/backends/redis/samples.py."""
+"""The name of KappaData 1.0.7; see edcache/backends/redis_samples.py."""
 
-from edcache.backends.redis import RedisDataset
+from edcache.backends import RedisDataset
 
 __all__ = ["RedisDataset"]

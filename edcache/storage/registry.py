@@ -26,7 +26,7 @@ from edcache.storage.source import ByteSource
 GROUP: Final = "edcache.backends"
 _FILES: Final = "edcache.backends.file_store:FileStore"
 _OBJECTS: Final = "edcache.backends.remote.object:RemoteStore"
-_REDIS: Final = "edcache.backends.redis.store:RedisStore"
+_REDIS: Final = "edcache.backends.redis:RedisStore"
 _MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"
 _BACKENDS: Final = {
     "": _FILES,

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.backends import Url
 from edcache.backends.remote import requests
 from edcache.backends.remote.object import GAP_NBYTES, RemoteObject, runs_of
-from edcache.backends.remote.url import Url
 from edcache.base import PerProcess
 from edcache.cli import main
 from edcache.errors import (

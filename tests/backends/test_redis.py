@@ -2,7 +2,10 @@
 
 import os
 import pickle
+import re
 import signal
+import socketserver
+import threading
 import time
 
 import archives
@@ -17,7 +20,8 @@ from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset, cachable, cli, errors
-from edcache.backends.redis import samples, store
+from edcache.backends import Url, redis_samples
+from edcache.backends import redis as backend
 from edcache.compat.kappadata import RedisDataset
 
 PASSWORD = "s3cret-word"
@@ -167,7 +171,7 @@ def test_a_new_archive_takes_the_place_of_the_old_one_whose_pieces_go(server, ur
 def test_an_archive_that_lost_a_piece_is_none_and_is_filled_again(server, url, log):
     ds = CachedDataset(Source(log, make=large), url)
     server.raw.delete(next(key for key in server.all_keys() if key.endswith(":1")))
-    text = "evicted a part of the archive, or it has expired; build it again"
+    text = "a part of the archive was evicted, or has expired; build it again"
     with pytest.raises(errors.StorageError, match=text):
         [ds[i] for i in range(COUNT)]
     with pytest.raises(errors.ArchiveNotFoundError, match=text):
@@ -192,7 +196,7 @@ def test_whatever_the_pieces_hold_no_sample_is_wrong(server, url, tally):
         server.raw.set(key, data)
         tally("redis: pieces damaged")
     server.raw.set("digits:archive", "theirs")
-    with pytest.raises(errors.CorruptArchiveError, match="another program keeps digits:archive"):
+    with pytest.raises(errors.StorageError, match="another program keeps digits:archive"):
         CachedDataset(Source(), url)
 
 
@@ -200,14 +204,14 @@ def test_an_upload_that_was_killed_is_nothing_to_read_and_the_next_call_sends_it
     server, url, log, monkeypatch
 ):
     def die():
-        ask = store.Server.ask
+        ask = backend.Server.ask
 
-        def asked(client, *commands):
+        def asked(client, *commands, **options):
             if commands[0][0] == "PERSIST":
                 os.kill(os.getpid(), signal.SIGKILL)
-            return ask(client, *commands)
+            return ask(client, *commands, **options)
 
-        monkeypatch.setattr(store.Server, "ask", asked)
+        monkeypatch.setattr(backend.Server, "ask", asked)
         CachedDataset(Source(log, make=large), url)
 
     assert status_of(in_child(die)) == signal.SIGKILL
@@ -222,10 +226,10 @@ def test_an_upload_that_was_killed_is_nothing_to_read_and_the_next_call_sends_it
 def test_a_full_server_keeps_the_old_archive_and_the_fill(server, url, log):
     CachedDataset(Source(), url)
     server.fill_up(1 << 20)
-    with pytest.raises(errors.StorageError, match="its memory is full; give it more"):
+    with pytest.raises(errors.StorageError, match="used memory > 'maxmemory'"):
         CachedDataset(Other(log, make=large), url, keep_existing=False)
     assert is_whole(CachedDataset.from_cache(url))
-    assert len(server.all_keys()) == 2
+    assert len([key for key in server.all_keys() if server.raw.ttl(key) == -1]) == 2
     server.raw.config_set("maxmemory", 0)
     assert is_whole(CachedDataset(Other(log, make=large), url, keep_existing=False), large)
 
@@ -264,7 +268,7 @@ def test_samples_are_computed_once_and_a_batch_is_one_round_trip(server, url, lo
 
 
 def test_a_server_that_is_stopped_is_an_error_in_bounded_time_and_is_asked_again(server, url, monkeypatch):
-    monkeypatch.setattr(store, "_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(backend, "_TIMEOUT_SECONDS", 0.3)
     for ds in (RedisDataset(Source(), url), CachedDataset(Source(), server.url("whole"))):
         assert same(ds[3], sample(3))
         server.stopped(True)
@@ -303,7 +307,7 @@ def test_under_eviction_every_sample_is_right(server, url, log):
 
 def test_a_full_server_keeps_nothing_more_and_says_so_once(server, url, log):
     server.fill_up(0)
-    text = "memory is full; .*; samples that it does not have are computed at every read"
+    text = "used memory > 'maxmemory'.*; samples that it does not have are computed at every read"
     with pytest.warns(RuntimeWarning, match=text) as caught:
         assert is_whole(RedisDataset(Source(log), url))
     assert len(caught) == 1
@@ -326,12 +330,12 @@ def test_whatever_a_key_holds_no_sample_is_wrong(server, url, log, tally, monkey
         tally("redis: values damaged")
     server.raw.delete(keys[0])
     server.raw.rpush(keys[0], "theirs")
-    monkeypatch.setattr(samples, "_CLAIM_MS", 200)
+    monkeypatch.setattr(redis_samples, "_CLAIM_MS", 200)
     assert is_whole(ds)
 
 
 def test_the_claim_of_a_killed_process_goes_and_that_of_a_failed_one_at_once(url, monkeypatch):
-    monkeypatch.setattr(samples, "_CLAIM_MS", 500)
+    monkeypatch.setattr(redis_samples, "_CLAIM_MS", 500)
     ds = RedisDataset(Source(make=lambda i: os.kill(os.getpid(), signal.SIGKILL)), url)
     assert status_of(in_child(lambda: ds[3])) == signal.SIGKILL
     began = time.monotonic()
@@ -390,12 +394,17 @@ def test_a_password_is_in_nothing_that_is_shown_or_pickled(server, monkeypatch):
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("redis://h/0", r"redis://h/0: names no prefix, with which all its keys begin; append \?prefix=name"),
-        ("redis://h/0?prefix=a%20b", "names no prefix"),
-        ("redis://h/0?prefix=a&ttl=soon", "ttl=soon; give whole seconds above 0"),
+        ("redis://h/0", "all keys begin with prefix"),
+        *(
+            (f"redis://h/0?prefix=a&ttl={ttl}", "expire after ttl in whole seconds")
+            for ttl in ("soon", 0, -1)
+        ),
         ("redis://h/0?prefix=a&claim_seconds=1", "claim_seconds"),
-        *((f"redis://:s3{bad}r3t@h/0?prefix=a", "percent-encode what is not a letter") for bad in "#/?"),
-        ("redis://h/0?prefix=a&password=s3r3t", "put its password before the host"),
+        *(
+            (f"redis://:s3{bad}r3t@h/0?prefix=a", "in it all but letters and digits is percent-encoded")
+            for bad in "#/?"
+        ),
+        ("redis://h/0?prefix=a&password=s3r3t", "a password stands before the host"),
         ("redis://localhost:1/0?prefix=a", "the server does not do as it is asked: .*refused"),
     ],
 )
@@ -404,3 +413,31 @@ def test_a_url_that_leads_nowhere_says_why(url, text):
         with pytest.raises((errors.OptionError, errors.StorageError), match=text) as caught:
             make(url)
         assert "r3t" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reply", [b":5\r\n", b"$-1\r\n", b"*1\r\n:5\r\n", b"+OK\r\n", b"nonsense\r\n"])
+def test_a_reply_of_another_type_is_a_storage_error(server, url, reply, monkeypatch):
+    """A server that answers each question by the same."""
+    whole = CachedDataset(Source(make=large), url)
+    monkeypatch.setattr(backend, "_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setenv("EDCACHE_REDIS_PASSWORD", "")
+
+    class Liar(socketserver.BaseRequestHandler):
+        def handle(self):
+            while data := self.request.recv(1 << 16):
+                for name in re.findall(rb"\*\d+\r\n\$\d+\r\n(\w+)\r\n", data):
+                    self.request.sendall(reply if name in (b"MGET", b"EXISTS", b"GETRANGE") else b"+OK\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Liar) as lying:
+        lying.daemon_threads, lying.block_on_close = True, False
+        threading.Thread(target=lying.serve_forever, args=(0.05,), daemon=True).start()
+        other = f"redis://127.0.0.1:{lying.server_address[1]}/0?prefix=digits&protocol=2"
+        monkeypatch.setattr(whole._reader.session.file, "_server", backend.Server(Url(other)))
+        for read in (
+            lambda: CachedDataset.from_cache(other),
+            lambda: RedisDataset(Source(), other)[3],
+            lambda: [whole[i] for i in range(COUNT)],
+        ):
+            with pytest.raises(errors.StorageError, match="a reply of another type|Protocol error"):
+                read()
+        lying.shutdown()

@@ -8,8 +8,8 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from edcache.backends import Url
 from edcache.backends.remote.requests import Changed, Engine, Failing, Requests, Stamp, cached, refused, run
-from edcache.backends.remote.url import Url
 from edcache.base import MissingDependencyError, OptionError, StorageError
 
 _S3: Final = ("s3", "s3a")

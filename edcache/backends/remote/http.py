@@ -16,6 +16,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
+from edcache.backends import Url
 from edcache.backends.remote.requests import (
     BUSY_TRIES,
     Changed,
@@ -27,7 +28,6 @@ from edcache.backends.remote.requests import (
     refused,
     run,
 )
-from edcache.backends.remote.url import Url
 from edcache.base import MissingDependencyError, OptionError
 
 if TYPE_CHECKING:

@@ -11,10 +11,9 @@ from typing import Any, Final, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from edcache import format
-from edcache.backends import ObjectStore
+from edcache.backends import ObjectStore, Url
 from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, upload
 from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
-from edcache.backends.remote.url import Url
 from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
 

@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, Final, TypeVar
 
 from edcache import base, storage
-from edcache.backends.remote.url import Url
+from edcache.backends import Url
 from edcache.base import ArchiveNotFoundError, EdcacheError, PerProcess, StaleArchiveError, StorageError
 
 Answer = TypeVar("Answer")

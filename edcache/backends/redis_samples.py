@@ -6,7 +6,6 @@ PREFIX:SOURCE:INDEX    "claimed", while a process computes the sample; then the 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import operator
@@ -18,8 +17,9 @@ from typing import Any, Final
 from torch.utils.data import Dataset
 
 from edcache import base, writer
-from edcache.backends.redis.store import Server
-from edcache.base import EdcacheError, SampleIndexError, SourceError, StorageError
+from edcache.backends import Url
+from edcache.backends.redis import Server
+from edcache.base import EdcacheError, StorageError
 from edcache.codec import Encoder, decoder_of
 from edcache.dataset import identity
 from edcache.format import crc32
@@ -48,8 +48,8 @@ class RedisDataset(Dataset[Any]):
         SourceError: "redis://host/0?prefix=name: the source raised at index 30: ValueError: ...".
         CodecError: a sample cannot be stored.
         StorageError: the server does not answer, or refuses the password.
-    Warns: RuntimeWarning, once, if the server's memory is full and it evicts nothing. Samples that it does
-        not have are computed at every read then.
+    Warns: RuntimeWarning, once, if the server answers but keeps nothing, as when its memory is full and it
+        evicts nothing. Samples that it does not have are computed at every read then.
 
     Cost: one round trip for a batch, and two for each sample that is computed. A process waits for a sample
     that another one computes, for 10 s at most: one that takes longer may be computed twice.
@@ -65,8 +65,8 @@ class RedisDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         fingerprint: dict[str, Any] | bool | None = None,
     ) -> None:
-        self._server = server = Server(url)
-        self.source, self.transform, self.path = source, transform, str(server)
+        self._server = server = Server(Url(url))
+        self.source, self.transform, self.path = source, transform, server.path
         self._length = writer.length_of(source, self.path)
         origin = identity(source, 0, fingerprint)
         # Not by its code, of which a change would only be warned of.
@@ -89,7 +89,7 @@ class RedisDataset(Dataset[Any]):
         for index in positions:
             if not -self._length <= index < self._length:
                 text = f"{self.path}: index {index} not in [{-self._length:,}, {self._length:,})"
-                raise SampleIndexError(text, path=self.path, index=index)
+                raise base.SampleIndexError(text, path=self.path, index=index)
         positions = [index % self._length for index in positions]
         values = self._values(positions)
         samples = [_decoded(values[index]) for index in positions]
@@ -100,29 +100,26 @@ class RedisDataset(Dataset[Any]):
         values: dict[int, bytes] = {}
         absent, end = list(dict.fromkeys(indices)), time.monotonic() + _CLAIM_MS / 1000
         while absent:
-            (found,) = self._server.ask(("MGET", *map(self._key, absent)))
+            found = self._server.values([f"{self._stem}{index}" for index in absent])
             for index, value in zip(absent, found, strict=True):
                 if value is not None and _crc(index, memoryview(value)[_CRC_NBYTES:]) == value[:_CRC_NBYTES]:
                     values[index] = value
-                elif value is None and self._set(index, _CLAIM, "NX", "PX", _CLAIM_MS):
+                elif (
+                    value not in (None, _CLAIM)  # damaged, or not ours
+                    or (value is None and self._set(index, _CLAIM, "NX", "PX", _CLAIM_MS))
+                    or time.monotonic() > end
+                ):
                     values[index] = self._computed(index)
-                elif value not in (None, _CLAIM) or time.monotonic() > end:
-                    values[index] = self._computed(index)  # damaged, or not ours
             absent = [index for index in absent if index not in values]
             if absent:
                 time.sleep(_LOOK_SECONDS)
         return values
 
-    def _key(self, index: int) -> str:
-        return f"{self._stem}{index}"
-
     def _set(self, index: int, value: bytes, *options: str | int) -> bool:
-        """Set a value; True if it was set, or cannot be, as memory is full."""
+        """Set a value; True if it was set, or cannot be, as when memory is full."""
         try:
-            return bool(self._server.ask(("SET", self._key(index), value, *options))[0])
+            return bool(self._server.ask(("SET", f"{self._stem}{index}", value, *options))[0])
         except StorageError as error:
-            if error.errno != errno.ENOSPC:
-                raise
             message = f"{error}; samples that it does not have are computed at every read"
             base.warn(message, once=(self.path, "full"))
             return True
@@ -131,15 +128,13 @@ class RedisDataset(Dataset[Any]):
         """The value of a sample that this process computes now, and keeps."""
         try:
             value = _encoded(index, self.source[index])
-        except BaseException as error:
+        except Exception as error:
             with suppress(StorageError):  # the claim expires
-                self._server.ask(("UNLINK", self._key(index)))
+                self._server.ask(("UNLINK", f"{self._stem}{index}"))
             if isinstance(error, EdcacheError):
                 raise error.within(f"{self.path}: sample {index}", self.path, index) from error
-            if not isinstance(error, Exception):
-                raise
             text = f"the source raised at index {index}: {type(error).__name__}: {error}"
-            raise SourceError(f"{self.path}: {text}", path=self.path, index=index) from error
+            raise base.SourceError(f"{self.path}: {text}", path=self.path, index=index) from error
         self._set(index, value, *self._server.expiry)
         return value
 

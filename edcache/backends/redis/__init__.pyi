@@ -1,1 +1,0 @@
-from .samples import RedisDataset as RedisDataset
