@@ -92,12 +92,9 @@ def verify(
     with closing(located(path, storage_options).open()) as file:
         if expected is not None:
             check_digest(file, expected)
-        size = file.size()
-        advance = on_progress or (lambda done, total: None)
-        survey = Survey(file, not quick, on_position=lambda offset: advance(offset, size))
+        survey = Survey(file, not quick, on_progress)
         if expected is not None and survey.seal is None:
             raise no_digest(file.path)
-    advance(survey.size, survey.size)
     index = survey.contents.index
     return Report(
         samples=index.length,
@@ -149,15 +146,10 @@ class Survey:
         contents: the newest record of every sample. revised: the label table, revisions included. Where the
             tables cannot be joined, which is a problem, there is nothing in them.
         has_writer: whether a process writes the archive now; False where that cannot be asked.
-        problems: one line each, with path and offset.
+        dead: bytes that only older states of the archive need. problems: one line each, with path and offset.
     """
 
-    def __init__(
-        self,
-        file: ByteSource,
-        reads_records: bool,
-        on_position: Callable[[int], object] = lambda offset: None,
-    ) -> None:
+    def __init__(self, file: ByteSource, reads_records: bool, on_progress: OnProgress | None) -> None:
         # The size first: what others append from now on lies behind it.
         self.size = file.size()
         self.path = file.path
@@ -165,7 +157,7 @@ class Survey:
         self._outdated_nbytes = 0
         self._file, self._pread = file, file.pread
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
-        self._reads_records, self._on_position = reads_records, on_position
+        self._reads_records, self._on_progress = reads_records, on_progress
         self.head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(self.head, cursor, self.path)
         headers: list[Header] = []
@@ -194,6 +186,11 @@ class Survey:
         else:
             self._check_end()
         self.dead = self._dead()
+        self._passed(self.size)
+
+    def _passed(self, offset: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(min(offset, self.size), self.size)
 
     def _problem(self, offset: int, what: str) -> None:
         self.problems.append(
@@ -201,7 +198,7 @@ class Survey:
         )
 
     def _dead(self) -> int:
-        """The bytes that only older states of the archive need."""
+        """What the newest state does not need: superseded records, old seals, lost entries, a torn tail."""
         needed, seal = self._head_end - self._outdated_nbytes, self.chain.seal
         for header in self.chain.entries:
             # Behind an entry that leaves a seal valid, a zip directory stood or stands.
@@ -234,7 +231,7 @@ class Survey:
             self._unread(header, f"chunk {header.seq}", error)
             if self._reads_records:
                 self._check_crc(header, format.payload_crc(self._pread, header))
-            self._on_position(min(header.next, self.size))
+            self._passed(header.next)
             return None
         self._outdated_nbytes += int(table.records.nbytes.sum())
         alignment = np.where(table.records.nbytes >= 1024, np.uint64(64), np.uint64(8))
@@ -242,7 +239,7 @@ class Survey:
         _report_rows(header, table, rows, "is not aligned", self._problem)
         if self._reads_records:
             self._check_crc(header, check_chunk(self._pread, header, table, table_bytes, self._problem))
-        self._on_position(min(header.next, self.size))
+        self._passed(header.next)
         return table
 
     def _check_reach(self, header: Header) -> None:
