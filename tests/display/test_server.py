@@ -92,10 +92,15 @@ def path_of(viewer):
     return viewer.url.partition(str(viewer.port))[2]
 
 
-@pytest.fixture
-def visitor(viewer):
+def enter(viewer):
+    """A visitor with the cookie that the token gives."""
     entered = Visitor(viewer).get(path_of(viewer))
     return Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+
+
+@pytest.fixture
+def visitor(viewer):
+    return enter(viewer)
 
 
 def raw(viewer, data):
@@ -349,8 +354,7 @@ def test_pickles_stay_closed(tmp_path):
         w.extend({"image": np.zeros((4, 4)), "label": i} for i in range(3))
     ds = edcache.CachedDataset.from_cache(path)
     with ds.view(open_browser=False, block=False) as viewer:
-        entered = Visitor(viewer).get(path_of(viewer))
-        visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+        visitor = enter(viewer)
         cells = visitor.json("/api/0/cells?count=3")[1]["cells"]
         assert [cell["labels"] for cell in cells] == [["0"], ["1"], ["2"]]
         assert all("A pickle runs code" in cell["why"] for cell in cells)
@@ -365,8 +369,7 @@ def test_what_a_transform_raises_is_named_and_not_quoted(path):
 
     ds = edcache.CachedDataset.from_cache(path, transform=fail).filter(label=1)
     with ds.view(open_browser=False, block=False) as viewer:
-        entered = Visitor(viewer).get(path_of(viewer))
-        visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+        visitor = enter(viewer)
         body = visitor.get("/api/0/cells?count=2").data + visitor.get("/api/0/sample/1").data
         assert b"ValueError" in body
         assert b"secret" not in body
@@ -382,8 +385,7 @@ def test_the_labels_answer_while_the_dataset_is_still_opened():
     labels = Labels(pa.table({"y": [1, 2, 3, 4, 5]}))
     one = Shown("slow.zip", lambda: labels, dataset, "ds", lambda _: [])
     with view([one], open_browser=False, block=False) as viewer:
-        entered = Visitor(viewer).get(path_of(viewer))
-        visitor = Visitor(viewer, entered.getheader("Set-Cookie").partition(";")[0])
+        visitor = enter(viewer)
         assert visitor.json("/api/0/count?where=y+%3E+2") == (200, {"count": 3, "where": "y > 2"})
         assert visitor.json("/api/0/histogram/0")[1]["bars"][0]["where"] == "y == 1"
         opened.set()
