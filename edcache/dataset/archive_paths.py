@@ -37,7 +37,7 @@ def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
         raise OptionError("an empty list names no archive; give the path of one at least")
     seen: set[str] = set()
     for path in archives:
-        real = _real(path)
+        real = path if scheme_of(path) else os.path.realpath(absolute(path))
         if real in seen:
             raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
         seen.add(real)
@@ -77,8 +77,3 @@ def _expanded(name: str) -> list[str] | None:
     if not archives:
         raise ArchiveNotFoundError(f"{name}: {nothing}")
     return archives
-
-
-def _real(path: str) -> str:
-    """What two names of one file have in common."""
-    return path if scheme_of(path) else os.path.realpath(absolute(path))

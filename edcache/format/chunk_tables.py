@@ -18,7 +18,7 @@ from edcache.format import spec, tables
 from edcache.format.arrays import pa, take_rows
 from edcache.format.spec import Header
 from edcache.format.tables import ChunkTable, Failure, Records
-from edcache.format.types import WholeSchema, cast_table, no_labels
+from edcache.format.types import WholeSchema, cast_table
 
 TableOf = Callable[[Header], ChunkTable | None]
 """Reads the table of a chunk; None leaves its samples out."""
@@ -133,7 +133,8 @@ class Merge:
             )
         self.schemas = list(numbers)
         self.blocks = np.concatenate([before.blocks, np.array(blocks, np.int64).reshape(-1, 3)])
-        self.schema = self._labels.schema() if len(self.blocks) else no_labels(label_names).schema
+        no_labels = pa.schema([(name, pa.null()) for name in label_names])
+        self.schema = self._labels.schema() if len(self.blocks) else no_labels
 
     def parts(self) -> Iterator[tuple[Records, Any]]:
         """Records with their index, which rises from part to part, and their labels, row by row.

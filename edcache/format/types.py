@@ -331,11 +331,6 @@ def _cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
     return chunk.cast(kind, safe=False)
 
 
-def no_labels(names: Sequence[str]) -> pa.Table:
-    """A label table with these columns and no rows."""
-    return pa.table({name: pa.nulls(0) for name in names})
-
-
 def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa.Table:
     """The rows of all tables, so many of each; columns that one lacks are null there. Raises as `unify`."""
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,13 +22,6 @@ if TYPE_CHECKING:
 
 # Tries, and seconds between them, until a reader that waits for a publication takes the older state.
 _MOST_LOOKS, _LOOK_SECONDS = 500, 0.002
-
-
-class Alike(NamedTuple):
-    """Records of one schema: their rows in the index table, int64 [n], and their decoder."""
-
-    rows: Ints
-    decoder: Decoder
 
 
 class Session(Metadata):
@@ -156,7 +149,7 @@ class Session(Metadata):
     def common_decoder(self, indices: Ints) -> Decoder | None:
         """The decoder of samples that share one schema; None as in `group`. It reads no record."""
         alike = self.alike(indices)
-        return None if alike is None else alike.decoder
+        return None if alike is None else alike[1]
 
     def decoder(self, number: int) -> Decoder:
         """The decoder of a schema. Raises: CorruptRecordError without a place; `placed` adds it."""
@@ -304,8 +297,8 @@ class Session(Metadata):
             low, high = (0, self.index.sizes(rows)) if wanted is None else wanted
             self.extents.announce(start + low, start + high)
 
-    def alike(self, indices: Ints) -> Alike | None:
-        """The rows and the decoder of samples that share one schema; None if they do not.
+    def alike(self, indices: Ints) -> tuple[Ints, Decoder] | None:
+        """The rows, int64 [n], and the decoder of samples that share one schema; None if they do not.
 
         None also if a gather would read beyond records.
         """
@@ -316,12 +309,12 @@ class Session(Metadata):
         if not len(rows) or rows.min() < 0:
             return None
         if first is not None and self.is_uniform:
-            return Alike(rows, first)
+            return rows, first
         schemas = self.index.schemas_of(rows)
         if np.any(schemas != schemas[0]):
             return None
         decoder = self.decoder_at(int(rows[0]))
-        return Alike(rows, decoder) if self._is_gathered(rows, decoder) else None
+        return (rows, decoder) if self._is_gathered(rows, decoder) else None
 
     def _is_gathered(self, rows: Ints, decoder: Decoder) -> bool:
         """True if a gather of records stays within them; else reading one by one works, or raises."""

@@ -107,14 +107,9 @@ def scheme_of(path: str) -> str:
     return matched[1].lower() if matched else ""
 
 
-def backend_of(path: str) -> type[Location]:
-    """The class of what has such a path or URL."""
-    backend: type[Location] = _backend("shm" if is_in_memory(path) else scheme_of(path))
-    return backend
-
-
 @cache
 def _backend(scheme: str) -> Any:
+    """The class of what has a path or URL of this scheme."""
     if scheme in _BACKENDS:
         return _load(_BACKENDS[scheme])
     # Slow to import, and not needed for ours.
@@ -141,7 +136,8 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     if storage_options is not None and not isinstance(storage_options, Mapping):
         raise OptionError(f"storage_options of type {type(storage_options).__name__}; give a dict")
     text = path if isinstance(path, str) else os.fsdecode(path)
-    return backend_of(text)(text, storage_options)
+    where: Location = _backend("shm" if is_in_memory(text) else scheme_of(text))(text, storage_options)
+    return where
 
 
 def local_path(path: str | os.PathLike[str]) -> str:

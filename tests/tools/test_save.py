@@ -15,6 +15,7 @@ from typing import Any
 
 import archives
 import numpy as np
+import pyarrow as pa
 import pytest
 import reference
 from filled import available
@@ -41,7 +42,6 @@ from edcache.errors import (
 from edcache.format import spec as format
 from edcache.format.spec import Head
 from edcache.format.tables import Failure, Records
-from edcache.format.types import no_labels
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
@@ -418,7 +418,7 @@ def test_more_structures_than_an_archive_holds_are_refused(tmp_path):
     for k, path in enumerate(paths):
         appender = Appender.open(path, Head(bytes([k]) * 16), mode="x")
         schemas = [f"{k} {i}" for i in range(33_000)]
-        appender.append(Chunk(_one(), no_labels([]), schemas, memoryview(b"record"), False))
+        appender.append(Chunk(_one(), pa.table({}), schemas, memoryview(b"record"), False))
         appender.seal()
         appender.close()
     text = "save(): 66,000 structures of samples together, an archive holds 65,536"
