@@ -586,26 +586,13 @@ def test_credentials_are_sent_and_shown_nowhere(served, caplog):
     assert ds.path == served.url
 
 
-def test_a_netrc_file_and_a_proxy_are_heeded(served, tmp_path, monkeypatch):
-    netrc = tmp_path / "netrc"
-    netrc.write_text("machine 127.0.0.1 login user password word\n")
-    netrc.chmod(0o600)
-    for name in ("NETRC", "http_proxy", "no_proxy", "NO_PROXY"):
+def test_a_proxy_is_heeded(served, monkeypatch):
+    for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-
-    def opened(url):
-        # A client is of a process, and sees the environment once.
-        monkeypatch.setattr(requests, "_cached", PerProcess())
-        return CachedDataset.from_cache(url)
-
-    opened(served.url)
-    assert "Authorization" not in served.requests[-1][3]
-    monkeypatch.setenv("NETRC", str(netrc))
-    opened(served.url)
-    assert served.requests[-1][3]["Authorization"] == "Basic dXNlcjp3b3Jk"
-    monkeypatch.delenv("NETRC")
+    # A client is of a process, and sees the environment once.
+    monkeypatch.setattr(requests, "_cached", PerProcess())
     monkeypatch.setenv("http_proxy", served.url.rpartition("/")[0])
-    ds = opened("http://far.invalid/a.zip")
+    ds = CachedDataset.from_cache("http://far.invalid/a.zip")
     assert same(ds[3], sample(3))
     assert served.requests[-1][3]["Host"] == "far.invalid"
 

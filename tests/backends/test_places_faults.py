@@ -174,7 +174,6 @@ FAULTS = {
         headers(Content_Range=None, Content_Type="multipart/byteranges; boundary=x"),
         ANY,
     ),
-    "Content-Encoding gzip": (headers(Content_Encoding="gzip"), ANY),
     "another ETag": (headers(ETag='"v2"'), (StaleArchiveError,)),
     "reset before an answer": (lambda h, s, e: reset(h), ANY),
     "reset within the body": (lambda h, s, e: (stall_free(h, s, e), reset(h)), ANY),
@@ -345,7 +344,7 @@ def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch):
         listening.listen(0)
         waiting.connect(listening.getsockname())  # and nobody takes it, so that the next has no place
         url = "http://127.0.0.1:{1}/a.zip".format(*listening.getsockname())
-        with pytest.raises(StorageError, match="the connection was not made in time; asked 2 times"):
+        with pytest.raises(StorageError, match="no whole answer: .*Timeout.*; asked 2 times"):
             CachedDataset.from_cache(url, storage_options=options)
 
 

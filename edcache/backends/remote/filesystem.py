@@ -95,18 +95,18 @@ def upload(url: Url, path: str, tell: Callable[[int, int], object]) -> None:
     """Send a file; the object has its name when it is whole, and not before. It is compared by its size."""
     requests, nbytes = Requests(url), os.path.getsize(path)
     filesystem, target = filesystem_of(url, requests.options)
-    is_whole = url.scheme in _WHOLE
-    name = target if is_whole else f"{target}.{uuid.uuid4().hex[:8]}.part"
+    name = target if url.scheme in _WHOLE else f"{target}.{uuid.uuid4().hex[:8]}.part"
 
-    def ask(doing: str, call: Callable[..., Any], *names: str, sent: int = 0) -> Any:
-        # In another thread than that of the event loop.
-        return run(requests.answer(doing, _SLOWER * sent, lambda: asyncio.to_thread(call, *names)))
+    def send() -> int:
+        filesystem.put_file(path, name)
+        if name != target:
+            filesystem.mv(name, target)
+        filesystem.invalidate_cache()
+        return int(filesystem.info(target)["size"])
 
-    ask(f"sending {nbytes:,} bytes", filesystem.put_file, path, name, sent=nbytes)
-    if not is_whole:
-        ask("giving it its name", filesystem.mv, name, target)
-    filesystem.invalidate_cache()
-    found = ask("looking at what was sent", filesystem.info, target)["size"]
+    # In another thread than that of the event loop.
+    sending = requests.answer(f"sending {nbytes:,} bytes", _SLOWER * nbytes, lambda: asyncio.to_thread(send))
+    found = run(sending)
     if found != nbytes:
         raise StorageError(
             f"{url}: {nbytes:,} bytes were sent from {path}, {found:,} are there; send it again"

@@ -132,11 +132,9 @@ class RemoteObject(ByteSource):
         """See `ByteSource`: one request."""
         stamp = run(self._requests.answer("looking for its state", 0, self._engine().stamp))
         if stamp != self._stamp:
+            text = f"it has {stamp.size:,} bytes, {self._stamp.size:,} then, or another state; open it again"
             raise StaleArchiveError(
-                f"{self.path}: the object was replaced since it was opened: it has {stamp.size:,} bytes and "
-                f"the state {stamp.tag[:80] or 'unknown'}, {self._stamp.size:,} and "
-                f"{self._stamp.tag[:80] or 'unknown'} then; open it again",
-                path=self.path,
+                f"{self.path}: the object was replaced since it was opened: {text}", path=self.path
             )
 
     # --- bytes ---
