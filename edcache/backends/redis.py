@@ -23,6 +23,7 @@ _PIECE_NBYTES: Final = 1 << 20
 # Pieces of an upload that failed, or whose process was killed, expire so much later.
 _UPLOAD_SECONDS: Final = 86_400
 _TIMEOUT_SECONDS: Final = 10
+_EVICTED: Final = "a part of the archive was evicted, or has expired; build it again"
 _UPLOAD: Final = re.compile(rb"(\w+) (\d{1,15})")
 
 
@@ -123,8 +124,7 @@ class _Upload(ByteSource):
         self._id, self._nbytes = found
         pieces = self.keys(server, found)
         if server.ask(("EXISTS", *pieces)) != [len(pieces)]:
-            text = f"{self.path}: a part of the archive was evicted, or has expired; build it again"
-            raise ArchiveNotFoundError(text, path=self.path)
+            raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}", path=self.path)
 
     @staticmethod
     def identity_at(server: Server) -> tuple[str, int] | None:
@@ -175,7 +175,7 @@ class _Upload(ByteSource):
         data = memoryview(b"".join(self._server.ask(*commands, reply=bytes) if commands else ()))
         if len(data) != sum(sizes):
             self.check_unchanged()
-            raise self._server.error("a part of the archive was evicted, or has expired; build it again")
+            raise self._server.error(_EVICTED)
         return [data[end - nbytes : end] for end, nbytes in zip(accumulate(sizes), sizes, strict=True)]
 
     def map(self, nbytes: int) -> NoReturn:
@@ -203,9 +203,10 @@ class RedisStore(ObjectStore):
             for key in pieces:
                 server.ask(("SET", key, file.read(_PIECE_NBYTES), "EX", _UPLOAD_SECONDS))
                 tell(file.tell(), new[1])
-        server.ask(
-            *(("EXPIRE", key, server.expiry[1]) if server.expiry else ("PERSIST", key) for key in pieces)
-        )
+        keep = ("EXPIRE", *server.expiry[1:]) if server.expiry else ("PERSIST",)
+        kept = server.ask(*((keep[0], key, *keep[1:]) for key in pieces))
+        if not all(kept):
+            raise server.error(_EVICTED)
         before = _Upload.identity_at(server)
         server.ask(("SET", f"{server.prefix}:archive", f"{new[0]} {new[1]}", *server.expiry))
         if before is not None:

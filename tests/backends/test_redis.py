@@ -234,6 +234,16 @@ def test_a_full_server_keeps_the_old_archive_and_the_fill(server, url, log):
     assert is_whole(CachedDataset(Other(log, make=large), url, keep_existing=False), large)
 
 
+def test_an_archive_that_the_server_evicts_as_it_comes_is_an_error_and_the_fill_stays(server, url, log):
+    server.raw.config_set("maxmemory-policy", "allkeys-lru")
+    server.fill_up(3_700_000)
+    with pytest.raises(errors.StorageError, match="a part of the archive was evicted"):
+        CachedDataset(Source(log, make=large), url)
+    server.raw.config_set("maxmemory", 0)
+    assert is_whole(CachedDataset(Source(log, make=large), url), large)
+    assert filled.computed(log) == list(range(COUNT))
+
+
 @pytest.mark.parametrize("of_samples", [False, True])
 def test_of_two_processes_that_fill_at_once_each_sample_is_computed_by_one(server, url, log, of_samples):
     def fill():
