@@ -45,7 +45,11 @@ _NO_OBJECT: Final = (
     *(type, enum.Enum, types.ModuleType, os.PathLike, np.ndarray, np.generic),
     *(bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset),
 )
-_INSTALLED: Final = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")})
+_INSTALLED: Final = (
+    *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
+    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
+)
+_MOST_CODE: Final = 64
 _digests: Final[WeakKeyDictionary[types.CodeType, str]] = WeakKeyDictionary()
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
 # time end in SystemError.
@@ -93,10 +97,12 @@ def qualified_name(thing: Any) -> str:
 
 
 def is_installed(thing: Any) -> bool:
-    """True if a class, a function or a module is of Python or of an installed library."""
+    """True if a class, a function or a module is of Python, of an installed library or of edcache."""
     name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
     file = getattr(sys.modules.get(name or "builtins"), "__file__", None)
-    return name not in MAIN_NAMES and (file is None or file.startswith(_INSTALLED) or "-packages" in file)
+    if name in MAIN_NAMES:
+        return False
+    return file is None or file.startswith(_INSTALLED) or "-packages" in file
 
 
 def name_of(thing: Any) -> str:
@@ -342,11 +348,12 @@ def code_of(things: Iterable[Any]) -> dict[str, str]:
     """A digest of the code of functions and classes, and of the user's code that they use, by name.
 
     What a function uses is what its names stand for in its module: other functions and classes, and plain
-    constants; and so on. Libraries are left out. Comments, layout, docstrings and decorators are no code.
+    constants; and so on, up to some 64 of the nearest. Libraries are left out. Comments, layout, docstrings
+    and decorators are no code.
     """
     found: dict[str, str] = {}
     waiting, seen = [("", thing) for thing in things], set()
-    while waiting:
+    while waiting and len(found) < _MOST_CODE:
         name, thing = waiting.pop(0)
         thing = inspect.unwrap(thing) if callable(thing) and not isinstance(thing, type) else thing
         if id(thing) in seen or not isinstance(thing, (type, types.FunctionType)) or is_installed(thing):
@@ -362,13 +369,16 @@ def code_of(things: Iterable[Any]) -> dict[str, str]:
         place = f"{module_name(thing)}:{name if outer == '<lambda>' and name else outer}"
         found[place] = digest_of("\n".join([*parts, found.get(place, "")]))
         for function in functions:
-            for name, used in _used(function):
+            for name, used, file in _used(function):
                 if isinstance(used, (dict, list, tuple)) and not _is_constant(used):  # such as a registry
                     waiting += [("", one) for one in (used.values() if isinstance(used, dict) else used)]
                 elif callable(used):
                     waiting.append((name, used))
                 elif name and _is_constant(used):
-                    found[f"{module_name(function)}:{name}"] = digest_of(repr(used))
+                    assigned = _definitions_in(file).get((0, name), [])
+                    # What the module assigns: the value may be a counter by now.
+                    text = ast.unparse(assigned[0]) if len(assigned) == 1 else repr(used)
+                    found[f"{module_name(function)}:{name}"] = digest_of(text)
     return found
 
 
@@ -382,8 +392,8 @@ def _functions_of(kind: type) -> Iterator[types.FunctionType]:
                 yield part
 
 
-def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """What the names in a function stand for, by name; of a module the attributes that it asks for."""
+def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
+    """Yield the names in a function, their values and files; of a module the attributes that it asks for."""
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()
@@ -391,11 +401,12 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
         for name in code.co_names:
             held = function.__globals__.get(name)
             if isinstance(held, types.ModuleType) and not is_installed(held):
-                yield from ((part, vars(held)[part]) for part in code.co_names if part in vars(held))
+                members = {part: vars(held)[part] for part in code.co_names if part in vars(held)}
+                yield from ((part, member, str(held.__file__)) for part, member in members.items())
             elif held is not None:
-                yield name, held
+                yield name, held, code.co_filename
     for cell in function.__closure__ or ():
-        yield "", getattr(cell, "cell_contents", None)
+        yield "", getattr(cell, "cell_contents", None), ""
 
 
 def _is_constant(value: Any) -> bool:
@@ -428,7 +439,7 @@ def digest_of_code(code: types.CodeType) -> str:
 
 
 def _definitions_in(file: str) -> dict[tuple[int, str], list[Any]]:
-    """The functions of a file by first line and name, its classes by 0 and name."""
+    """The functions of a file by first line and name, its classes and assignments by 0 and name."""
     linecache.checkcache(file)
     with _parsing.held():
         return _parsed("".join(linecache.getlines(file)))
@@ -436,7 +447,7 @@ def _definitions_in(file: str) -> dict[tuple[int, str], list[Any]]:
 
 @functools.lru_cache(maxsize=16)
 def _parsed(source: str) -> dict[tuple[int, str], list[Any]]:
-    """The functions and classes of a text, without docstrings and decorators."""
+    """The functions, classes and assignments of a text, without docstrings and decorators."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
@@ -450,6 +461,8 @@ def _parsed(source: str) -> dict[tuple[int, str], list[Any]]:
             found.setdefault((node.lineno, "<lambda>"), []).append(node)
         elif isinstance(node, ast.ClassDef):
             found.setdefault((0, node.name), []).append(node)
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            found.setdefault((0, node.targets[0].id), []).append(node)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             node.decorator_list = []
             if ast.get_docstring(node, clean=False) is not None:

@@ -369,5 +369,8 @@ def _has_parts(value: Any, count: int) -> bool:
 
 
 def _code(things: Sequence[Any]) -> dict[str, str]:
-    """The digests of the code of functions, classes and all that they use, by name."""
-    return _fitting(code_of(things), _CODE_NBYTES)
+    """The digests of the code of functions, classes and all that they use, by name; of many the nearest."""
+    code = code_of(things)
+    while len(json.dumps(code)) > _CODE_NBYTES:
+        code.popitem()
+    return code
