@@ -13,9 +13,6 @@ ROOT = Path(__file__).parents[1]
 REPOSITORY = "https://github.com/edcache/edcache"
 sys.path.insert(0, str(ROOT))
 
-sys.path.insert(1, str(ROOT / "scripts"))
-from specification import specification  # noqa: E402
-
 import edcache  # noqa: E402
 
 project = "edcache"
@@ -66,8 +63,9 @@ def with_the_results(_: Sphinx, page: str, source: list[str]) -> None:
 def with_the_specification(_: Sphinx, page: str, source: list[str]) -> None:
     """The specification of the format is what FORMAT.md has, with its headings one level below."""
     if page == "reference/format":
-        text = specification().replace("\n### ", "\n#### ").replace("\n## ", "\n### ")
-        source[0] = source[0].replace("<!-- specification -->", f"#{text}")
+        text = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
+        text = re.sub(r"(?m)^##", "###", text[text.index("\n## ") :])
+        source[0] = source[0].replace("<!-- specification -->", text)
 
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")

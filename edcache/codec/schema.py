@@ -1,64 +1,6 @@
-"""The schema of a sample, and where its leaves lie in a record. Pure functions of the schema text.
+"""The schema of a sample, and where its leaves lie in a record, as FORMAT.md specifies both.
 
-Text: compact ASCII JSON. A node is a string (a leaf without parameters) or a list that begins with its kind.
-
-    leaf of fixed size                bytes        content, all integers little-endian
-    "none"                            0            None: the schema says it all
-    "bool"                            1            0 or 1
-    "int"                             8            int64
-    "float"                           8            IEEE double
-    "complex"                         16           two doubles
-    "uuid"                            16           UUID.bytes
-    "date"                            8            proleptic ordinal
-    "timedelta"                       12           int32 days, seconds, microseconds
-    ["time", TZ]                      8            2 * microseconds since midnight + fold
-    ["datetime", TZ]                  8            2 * microseconds since 0001-01-01 + fold, local
-    ["scalar", DTYPE]                 itemsize     a numpy scalar
-    ["array", DTYPE, SHAPE]           all items    numpy.ndarray in C order
-    ["tensor", NAME, SHAPE]           all items    torch.Tensor in C order
-
-    leaf of variable size             slots        data
-    ["array" | "tensor", DTYPE, NDIM] NDIM         slots: the dimensions; data: the items in C order
-    "str", "numpy.str"                1            UTF-8, lone surrogates as three bytes each
-    "bytes", "bytearray"              1            the bytes
-    "numpy.bytes"                     1            the bytes
-    "bigint"                          1            two's complement, an int outside int64
-    ["path", CLASS]                   1            text, as "str"
-    ["enum", MODULE, QUALNAME]        1            name of the member
-    ["ints" | "floats", "list" | "tuple"]   1      int64 or double each
-    ["bools", "list" | "tuple"]       1            one byte each
-    ["strs", "list" | "tuple"]        1            int64 count, int64 nbytes of each, the texts
-    ["imagefile", FORM, MODE, TURN]   1            the bytes of an image file, whatever they are
-
-    container                         children
-    ["list" | "tuple", NODES]         its items
-    ["dict" | "OrderedDict", KEYS, NODES]              its values
-    ["namedtuple" | "dataclass", MODULE, QUALNAME, FIELDS, NODES]   its fields
-    ["object", MODULE, QUALNAME, NODES]                the tree that stands for it
-
-    KEYS: text, or ["none"], ["bool", b], ["int", n], ["float", hex of its 8 bytes], ["bytes", hex],
-    ["str", hex of its UTF-8] for a key with surrogates, ["enum", MODULE, QUALNAME, name of the member].
-    TZ: null, [microseconds], or the key of a zone. FORM: what a reader makes of the bytes unless
-    told otherwise, "pil", "numpy", "tensor" or null; MODE: "L", "RGB", "RGBA" or null; TURN: whether it is
-    turned by its EXIF orientation. The slot of a leaf that is no array is the length of its data in bytes.
-
-Two texts are objects. {"pickle":5}: the record is a pickle. {"self":1}: the record carries its own schema,
-
-    offset        type          field
-    0             u64           n, nbytes of the schema's text
-    8             n bytes       the text
-    8 + n         0 to 7 zeros  up to a multiple of 8
-    align8(8+n)   ...           the record in that schema's layout
-
-Layout of a record, offsets counted from its start, which lies at a multiple of 8 in the file:
-
-    part     content                                                        alignment
-    fixed    leaves of fixed size, largest first, equal sizes in tree       the power of two in the item size,
-             order: so the largest array lies at offset 0                   at most 8; 8 for structured dtypes
-    slots    int64 slots of the variable leaves, in tree order              8 (absent without such a leaf)
-    data     data of the variable leaves, in tree order                     8 each
-
-A record ends where its last leaf ends. Padding is zero. Hosts are little-endian.
+Pure functions of the schema text.
 """
 
 from __future__ import annotations

@@ -1,21 +1,13 @@
-"""docs/architecture.md names what is there, and FORMAT.md is made of the code as it is."""
+"""docs/architecture.md names what is there."""
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-
-
-def test_the_format_is_what_its_script_prints():
-    command = [sys.executable, ROOT / "scripts" / "specification.py"]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert printed == (ROOT / "FORMAT.md").read_text(encoding="utf-8"), "scripts/generate format"
 
 
 @pytest.mark.parametrize("path", sorted(set(re.findall(r"`([\w.]+/[\w./]*)`", TEXT))))
