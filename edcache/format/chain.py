@@ -50,6 +50,7 @@ class Chain:
         self._entries: dict[int, Header] = {}  # by sequence number
         self._by_kind: dict[int, list[Header]] = {}
         self._index: Header | None = None
+        self._last_seal = -1
         self._lost_named = 0
         self._gave_up = -2
 
@@ -93,6 +94,12 @@ class Chain:
         return self.seal is None and not self.chunks and not self.revisions
 
     @property
+    def was_sealed(self) -> bool:
+        """True if only revisions came behind a seal: who made one may have died before the next seal."""
+        others = (header.seq for header in self._entries.values() if header.kind != spec.KIND_REVISION)
+        return self.seal is not None or self._last_seal > max(others, default=-1)
+
+    @property
     def gave_up_last(self) -> bool:
         """True if the last entry gives up what a power cut took: what lies behind is of before that."""
         return self._gave_up == self.cursor.seq - 1
@@ -113,7 +120,7 @@ class Chain:
             return
         if header.kind == spec.KIND_LABELS:
             assert self._index is not None
-            self.seal = Seal(self._index, header)
+            self.seal, self._last_seal = Seal(self._index, header), header.seq
         else:
             self.seal = self._seal_before(header)
             self._add(pread, header)

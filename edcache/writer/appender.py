@@ -217,7 +217,10 @@ class Appender:
             before, names = self._revised_types(), [name for name, _ in self.head.labels]
             length = max(self.chain.length or 0, self.chain.end_index)
             revision = format.settled(revision, names, before, length)
+            was_sealed = self.chain.was_sealed
             if not (revision.labels.num_columns or revision.dropped):
+                if was_sealed and self.chain.seal is None:
+                    self._log.seal()
                 return
             types = format.RevisionTypes.of(revision)
             format.check_types(self.label_types(), [*before, types], self.path)
@@ -227,7 +230,7 @@ class Appender:
                 self._log.publish_behind_seal(seal, payload, **rows)
             else:
                 self._log.publish_whole(format.KIND_REVISION, payload, **rows)
-                self._log.sync() if seal is None else self._log.seal()
+                self._log.seal() if was_sealed else self._log.sync()
             self._revision_types[self.chain.revisions[-1].seq] = types
 
     def _stays_sealed(self, seal: Seal, revision: Revision, nbytes: int) -> bool:

@@ -385,3 +385,24 @@ def test_a_kill_before_the_header_leaves_the_labels_as_they_were(path):
     with CachedDataset.from_cache(path) as ds:
         assert ds._reader.sealed
         assert list(ds.labels) == ["y"]
+
+
+@pytest.mark.parametrize("again", [{"z": [2, 3, 4]}, {"z": [5, 6, 7]}, {"other": ["a", "b", "c"]}], ids=str)
+def test_a_change_that_was_killed_before_its_seal_is_sealed_by_the_next_one(tmp_path, monkeypatch, again):
+    CachedDataset([1, 2, 3], tmp_path / "a.zip", progress=False, fingerprint=False)
+
+    class Killed(BaseException):
+        pass
+
+    def killed(log):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(appender.Log, "seal", killed)
+        with pytest.raises(Killed):
+            CachedDataset.from_cache(tmp_path / "a.zip").add_labels({"z": [2, 3, 4]})
+    assert not CachedDataset.from_cache(tmp_path / "a.zip", allow_partial=True).complete
+    CachedDataset.from_cache(tmp_path / "a.zip", allow_partial=True).add_labels(again)
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    assert ds.complete
+    assert {name: ds.labels[name].tolist() for name in ds.labels} == {"z": [2, 3, 4], **again}
