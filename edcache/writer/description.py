@@ -13,7 +13,6 @@ import datetime
 import decimal
 import enum
 import fractions
-import functools
 import hashlib
 import inspect
 import itertools
@@ -51,6 +50,9 @@ _INSTALLED: Final = (
 )
 _MOST_CODE: Final = 64
 _digests: Final[WeakKeyDictionary[types.CodeType, str]] = WeakKeyDictionary()
+# The lines of a file, as linecache keeps them, and what they define.
+_files: Final[dict[str, tuple[list[str], dict[tuple[int, str], list[Any]]]]] = {}
+_MOST_FILES: Final = 64
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
 # time end in SystemError.
 _parsing: Final = ForkLock()
@@ -385,8 +387,13 @@ def code_of(things: Iterable[Any]) -> dict[str, str]:
 def _functions_of(kind: type) -> Iterator[types.FunctionType]:
     """The functions that the methods and the properties of a class are made of."""
     for member in vars(kind).values():
-        for part in (member, *(getattr(member, name, None) for name in ("fget", "__func__", "func"))):
-            part = inspect.unwrap(part) if inspect.isfunction(part) else part
+        wrapped = (
+            getattr(member, "fget", None),
+            getattr(member, "__func__", None),
+            getattr(member, "func", None),
+        )
+        for part in (member, *wrapped):
+            part = inspect.unwrap(part) if isinstance(part, types.FunctionType) else part
             # What a dataclass generates is of its fields.
             if isinstance(part, types.FunctionType) and part.__code__.co_filename != "<string>":
                 yield part
@@ -441,11 +448,17 @@ def digest_of_code(code: types.CodeType) -> str:
 def _definitions_in(file: str) -> dict[tuple[int, str], list[Any]]:
     """The functions of a file by first line and name, its classes and assignments by 0 and name."""
     linecache.checkcache(file)
-    with _parsing.held():
-        return _parsed("".join(linecache.getlines(file)))
+    lines = linecache.getlines(file)
+    known = _files.get(file)
+    if known is None or known[0] is not lines:
+        with _parsing.held():
+            known = lines, _parsed("".join(lines))
+        if len(_files) > _MOST_FILES:
+            _files.clear()
+        _files[file] = known
+    return known[1]
 
 
-@functools.lru_cache(maxsize=16)
 def _parsed(source: str) -> dict[tuple[int, str], list[Any]]:
     """The functions, classes and assignments of a text, without docstrings and decorators."""
     try:
