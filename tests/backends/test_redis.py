@@ -236,7 +236,7 @@ def test_a_full_server_keeps_the_old_archive_and_the_fill(server, url, log):
 
 def test_an_archive_that_the_server_evicts_as_it_comes_is_an_error_and_the_fill_stays(server, url, log):
     server.raw.config_set("maxmemory-policy", "allkeys-lru")
-    server.fill_up(3_700_000)
+    server.fill_up(2_800_000)
     with pytest.raises(errors.StorageError, match="a part of the archive was evicted"):
         CachedDataset(Source(log, make=large), url)
     server.raw.config_set("maxmemory", 0)
