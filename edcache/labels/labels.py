@@ -117,7 +117,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """The columns as a pyarrow Table. A view copies its rows once."""
         if self._table is None:
             source = self._source
-            if self._rows is not None:
+            if not source.column_names:  # tables without columns lose their length when they are joined
+                self._table = pa.table({"": pa.nulls(self.num_rows)}).select([])
+            elif self._rows is not None:
                 self._table = take_rows(self._whole.table, self._rows)
             else:
                 self._table = source.table if isinstance(source, StoredLabels) else source

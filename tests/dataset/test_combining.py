@@ -368,3 +368,11 @@ def test_they_pickle_small_and_say_what_they_are(two, features):
     assert len(data) < 4 * 2000
     assert same(pickle.loads(data)[2], sample(2) | feature(2))
     assert repr(both) == "Concat(4 datasets, 43 samples)"
+
+
+def test_labels_without_columns_have_a_row_for_each_sample(tmp_path):
+    for k, count in enumerate((3, 4, 5)):
+        CachedDataset(list(range(count)), tmp_path / f"{k}.zip", progress=False, fingerprint=False)
+    joined = CachedDataset.from_cache([tmp_path / f"{k}.zip" for k in range(3)])
+    for view, rows in ((joined, 12), (joined[2:9], 7), (CachedDataset.from_cache(tmp_path / "1.zip"), 4)):
+        assert (view.labels.table.num_rows, len(view.labels.table.to_pylist())) == (rows, rows)

@@ -6,6 +6,7 @@ Where things lie is found by tests/conformance/reference.py alone, so that a tes
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,10 +64,15 @@ def sample(rng: random.Random) -> dict[str, Any]:
     return made
 
 
-def make(path: Path, rng: random.Random, sealed: bool | None = None) -> Model:
+def make(
+    path: Path,
+    rng: random.Random,
+    sealed: bool | None = None,
+    compressions: Sequence[str | None] = (None, "zstd"),
+) -> Model:
     """An archive of any kind: dense, sparse, compressed, overwritten, grown, with failures, unsealed."""
     keys = rng.choice([[], ["y"], ["y", "name", "tags"]])
-    compression = rng.choice([None, "zstd"])
+    compression = rng.choice(compressions)
     sealed = rng.random() < 0.7 if sealed is None else sealed
     written: list[tuple[int, Any]] = []
     sessions = rng.choice([1, 1, 2, 3])

@@ -312,3 +312,12 @@ def test_the_command_line_says_that_it_is_not_whole(
     assert run("copy", path, "-o", path, "--skip-damaged")[0] == 0
     assert run("verify", path)[0] == 0
     assert run("info", path)[0] == 0
+
+
+@pytest.mark.parametrize("data", [b"", b"text" * 100])
+def test_what_is_no_archive_is_refused_also_if_a_part_would_do(tmp_path, data):
+    (tmp_path / "a.zip").write_bytes(data)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(CorruptArchiveError, match="not an edcache archive"):
+            CachedDataset.from_cache(tmp_path / "a.zip", allow_partial=True)
