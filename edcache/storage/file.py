@@ -9,7 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from edcache import base
@@ -459,9 +459,7 @@ def _filesystem(device: int) -> str:
     """The type of the file system of a device number, "" where the system does not tell."""
     name = f"{os.major(device)}:{os.minor(device)}"
     try:
-        # Closed with its last reference, also by an interrupt right behind the opening (tests/faults).
-        mounts = Descriptor.open(_MOUNTS, os.O_RDONLY)
-        text = b"".join(iter(partial(os.read, mounts, 1 << 16), b"")).decode("utf-8", "replace")
+        text = Path(_MOUNTS).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     lines = [line.split(" - ") for line in text.splitlines()]
