@@ -80,7 +80,7 @@ def described(value: Any, texts: Texts | None = None) -> Any:
 
 
 def shortened(text: str, most: int = LONG) -> str:
-    """The text, if it has at most so many characters; else its beginning and a digest of it."""
+    """Cut a text longer than `most` characters to its beginning and a digest of all."""
     if len(text) <= most:
         return text
     return f"{text[: min(most // 2, _SHOWN)]}... sha256:{digest_of(text)}"
@@ -372,7 +372,7 @@ def code_of(things: Iterable[Any]) -> dict[str, str]:
         found[place] = digest_of("\n".join([*parts, found.get(place, "")]))
         for function in functions:
             for name, used, file in _used(function):
-                if isinstance(used, (dict, list, tuple)) and not _is_constant(used):  # such as a registry
+                if isinstance(used, (dict, list)) and len(used) <= _MOST_CODE:  # it may be a registry
                     waiting += [("", one) for one in (used.values() if isinstance(used, dict) else used)]
                 elif callable(used):
                     waiting.append((name, used))
@@ -400,7 +400,7 @@ def _functions_of(kind: type) -> Iterator[types.FunctionType]:
 
 
 def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
-    """Yield the names in a function, their values and files; of a module the attributes that it asks for."""
+    """Yield name, value and file of each global that a function names, and of attributes of modules."""
     waiting = [function.__code__]
     while waiting:
         code = waiting.pop()

@@ -361,7 +361,7 @@ def _cut(value: Any, lengths: tuple[int, int] | None) -> Any:
 
 
 def _has_parts(value: Any, count: int) -> bool:
-    """True if a value has so many parts, of which the first few are a value too."""
+    """True for a sequence, a dict or an array of `count` items."""
     if isinstance(value, (dict, list, tuple, range)):
         return len(value) == count
     is_array = isinstance(value, np.ndarray) or hasattr(value, "untyped_storage")

@@ -357,3 +357,27 @@ def test_a_generator_is_told_from_others_by_its_function_and_arguments(tmp_path,
 def test_a_generator_that_has_begun_is_refused(tmp_path):
     with pytest.raises(OptionError, match="the generator counted, which has begun, has no description"):
         CachedDataset(begun(counted(5)), tmp_path / "a.zip")
+
+
+FILES = [f"{k}.png" for k in range(300_000)]
+KINDS = {"size": Size, "scaler": Scaler}
+
+
+def of_many() -> Any:
+    return FILES, KINDS
+
+
+def test_code_looks_into_a_registry_and_not_into_a_list_of_files() -> None:
+    looked = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal looked
+        looked += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        code = call_fingerprint(of_many, {})["code"]
+    finally:
+        sys.setprofile(None)
+    assert {"test_fingerprint:of_many", "test_fingerprint:Size", "test_fingerprint:Scaler"} <= code.keys()
+    assert looked < 10_000
