@@ -69,7 +69,7 @@ class RedisDataset(Dataset[Any]):
         self.source, self.transform, self.path = source, transform, server.path
         self._length = writer.length_of(source, self.path)
         origin = identity(source, 0, fingerprint)
-        # Not by its code, of which a change would only be warned of.
+        # Without its code: a change of code is a warning, and no other key.
         described = origin and [{k: v for k, v in origin.items() if k != "code"}, self._length]
         text = json.dumps(described, sort_keys=True)
         self._stem = f"{server.prefix}:{hashlib.sha256(text.encode()).hexdigest()[:16]}:"

@@ -17,7 +17,7 @@ _LEAST_SECRET: Final = 4
 _CHAINED: Final = re.compile(r"::(?![^\[\]]*\])")
 _USERINFO: Final = re.compile(r"(?<=://)[^/?#]*@")
 _QUERY: Final = re.compile(r"[?#].*", re.DOTALL)
-# What is before an "@" there is a container, unless it has a password.
+# Text before an "@" names a container there, unless it has a password.
 _CONTAINERS: Final = ("abfs", "abfss", "wasb", "wasbs")
 # A "?" there is part of the object's name, or names its version, or a prefix of keys.
 _QUERIED: Final = ("s3", "s3a", "gs", "gcs", "memory", "redis", "rediss", "unix")

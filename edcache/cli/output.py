@@ -83,7 +83,7 @@ def print_rows(
     limit: int | None,
     fixed: int | None = None,
 ) -> None:
-    """Print rows as a table, of which 20 without a limit, as CSV, or as one JSON list with an object a row.
+    """Print rows as a table (20 without a limit), as CSV, or as one JSON list with an object a row.
 
     Columns behind the first `fixed` ones are labels, whose names may be any: JSON has them as one object.
     """

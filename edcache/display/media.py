@@ -166,7 +166,7 @@ def thumbnail(media: Media) -> bytes | None:
 
 
 def lines_of(data: Array, most: int) -> list[list[float | None]]:
-    """The first lines of a signal, with at most so many points: of each piece the least and the greatest.
+    """Thin the first lines of a signal to the minimum and maximum of each piece.
 
     None: not finite.
     """

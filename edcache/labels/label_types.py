@@ -139,7 +139,7 @@ def _from_tensor(value: Any) -> Any:
 def held_type(kind: pa.DataType) -> pa.DataType | None:
     """The type of a label column that holds the same values as one of Arrow; None if there is none."""
     if isinstance(kind, pa.BaseExtensionType):
-        # What the numbers of others mean is not said: those of pandas' periods are ordinals.
+        # Other extension types hold numbers without a unit, as the ordinals of pandas' periods.
         return None if kind.extension_name.startswith("pandas.") else held_type(kind.storage_type)
     if pa.types.is_dictionary(kind):
         return held_type(kind.value_type)

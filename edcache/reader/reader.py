@@ -414,7 +414,7 @@ class Reader:
         return stored.table if isinstance(stored, StoredLabels) else stored
 
     def stored_labels(self) -> Any:
-        """As `labels`; of a sealed archive `StoredLabels`, which read a column at its first use."""
+        """The labels; `StoredLabels` of a sealed archive read a column at its first use."""
         return self.session.labels
 
     # --- samples ---

@@ -104,7 +104,7 @@ class RemoteObject(ByteSource):
         start, stop = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
         index = seal.index_header
         if stop - start > _SMALL_INDEX_NBYTES and index is not None:
-            # The table, and before it the blocks of at most so many chunks.
+            # Read the table, and before it the blocks of a bounded number of chunks.
             start = min(max(start, index.table_offset - 24 * index.seq), seal.labels_offset)
         # Those behind the seal are listed last but for it, so also in a directory that is cut.
         listed = format.directory_offsets(bytes(end.data[max(0, seal.directory_offset - end.start) :]))
