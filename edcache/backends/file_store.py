@@ -47,13 +47,14 @@ class FileStore(Store):
         return file
 
     def found(self, options: ReadOptions = ALLOW_PARTIAL) -> Reader | None:
-        """See the base class; what a power cut left of a seal that was never synced is cut off first."""
+        """See the base class; what a power cut left of an archive that was never synced is cut off first."""
         from edcache.writer import never_created, recover
 
         try:
             reader = super().found(options)
-            if reader is not None:
-                reader.session.check_chain()
+            if reader is not None and not reader.session.is_durable:
+                recover(self.path)
+                reader.refresh()
         except CorruptArchiveError as error:
             if never_created(self.path):
                 return None

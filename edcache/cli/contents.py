@@ -103,10 +103,11 @@ def ls(path: str, **listing: Any) -> None:
     Example:
       edcache ls train.zip --csv
     """
-    records = open_archive(path)[0].records
-    columns = records.samples, records.offset, records.nbytes, records.crc32
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    out.print_rows(("index", "offset", "nbytes", "crc32"), rows, len(records.offset), **listing)
+    archive = open_archive(path)[0]
+    held = archive.held
+    places = (row[:3] for row in archive.rows[held].tolist())
+    rows = ((index, *place) for index, place in zip(held.tolist(), places, strict=True))
+    out.print_rows(("index", "offset", "nbytes", "crc32"), rows, len(held), **listing)
 
 
 def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> Iterator[Sequence[Any]]:
@@ -158,7 +159,7 @@ def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[st
 def _list(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
     """Print the labels, or how often each value of one column occurs."""
     archive, labels = open_archive(path)
-    indices = archive.records.samples
+    indices = archive.held
     if where is not None:
         indices = np.intersect1d(label_tables.matching_rows(labels, {}, where), indices)
     if count is not None:

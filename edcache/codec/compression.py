@@ -1,7 +1,7 @@
 """Compression of records: one zstd frame each, with its content size and without a checksum of its own.
 
-Records carry a crc32 outside, so a frame needs none. The index has the length of the record: a frame whose
-header says otherwise is refused before its content is allocated.
+Records carry a crc32 outside, so a frame needs none. A frame whose header says more than a frame of its bytes
+can hold is refused before its content is allocated.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ DEFAULT_LEVEL = 3
 MAX_LEVEL = 22
 
 _MIN_THREADED = 1 << 20
+# zstd's block of one byte again and again: 4 bytes for 128 KiB.
+_MOST_RATIO = 1 << 15
 _TEXT = re.compile(r"zstd(?::(?P<level>[0-9]{1,2}))?")
 
 
@@ -85,29 +87,36 @@ class Compression:
         return frame
 
 
-def decompress(frame: Buffer, raw_nbytes: int) -> bytes:
-    """Return the content of one whole zstd frame.
-
-    Args:
-        raw_nbytes: the length that the index states, and the content must have.
-    Raises:
-        CorruptRecordError: "zstd frame says 9 bytes, the index 10".
-    """
+def content_nbytes(frame: Buffer) -> int:
+    """Bytes of the content of a zstd frame, by its header. Raises: CorruptRecordError."""
     import zstandard
 
     try:
-        # zstd allocates the size that the header says, whatever limit it is given.
-        says = zstandard.frame_content_size(frame)
-        if says != raw_nbytes:
-            size = "nothing of its size" if says < 0 else f"{says} bytes"
-            raise CorruptRecordError(f"zstd frame says {size}, the index {raw_nbytes}")
+        nbytes = zstandard.frame_content_size(frame)
+    except zstandard.ZstdError as error:
+        raise CorruptRecordError(f"no zstd frame: {error}") from error
+    if not 0 <= nbytes <= len(frame) * _MOST_RATIO:
+        raise CorruptRecordError(f"a zstd frame of {len(frame):,} bytes says that it has {nbytes:,}")
+    return int(nbytes)
+
+
+def decompress(frame: Buffer) -> bytes:
+    """Return the content of one whole zstd frame.
+
+    Raises:
+        CorruptRecordError: "zstd frame does not decompress: ...".
+    """
+    import zstandard
+
+    nbytes = content_nbytes(frame)
+    try:
         raw: bytes = _contexts.decompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
     except MemoryError:
-        raise CorruptRecordError(
-            f"its {raw_nbytes:,} bytes do not fit into the memory of this process"
-        ) from None
+        raise CorruptRecordError(f"its {nbytes:,} bytes do not fit into the memory of this process") from None
+    if len(raw) != nbytes:
+        raise CorruptRecordError(f"zstd frame says {nbytes:,} bytes and has {len(raw):,}")
     return raw
 
 
@@ -119,7 +128,10 @@ def decompress_into(
     def run(chosen: range) -> None:
         for k in chosen:
             at, length = places[k], raw_nbytes[k]
-            out[at : at + length] = decompress(frames[k], length)
+            data = decompress(frames[k])
+            if len(data) != length:
+                raise CorruptRecordError(f"zstd frame has {len(data):,} bytes, not {length:,}")
+            out[at : at + length] = data
 
     # zstd releases the interpreter. Starting threads takes longer than what little there is.
     threads = min(threads, len(frames)) if sum(raw_nbytes) >= _MIN_THREADED else 1

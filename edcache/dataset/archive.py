@@ -108,8 +108,8 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))
         session = self._reader.session
-        rows = session.index.rows_of(indices)
-        absent = indices[rows < 0]
+        rows = session.index.rows(indices)
+        absent = indices[rows["flags"] == 0]
         if len(absent) and self._filler is not None:
             return super()._structures(indices)
         if len(absent):
@@ -119,9 +119,9 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 path=self.path,
                 index=int(absent[0]),
             )
-        schemas = session.index.schemas_of(rows)
-        _, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
-        return numbers.reshape(-1), [session.decoder_at(int(rows[k])).structure for k in first.tolist()]
+        used, first, numbers = np.unique(rows["schema"], return_index=True, return_inverse=True)
+        pairs = zip(indices[first].tolist(), used.tolist(), strict=True)
+        return numbers.reshape(-1), [session.decoder_at(index, schema).structure for index, schema in pairs]
 
     def _with_readers(self: Self, change: Callable[[Reader], Reader]) -> Self:
         other = copy.copy(self)

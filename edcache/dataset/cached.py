@@ -92,8 +92,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         except CorruptArchiveError as error:
             if not options.allow_partial:
                 raise
-            reader.distrust_damage()
-            reader.open()  # which refuses what is no archive at all
+            reader.skip_damage()  # which refuses what is no archive at all
             base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 

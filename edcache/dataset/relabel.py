@@ -1,6 +1,6 @@
 """Label columns added to an archive after its samples were written, and dropped again.
 
-They are published as one entry, a revision (format.py section 3). No sample is written again.
+Whole columns are appended to a sealed archive, with a new root. No sample is written again.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from edcache.base import (
     Sync,
     unknown_label,
 )
-from edcache.format import MAX_LABELS, Revision, pa
+from edcache.format import pa
 from edcache.labels import LabelSpec, checked_name
-from edcache.writer import Appender, retry_if_replaced
+from edcache.writer import Appender, LabelChange, retry_if_replaced
 
 if TYPE_CHECKING:
     from edcache.dataset.archive import ArchiveDataset
@@ -39,7 +39,7 @@ def given(
     what: Any,
     values: Any,
     on: str | None,
-) -> Revision:
+) -> LabelChange:
     """The columns that `CachedDataset.add_labels` was given."""
     if not isinstance(what, str):
         if values is not None:
@@ -61,13 +61,13 @@ def given(
             with suppress(CorruptArchiveError):
                 stored = cache.labels.schema.field(name).type
         index, column = labels.given_rows(name, values, len(cache), stored)
-        return Revision(pa.table({name: column}), index=index)
+        return LabelChange(pa.table({name: column}), index)
     column = labels.given_column(name, values)
     labels.check_one_per_sample(name, column, len(cache))
-    return Revision(pa.table({name: column}))
+    return LabelChange(pa.table({name: column}))
 
 
-def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
+def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
     """The columns of `in_memory_keys` of a complete archive, from its samples."""
     try:
         return _computed(cache, spec)
@@ -75,7 +75,7 @@ def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
         raise error.within(cache.path, cache.path) from error
 
 
-def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:
+def dropped(cache: ArchiveDataset, names: Sequence[str]) -> LabelChange:
     """Without the columns that `CachedDataset.drop_labels` was given."""
     known = list(cache.labels)
     if not names:
@@ -83,17 +83,17 @@ def dropped(cache: ArchiveDataset, names: Sequence[str]) -> Revision:
     for name in names:
         if name not in known:
             raise unknown_label(name, known)
-    return Revision(pa.table({}), list(dict.fromkeys(names)))
+    return LabelChange(dropped=list(dict.fromkeys(names)))
 
 
-def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
-    """Append a revision to a dataset's archive, once more where another process compacts it meanwhile."""
+def publish(cache: ArchiveDataset, make: Callable[[], LabelChange]) -> None:
+    """Append changed labels to a dataset's archive, once more where another process compacts it meanwhile."""
     _check(cache)
     if cache._filler is not None:
         cache._filler.flush()
         cache.refresh()
     sync: Sync = "seal" if cache._building is None else cache._building.job.sync
-    revision = make()
+    change = make()
 
     def append() -> None:
         with closing(Appender.open(cache.path, cache._reader.head, mode="r+", sync=sync)) as appender:
@@ -102,7 +102,7 @@ def publish(cache: ArchiveDataset, make: Callable[[], Revision]) -> None:
                     f"{cache.path}: another archive is here now than the one that was opened; open it again",
                     path=cache.path,
                 )
-            appender.revise(revision)
+            appender.change_labels(change)
 
     try:
         retry_if_replaced(append)
@@ -137,7 +137,7 @@ def _check(cache: ArchiveDataset) -> None:
             raise OptionError(f"{cache.path}: opened with {option}; open it without to change its labels")
 
 
-def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
+def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
     """All columns of a table; with `on` its rows in the order of the dataset."""
     table = labels.given_table(given)
     if on is not None:
@@ -153,14 +153,10 @@ def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> Revision:
         checked_name(name, "the table has")
     if not table.num_columns:
         raise OptionError("the table has no column to add")
-    if table.num_columns > MAX_LABELS:
-        raise OptionError(
-            f"the table has {table.num_columns:,} columns to add, one call takes {MAX_LABELS:,}"
-        )
-    return Revision(table)
+    return LabelChange(table)
 
 
-def _computed(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
+def _computed(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
     """Compute labels from the samples that are there, or that a lazy cache can make."""
     stored = copy.copy(cache)
     stored._transform = None
@@ -175,4 +171,4 @@ def _computed(cache: ArchiveDataset, spec: LabelSpec) -> Revision:
                 yield index, spec.extract(index, sample)
 
     columns = labels.collected_columns(spec.names, rows())
-    return Revision(columns, (), None if len(indices) == len(cache) else indices)
+    return LabelChange(columns, None if len(indices) == len(cache) else indices)

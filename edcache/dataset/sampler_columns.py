@@ -27,7 +27,7 @@ def warn_of_absent(ds: Any, asked_by: str, columns: str, chosen: Any = slice(0))
         return
     # Labels that were added later are known without a record.
     if any(name in columns for name in root._reader.original_labels):
-        absent = root._reader.session.index.rows_of(ds.indices) < 0
+        absent = ~root._reader.session.index.are_present(ds.indices)
         absent[chosen] = False
         text = f"{np.count_nonzero(absent):,} of {len(ds):,} samples, which have no record yet"
         if absent.any():

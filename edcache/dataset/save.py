@@ -29,10 +29,10 @@ from edcache.base import (
     StaleArchiveError,
 )
 from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
-from edcache.format import Extent, Failure, Head, Records, Revision, pa
-from edcache.reader import OnProgress, Reader, Session
+from edcache.format import PRESENT, Failure, Head, Rows, pa
+from edcache.reader import OnProgress, Reader, Session, fits
 from edcache.storage import File
-from edcache.writer import CHUNK_NBYTES, Appender, Chunk
+from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange
 
 # Bytes of a record's rows in the table of its chunk and in the index.
 _ROW_NBYTES: Final = 64
@@ -90,7 +90,7 @@ def tolerant(reader: Reader, opened: list[Session]) -> Reader:
     """Read an archive by what is left of it; if it is opened once more for that, `opened` gets it."""
     other, before = copy.copy(reader), reader.session
     try:
-        other.distrust_damage()
+        other.skip_damage()
     finally:
         if other.session is not before:
             opened.append(other.session)
@@ -106,10 +106,10 @@ class StoredRecords:
     Attributes:
         length: samples of the view. labels: their table, a row each.
         readers, sessions: the archives in which the records lie. schemas: texts, each once.
-        table: a row for each record, by rising place. `index` has the places in the view, `schema` positions
-            in `schemas`.
-        ends: int64 [k], bytes of the records up to each.
-        source, sample: int64 [k], of each row the number of its archive, and the index of its sample there.
+        rows: `format.ROW` [k], of each record, by rising place in the view, as its archive has it.
+        places: int64 [k], in the view. ends: bytes of the records up to each.
+        source, sample, schema: int64 [k], of each row the number of its archive, the index of its sample there,
+            and its position in `schemas`.
         failures: why samples have no record, by rising place.
         is_whole: the view is all of one archive, in its order.
         skips_damage: damaged records are left out; `damaged` gets their places.
@@ -132,43 +132,33 @@ class StoredRecords:
         self.damaged: list[int] = []
         self.failures: list[Failure] = []
         found = [self._found(archives.index(share[0]), share) for share in shares]
-        columns = {name: np.concatenate([rows[name] for rows in found]) for name in found[0]}
-        order = np.argsort(columns["index"], kind="stable")
-        columns = {name: column[order] for name, column in columns.items()}
-        self.source, self.sample = columns.pop("source"), columns.pop("sample")
-        self.table = Records(**columns)
-        self.ends = np.cumsum(self.table.nbytes.astype(np.int64))
+        columns = [np.concatenate(column) for column in zip(*found, strict=True)]
+        order = np.argsort(columns[0], kind="stable")
+        self.places, self.rows, self.schema, self.source, self.sample = (one[order] for one in columns)
+        self.ends = np.cumsum(self.rows["nbytes"].astype(np.int64))
         self.failures.sort(key=lambda failure: failure.index)
         own = np.arange(len(self.readers[0]))
         self.is_whole = len(shares) == 1 and np.array_equal(shares[0][1], own)
         if not skips_damage:
             self._check_missing(samples)
 
-    def _found(self, number: int, share: Stored) -> dict[str, npt.NDArray[Any]]:
-        """The records of samples of one archive, by column, and where they come from."""
+    def _found(self, number: int, share: Stored) -> tuple[Ints, Rows, Ints, Ints, Ints]:
+        """The records of samples of one archive: places, rows, schemas, the archive's number and samples."""
         _, indices, places = share
         session = self.sessions[number]
-        rows = session.index.rows_of(indices)
-        has_record = rows >= 0
+        rows = session.index.rows(indices)
+        has_record = rows["flags"] & PRESENT > 0
         self._note_failures(session, indices[~has_record], places[~has_record])
-        records = session.index.table().records.take(rows[has_record])
-        schemas = np.array([self._numbers[text] for text in session.index.schemas], np.uint16)
-        if np.any(records.schema >= len(schemas)):
+        rows, own = rows[has_record], session.index.schemas
+        numbers = np.array([self._numbers[text] for text in own], np.int64)
+        if np.any(rows["schema"] >= len(own)):
             raise CorruptArchiveError(
-                f"{session.path}: records are of schema {records.schema.max()}, there are {len(schemas)}; "
+                f"{session.path}: records are of schema {rows['schema'].max()}, there are {len(own)}; "
                 f'run "edcache verify {session.path}"',
                 path=session.path,
             )
-        return {
-            "index": places[has_record],
-            "offset": records.offset,
-            "nbytes": records.nbytes,
-            "crc32": records.crc32,
-            "schema": schemas[records.schema],
-            **({} if records.raw_nbytes is None else {"raw_nbytes": records.raw_nbytes}),
-            "source": np.full(len(records.offset), number),
-            "sample": indices[has_record],
-        }
+        source = np.full(len(rows), number)
+        return places[has_record], rows, numbers[rows["schema"]], source, indices[has_record]
 
     def _note_failures(self, session: Session, indices: Ints, places: Ints) -> None:
         """Keep why samples that have no record failed when they were made."""
@@ -179,12 +169,12 @@ class StoredRecords:
 
     def _check_missing(self, samples: Readable[Any]) -> None:
         """Raise ArchiveError if samples may be missing that did not fail for good."""
-        missing = self.length - len(self.table.offset) - sum(failure.final for failure in self.failures)
+        missing = self.length - len(self.rows) - sum(failure.final for failure in self.failures)
         open_ended = [
             session.path
             for session in self.sessions
             # Nobody knows how many samples were to come.
-            if not session.sealed and session.chain.length is None and self.length >= session.length
+            if not session.sealed and session.declared_length is None and self.length >= session.length
         ]
         if missing or open_ended:
             why = f"{missing:,} of {self.length:,} samples have no record"
@@ -211,7 +201,7 @@ class StoredRecords:
     def parts(self, max_size: int) -> Iterator[range]:
         """Consecutive places whose records and labels have about so many bytes, one place at the least."""
         nbytes = np.full(self.length, self.labels.nbytes // max(1, self.length))
-        nbytes[self.table.samples] += self.table.nbytes.astype(np.int64) + _ROW_NBYTES
+        nbytes[self.places] += self.rows["nbytes"].astype(np.int64) + _ROW_NBYTES
         ends = np.cumsum(nbytes)
         start = 0
         while start < self.length or not start:
@@ -244,8 +234,8 @@ class StoredRecords:
 
 
 def _way_of(head: Head) -> str:
-    """How records are stored, in words. Records that are compressed say themselves at which level."""
-    return f"codec={base.shown(head.codec)}, {'' if head.compression else 'not '}compressed"
+    """How records are stored, in words. Each says itself whether it is compressed."""
+    return f"codec={base.shown(head.codec)}"
 
 
 # ------------------------------------------------------------------------------------------ the copying
@@ -256,11 +246,11 @@ def _write(
 ) -> None:
     """Write a sealed archive of consecutive places of the view. over: the archive that it replaces."""
     reader = records.readers[0]
-    labels, revision = records.labels.slice(part.start, len(part)), None
+    labels, added, dropped = records.labels.slice(part.start, len(part)), pa.table({}), list[str]()
     if records.is_whole and len(part) == records.length:
         own = reader.origin.uuid if over is not None else uuid.uuid4().bytes
         head = replace(reader.origin, uuid=own, length=reader.declared_length)
-        labels, revision = _original_labels(records.sessions[0], labels)
+        labels, added, dropped = _original_labels(records.sessions[0], labels)
     else:
         head = records.joint_head(len(part))
     with writer.replacing(target) as file:
@@ -277,39 +267,25 @@ def _write(
                 changes["failed"] = [replace(f, index=f.index - part.start).to_json() for f in failed]
             if changes:
                 out.amend(**changes)
-            if revision is not None:
-                out.revise(revision)
             left = format.labelled_columns(format.take_rows(labels, absent))
-            if left.num_columns:
-                out.revise(Revision(left, (), absent))
-            out.seal()
+            if left.num_columns:  # labels of samples whose record is left out
+                out.seal(LabelChange(left, absent))
+            out.seal(LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
             with _replaceable(target, over):
                 out.move(target)
 
 
-def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, Revision | None]:
-    """The columns that chunks of the whole archive have, and the labels that were added, changed or dropped.
+def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.Table, list[str]]:
+    """The columns that chunks of the whole archive have, those that were added later, and those dropped.
 
-    Samples that are appended later have values in the former.
+    Samples that are appended later have values in the first.
     """
-    is_revised = dict(session.label_columns)
+    is_added = dict(session.label_columns)
     names = [name for name, _ in session.head.labels]
     nulls = pa.nulls(labels.num_rows)
-    columns = [nulls if is_revised.get(name, True) else labels.column(name) for name in names]
-    original = pa.table(columns, names=names)
-    revised = [name for name, is_later in is_revised.items() if is_later]
-    ended = set(names) - is_revised.keys()
-    if revised:
-        # A column may have been dropped and added again: then later samples have no value in it.
-        chain, pread = session.chain.copy(), session.file.pread
-        chain.extend(pread, session.size)
-        for header in chain.revisions:
-            with suppress(CorruptArchiveError):
-                ended.update(format.read_revision(pread, header, session.path).dropped)
-    dropped = [name for name in names if name in ended]
-    if not (revised or dropped):
-        return original, None
-    return original, Revision(labels.select(revised) if revised else pa.table({}), dropped, None)
+    columns = [nulls if is_added.get(name, True) else labels.column(name) for name in names]
+    added = labels.select([name for name, is_later in is_added.items() if is_later])
+    return pa.table(columns, names=names), added, list(session.dropped)
 
 
 def _copy_records(
@@ -320,19 +296,21 @@ def _copy_records(
     labels: a row for each of the places. Places are counted from the first.
     """
     has_record = np.zeros(len(part), bool)
-    low, high = np.searchsorted(records.table.samples, [part.start, part.stop]).tolist()
-    total = int(records.table.nbytes.sum())
-    on_progress(int(records.table.nbytes[:low].sum()), total)
-    for rows in _chunk_rows(records.table.nbytes[low:high]):
-        rows += low
-        sound, data = _sound(records, rows)
-        own = records.table.take(sound)
-        places = own.samples - part.start
+    low, high = np.searchsorted(records.places, [part.start, part.stop]).tolist()
+    nbytes = records.rows["nbytes"]
+    total = int(nbytes.sum())
+    on_progress(int(nbytes[:low].sum()), total)
+    for chosen in _chunk_rows(nbytes[low:high]):
+        chosen += low
+        sound, data = _sound(records, chosen)
+        places = records.places[sound] - part.start
         has_record[places] = True
         if len(sound):
-            chunk_labels = format.take_rows(labels, places)
-            out.append(Chunk.of(replace(own, index=places), chunk_labels, records.schemas, data))
-        on_progress(int(records.ends[rows[-1]]), total)
+            rows = format.renumbered(
+                records.sample[sound], records.rows[sound], places, records.schema[sound]
+            )
+            out.append(Chunk.of(places, rows, format.take_rows(labels, places), records.schemas, data))
+        on_progress(int(records.ends[chosen[-1]]), total)
     return np.flatnonzero(~has_record)
 
 
@@ -354,26 +332,31 @@ def _sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
     Those of one archive are read together, in the order in which they lie.
     Raises: CorruptRecordError, a record does not; unless damage is skipped.
     """
-    table, data = records.table, np.full(len(rows), None, object)
+    data = np.full(len(rows), None, object)
     for number in np.unique(records.source[rows]).tolist():
         own = np.flatnonzero(records.source[rows] == number)
-        own = own[np.argsort(table.offset[rows[own]], kind="stable")]
-        columns = (column[rows[own]].tolist() for column in (table.offset, table.nbytes, table.crc32))
-        session = records.sessions[number]
-        read = session.extents.checked(list(map(Extent, *columns)))
-        for place, record in zip(own.tolist(), read, strict=True):
-            if record is None and not records.skips_damage:
-                row = rows[place]
+        own = own[np.argsort(records.rows["offset"][rows[own]], kind="stable")]
+        session, wanted = records.sessions[number], records.rows[rows[own]]
+        ends = format.stored_ends(wanted)
+        extents = zip(
+            wanted["offset"].tolist(), (ends - wanted["offset"].astype(np.int64)).tolist(), strict=True
+        )
+        read = session.extents.read_many(list(extents))
+        for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
+            sample = int(records.sample[rows[place]])
+            if fits(sample, row, record[: row[1]], record[row[1] :]):
+                data[place] = record
+            elif not records.skips_damage:
+                session.file.check_damaged(*row[:2])
                 raise CorruptRecordError(
-                    f"{session.path}: record {records.sample[row]} at offset {table.offset[row]:,} fails its "
-                    "crc32; skip_damaged=True leaves it out",
+                    f"{session.path}: record {sample} at offset {row[0]:,} fails its crc32; "
+                    "skip_damaged=True leaves it out",
                     path=session.path,
-                    index=int(records.sample[row]),
+                    index=sample,
                     option="skip_damaged",
                 )
-            data[place] = record
     is_sound = np.array([record is not None for record in data], bool)
-    records.damaged += table.samples[rows[~is_sound]].tolist()
+    records.damaged += records.places[rows[~is_sound]].tolist()
     return rows[is_sound], data[is_sound].tolist()
 
 

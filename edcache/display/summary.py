@@ -17,8 +17,7 @@ def summary(archive: reader.Reader) -> dict[str, Any]:
     "path", "samples", "missing", "nbytes", "labels" (type by name), "schemas" (see `fields_of`),
     "fingerprint" of the call that made it, and so on: the document of `edcache info --json`.
     """
-    head, records = archive.head, archive.records
-    nbytes = records.nbytes
+    head, nbytes = archive.head, archive.rows["nbytes"][archive.held]
     return {
         "path": archive.path,
         "format_version": format.VERSION,
@@ -34,7 +33,6 @@ def summary(archive: reader.Reader) -> dict[str, Any]:
             "total": int(nbytes.sum()),
             "median": float(np.median(nbytes)) if len(nbytes) else None,
             "max": int(nbytes.max()) if len(nbytes) else None,
-            "uncompressed": None if records.raw_nbytes is None else int(records.raw_nbytes.sum()),
         },
         "codec": head.codec,
         "compression": head.compression,
@@ -46,9 +44,7 @@ def summary(archive: reader.Reader) -> dict[str, Any]:
 
 def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     """A summary as pairs that a person reads, but for its fields and the call that made it."""
-    record, ratio = of["record_nbytes"], ""
-    if record["uncompressed"] and record["total"]:
-        ratio = f", {record['uncompressed'] / record['total']:.2f} : 1"
+    record = of["record_nbytes"]
     yield "archive", of["path"]
     yield "samples", f"{of['samples']:,}"
     yield "missing", f"{of['missing']:,}"
@@ -59,7 +55,7 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     if record["max"] is not None:
         yield "record", f"median {human_bytes(record['median'])}, max {human_bytes(record['max'])}"
     yield "codec", of["codec"]
-    yield "compression", f"{of['compression'] or 'none'}{ratio}"
+    yield "compression", of["compression"] or "none"
     yield "labels", ", ".join(f"{name}: {kind}" for name, kind in of["labels"].items()) or "none"
     yield "format", str(of["format_version"])
     yield "uuid", of["uuid"]
@@ -94,13 +90,13 @@ def fields_of(archive: reader.Reader) -> list[dict[str, Any]]:
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
     """
-    records, schemas = archive.records, archive.schemas
-    greatest = int(records.schema.max(initial=0))
-    if len(records.schema) and greatest >= len(schemas):
+    numbers, schemas = archive.rows["schema"][archive.held], archive.schemas
+    greatest = int(numbers.max(initial=0))
+    if len(numbers) and greatest >= len(schemas):
         raise CorruptArchiveError(
             f"{archive.path}: a record has schema {greatest:,}; the index has {len(schemas):,} schemas"
         )
-    used = np.bincount(records.schema, minlength=len(schemas)).tolist()
+    used = np.bincount(numbers, minlength=len(schemas)).tolist()
     listed = [
         {"samples": samples, "fields": list(map(_field, codec.stored_fields(schema)))}
         for samples, schema in zip(used, schemas, strict=True)

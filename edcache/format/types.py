@@ -63,6 +63,15 @@ class ColumnType(NamedTuple):
         chunks = [list_items(chunk) if is_list(column.type) else chunk for chunk in column.chunks]
         return cls.of(column.type, (n for chunk in chunks for n in deciding_numbers(number_values(chunk))))
 
+    def to_json(self) -> list[Any]:
+        """[type, an int is negative, one is 2**63 or more, one that is no float64 or null]."""
+        return [_type_text(self.arrow), *self[1:]]
+
+    @classmethod
+    def from_json(cls, entry: Any) -> ColumnType:
+        """Read what `to_json` made; ValueError for anything else."""
+        return _type_of_json(entry)
+
     def joined(self, other: ColumnType) -> ColumnType:
         """The type that also holds the values of another; Clash if there is none."""
         arrow = merged(self.arrow, other.arrow)
@@ -167,15 +176,15 @@ class LabelTypes:
         return LabelTypes(types)
 
     def to_json(self) -> dict[str, Any]:
-        """name -> [type, an int is negative, one is 2**63 or more, one that is no float64 or null]."""
-        return {name: [_type_text(kind.arrow), *kind[1:]] for name, kind in self.types.items()}
+        """name -> `ColumnType.to_json`."""
+        return {name: kind.to_json() for name, kind in self.types.items()}
 
     @classmethod
     def from_json(cls, types: Any) -> LabelTypes:
         """Read what `to_json` made; ValueError for anything else."""
         if type(types) is not dict:
             raise ValueError("its label types are no object")
-        return cls({name: _type_of_json(entry) for name, entry in types.items()})
+        return cls({name: ColumnType.from_json(entry) for name, entry in types.items()})
 
 
 def _type_text(kind: pa.DataType) -> Any:
@@ -218,7 +227,7 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
 def unify_column(name: str, parts: Sequence[pa.ChunkedArray], where: str, piece: str = "chunk") -> pa.Array:
     """The parts of one column as one contiguous array; raises as `unify`."""
     kind = column_type(name, parts, where, piece)
-    chunks = [_cast(chunk, kind) for part in parts for chunk in part.chunks]
+    chunks = [cast(chunk, kind) for part in parts for chunk in part.chunks]
     return pa.concat_arrays(chunks) if chunks else pa.array([], type=kind)
 
 
@@ -247,13 +256,6 @@ def _addressing(kind: pa.DataType, size: int) -> pa.DataType:
     return pa.large_list(kind.value_type) if is_list(kind) else large.get(kind, kind)
 
 
-def may_be_large(kind: pa.DataType, nbytes: int) -> bool:
-    """True if values of so many bytes together may need the large type of this one."""
-    if is_list(kind):
-        return pa.types.is_null(kind.value_type) or 8 * nbytes > _OFFSET_LIMIT
-    return is_text(kind) and nbytes > _OFFSET_LIMIT
-
-
 class WholeSchema:
     """The columns of label tables that come one after another, in types that hold the labels of all.
 
@@ -266,11 +268,9 @@ class WholeSchema:
         self._types: LabelTypes | None = None
         self._sizes: Counter[str] = Counter()
 
-    def copy(self) -> WholeSchema:
-        """One that goes on by itself."""
-        other = WholeSchema(self._where)
-        other._types, other._sizes = self._types, self._sizes.copy()
-        return other
+    def begin(self, types: Mapping[str, ColumnType], sizes: Mapping[str, int]) -> None:
+        """Begin with columns that are there already: their types, and about how many bytes they have."""
+        self._types, self._sizes = LabelTypes(types), Counter(sizes)
 
     def add(self, table: pa.Table) -> None:
         """Take one more table in; raises as `unify`."""
@@ -279,21 +279,14 @@ class WholeSchema:
         for name, column in zip(table.column_names, table.columns, strict=True):
             self._sizes[name] += _size(column)
 
+    def types(self) -> LabelTypes:
+        """The types of all columns so far."""
+        return LabelTypes({}) if self._types is None else self._types
+
     def schema(self) -> pa.Schema:
         """The columns of all tables so far; what 31 bits do not address is large."""
         types = {} if self._types is None else self._types.types
         return pa.schema([(name, _addressing(kind.arrow, self._sizes[name])) for name, kind in types.items()])
-
-
-def cast_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of a schema, which holds their values, by their names."""
-    if table.schema.equals(schema):
-        return table
-    columns = []
-    for field in schema:
-        chunks = [_cast(one, field.type) for one in table.column(field.name).chunks]
-        columns.append(pa.chunked_array(chunks, field.type))
-    return pa.table(columns, schema=schema)
 
 
 def _common_names(chunks: Sequence[list[str]], where: str) -> list[str]:
@@ -320,7 +313,8 @@ def _prefix(where: str) -> str:
     return f"{where}: " if where else ""
 
 
-def _cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
+def cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
+    """An array as one of a type that holds its values."""
     if chunk.type == kind:
         return chunk
     if pa.types.is_null(chunk.type):

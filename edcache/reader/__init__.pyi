@@ -5,6 +5,7 @@ from .batch import collated as collated
 from .batch import collated_group as collated_group
 from .batch import fresh as fresh
 from .batch import merged as merged
+from .checks import fits as fits
 from .collation import Memory as Memory
 from .collation import Special as Special
 from .digests import OnProgress as OnProgress

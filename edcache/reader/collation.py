@@ -11,7 +11,6 @@ import torch
 from torch.utils.data import default_collate
 
 from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtype
-from edcache.reader.checks import LARGE
 from edcache.reader.group import Group
 
 Memory = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
@@ -20,7 +19,7 @@ Memory = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
 Collate = Callable[[Group, Memory], Any]
 
 # Fields of _BY_TURNS bytes or more are checked and copied in turns of _STEP bytes.
-_BY_TURNS, _STEP, _LARGE_STEP = 1 << 14, 1 << 22, 1 << 20
+_BY_TURNS, _LARGE, _STEP, _LARGE_STEP = 1 << 14, 1 << 16, 1 << 22, 1 << 20
 
 # For these dtypes a gather equals torch.stack of the list. torch may refuse others.
 _NUMPY_TO_TORCH: Final = {
@@ -170,7 +169,7 @@ def _gathered(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> 
         torch.index_select(window, 0, places, out=flat)
         return out
     # In small steps: the records that were checked are still in the processor's cache when copied.
-    step = max(1, (_STEP if nbytes < LARGE else _LARGE_STEP) // nbytes)
+    step = max(1, (_STEP if nbytes < _LARGE else _LARGE_STEP) // nbytes)
     for low in range(0, rows, step):
         check(slice(low, low + step))
         torch.index_select(window, 0, places[low : low + step], out=flat[low : low + step])

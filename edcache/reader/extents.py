@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import TypeVar
 
 import numpy as np
 
 from edcache import base, format
 from edcache.base import Ints
-from edcache.format import Extent
+from edcache.format import Place
 from edcache.storage import ByteSource
-
-Data = TypeVar("Data", bytes, memoryview)
 
 _PROBES = 8
 # Extents with smaller gaps are announced together: the kernel reads ahead that far anyway.
@@ -53,28 +50,22 @@ class Extents:
             return bytes(self.view[offset : offset + nbytes])
         return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)))
 
-    def sound(self, read: Callable[[int, int], Data], offset: int, nbytes: int, crc: int) -> Data | None:
-        """The bytes of an extent; None if they fail their crc32."""
-        data = read(offset, nbytes)
-        return data if self._are_sound(data, Extent(offset, nbytes, crc)) else None
-
-    def checked(self, extents: Sequence[Extent]) -> list[memoryview | None]:
-        """The bytes of several extents, read together; None for one that fails its crc32."""
+    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
+        """The bytes of several extents (offset, nbytes), read together."""
         if self.view is not None:
-            data = [self.view[at : at + nbytes] for at, nbytes, _ in extents]
-        else:
-            data = self.file.read_many(
-                [(at, min(nbytes, max(0, self.nbytes - at))) for at, nbytes, _ in extents]
-            )
-        return [
-            one if self._are_sound(one, extent) else None for one, extent in zip(data, extents, strict=True)
-        ]
+            return [self.view[at : at + nbytes] for at, nbytes in extents]
+        return self.file.read_many([(at, min(nbytes, max(0, self.nbytes - at))) for at, nbytes in extents])
 
-    def _are_sound(self, data: bytes | memoryview, extent: Extent) -> bool:
+    def checked(self, places: Sequence[Place]) -> list[memoryview | None]:
+        """The bytes of several places, read together; None for one that fails its crc32."""
+        data = self.read_many([(at, nbytes) for at, nbytes, _ in places])
+        return [one if self._is_sound(one, place) else None for one, place in zip(data, places, strict=True)]
+
+    def _is_sound(self, data: memoryview, place: Place) -> bool:
         """True if bytes have their crc32; raises if the archive has other ones there."""
-        if len(data) == extent.nbytes and format.crc32(data) == extent.crc32:
+        if len(data) == place.nbytes and format.crc32(data) == place.crc32:
             return True
-        self.file.check_damaged(extent.at, extent.nbytes)
+        self.file.check_damaged(place.offset, place.nbytes)
         return False
 
     def is_probe_due(self) -> bool:

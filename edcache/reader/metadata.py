@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
-from edcache import base, format
-from edcache.base import once
-from edcache.format import Contents, Head, Header, parse_root, read_table
+from edcache import format, storage
+from edcache.base import CorruptArchiveError, once
+from edcache.format import Chain, ChunkTable, Contents, Head, Header, Place, Root, StoredLabels
 from edcache.reader.extents import Extents
 from edcache.reader.index import RecordIndex
-from edcache.reader.sealed import SealedLabels
-from edcache.storage import ByteSource
-
-T = TypeVar("T")
+from edcache.storage import ByteSource, File
 
 
 class Metadata:
@@ -24,10 +20,9 @@ class Metadata:
 
     Args:
         verify: as in `Reader`. before: of an earlier look at the same file.
-        trusts_seal: False reads the table of every chunk, as of an archive that is not sealed.
+        skips_damage: True reads an archive whose index, labels or chain are damaged by what is left of it.
     Attributes:
-        size: bytes of the file. seal: the headers of its seal; None if it is not sealed. chain: its entries;
-            of a sealed archive only the head was read.
+        size: bytes of the file. head: of it. sealed: it ends with a root. chain: its entries, if it does not.
         index: where the record of every sample lies. length: the samples of the dataset.
         extents: its bytes. mapped_nbytes: mapped bytes, which all processes share.
         damaged: one line per unreadable chunk.
@@ -38,155 +33,179 @@ class Metadata:
         file: ByteSource,
         verify: str = "touch",
         before: Metadata | None = None,
-        trusts_seal: bool = True,
+        skips_damage: bool = False,
     ) -> None:
-        self.file, self.path = file, file.path
-        self.verify = verify
+        self.file, self.path, self.verify = file, file.path, verify
+        self.skips_damage = skips_damage
         self.size = file.size()
-        head, first = format.read_head(file.pread, self.path)
-        self.seal: format.Seal | None = None
-        if trusts_seal:
-            self.seal = format.read_seal(file.pread, self.size, head.uuid, file.by_request)
-        self.chain = format.Chain(head, first, self.path)
-        self._tables: dict[int, format.ChunkTable | None] = {}
+        self._tables: dict[int, ChunkTable | None] = {}
         self.damaged: list[str] = []
-        self._contents_before: Contents | None = None
-        if before is not None and before.seal is None:
-            # A growing archive is opened again and again: its old entries are not read again.
-            self.chain, self._tables = before.chain.copy(), before._tables
-            self.damaged = before.damaged.copy()
-            self._contents_before = before._contents
-        if self.seal is None:
-            self.chain.extend(file.pread, self.size)
-            if self.chain.seal is not None and trusts_seal:
-                # The seal may have been written between the two looks.
-                self.seal = format.read_seal(file.pread, self.size, head.uuid)
+        self._chain: Chain | None = None
+        self._root: Root | None = None
+        self._root_place: Place | None = None
+        found = None if skips_damage else format.read_root(file.pread, self.size, self.path)
+        if found is not None:
+            self._root, self._root_place = found
+            self.head, end = self._root.head, self._root_place.offset + self._root_place.nbytes
+        else:
+            self._chain = self._walked(before)
+            self.head, end = self._chain.head, self._chain.cursor.offset
+            if self._chain.sealed and self._chain.root_header is not None:
+                end = self._chain.root_header.payload_end
+                self._root = None if skips_damage else self._chain.root
+        self.sealed = self._root is not None
         # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
-        end = self.chain.cursor.offset if self.seal is None else self.size
-        self.sealed, self.nbytes = self.seal is not None, min(end, self.size)
+        self.nbytes = min(end, self.size)
         self.extents = Extents(file, self.nbytes)
         self._view = self.extents.view
         self.mapped_nbytes = 0 if self._view is None else self.nbytes
-        self.head = head
         self.index = self._opened_index()
         self.length = self.index.length
-        if self.sealed and self._view is not None:
+        if self._root is not None and self._view is not None:
             file.rest()
-        self._sealed_labels: SealedLabels | None = None
-        if self.seal is not None:
-            names, remedy = [name for name, _ in head.labels], f"; {_lost_index(self.path)}"
-            places = self.extents, self.seal, self.index.labels
-            self._sealed_labels = SealedLabels(*places, names, self.path, remedy)
+
+    def _walked(self, before: Metadata | None) -> Chain:
+        """The chain of an archive that is not sealed, or of which the end is damaged."""
+        file = self.file
+        if before is not None and before._chain is not None:
+            # A growing archive is opened again and again: its old entries are not read again.
+            chain, self._tables = before._chain.copy(), before._tables
+            self.damaged = before.damaged.copy()
+        else:
+            chain = Chain(*format.read_head(file.pread, self.path), self.path)
+        chain.extend(file.pread, self.size)
+        if self.skips_damage:
+            chain.salvage(file.pread, file.next_data, self.size)
+            return chain
+        while self.size > chain.end:
+            is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
+            later = chain.damage_behind(file.pread, file.next_data, self.size, is_fresh)
+            # A writer may have published it since.
+            if later is None:
+                break
+            if not chain.extend(file.pread, self.size):
+                raise CorruptArchiveError(
+                    f"{self.path}: no entry fits at offset {chain.cursor.offset:,}, but {later.name} follows at "
+                    f"offset {later.offset:,}: it is damaged there; {_lost(self.path)}",
+                    path=self.path,
+                )
+        return chain
+
+    @property
+    def chain(self) -> Chain:
+        """The entries of the archive. Cost: of a sealed one the header of each is read, at the first use."""
+        chain = self._chain
+        if chain is None:
+            chain = Chain(*format.read_head(self.extents.pread, self.path), self.path)
+            chain.extend(self.extents.pread, self.size)
+            self._chain = chain
+        return chain
+
+    @property
+    def is_durable(self) -> bool:
+        """False if it is sealed and was never synced before that, so that a power cut may have taken some of it.
+
+        Nothing is asked of a file that was written since this machine started.
+        """
+        if self._root_place is None or not isinstance(self.file, File) or storage.written_since_boot(self.file):
+            return True
+        start = self._root_place.offset - format.header_nbytes("root.json")
+        header = format.parse_header(self.file.pread(start, format.MAX_HEADER_NBYTES))
+        return header is not None and header.durable > 0
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks."""
+        return len(self.chain.chunks) if self._root is None else self._root.chunks
 
     @property
     def origin(self) -> Head:
         """The head, with fingerprint and length of the source that was the last to lengthen the archive."""
-        # Without an amendment of its length there is none.
-        if self.seal is not None and self.head.length not in (None, self.length):
-            chain = self.chain.copy()
-            chain.extend(self.extents.pread, self.size)
-            return chain.origin
-        return self.chain.origin
+        return self.chain.origin if self._root is None else self._root.origin
 
-    def check_chain(self) -> None:
-        """Raise CorruptArchiveError if the chain of entries breaks before a seal that was never synced.
-
-        A power cut may have left such a seal, and not what is before it. Other archives are not walked.
-        """
-        seal = self.seal
-        if seal is None or seal.index.durable >= seal.index.offset:
-            return
-        chain = self.chain.copy()
-        chain.extend(self.file.pread, self.size)
-        if chain.seal != seal:
-            raise base.CorruptArchiveError(
-                f"{self.path}: the chain of entries ends at offset {chain.cursor.offset:,}, before its seal "
-                f"at offset {seal.index.offset:,}; {_lost_index(self.path)}",
-                path=self.path,
-            )
+    @property
+    def declared_length(self) -> int | None:
+        """The length that the head or a note says; None for an archive that was written without a dataset."""
+        return (None if self.head.length is None else self.length) if self.sealed else self.chain.length
 
     # --- index ---
 
     def _opened_index(self) -> RecordIndex:
-        if self.seal is None:
-            return RecordIndex.of(self._contents.index)
-        header, remedy = self.seal.index, f"; {_lost_index(self.path)}"
-        table = self.extents.sound(
-            self.extents.read, header.table_offset, header.table_nbytes, header.table_crc
-        )
-        if table is None:
-            raise base.CorruptArchiveError(
-                f"{self.path}: index.pages at offset {header.offset:,} fails its crc32{remedy}",
-                path=self.path,
-            )
-        start, end, extents = header.payload_offset, header.payload_end, self.extents
-        memory = None if self._view is None else self._view[start:end]
-
-        def fetch(parts: Sequence[format.Extent]) -> list[memoryview | None]:
+        root, view = self._root, self._view
+        if root is not None:
+            start, nbytes, _ = root.index
+            extents = self.extents
+            memory = None if view is None else view[start : start + nbytes]
             # The session is not held: a cycle would keep the mapping until the next garbage collection.
-            return extents.checked([part._replace(at=start + part.at) for part in parts])
+            return RecordIndex.of(root, memory, extents.read_many)
+        contents = self._contents
+        rows = contents.rows(0, contents.length)
+        present = int((rows["flags"] & format.PRESENT).astype(bool).sum())
+        return RecordIndex(rows, contents.length, present, contents.schemas, contents.failures(rows))
 
-        try:
-            root = parse_root(table, header.samples, header.payload_nbytes, self.size)
-            if root.length != header.end_index:
-                raise base.CorruptArchiveError(f"index.pages claims {root.length:,} samples")
-            index = RecordIndex(root, self.size, memory=memory, fetch=fetch, where=self.path, remedy=remedy)
-        except base.CorruptArchiveError as error:
-            raise base.CorruptArchiveError(f"{self.path}: {error}{remedy}", path=self.path) from error
-        return index
+    def check(self) -> None:
+        """Check index and labels; CorruptArchiveError if one is damaged. It reads all of them."""
+        if self._root is not None and self.extents.checked([self._root.index])[0] is None:
+            raise CorruptArchiveError(
+                f"{self.path}: index.rows fails its crc32; {_lost(self.path)}", path=self.path
+            )
+        labels = self.labels
+        if isinstance(labels, StoredLabels):
+            labels.read(labels.column_names)
 
     @once
     def _contents(self) -> Contents:
-        """Merge the chunks of an archive that is not sealed: index and labels."""
-        before, self._contents_before = self._contents_before, None
-        return self.chain.contents(self._sound_table, before)
+        """Rows and labels of an archive that is not sealed."""
+        chain, pread = self.chain, self.extents.pread
+        return Contents(chain, pread, self._sound_table, trusts_index=not self.skips_damage)
 
-    def _sound(self, read: Callable[[format.PRead, Header, str], T], header: Header) -> T | None:
-        """The content of a chunk or a revision; None if a power cut left its header without its payload."""
-        try:
-            return read(self.extents.pread, header, self.path)
-        except base.CorruptArchiveError as error:
-            self.damaged.append(str(error))
-            return None
-
-    def _sound_table(self, header: Header) -> format.ChunkTable | None:
-        if header.seq not in self._tables:
-            self._tables[header.seq] = self._sound(read_table, header)
-        return self._tables[header.seq]
+    def _sound_table(self, header: Header) -> ChunkTable | None:
+        """The table of a chunk; None if a power cut left its header without its payload."""
+        if header.number not in self._tables:
+            try:
+                table = format.read_table(self.extents.pread, header, self.path)
+            except CorruptArchiveError as error:
+                self.damaged.append(str(error))
+                table = None
+            self._tables[header.number] = table
+        return self._tables[header.number]
 
     # --- samples that are there ---
 
     @property
     def present(self) -> int:
         """The number of samples that have a record."""
-        return self.index.rows
+        return self.index.present
 
     @property
     def has_all(self) -> bool:
         """True if no sample is missing, as far as known. A sealed archive knows all its samples."""
         absent = sum(failure.final for failure in self.index.failures)
-        return self.index.rows + absent == self.length
+        return self.index.present + absent == self.length
 
     # --- labels ---
-
-    @once
-    def _revised(self) -> format.Revised:
-        """The labels of an archive that is not sealed."""
-        return self.chain.revised(self._contents, partial(self._sound, format.read_revision))
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
         """(name, whether values were added after the samples were written) of each label column."""
-        columns = self._revised.columns if self._sealed_labels is None else self._sealed_labels.columns
-        return [(name, False) for name, _ in self.head.labels] if columns is None else columns
+        if self._root is not None:
+            return [(name, column.is_added) for name, column in self._root.labels.items()]
+        columns = self._contents.columns
+        return [(name, name in columns and columns[name].is_added) for name in self._contents.schema.names]
+
+    @property
+    def dropped(self) -> Sequence[str]:
+        """Label columns that chunks have and the archive no more."""
+        root = self._root or self.chain.root
+        return () if root is None else root.dropped
 
     @once
     def labels(self) -> Any:
         """The labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
-        sealed = self._sealed_labels
-        stored = self._revised.table if sealed is None else sealed.table()
-        return format.spread(stored, self.index.held(), self.length)
+        if self._root is None:
+            return self._contents.table()
+        return StoredLabels(self._root, self.extents.checked, self.path)
 
     @property
     def label_nbytes(self) -> int:
@@ -213,8 +232,5 @@ class Metadata:
         return is_empty and not self.has_writer
 
 
-def _lost_index(path: str) -> str:
-    return (
-        f'the samples are not lost: "edcache copy {path} -o NEW --skip-damaged" keeps them, and '
-        f'"edcache verify {path}" says what is damaged'
-    )
+def _lost(path: str) -> str:
+    return f'"edcache copy {path} -o NEW --skip-damaged" keeps what is sound'

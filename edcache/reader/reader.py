@@ -13,7 +13,7 @@ import numpy as np
 from edcache import base, format, storage
 from edcache.base import Ints, ReadOptions
 from edcache.codec import STORED, Decoding
-from edcache.format import Blocks, Failure, Head, Records, StoredLabels
+from edcache.format import Failure, Head, Rows, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
 from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-_CHUNK_START = Blocks._fields.index("records_offset")
 # By how many runs, and how many samples of each, an archive is taken to be in order.
 _PROBED_RUNS, _PROBED_SAMPLES = 8, 256
 _changes, _last_change = itertools.count(1), [0]
@@ -93,7 +92,7 @@ class Reader:
         self._expected_digest = None if expected is None else parse_digest(expected)
         self.has_digest = expected is not None
         self._proven_nbytes: int | None = None
-        self._trusts_seal = True
+        self._skips_damage = False
         # Identifies the copy that another process opened and this one shall read too.
         self._token: Any = None
         self._uuid: bytes | None = None
@@ -163,7 +162,7 @@ class Reader:
                         "checked; open it again",
                         path=self.path,
                     )
-            session = self._session_of(file).settled()
+            session = self._session_of(file)
             if digest is not None and not session.sealed:
                 raise no_digest(self.path)
             if self._uuid not in (None, session.head.uuid):
@@ -190,7 +189,7 @@ class Reader:
     def _session_of(self, file: ByteSource) -> Session:
         try:
             options = self.verify, self.allow_pickle, self.decoding
-            session = Session(file, *options, trusts_seal=self._trusts_seal)
+            session = Session(file, *options, skips_damage=self._skips_damage)
             if self.local is not None and not session.sealed:  # only a sealed archive is copied
                 raise base.CorruptArchiveError(
                     f"{self.path}: the end of its copy is damaged; open it again", path=self.path
@@ -238,21 +237,19 @@ class Reader:
                 f"{self.path}: the file has changed since its digest was checked; open it again",
                 path=self.path,
             )
-        self._keep(newer.settled())
+        self._keep(newer)
         return True
 
-    def distrust_damage(self) -> None:
-        """Read an archive whose index or labels are damaged by its chunks, without its seal.
+    def skip_damage(self) -> None:
+        """Read an archive whose chain, index or labels are damaged by what is left of it.
 
         Raises: CorruptArchiveError, nothing is left to read it by.
         """
         with suppress(base.CorruptArchiveError):
-            self.session.index.check_all()
-            self.labels()
+            self.session.check()
             return
-        self._trusts_seal = False
+        self._skips_damage = True
         self._keep(self._opened())
-        self.session.index.check_all()
         self.labels()
 
     def _closed_error(self) -> base.ArchiveError:
@@ -292,13 +289,12 @@ class Reader:
     @property
     def declared_length(self) -> int | None:
         """The length of the source dataset; None for an archive that was written without a dataset."""
-        return None if self.head.length is None else len(self)
+        return self.session.declared_length
 
     @property
     def chunks(self) -> int:
         """The number of chunks that are readable."""
-        session = self.session
-        return session.index.root.chunks if session.sealed else len(session.chain.chunks)
+        return self.session.chunks
 
     @property
     def nbytes(self) -> int:
@@ -310,38 +306,45 @@ class Reader:
         return {"mapped": self.session.mapped_nbytes, "private": self.session.private_nbytes}
 
     @property
-    def records(self) -> Records:
-        """The index as arrays: 26 bytes of new memory per sample."""
-        return self.session.index.table().records
+    def rows(self) -> Rows:
+        """The index: `format.ROW` [len(self)], mapped or 24 bytes of memory per sample."""
+        return self.session.index.all_rows()
+
+    @property
+    def held(self) -> Ints:
+        """The samples that have a record, sorted: int64 [k]."""
+        held = self.session.index.held()
+        return np.arange(len(self)) if held is None else held
 
     @property
     def schemas(self) -> Sequence[str]:
-        """The schemas as text; `records.schema` holds positions in this sequence."""
+        """The schemas as text; `rows["schema"]` holds positions in this sequence."""
         return self.session.index.schemas
 
     def chunk_of(self, indices: Ints) -> Ints:
-        """The number of the chunk of each sample, in file order from 0; -1 without a record.
+        """The number of the run of the file that each sample lies in; -1 without a record.
+
+        A run has as many samples as a chunk on average.
 
         Args:
             indices: int64 [n], each in [0, len(self)).
-        Returns: int64 [n], a copy. Cost: it reads only the index; 8 to 32 bytes of memory per sample.
+        Returns: int64 [n], a copy. Cost: it reads only the index, and sorts; 48 bytes of memory per sample.
         """
-        session = self.session
-        index, rows = session.index, session.index.rows_of(indices)
-        chunks = np.full(len(indices), -1, np.int64)
-        present = rows >= 0
-        offsets = index.offsets(rows[present])
-        chunks[present] = np.searchsorted(index.blocks[:, _CHUNK_START], offsets, side="right") - 1
-        return chunks
+        rows = self.session.index.rows(indices)
+        order = np.argsort(rows["offset"], kind="stable")
+        runs = np.empty(len(indices), np.int64)
+        runs[order] = np.arange(len(indices)) // -(-self.present // max(1, self.chunks))
+        runs[rows["flags"] == 0] = -1
+        return runs
 
     def chunk_size(self) -> int | None:
         """The number of samples in a chunk, on average.
 
         None where a few of them do not lie in the file in their order, or samples have no record.
         """
-        index = self.session.index
-        count, chunks = index.length, index.root.chunks
-        if not chunks or index.rows < count:
+        index, chunks = self.session.index, self.chunks
+        count = index.length
+        if not chunks or not index.is_dense:
             return None
         size = -(-count // chunks)
         runs = np.arange(0, count, size * -(-chunks // _PROBED_RUNS))[:, None]
@@ -351,11 +354,8 @@ class Reader:
 
     def missing(self) -> Ints:
         """The indices without a record, sorted: int64 [k], a copy."""
-        index = self.session.index.held()
-        if index is None:
-            return np.empty(0, np.int64)
         absent = np.ones(len(self), bool)
-        absent[index] = False
+        absent[self.held] = False
         return np.flatnonzero(absent)
 
     @property
@@ -407,7 +407,7 @@ class Reader:
     def labels(self) -> Any:
         """The label table, a pyarrow Table: row i is sample i, with null for a missing label.
 
-        Raises: CorruptArchiveError, labels.arrow is damaged.
+        Raises: CorruptArchiveError, a column is damaged.
         Cost: the first call in a process checks the crc32 of every column. Columns are views of the file.
         """
         stored = self.stored_labels()
@@ -447,7 +447,7 @@ def _warn_of(session: Session) -> None:
 
 def _partial_text(session: Session) -> str:
     """The text of the warning for an archive that is not sealed."""
-    failures, length = session.index.failures, session.chain.length
+    failures, length = session.index.failures, session.declared_length
     failed = sum(not one.final for one in failures)
     if failed and not session.damaged and session.present + len(failures) == length:
         return (

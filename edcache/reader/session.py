@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +9,9 @@ import numpy as np
 
 from edcache import base, codec, format
 from edcache.base import Ints, once
+from edcache.format import COMPRESSED, PRESENT
 from edcache.labels import checked_indices
-from edcache.reader.checks import LARGE, Checks, Piece, Requested
+from edcache.reader.checks import Checks, Part, Piece, Requested, Row
 from edcache.reader.group import Group, GroupRecords, joined
 from edcache.reader.metadata import Metadata
 from edcache.storage import ByteSource
@@ -20,8 +20,8 @@ from edcache.storage import ByteSource
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
 
-# Tries, and seconds between them, until a reader that waits for a publication takes the older state.
-_MOST_LOOKS, _LOOK_SECONDS = 500, 0.002
+# Of a record of this size or more it is looked whether it is in memory.
+_LARGE = 1 << 16
 
 
 class Session(Metadata):
@@ -31,7 +31,6 @@ class Session(Metadata):
         allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose. The
             others as of `Metadata`.
     Attributes:
-        is_uniform: whether any records can be gathered together; None if not known yet.
         as_arrays: tensors come as numpy arrays. The reader sets it before the first sample.
     """
 
@@ -44,16 +43,15 @@ class Session(Metadata):
         allow_pickle: bool = False,
         decoding: Decoding | None = None,
         before: Session | None = None,
-        trusts_seal: bool = True,
+        skips_damage: bool = False,
     ) -> None:
-        super().__init__(file, verify, before, trusts_seal)
+        super().__init__(file, verify, before, skips_damage)
         self._allow_pickle, self._decoding = allow_pickle, decoding
         self._checks: Checks | None = None
         self._requested = Requested(file, self.checks) if file.by_request else None
         # The records of the last gather. _is_bulk: they hold all samples, of one schema.
         self._records: GroupRecords | None = None
         self._is_bulk = False
-        self.is_uniform: bool | None = None
 
     @property
     def checks(self) -> Checks:
@@ -71,36 +69,35 @@ class Session(Metadata):
     def private_nbytes(self) -> int:
         # The notes of checks, and the tables if they are not mapped.
         index = self.index.nbytes + self.checks.nbytes
-        if self.sealed:
-            return index if self._view is not None else index + self.label_nbytes
-        assert self.index.memory is not None
-        return index + len(self.index.memory) + self.label_nbytes
+        if self.sealed and self._view is not None:
+            return index
+        rows = self.index.memory
+        return index + self.label_nbytes + (0 if rows is None else rows.nbytes)
 
     def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
         """The same error, with the place of the sample in front of its text."""
         is_record = isinstance(error, base.CorruptRecordError)
-        where = self.checks.place(self.row(index)) if is_record else f"{self.path}: sample {index}"
+        where = self.checks.place(index) if is_record else f"{self.path}: sample {index}"
         return error.within(where, self.path, index)
 
     def places(self, indices: Ints) -> tuple[Ints, Ints]:
         """Return start and end of records in the file: int64 [m] each, without absent ones."""
-        rows = self.index.rows_of(indices % self.length)
-        rows = rows[rows >= 0]
-        start = self.index.offsets(rows)
-        return start, start + self.index.sizes(rows)
+        rows = self.index.rows(indices % self.length)
+        rows = rows[rows["flags"] & PRESENT > 0]
+        return rows["offset"].astype(np.int64), format.stored_ends(rows)
 
     def has(self, index: int) -> bool:
         """True if an index in [0, length) has a record, as far as known."""
-        return self.index.find(index) is not None
+        return self.index.has(index)
 
-    def row(self, index: int) -> int:
-        """The row of the index table for a sample. Raises: SampleIndexError, MissingSampleError."""
+    def row(self, index: int) -> Row:
+        """The row of a sample that has a record. Raises: SampleIndexError, MissingSampleError."""
         if not 0 <= index < self.length:
             raise base.SampleIndexError(
                 f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
             )
-        row = self.index.find(index)
-        if row is None:
+        row = self.index.row(index)
+        if not row[4] & PRESENT and not self.index.is_dense:
             raise self._no_record(index)
         return row
 
@@ -143,13 +140,12 @@ class Session(Metadata):
 
     def decoder_of(self, index: int) -> Decoder | None:
         """The decoder of a sample; None if it has no record."""
-        row = self.index.find(index)
-        return None if row is None else self.decoder_at(row)
+        return self.decoder_at(index, self.index.row(index)[3]) if self.has(index) else None
 
     def common_decoder(self, indices: Ints) -> Decoder | None:
         """The decoder of samples that share one schema; None as in `group`. It reads no record."""
-        alike = self.alike(indices)
-        return None if alike is None else alike[1]
+        alike = self.alike(checked_indices(indices, self.length))
+        return None if alike is None else alike[0]
 
     def decoder(self, number: int) -> Decoder:
         """The decoder of a schema. Raises: CorruptRecordError without a place; `placed` adds it."""
@@ -167,70 +163,53 @@ class Session(Metadata):
         decoder = codec.decoder_of(text, self._allow_pickle, self._decoding, self.as_arrays)
         return self._decoders.keep(number, decoder)
 
-    def decoder_at(self, row: int) -> Decoder:
-        """The decoder of the record in a row of the index table."""
-        number = self.index.schema(row)
+    def decoder_at(self, index: int, number: int) -> Decoder:
+        """The decoder of a sample whose record is of the schema `number`."""
         try:
             return self._decoders.get(number) or self.decoder(number)
         except base.CorruptRecordError as error:
-            raise self.placed(error, self.index.sample_of(row)) from error
+            raise self.placed(error, index) from error
 
     # --- one record ---
 
-    def fetch(self, index: int, wanted: tuple[int, int] | None = None) -> tuple[memoryview, Decoder]:
+    def fetch(self, index: int, wanted: Part = None) -> tuple[memoryview, Decoder]:
         """The record of a sample, decompressed, and its decoder.
 
         Args:
-            wanted: (start, end) of the bytes of it that will be read; only their blocks are checked.
+            wanted: (start, end) of the bytes of it that will be read; of a large record only their blocks are
+                checked.
         Returns:
             Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `Reader.read`.
         """
-        places = self.index
-        row = index if places.is_dense and 0 <= index < self.length else self.row(index)
-        data = self._stored(row, None if places.is_compressed else wanted)
-        if places.is_compressed:
+        row = self.row(index)
+        data = self._stored(index, row, wanted)
+        if row[4] & COMPRESSED:
             try:
-                data = memoryview(codec.decompress(data, places.raw_nbytes(row)))
+                data = memoryview(codec.decompress(data))
             except base.CorruptRecordError as error:
-                raise error.within(self.checks.place(row), self.path, index) from error
-        schema = places.schema(row) if places.only_schema is None else places.only_schema
-        return data, self._decoders.get(schema) or self.decoder_at(row)
+                raise error.within(self.checks.place(index), self.path, index) from error
+        return data, self._decoders.get(row[3]) or self.decoder_at(index, row[3])
 
-    def _stored(
-        self, row: int, wanted: tuple[int, int] | None = None, *, is_announced: bool = False
-    ) -> memoryview:
+    def _stored(self, index: int, row: Row, wanted: Part = None, *, is_announced: bool = False) -> memoryview:
         """The stored bytes of a record; at least the wanted ones are checked."""
+        wanted = None if row[4] & COMPRESSED else wanted
         if self._requested is not None:
-            return self._requested.record(row, wanted)
+            return self._requested.record(index, wanted)
+        offset, nbytes = row[:2]
         if self._view is None:
-            return self._unmapped(row, wanted)
-        (offset, nbytes), view = self.index.place(row), self._view
-        end = offset + nbytes
-        if end > self.nbytes:
-            raise self.checks.beyond_end(row)
-        if nbytes >= LARGE and not is_announced and self.extents.is_probe_due():
-            self._announce(np.array([row]), np.array([offset], np.int64), None)
-        data = view[offset:end]
+            self.checks.check_place(index, row)
+            whole = self.extents.read(offset, nbytes + format.behind_nbytes(nbytes))
+            if not self.checks.is_done:
+                self.checks.compare(index, row, whole[:nbytes], whole[nbytes:])
+            return whole[:nbytes]
+        if nbytes >= _LARGE and not is_announced and self.extents.is_probe_due():
+            self._announce(np.array([index]), np.array([offset], np.int64), None)
         if self._checks is None or not self._checks.is_done:
-            self.checks.record(row, data, wanted)
-        return data
-
-    def _unmapped(
-        self, row: int, wanted: tuple[int, int] | None, data: memoryview | None = None
-    ) -> memoryview:
-        """As `_stored`, of a file that is not mapped.
-
-        Args:
-            data: the record, where it was read.
-        """
-        extent = self.index.place(row)
-        if sum(extent) > self.nbytes:
-            raise self.checks.beyond_end(row)
-        if data is None:
-            data = self.extents.read(*extent)
-        self.checks.record(row, data, wanted)
-        return data
+            self.checks.record(index, row, wanted)
+        elif self.verify == "never":
+            self.checks.check_place(index, row)
+        return self._view[offset : offset + nbytes]
 
     # --- many records ---
 
@@ -247,8 +226,8 @@ class Session(Metadata):
         if self._requested is None:
             return nullcontext()
         inside = indices[(indices >= -self.length) & (indices < self.length)] % self.length
-        rows = sorted(set(self.index.rows_of(inside).tolist()) - {-1})
-        return self._requested.reading_ahead(rows, None if self.index.is_compressed else wanted)
+        there = inside[self.index.are_present(inside)]
+        return self._requested.reading_ahead(sorted(set(there.tolist())), wanted)
 
     def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
         """Records of one schema, for reading field by field. They are checked as `Reader.read` does.
@@ -263,111 +242,93 @@ class Session(Metadata):
         """
         # Nearly every batch comes here. Keep it short: a batch of small samples takes 50 us in all.
         checks = self._checks
-        records = self._records if self._is_bulk and checks is not None and checks.is_done else None
-        if records is None:
-            alike = self.alike(indices)
-            if alike is None:
-                return None
-            rows, decoder = alike
-        else:
-            rows, decoder = self._wrapped(indices), records.decoder
-        start = self.index.offsets(rows)
+        if self._is_bulk and checks is not None and checks.is_done and self._records is not None:
+            indices = self._wrapped(indices)
+            start = self.index.offsets(indices)
+            if self.verify == "never":
+                self._check_inside(indices, start)
+            if self.extents.is_probe_due():
+                self._announce(indices, start, wanted)
+            return self._records.at(start, indices)
+        indices = checked_indices(indices, self.length)
+        alike = self.alike(indices)
+        if alike is None:
+            return None
+        decoder, is_compressed = alike
+        start = self.index.offsets(indices)
         if self.extents.is_probe_due():
-            self._announce(rows, start, wanted)
-        if records is not None:
-            return records.at(start, rows)
-        if self.index.is_compressed or self._view is None:
-            return self._loaded(rows, decoder, wanted)
+            self._announce(indices, start, wanted)
+        if is_compressed or self._view is None:
+            return self._loaded(indices, decoder, wanted)
+        self._check_inside(indices, start)
         records = self._records
         if records is None or records.decoder is not decoder:
             records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
-        self._is_bulk = bool(self.is_uniform) and self.index.is_dense
-        return records.at(start, rows, self.checks.group(rows, start, wanted))
+        self._is_bulk = self.index.only_schema is not None and self.index.is_dense
+        return records.at(start, indices, self.checks.group(indices, wanted))
+
+    def _check_inside(self, indices: Ints, start: Ints) -> None:
+        """Raise CorruptRecordError if a record would begin or end out of the file."""
+        ends = start + self.index.sizes(indices)
+        if np.maximum.reduce(start.view(np.uint64)) > self.nbytes or ends.max() > self.nbytes:
+            for index in indices.tolist():
+                self.checks.check_place(index, self.index.row(index))
 
     def _wrapped(self, indices: Ints) -> Ints:
-        """Rows of a dense archive: int64 [n], in [0, length), of indices that may count from its end."""
+        """Indices in [0, length): int64 [n], of those that may count from the end."""
         # One pass checks the range: viewed as unsigned, negative numbers are the largest.
         if len(indices) and np.maximum.reduce(indices.view(np.uint64)) >= self.length:
             return checked_indices(indices, self.length)
         return indices
 
-    def _announce(self, rows: Ints, start: Ints, wanted: tuple[int, int] | None) -> None:
+    def _announce(self, indices: Ints, start: Ints, wanted: Part) -> None:
         """Read records ahead that are not in memory."""
         if not self.extents.are_in_memory(start):
-            low, high = (0, self.index.sizes(rows)) if wanted is None else wanted
+            low, high = (0, self.index.sizes(indices)) if wanted is None else wanted
             self.extents.announce(start + low, start + high)
 
-    def alike(self, indices: Ints) -> tuple[Ints, Decoder] | None:
-        """The rows, int64 [n], and the decoder of samples that share one schema; None if they do not.
+    def alike(self, indices: Ints) -> tuple[Decoder, bool] | None:
+        """The decoder of samples in [0, length) that share one schema, and whether some are compressed.
 
-        None also if a gather would read beyond records.
+        None if they do not, if one has no record, or if a gather would read beyond records.
         """
-        first = self.decoder_at(0) if self.present and self.is_uniform is not False else None
-        if self.is_uniform is None:
-            self.is_uniform = first is not None and self.index.is_uniform(first)
-        rows = self.index.rows_of(checked_indices(indices, self.length))
-        if not len(rows) or rows.min() < 0:
+        index = self.index
+        if not len(indices):
             return None
-        if first is not None and self.is_uniform:
-            return rows, first
-        schemas = self.index.schemas_of(rows)
-        if np.any(schemas != schemas[0]):
+        if index.only_schema is not None and index.only_nbytes is not None:
+            decoder = self.decoder_at(int(indices[0]), index.only_schema)
+            return (decoder, False) if _is_gathered(decoder, index.only_nbytes, index.only_nbytes) else None
+        rows = index.rows(indices)
+        schemas, flags = rows["schema"], rows["flags"]
+        if not np.all(flags & PRESENT) or np.any(schemas != schemas[0]):
             return None
-        decoder = self.decoder_at(int(rows[0]))
-        return (rows, decoder) if self._is_gathered(rows, decoder) else None
+        decoder = self.decoder_at(int(indices[0]), int(schemas[0]))
+        if np.any(flags & COMPRESSED):
+            return (decoder, True) if decoder.structure is not None and np.all(flags & COMPRESSED) else None
+        sizes = rows["nbytes"]
+        return (decoder, False) if _is_gathered(decoder, int(sizes.min()), int(sizes.max())) else None
 
-    def _is_gathered(self, rows: Ints, decoder: Decoder) -> bool:
-        """True if a gather of records stays within them; else reading one by one works, or raises."""
-        sizes, least = self.index.raw_sizes(rows), decoder.fixed_nbytes
-        fits = sizes.min() >= least and (decoder.nbytes is None or sizes.max() == least)
-        return decoder.structure is not None and bool(fits)
-
-    def _loaded(self, rows: Ints, decoder: Decoder, wanted: tuple[int, int] | None) -> Group | None:
+    def _loaded(self, indices: Ints, decoder: Decoder, wanted: Part) -> Group | None:
         """A group of records that are compressed or not mapped, in new memory."""
-        is_raw = not self.index.is_compressed
+        rows = self.index.rows(indices)
+        is_compressed = bool(rows["flags"][0] & COMPRESSED)
         if self._requested is not None:
-            stored = self._requested.pieces(rows.tolist(), wanted if is_raw else None)
-        elif self._view is not None:
-            stored = [Piece(0, self._stored(row, is_announced=True)) for row in rows.tolist()]
+            stored = self._requested.pieces(indices.tolist(), None if is_compressed else wanted)
         else:
-            extents = list(
-                zip(self.index.offsets(rows).tolist(), self.index.sizes(rows).tolist(), strict=True)
-            )
-            inside = [(at, max(0, min(nbytes, self.nbytes - at))) for at, nbytes in extents]
-            read = zip(rows.tolist(), self.file.read_many(inside), strict=True)
-            stored = [Piece(0, self._unmapped(row, None, data)) for row, data in read]
-        return joined(decoder, self.index.raw_sizes(rows), stored, not is_raw)
+            pairs = zip(indices.tolist(), rows.tolist(), strict=True)
+            stored = [Piece(0, self._stored(index, row, is_announced=True)) for index, row in pairs]
+        if is_compressed:
+            lengths = np.array([codec.content_nbytes(data) for _, data in stored], np.int64)
+            if not _is_gathered(decoder, int(lengths.min()), int(lengths.max())):
+                return None
+        else:
+            lengths = rows["nbytes"].astype(np.int64)
+        return joined(decoder, lengths, stored, is_compressed)
 
     # --- growth ---
 
     def close(self) -> None:
         self.file.close()
-
-    def settled(self) -> Session:
-        """The newest session after a publication that is under way; this one is closed if it is another.
-
-        Adding labels unseals an archive for a moment: a reader must not see that state.
-        """
-        session = self
-        try:
-            for _ in range(_MOST_LOOKS):
-                if session.sealed or not session.file.is_live:
-                    break
-                # Ask for the writer first: no change after "nobody publishes" means that this is the newest.
-                if session.has_writer and not session.is_appended:
-                    break
-                is_appended, newer = session.is_appended, session.look_again()
-                if newer is not None:
-                    session.close()
-                    session = newer
-                elif is_appended:
-                    time.sleep(_LOOK_SECONDS)
-                else:
-                    break
-        except BaseException:
-            session.close()
-            raise
-        return session
 
     def look_again(self) -> Session | None:
         """A new session if the file has changed; else None."""
@@ -393,6 +354,12 @@ class Session(Metadata):
         except BaseException:
             file.close()
             raise
+
+
+def _is_gathered(decoder: Decoder, least: int, most: int) -> bool:
+    """True if a gather of records of so many bytes stays within them; else reading one by one works, or raises."""
+    fits = least >= decoder.fixed_nbytes and (decoder.nbytes is None or most == decoder.nbytes == least)
+    return decoder.structure is not None and fits
 
 
 def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:

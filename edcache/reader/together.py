@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edcache.base import CorruptRecordError, Ints
-from edcache.format import LINES
-from edcache.reader.checks import CheckedBlocks
+from edcache.base import Ints
 from edcache.reader.group import Group, GroupRecords
-from edcache.reader.index import joined_lines, numbers
 from edcache.reader.session import Session
+
+if TYPE_CHECKING:
+    from edcache.codec import Decoder
 
 _PROBES = 8
 
@@ -25,55 +25,38 @@ class Together:
     """Several archives whose records have one schema, each of them mapped, dense and not compressed.
 
     Args:
-        sessions: for each of which `_is_gathered` is true.
+        sessions: each of which `_is_gathered`.
     Attributes:
         sessions: of each archive; where its reader has another one by now, this says nothing of it.
     """
 
     def __init__(self, sessions: Sequence[Session]) -> None:
         self.sessions = sessions
-        self.decoder = sessions[0].decoder_at(0)
+        self.decoder = _decoder_of(sessions[0])
         addresses = np.array([_address(session.extents.view) for session in sessions])
         low = int(addresses.min())
         high = int((addresses + [session.nbytes for session in sessions]).max())
         self._bases = addresses - low  # of each archive, from the lowest address
         interface = {"data": (low, True), "shape": (high - low,), "typestr": "|u1", "version": 3}
         space = np.asarray(SimpleNamespace(__array_interface__=interface, owner=sessions))
-        indices = [session.index for session in sessions]
-        for index in indices:
-            index.check_all()
-        memories = [_address(index.memory) - low for index in indices]
-        # Rows and pages are counted on from archive to archive.
-        self._bits = np.array([index.root.bits for index in indices])
-        self._first_page = np.cumsum([0, *(len(index.root.pages) for index in indices[:-1])])
-        self._first_row = np.cumsum([0, *(index.rows for index in indices[:-1])])
-        rows = self._first_row.tolist()
-        self._offsets, self._sizes = (
-            joined_lines(indices, memories, rows, LINES.index(name)) for name in ("offset", "nbytes")
-        )
-        self._views = {width: numbers(space.data, width) for width in (1, 2, 4, 8)}
+        # All rows are numbers of this space; where those of each archive begin in it, in numbers.
+        self._words = np.frombuffer(space.data[: (high - low) // 8 * 8], "<i8")
+        self._firsts = np.array([(_address(one.index.memory) - low) // 8 for one in sessions])
+        self._lengths = np.array([session.length for session in sessions])
+        self._starts = np.cumsum([0, *self._lengths[:-1].tolist()])
         self._records = GroupRecords(self.decoder, space.data, self._sizes_of)
-        is_checked = any(session.verify != "never" for session in sessions)
-        self._blocks = CheckedBlocks(space.data, self._placed_blocks()) if is_checked else None
+        # What is checked is checked for this too.
+        limits = [one.nbytes - (one.index.only_nbytes or 0) for one in sessions]
+        is_trusted = any(one.verify == "never" for one in sessions)
+        self._limits = np.array(limits, np.uint64) if is_trusted else None
 
     @classmethod
     def of(cls, sessions: Sequence[Session]) -> Together | None:
         """The archives as one; None where they are not of such a kind, or of several schemas."""
         files = [one for one in sessions if _is_gathered(one)]
-        if len(files) < len(sessions) or len({one.decoder_at(0) for one in files}) > 1:
+        if len(files) < len(sessions) or len(set(map(_decoder_of, files))) > 1:
             return None
         return cls(files)
-
-    def _placed_blocks(self) -> Ints:
-        """The rows of `Blocks` of all archives, from the lowest address and by rising address."""
-        placed = []
-        for k in np.argsort(self._bases).tolist():
-            session = self.sessions[k]
-            blocks = session.index.blocks
-            # A hostile index may point anywhere; what is left out is not sound.
-            inside = blocks[blocks[:, 1] + blocks[:, 2] <= session.nbytes]
-            placed.append(inside + np.array([self._bases[k], self._bases[k], 0]))
-        return np.concatenate(placed)
 
     def group(self, which: Ints, indices: Ints) -> Group | None:
         """Some of their records; None where they are to be fetched from a disk first.
@@ -81,39 +64,41 @@ class Together:
         Args:
             which: int64 [n], the number of each record's archive. indices: int64 [n], its sample there.
         """
-        rows = indices + self._first_row[which]
-        offset = self._offsets.at(rows, self._pages(rows, which), self._views.__getitem__)
+        offset = self._words[self._firsts[which] + 3 * indices]
         if self.sessions[0].extents.is_probe_due():
             for k in range(0, len(which), max(1, len(which) // _PROBES)):
                 if not self.sessions[which[k]].extents.are_in_memory(offset[k : k + 1]):
                     return None
-        start, blocks = offset + self._bases[which], self._blocks
-        if blocks is None or blocks.done:
+        if self._limits is not None and np.any(offset.view(np.uint64) > self._limits[which]):
+            return None  # a row points out of its file
+        start, rows = offset + self._bases[which], indices + self._starts[which]
+        if all(session.checks.is_done for session in self.sessions):
             return self._records.at(start, rows)
-        end = start + self._sizes_of(rows)
 
         def check(part: slice) -> None:
-            if np.any(blocks.unsound(start[part], end[part])):
-                raise CorruptRecordError("a record fails its check; read by itself it is named")
+            for number in set(which[part].tolist()):
+                self.sessions[number].checks.samples(indices[part][which[part] == number])
 
         return self._records.at(start, rows, check)
 
-    def _pages(self, rows: Ints, which: Ints) -> Ints:
-        pages: Ints = self._first_page[which] + (rows - self._first_row[which] >> self._bits[which])
-        return pages
-
     def _sizes_of(self, rows: Ints) -> Ints:
-        which = np.searchsorted(self._first_row, rows, "right") - 1
-        return self._sizes.at(rows, self._pages(rows, which), self._views.__getitem__)
+        which = np.searchsorted(self._starts, rows, "right") - 1
+        sizes: Ints = self._words[self._firsts[which] + 3 * (rows - self._starts[which]) + 1]
+        return sizes
 
 
 def _is_gathered(session: Session) -> bool:
     """True if any records may be gathered from the mapped file, by an index that lies in it."""
     index = session.index
-    is_plain = index.is_dense and not index.is_compressed and session.verify != "always"
-    if session.extents.view is None or not session.sealed or not session.present or not is_plain:
+    if session.extents.view is None or not session.sealed or not index.is_dense or session.verify == "always":
         return False
-    return session.alike(np.arange(1)) is not None and bool(session.is_uniform)
+    return index.only_schema is not None and session.alike(np.arange(1)) is not None
+
+
+def _decoder_of(session: Session) -> Decoder:
+    decoder = session.decoder_of(0)
+    assert decoder is not None
+    return decoder
 
 
 def _address(memory: Any) -> int:

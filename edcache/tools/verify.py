@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -12,18 +12,14 @@ import numpy as np
 
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError
-from edcache.format import ChunkTable, Contents, Header, IndexTable, PRead, Seal, checked_labels, parse_index
-from edcache.reader import OnProgress, check_digest, file_digest, no_digest, parse_digest
+from edcache.format import ChunkTable, Contents, Header, pa
+from edcache.reader import OnProgress, check_digest, file_digest, fits, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located
 
-# What the directory has of an entry, at least.
-_LISTED_NBYTES: Final = 46
-# A multiple of the block; what is read stays in a processor's cache while three checksums pass over it.
-_WINDOW: Final = 64 * format.BLOCK_NBYTES
+# The records of a chunk up to so many bytes are read at once.
+_WINDOW: Final = 1 << 26
 _SHOWN: Final = 20
-
-OnProblem = Callable[[int, str], None]
-"""`on_problem(offset, what)`; the offset counts from the start of the file."""
+_SEALED: Final = format.INDEX, format.COLUMN, format.ROOT
 
 
 @dataclass
@@ -85,7 +81,7 @@ def verify(
         ArchiveError: the file is not the one with this digest.
         OptionError: expected_digest is not a digest.
     Cost: reads the file once, with expected_digest twice; with `quick` only headers, tables and the seal.
-        It takes about 70 bytes of memory per sample, and twice the labels.
+        It takes some 200 MB of memory, and as much as the largest label column.
     Safety: it writes nothing and locks nothing. Samples that others append meanwhile are not checked.
     """
     expected = None if expected_digest is None else parse_digest(expected_digest)
@@ -93,16 +89,17 @@ def verify(
         if expected is not None:
             check_digest(file, expected)
         survey = Survey(file, not quick, on_progress)
-        if expected is not None and survey.seal is None:
+        if expected is not None and survey.root is None:
             raise no_digest(file.path)
-    index = survey.contents.index
+    chain, contents = survey.chain, survey.contents
+    length = 0 if contents is None else contents.length
     return Report(
-        samples=index.length,
-        missing=index.length - len(index.records.offset),
-        chunks=len(survey.chain.chunks),
-        failures=len(index.failures),
+        samples=length,
+        missing=length - survey.present,
+        chunks=len(chain.chunks),
+        failures=survey.failures,
         nbytes=survey.size,
-        sealed=survey.seal is not None,
+        sealed=chain.sealed,
         has_writer=survey.has_writer,
         dead=survey.dead,
         quick=quick,
@@ -132,8 +129,8 @@ def digest(
     Safety: it writes nothing and locks nothing. It does not check the file; `verify` does.
     """
     with closing(located(path, storage_options).open()) as file:
-        head, _ = format.read_head(file.pread, file.path)
-        if format.read_seal(file.pread, file.size(), head.uuid) is None:
+        if format.read_root(file.pread, file.size(), file.path) is None:
+            format.read_head(file.pread, file.path)  # which refuses what is no archive
             raise no_digest(file.path)
         return file_digest(file, on_progress)[0]
 
@@ -142,50 +139,39 @@ class Survey:
     """The structure of an archive as it was when its size was taken; it may grow meanwhile.
 
     Attributes:
-        head, chain, seal: as far as they read; seal is that of a sealed archive, else None.
-        contents: the newest record of every sample. revised: the label table, revisions included. Where the
-            tables cannot be joined, which is a problem, there is nothing in them.
+        chain: as far as it reads. contents: what its chunks add up to; None if they do not go together.
         has_writer: whether a process writes the archive now; False where that cannot be asked.
         dead: bytes that only older states of the archive need. problems: one line each, with path and offset.
     """
 
     def __init__(self, file: ByteSource, reads_records: bool, on_progress: OnProgress | None) -> None:
         # The size first: what others append from now on lies behind it.
-        self.size = file.size()
-        self.path = file.path
-        self.problems: list[str] = []
-        self._outdated_nbytes = 0
+        self.size, self.path, self.problems = file.size(), file.path, list[str]()
         self._file, self._pread = file, file.pread
-        self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         self._reads_records, self._on_progress = reads_records, on_progress
-        self.head, cursor = format.read_head(self._pread, self.path)
-        self.chain = format.Chain(self.head, cursor, self.path)
-        headers: list[Header] = []
-        self._damaged_seals: list[Seal] = []
-        self._head_end = cursor.offset
-        for header in format.walk(self._pread, self.size, self.head.uuid, cursor):
-            self._check_old_seal(header)
-            self.chain.note(self._pread, header)
-            self._check_reach(header)
-            headers.append(header)
-        for seal in self._damaged_seals:
-            if seal.labels.seq not in self.chain.lost:  # to a power cut, with what belongs to it
-                self._problem(seal.directory_offset, "the dead directory of an earlier seal is damaged")
-        self.seal = format.read_seal(self._pread, self.size, self.head.uuid)
-        self._is_joined = True
-        self._revisions: dict[int, format.Revision | None] = {}
-        self.contents = self._merged()
-        self.revised = self._revised(self.chain.revisions)
-        for header in (header for header in headers if header.seq not in self.chain.lost):
-            if any(format.padding_of(self._pread, header)):
-                self._problem(header.offset, f"{header.name}: bytes behind its content are not zero")
-            if header.kind != format.KIND_CHUNK:
-                self._check_crc(header, format.payload_crc(self._pread, header))
-        if self.seal is not None:
-            self._check_seal(self.seal)
-        else:
-            self._check_end()
-        self.dead = self._dead()
+        self._outdated_nbytes = 0
+        self._unread: set[int] = set()
+        self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
+        head, cursor = format.read_head(self._pread, self.path)
+        self.chain = format.Chain(head, cursor, self.path)
+        self._needed_nbytes = cursor.offset
+        for group in format.walk(self._pread, self.size, head.uuid, cursor):
+            self.chain.add(self._pread, group)
+            for header in group:
+                self._check_entry(header, is_last=header is group[-1])
+        self.root = format.read_root(self._pread, self.size, self.path)
+        self._check_end()
+        self.contents = self._joined()
+        self.present = self.failures = 0
+        if self.contents is not None:
+            self._check_rows(self.contents)
+            self._check_labels(self.contents)
+        self._needed_nbytes -= self._outdated_nbytes
+        if self.chain.sealed and self.chain.root is not None and self.chain.root_header is not None:
+            names = self.chain.listed(self.chain.root.labels)
+            self._needed_nbytes += sum(one.next - one.offset for one in names if one.kind in _SEALED)
+            self._needed_nbytes -= self.chain.root_header.next - self.chain.end
+        self.dead = max(0, self.size - self._needed_nbytes)
         self._passed(self.size)
 
     def _passed(self, offset: int) -> None:
@@ -197,222 +183,165 @@ class Survey:
             f'{self.path}: at offset {offset:,}: {what}; run "edcache copy {self.path} -o NEW --skip-damaged"'
         )
 
-    def _dead(self) -> int:
-        """What the newest state does not need: superseded records, old seals, lost entries, a torn tail."""
-        needed, seal = self._head_end - self._outdated_nbytes, self.chain.seal
-        for header in self.chain.entries:
-            # Behind an entry that leaves a seal valid, a zip directory stood or stands.
-            end = header.payload_end if header.keeps_seal else min(header.next, self.size)
-            needed += end - header.offset
-        if seal is not None:
-            needed += (
-                seal.labels.payload_end - seal.index.offset + len(self.chain.directory(self._pread, seal))
-            )
-        return self.size - needed
+    # --- entries ---
 
-    # --- tables ---
+    def _check_entry(self, header: Header, is_last: bool) -> None:
+        is_chunk = header.kind == format.CHUNK
+        if is_chunk:
+            self._check_chunk(header)
+        if not is_chunk or self._reads_records:
+            crc = format.payload_crc32(self._pread, header)
+            if crc != header.crc32:
+                expected = f"its header says {header.crc32:#010x}"
+                self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
+        start, end = header.payload_end, min(header.next, self.size)
+        if header.kind == format.ROOT:
+            # Each root has its own directory; that of a root that others follow is dead.
+            chain, start = self.chain, min(self.chain.end, self.size)
+            if chain.sealed and start >= chain.end:
+                directory = chain.directory(self._pread)
+                if self._pread(header.payload_end, len(directory)) != directory:
+                    self._problem(header.payload_end, "the zip directory does not list what the chain holds")
+        if self._pread(start, max(0, end - start)).strip(b"\0"):
+            self._problem(start, f"bytes behind {header.name} are not zero")
+        if is_chunk or header.kind == format.NOTE:
+            self._needed_nbytes += end - header.offset
+        self._passed(header.next)
 
-    def _merged(self) -> Contents:
-        try:
-            contents = self.chain.contents(self._table)
-        except (CorruptArchiveError, LabelError) as error:
-            self._problem(0, f"its chunks do not go together: {error}")
-            self._is_joined, self._outdated_nbytes = False, 0
-            names = [name for name, _ in self.head.labels]
-            return format.merge([], self._table, None, names, self.path)
-        self._outdated_nbytes -= int(contents.index.records.nbytes.sum())
-        return contents
+    def _check_chunk(self, header: Header) -> None:
+        """Check the table of a chunk, and its records by it."""
+        table = self._table(header)
+        if table is None:
+            return
+        rows = table.rows
+        self._outdated_nbytes += int(rows["nbytes"].sum())
+        alignment = np.where(rows["nbytes"] >= 1024, 64, format.LATTICE).astype(np.uint64)
+        self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
+        if self._reads_records:
+            self._report(header, table, self._failed(header, table), "fails its crc32")
+
+    def _failed(self, header: Header, table: ChunkTable) -> Ints:
+        """The records of a chunk that fail their sums, by their rows."""
+        rows, start = table.rows, format.records_offset(header)
+        if header.payload_end - start > _WINDOW or int(rows["nbytes"].max()) > format.BLOCK_NBYTES:
+            pairs = zip(table.samples.tolist(), rows.tolist(), strict=True)
+            return np.flatnonzero([not self._is_sound(sample, row) for sample, row in pairs])
+        data = memoryview(self._pread(start, header.payload_end - start))
+        offset = rows["offset"].astype(np.int64) - start
+        extents = map(slice, offset.tolist(), (offset + rows["nbytes"].astype(np.int64)).tolist())
+        crcs = np.fromiter(map(format.crc32, map(data.__getitem__, extents)), np.uint32, len(rows))
+        failed: Ints = np.flatnonzero(crcs != rows["crc32"] ^ format.keys(table.samples, rows))
+        return failed
+
+    def _is_sound(self, sample: int, row: tuple[int, int, int, int, int]) -> bool:
+        offset, nbytes = row[:2]
+        behind = self._pread(offset + nbytes, format.behind_nbytes(nbytes))
+        return fits(sample, row, self._pread(offset, nbytes), behind)
+
+    def _report(self, header: Header, table: ChunkTable, rows: Ints, what: str) -> None:
+        for row in rows[:_SHOWN].tolist():
+            self._problem(int(table.rows["offset"][row]), f"record {int(table.samples[row])} {what}")
+        if len(rows) > _SHOWN:
+            more = f"{len(rows) - _SHOWN:,} more records of {header.name}"
+            self._problem(header.offset, f"the same of {more}")
 
     def _table(self, header: Header) -> ChunkTable | None:
-        table_bytes = self._pread(header.payload_offset, header.table_nbytes)
         try:
-            table = format.read_table(lambda offset, nbytes: table_bytes, header, self.path)
+            return format.read_table(self._pread, header, self.path)
         except CorruptArchiveError as error:
-            self._unread(header, f"chunk {header.seq}", error)
-            if self._reads_records:
-                self._check_crc(header, format.payload_crc(self._pread, header))
-            self._passed(header.next)
+            why = str(error).removeprefix(f"{self.path}: {header.name} at offset {header.offset:,}: ")
+            what = f"{header.name}: {why.partition('; run')[0]}"
+            if header.offset not in self._unread:
+                self._unread.add(header.offset)
+                self._problem(header.offset, what)
             return None
-        self._outdated_nbytes += int(table.records.nbytes.sum())
-        alignment = np.where(table.records.nbytes >= 1024, np.uint64(64), np.uint64(8))
-        rows = np.flatnonzero(table.records.offset % alignment)
-        _report_rows(header, table, rows, "is not aligned", self._problem)
-        if self._reads_records:
-            self._check_crc(header, check_chunk(self._pread, header, table, table_bytes, self._problem))
-        self._passed(header.next)
-        return table
 
-    def _check_reach(self, header: Header) -> None:
-        """A revision has no rows of samples that the dataset had not when it was written."""
-        length = max(self.chain.end_index, self.chain.length or 0)
-        if header.kind == format.KIND_REVISION and header.end_index > length:
-            rows = f"{header.name} has rows up to sample {header.end_index:,}"
-            self._problem(header.offset, f"{rows}, the dataset had {length:,}")
-
-    def _revised(self, headers: Sequence[Header]) -> format.Revised:
-        try:
-            if self._is_joined:
-                return self.chain.revised(self.contents, self._revision, headers)
-        except LabelError as error:
-            self._problem(0, f"its revisions do not go together: {error}")
-            self._is_joined = False
-        return format.Revised(self.contents.labels, None)
-
-    def _revision(self, header: Header) -> format.Revision | None:
-        if header.seq not in self._revisions:
-            try:
-                self._revisions[header.seq] = format.read_revision(self._pread, header, self.path)
-            except CorruptArchiveError as error:
-                self._unread(header, header.name, error)
-                self._revisions[header.seq] = None
-        return self._revisions[header.seq]
-
-    def _unread(self, header: Header, name: str, error: Exception) -> None:
-        """Note an entry that does not read, where the error says only what is wrong with it."""
-        why = str(error).removeprefix(f"{self.path}: {name} at offset {header.offset:,}: ")
-        self._problem(header.offset, f"{header.name}: {why.partition('; run')[0]}")
-
-    def _check_crc(self, header: Header, crc: int) -> None:
-        """Compare the crc32 of a payload with its header's."""
-        if crc != header.payload_crc:
-            expected = f"its header says {header.payload_crc:#010x}"
-            self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
-
-    # --- seals ---
-
-    def _check_old_seal(self, following: Header) -> None:
-        """Between an earlier seal and the entry behind it lie its directory and zeros."""
-        seal = self.chain.seal
-        if seal is None:
-            if following.keeps_seal:
-                self._problem(following.offset, f"{following.name} is one behind a seal, and follows none")
-            return
-        start, end = seal.directory_offset, following.offset
-        # A directory takes work as its entries are many; one for which there is no room takes none.
-        room = end - start - format.END_NBYTES
-        has_room = room >= _LISTED_NBYTES * len(self.chain.entries)
-        directory = self.chain.directory(self._pread, seal) if has_room else b""
-        is_there = directory and end == format.align(start + len(directory), format.PAGE)
-        if not is_there or self._pread(start, end - start) != directory.ljust(end - start, b"\0"):
-            self._damaged_seals.append(seal)
-
-    def _check_seal(self, seal: Seal) -> None:
-        if self.chain.seal != seal:
-            before = f"so the chain ends before its seal at offset {seal.index.offset:,}"
-            self._problem(self.chain.cursor.offset, f"no entry fits here, {before}")
-            return
-        if self._is_joined:
-            self._check_sealed_tables(seal.index, seal.labels, seal.revisions)
-        if not self.chain.ends_with_directory(self._pread, self.size, seal):
-            self._problem(seal.directory_offset, "the zip directory does not list what the chain holds")
-
-    def _check_sealed_tables(
-        self, index_header: Header, labels_header: Header, behind: Sequence[Header]
-    ) -> None:
-        revised = self._revised(self.chain.sealed_revisions) if behind else self.revised
-        index = self._pread(index_header.payload_offset, index_header.payload_nbytes)
-        labels = self._pread(labels_header.payload_offset, labels_header.payload_nbytes)
-        columns = revised.columns
-        try:
-            sealed = parse_index(index, index_header.samples, index_header.table_nbytes, self.size)
-            names = [name for name, _ in (self.head.labels if sealed.labels is None else sealed.labels)]
-            stored = checked_labels(labels, labels_header.samples, labels_header.table_nbytes, names)
-            others = [revision for revision in map(self._revision, behind) if revision is not None]
-            newest = stored.revised(others).table if others else stored.table
-        except CorruptArchiveError as error:
-            self._problem(index_header.offset, str(error))
-            return
-        if not _same_index(sealed, self.contents.index._replace(labels=columns)):
-            self._problem(index_header.offset, "index.pages does not say what the chunks say")
-        if not format.same_tables(stored.table, revised.table):
-            what = "the chunks" if columns is None else "the chunks and revisions"
-            self._problem(labels_header.offset, f"labels.arrow does not say what {what} say")
-        if behind and not format.same_tables(newest, self.revised.table):
-            self._problem(behind[0].offset, "revisions behind the seal make other labels than the chain")
+    # --- what they add up to ---
 
     def _check_end(self) -> None:
-        """What an unsealed archive may end with: an entry, or a seal and its directory; and a torn tail."""
-        seal, at = self.chain.seal, self.chain.cursor.offset
-        if seal is not None:
-            start, directory = seal.directory_offset, self.chain.directory(self._pread, seal)
-            if self._pread(start, len(directory)) != directory:
-                self._problem(start, "the zip directory does not list what the chain holds")
-        if self.size <= at:
-            return
-        later = next(format.find_headers(self._file, at + 1, self.size, self.head.uuid), None)
+        """Compare the end of the file with the end of the chain."""
+        chain = self.chain
+        later = chain.damage_behind(self._pread, self._file.next_data, self.size, is_fresh=True)
         if later is not None:
-            follows = f"{later.name} follows at offset {later.offset:,}"
-            self._problem(at, f"the chain is broken: no entry fits here, but {follows}")
-        elif self._has_broken_seal():
-            self._problem(at, "a seal begins here that is damaged")
+            self._problem(chain.cursor.offset, f"no entry fits here, and {later.name} follows")
+        elif self.root is not None and not chain.sealed:
+            self._problem(
+                chain.cursor.offset, f"no entry fits here, before root.json at {self.root[1].offset:,}"
+            )
+        elif chain.sealed and self.root is None and not self.has_writer:
+            self._problem(chain.cursor.offset, "the end of the zip directory is missing or damaged")
+        elif chain.sealed and self.size > chain.end and not self.has_writer:
+            self._problem(chain.end, "bytes behind the zip directory")
 
-    def _has_broken_seal(self) -> bool:
-        """Return True if a whole seal stood here: the header of index.pages is written last."""
-        cursor = self.chain.cursor
-        data = self._pread(cursor.offset, format.HEADER_NBYTES)
-        if format.parse_header(data) is not None:
-            # Unless another process has written it since the walk.
-            return next(format.walk(self._pread, 1 << 62, self.head.uuid, cursor), None) is None
-        # A kill within the header leaves no crc32; with one, it was whole once.
-        had_crc, is_named = any(data[137:141]), data[30:41] == b"index.pages"
-        return had_crc and (is_named or format.END_SIGNATURE in self._pread(max(0, self.size - 1024), 1024))
+    def _joined(self) -> Contents | None:
+        try:
+            return Contents(self.chain, self._pread, self._table, trusts_index=False, keeps_columns=False)
+        except (CorruptArchiveError, LabelError) as error:
+            self._problem(0, f"its chunks do not go together: {error}")
+            return None
 
+    def _check_rows(self, contents: Contents) -> None:
+        """Compare the rows of the chunks with those of the root, and count them."""
+        root = self.chain.root if self.chain.sealed else None
+        numbers = None
+        if root is not None:
+            if (root.length, sorted(root.schemas)) != (contents.length, sorted(contents.schemas)):
+                self._problem(
+                    self.chain.cursor.offset, "root.json has another length or other schemas than its chunks"
+                )
+                return
+            numbers = np.array([root.schemas.index(text) for text in contents.schemas], np.int64)
+        for start, stop in contents.windows():
+            rows = contents.rows(start, stop)
+            present = rows["flags"] & format.PRESENT > 0
+            self.present += int(np.count_nonzero(present))
+            failed = [k for k in self.chain.failures if start <= k < stop]
+            self.failures += int(np.count_nonzero(~present[np.array(failed, np.int64) - start]))
+            self._outdated_nbytes -= int(rows["nbytes"].sum())
+            if root is None or numbers is None:
+                continue
+            samples = np.arange(start, stop)
+            if np.any(numbers != np.arange(len(numbers))):
+                rows[present] = format.renumbered(
+                    samples[present], rows[present], samples[present], numbers[rows["schema"][present]]
+                )
+            at, nbytes = root.index.offset + start * format.ROW.itemsize, len(rows) * format.ROW.itemsize
+            stored = np.frombuffer(self._pread(at, nbytes), format.ROW)
+            differ = samples[: len(stored)][rows[: len(stored)] != stored]
+            if len(differ):
+                self._problem(at, f"index.rows has another row of sample {differ[0]} than its chunk")
+        if root is not None and root.present != self.present:
+            self._problem(
+                self.chain.cursor.offset,
+                f"root.json says {root.present:,} records, there are {self.present:,}",
+            )
 
-def _same_index(sealed: IndexTable, expected: IndexTable) -> bool:
-    columns, others = sealed.records.columns(), expected.records.columns()
-    return (
-        sealed.length == expected.length
-        and sealed.schemas == expected.schemas
-        and np.array_equal(sealed.blocks, expected.blocks)
-        and list(sealed.failures) == list(expected.failures)
-        and list(sealed.labels or ()) == list(expected.labels or ())
-        and (sealed.labels is None) == (expected.labels is None)
-        and columns.keys() == others.keys()
-        and all(np.array_equal(columns[name], others[name]) for name in columns)
-    )
+    def _check_labels(self, contents: Contents) -> None:
+        """Compare the label columns of the root with those of the chunks, unless they were added later."""
+        root = self.chain.root if self.chain.sealed else None
+        if root is None:
+            return
 
+        def read(places: Sequence[format.Place]) -> list[memoryview | None]:
+            data = [memoryview(self._pread(at, nbytes)) for at, nbytes, _ in places]
+            return [
+                one if format.crc32(one) == place.crc32 else None
+                for one, place in zip(data, places, strict=True)
+            ]
 
-def check_chunk(
-    pread: PRead, header: Header, table: ChunkTable, table_bytes: bytes, on_problem: OnProblem
-) -> int:
-    """Compare records, blocks and gaps of a chunk with its table; returns the crc32 of its payload.
-
-    Each byte is read once, a window of 1 MiB at a time, whatever the chunk's size. The records of the table
-    must lie in its order, and none reach into another: `read_table` lets no other table pass.
-    """
-    records, first_offset, crc32 = table.records, header.records_offset, format.crc32
-    start = records.offset.astype(np.int64)
-    end = start + records.nbytes.astype(np.int64)
-    # A record may reach over many windows.
-    crcs, block_crcs = np.zeros(len(start), np.uint32), b""
-    foreign: list[int] = []
-    crc = crc32(format.padding_of(pread, header), crc32(table_bytes))
-    for base in range(0, header.payload_end - first_offset, _WINDOW):
-        nbytes = min(_WINDOW, header.payload_end - first_offset - base)
-        window = memoryview(pread(first_offset + base, nbytes))
-        if not window:
-            break  # the file was cut
-        crc = crc32(window, crc)
-        block_crcs += format.block_crcs(window[: max(0, table.records_nbytes - base)])
-        first, last = np.searchsorted(end, base, "right"), np.searchsorted(start, base + len(window))
-        low = (start[first:last] - base).clip(0)
-        high = (end[first:last] - base).clip(None, len(window))
-        parts = zip(low.tolist(), high.tolist(), crcs[first:last].tolist(), strict=True)
-        crcs[first:last] = [crc32(window[begin:stop], before) for begin, stop, before in parts]
-        gaps = zip([0, *high.tolist()], [*low.tolist(), len(window)], strict=True)
-        foreign += [base + begin for begin, stop in gaps if window[begin:stop].tobytes().strip(b"\0")]
-    if foreign:
-        on_problem(first_offset + foreign[0], "bytes that belong to no record are not zero")
-    _report_rows(header, table, np.flatnonzero(crcs != records.crc32), "fails its crc32", on_problem)
-    if block_crcs != table_bytes[len(table_bytes) - table.behind_nbytes :]:
-        on_problem(first_offset, "the crc32 of its blocks do not fit its records")
-    return crc
-
-
-def _report_rows(header: Header, table: ChunkTable, rows: Ints, what: str, on_problem: OnProblem) -> None:
-    for row in rows[:_SHOWN].tolist():
-        offset = header.records_offset + int(table.records.offset[row])
-        on_problem(offset, f"record {int(table.records.samples[row])} {what}")
-    if len(rows) > _SHOWN:
-        more = f"{len(rows) - _SHOWN:,} more records of {header.name}"
-        on_problem(header.records_offset, f"the same of {more}")
+        for name, column in root.labels.items():
+            stored = format.StoredLabels(root, read, self.path)
+            try:
+                values = stored.column(name)
+            except CorruptArchiveError as error:
+                self._problem(column.place.offset, str(error).partition(": ")[2])
+                continue
+            if column.is_added or name not in contents.schema.names:
+                continue
+            for start, stop in contents.windows():
+                own = pa.table({name: contents.column(name, start, stop).cast(values.type)})
+                if not format.same_tables(own, pa.table({name: values.slice(start, stop - start)})):
+                    self._problem(
+                        column.place.offset, f"the label column {name!r} has other values than its chunks"
+                    )
+                    break

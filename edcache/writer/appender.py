@@ -13,16 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format, storage
-from edcache.base import ArchiveError, CorruptArchiveError, StaleArchiveError, StorageError, Sync
-from edcache.format import Chain, Header, LabelTypes, Revision, Seal
+from edcache.base import ArchiveError, Ints, StaleArchiveError, StorageError, Sync
+from edcache.format import Chain, Header, LabelTypes
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
-from edcache.writer.log import Log
+from edcache.writer.log import LabelChange, Log
 from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
 
 _MOST_REPLACED: Final = 20
-# Of the bytes of its labels, what may be written behind a seal before it is made anew.
-_MOST_BEHIND_SEAL: Final = 0.125
 
 
 def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = lambda: False) -> None:
@@ -98,7 +96,6 @@ class Appender:
         self._claims = _Claims(log.file)
         self.path, self.head = log.file.path, log.head
         self._label_types: tuple[Header, LabelTypes] | None = None
-        self._revision_types: dict[int, format.RevisionTypes] = {}
 
     @classmethod
     def open(
@@ -158,19 +155,35 @@ class Appender:
         self.check_usable()
         self._log.catch_up()
 
-    def indices_of(self, chunks: Iterable[Header]) -> npt.NDArray[np.int64]:
-        """The sample indices in these chunks, in their order: int64 [n], a copy; reads their tables."""
-        tables = [self._log.table(header).records.index for header in chunks]
-        return np.concatenate([np.empty(0, np.int64), *(index for index in tables if index is not None)])
+    def presence(self) -> npt.NDArray[np.bool_]:
+        """Which samples the last root says to have a record: bool [its length]."""
+        root, read = self.chain.root, self._log.file.pread
+        if root is None:
+            return np.zeros(0, np.bool_)
+        rows = np.frombuffer(read(root.index.offset, root.index.nbytes), format.ROW)
+        present: npt.NDArray[np.bool_] = rows["flags"] & format.PRESENT > 0
+        return present
+
+    def indices_of(self, chunks: Iterable[Header]) -> Ints:
+        """The samples in these chunks, in their order: int64 [n], a copy; reads their tables."""
+        return np.concatenate(
+            [np.empty(0, np.int64), *(self._log.table(header).samples for header in chunks)]
+        )
 
     def label_types(self) -> LabelTypes | None:
-        """The types of the label columns; None where nothing is published yet."""
-        if not self.chain.chunks:
+        """The types of the label columns that chunks have; None where nothing is published yet."""
+        chain = self.chain
+        if chain.behind:
+            header = chain.behind[-1]  # knows the types of all before it, whoever wrote them
+            if self._label_types is None or self._label_types[0] != header:
+                self._label_types = header, self._log.table(header).label_types
+            return self._label_types[1]
+        if chain.root is None or not chain.chunks:
             return None
-        header = self.chain.chunks[-1]  # knows the types of all before it, whoever wrote them
-        if self._label_types is None or self._label_types[0] != header:
-            self._label_types = header, self._log.table(header).label_types
-        return self._label_types[1]
+        names = [name for name, _ in self.head.labels]
+        known = {name: column.type for name, column in chain.root.labels.items() if name in names}
+        # A column that was dropped takes any values again, which nobody sees.
+        return LabelTypes({name: known.get(name, format.no_type()) for name in names})
 
     def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
@@ -182,100 +195,50 @@ class Appender:
         archive again tells.
         """
         with self._appending():
-            records = chunk.records
             if chunk.appended:
-                records = replace(records, index=records.samples - records.samples[0] + self.chain.end_index)
+                chunk = chunk.moved(self.chain.end_index)
             types, known = LabelTypes.of(chunk.labels), self.label_types()
             if known is not None:
                 types = known.joined(types, self.path)
-            format.check_types(types, self._revised_types(), self.path)
-            table = replace(chunk, records=records).table(types)
-            self._log.publish(
-                format.KIND_CHUNK,
-                [table, bytes(format.align(len(table), 64) - len(table)), chunk.data],
-                max_bytes=max_bytes,
-                samples=chunk.count,
-                end_index=int(records.samples.max()) + 1,
-                table_nbytes=len(table),
-                table_crc=format.crc32(table),
-            )
-            self._label_types = self.chain.chunks[-1], types
+            self._log.append_chunk(chunk, types, max_bytes)
+            self._label_types = self.chain.behind[-1], types
 
     def amend(self, **changes: object) -> None:
-        """Revise the head's `length`, and `fingerprint`; or tell of entries `lost`, samples that `failed`."""
+        """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
         with self._appending():
             text = json.dumps(changes, ensure_ascii=True).encode("ascii")
-            self._log.publish_whole(format.KIND_AMENDMENT, text)
+            self._log.append(format.NOTE, [text])
 
-    def revise(self, revision: Revision) -> None:
-        """Publish a revision of labels, synced; an archive that was sealed is sealed again, or stays so.
+    def change_labels(self, change: LabelChange) -> None:
+        """Publish label columns of a sealed archive, and drop others; it stays sealed.
 
-        What others dropped before is left out; where nothing is left, nothing is published. LabelError
-        where a column does not go with what the archive has. After a StorageError all of it is there or none.
+        Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive. After
+        a StorageError all of it is there or none.
         """
         with self._appending():
-            before, names = self._revised_types(), [name for name, _ in self.head.labels]
-            length = max(self.chain.length or 0, self.chain.end_index)
-            revision = format.settled(revision, names, before, length)
-            was_sealed = self.chain.was_sealed
-            if not (revision.labels.num_columns or revision.dropped):
-                if was_sealed and self.chain.seal is None:
-                    self._log.seal()
-                return
-            types = format.RevisionTypes.of(revision)
-            format.check_types(self.label_types(), [*before, types], self.path)
-            seal, payload = self.chain.seal, format.pack_revision(revision)
-            rows = {"samples": revision.labels.num_rows, "end_index": revision.end_index}
-            if seal is not None and self._stays_sealed(seal, revision, len(payload)):
-                self._log.publish_behind_seal(seal, payload, **rows)
-            else:
-                self._log.publish_whole(format.KIND_REVISION, payload, **rows)
-                self._log.seal() if was_sealed else self._log.sync()
-            self._revision_types[self.chain.revisions[-1].seq] = types
+            root = self.chain.root
+            if root is None or not self.chain.sealed:
+                raise ArchiveError(
+                    f"{self.path}: not sealed, so its labels cannot be changed yet; fill it first, with "
+                    "CachedDataset(source, path) or warmup()",
+                    path=self.path,
+                )
+            dropped = [name for name in change.dropped if name in root.labels]
+            if change.labels.num_columns or dropped:
+                self._log.seal(replace(change, dropped=dropped))
 
-    def _stays_sealed(self, seal: Seal, revision: Revision, nbytes: int) -> bool:
-        """True if a revision goes behind the seal: few bytes, and each column keeps the type that it has.
+    def seal(self, change: LabelChange | None = None) -> None:
+        """Write index, labels, root and zip directory behind the chain; nothing where they are there.
 
-        Else it is sealed in: opening would read ever more of them, and tools that read labels.arrow never
-        see them.
-        """
-        chain, header, log = self.chain, seal.labels, self._log
-        # What was written since the seal, directories included, that it saved to write again.
-        behind_nbytes = chain.cursor.offset - header.next + nbytes
-        is_few = len(seal.revisions) < format.MAX_BEHIND_SEAL
-        if not is_few or behind_nbytes > header.payload_nbytes * _MOST_BEHIND_SEAL:
-            return False
-        if header.samples != header.end_index:
-            return False  # rows of records are not samples
-        others = [log.revision(other) for other in seal.revisions]
-        try:
-            labels = format.sealed_labels(log.sound, header, self.path).revised([*others, revision])
-        except CorruptArchiveError:
-            return False
-        tables_nbytes = sum(entry.table_nbytes for entry in (*chain.chunks, *chain.revisions))
-        changed = map(labels.schema.field, revision.labels.column_names)
-        return not any(format.may_be_large(field.type, tables_nbytes + nbytes) for field in changed)
-
-    def _revised_types(self) -> list[format.RevisionTypes]:
-        """Of the revisions published so far, in order; each is read once."""
-        for header in self.chain.revisions:
-            if header.seq not in self._revision_types:
-                self._revision_types[header.seq] = format.RevisionTypes.of(self._log.revision(header))
-        return [self._revision_types[header.seq] for header in self.chain.revisions]
-
-    def seal(self) -> None:
-        """Write index, labels and zip directory behind the chain; does nothing where they are there.
-
-        Cost: it reads every chunk's table, and writes 4 to 12 bytes a sample plus its labels.
+        change: of labels. Cost: it reads the table of every chunk, and writes 24 bytes a sample plus labels.
         """
         with self._appending():
-            if self.chain.seal is None:
-                self._log.seal()
+            if not self.chain.sealed or change is not None:
+                self._log.seal(change or LabelChange())
 
     def check_tables(self) -> None:
         """Read the tables that `seal` will read; raises CorruptArchiveError where one is damaged."""
-        self._revised_types()
-        for header in self.chain.chunks:
+        for header in self.chain.behind:
             self._log.table(header)
 
     def move(self, target: str) -> None:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CodecError
+from edcache.base import CodecError, Ints
 from edcache.codec import Columns, Encoder, Repeated
-from edcache.format import Records, take_rows
+from edcache.format import take_rows
 from edcache.labels import LabelCollector
 
 CHUNK_NBYTES = 4 << 20
@@ -27,53 +27,58 @@ _pack_row = struct.Struct("4q").pack
 class Chunk:
     """Encoded records of one chunk, before they have a place in the file.
 
-    records: offset counts from `data`, which holds them at their alignment with zeros between.
-    appended: the indices continue whatever the archive holds at the moment of publication.
+    samples: int64 [n]. rows: `format.ROW` [n]; offset counts from `data`, which holds the records at their
+    alignment with zeros between, and schema in `schemas`. labels: a row for each record.
+    appended: the samples continue whatever the archive holds at the moment of publication.
     """
 
-    records: Records
+    samples: Ints
+    rows: format.Rows
     labels: Any
     schemas: list[str]
     data: memoryview | bytes
-    appended: bool
+    appended: bool = False
 
     @classmethod
-    def of(cls, records: Records, labels: Any, schemas: Sequence[str], pieces: Iterable[Any]) -> Chunk:
+    def of(
+        cls, samples: Ints, rows: format.Rows, labels: Any, schemas: Sequence[str], pieces: Iterable[Any]
+    ) -> Chunk:
         """A chunk of records as they are stored, `pieces`, with those of the schemas that they use."""
-        data, offsets, _ = aligned(pieces)
-        used, numbers = np.unique(records.schema, return_inverse=True)
-        schema = numbers.reshape(-1).astype(np.uint16)
-        placed = replace(records, offset=np.array(offsets, np.uint64), schema=schema)
-        return cls(placed, labels, [schemas[number] for number in used.tolist()], data, False)
+        data, offsets = aligned(pieces)
+        used, numbers = np.unique(rows["schema"], return_inverse=True)
+        rows = format.renumbered(samples, rows, samples, numbers.reshape(-1))
+        rows["offset"] = offsets
+        return cls(samples, rows, labels, [schemas[number] for number in used.tolist()], data)
 
     @property
     def count(self) -> int:
         """Number of records."""
-        return len(self.records.offset)
+        return len(self.rows)
 
     @property
     def indices(self) -> list[int]:
         """Of its samples."""
-        return self.records.samples.tolist()  # type: ignore[no-any-return]
+        return self.samples.tolist()  # type: ignore[no-any-return]
 
-    def table(self, types: format.LabelTypes) -> bytes:
-        """Its table as an entry has it; behind that the crc32 of its blocks."""
-        table = format.ChunkTable(self.records, self.labels, self.schemas, types, len(self.data))
-        return b"".join([format.pack_chunk_table(table), format.block_crcs(memoryview(self.data))])
+    def moved(self, first: int) -> Chunk:
+        """The same records as those of consecutive samples, of which this is the first."""
+        samples = self.samples - self.samples[0] + first
+        rows = format.renumbered(self.samples, self.rows, samples, self.rows["schema"])
+        return replace(self, samples=samples, rows=rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memoryview does not travel.
-        return Chunk, (self.records, self.labels, self.schemas, bytes(self.data), self.appended)
+        return Chunk, (self.samples, self.rows, self.labels, self.schemas, bytes(self.data), self.appended)
 
     def without(self, indices: Set[int]) -> Chunk:
         """The same chunk without the records of some indices."""
-        rows = np.array([row for row, known in enumerate(self.indices) if known not in indices], np.int64)
-        if len(rows) == self.count:
+        kept = np.array([row for row, known in enumerate(self.indices) if known not in indices], np.int64)
+        if len(kept) == self.count:
             return self
-        records = self.records.take(rows)
-        extents = zip(records.offset.tolist(), records.nbytes.tolist(), strict=True)
-        pieces = (self.data[offset : offset + nbytes] for offset, nbytes in extents)
-        chunk = Chunk.of(records, take_rows(self.labels, rows), self.schemas, pieces)
+        rows = self.rows[kept]
+        extents = zip(rows["offset"].tolist(), format.stored_ends(rows).tolist(), strict=True)
+        pieces = (self.data[at:end] for at, end in extents)
+        chunk = Chunk.of(self.samples[kept], rows, take_rows(self.labels, kept), self.schemas, pieces)
         return replace(chunk, appended=self.appended)
 
 
@@ -120,7 +125,8 @@ class ChunkBuilder:
             self._settle()
         end = self.nbytes
         offset = format.align(end, format.record_alignment(nbytes))
-        buffer = self._room(offset, nbytes)
+        whole = nbytes + format.behind_nbytes(nbytes)
+        buffer = self._room(offset, whole)
         self._collector.add(index, sample)
         if offset < self._dirty:
             # What lies between the pieces, and before the record, is zero.
@@ -133,7 +139,7 @@ class ChunkBuilder:
             buffer[start : start + len(flat)] = flat
         # All four or none, also where the memory ends.
         self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
-        self.nbytes = offset + nbytes
+        self.nbytes = offset + whole
 
     def add_columns(self, index: int, columns: Columns, start: int, most: int, most_nbytes: int) -> int:
         """Add samples from the row `start` on until there are `most` or as many bytes; returns how many.
@@ -142,7 +148,7 @@ class ChunkBuilder:
         sample than the first that is refused.
         """
         same = self._encoder.encode_columns(columns, start)
-        if same is None or not len(same.record):
+        if same is None or not 0 < len(same.record) <= format.BLOCK_NBYTES:
             return 0
         self._settle()
         nbytes = len(same.record)
@@ -163,7 +169,10 @@ class ChunkBuilder:
 
     def _settle(self) -> None:
         """Undo what an interrupted `add` left: labels without a row, bytes behind the last."""
-        end = self.nbytes = self._rows[-3] + self._rows[-2] if self._rows else 0
+        end = 0
+        if self._rows:
+            end = self._rows[-3] + self._rows[-2] + format.behind_nbytes(self._rows[-2])
+        self.nbytes = end
         if self._written > end:
             self._collector.truncate(len(self))
             self._buffer[end : self._written] = bytes(self._written - end)
@@ -191,28 +200,36 @@ class ChunkBuilder:
     def chunk(self, compress: Callable[[Any], bytes] | None, appended: bool) -> Chunk:
         """All that was added as a chunk, each record compressed unless by None."""
         self._settle()
-        index, offset, nbytes, schema = np.array(self._rows).reshape(-1, 4).T
-        data, raw_nbytes = self._buffer[: self.nbytes], None
+        samples, offset, nbytes, schema = np.array(self._rows).reshape(-1, 4).T
+        rows = np.zeros(len(samples), format.ROW)
+        data, rows["flags"] = self._buffer[: self.nbytes], format.PRESENT
         if compress is not None:
-            raw_nbytes = nbytes.astype(np.uint64)
-            raw, rows = data, zip(offset.tolist(), nbytes.tolist(), strict=True)
-            data, *places = aligned(compress(raw[at : at + size]) for at, size in rows)
-            offset, nbytes = np.array(places, np.int64)
-        # Loops of C: they take as long as the rest of a small record's way.
-        extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
-        crcs = map(format.crc32, map(data.__getitem__, extents))
+            raw, extents = data, zip(offset.tolist(), nbytes.tolist(), strict=True)
+            frames = [compress(raw[at : at + size]) for at, size in extents]
+            nbytes = np.fromiter(map(len, frames), np.int64, len(frames))
+            data, offset = aligned(frame + format.block_crc32s(frame) for frame in frames)
+            rows["flags"] |= format.COMPRESSED
         used, local = np.unique(schema, return_inverse=True)
-        records = Records(
-            offset=offset.astype(np.uint64),
-            nbytes=nbytes.astype(np.uint64),
-            crc32=np.fromiter(crcs, np.uint32, len(index)),
-            schema=local.astype(np.uint16),
-            index=index.copy(),
-            raw_nbytes=raw_nbytes,
-        )
+        rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, local.reshape(-1)
+        crcs = _record_crc32s(data, np.asarray(offset), nbytes, is_behind=compress is not None)
+        rows["crc32"] = crcs ^ format.keys(samples, rows)
         schemas = [self._encoder.schemas[known] for known in used]
-        labels = self._collector.table()
-        return Chunk(records, labels, schemas, data, appended)
+        return Chunk(samples.copy(), rows, self._collector.table(), schemas, data, appended)
+
+
+def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints, is_behind: bool) -> npt.NDArray[np.uint32]:
+    """The crc32 of each record; of a large one those of its blocks are written behind it, unless they are."""
+    # Loops of C: they take as long as the rest of a small record's way.
+    extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
+    if not np.any(nbytes > format.BLOCK_NBYTES):
+        return np.fromiter(map(format.crc32, map(data.__getitem__, extents)), np.uint32, len(offset))
+    crcs = np.empty(len(offset), np.uint32)
+    for k, extent in enumerate(extents):
+        behind = format.block_crc32s(data[extent])
+        if behind and not is_behind:
+            data[extent.stop : extent.stop + len(behind)] = behind
+        crcs[k] = format.crc32(behind or data[extent])
+    return crcs
 
 
 def _fill_records(
@@ -238,14 +255,15 @@ def _zeros(nbytes: int) -> memoryview:
     return np.zeros(nbytes, np.uint8).data
 
 
-def aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int], list[int]]:
-    """Records one after another, each at its alignment with zeros before it; their offsets and sizes."""
-    data, offsets, sizes = bytearray(), [], []
+def aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int]]:
+    """Records one after another, each at its alignment with zeros before it; and their offsets.
+
+    pieces: records with what is behind them.
+    """
+    data, offsets = bytearray(), []
     for piece in pieces:
-        nbytes = len(piece)
-        offset = format.align(len(data), format.record_alignment(nbytes))
+        offset = format.align(len(data), format.record_alignment(len(piece)))
         data += bytes(offset - len(data))
         data += piece
         offsets.append(offset)
-        sizes.append(nbytes)
-    return memoryview(data), offsets, sizes
+    return memoryview(data), offsets

@@ -82,7 +82,7 @@ def _head_of(path: str) -> Head | None:
 def _fill(job: Job) -> None:
     with closing(job.open()) as appender:
         job.publisher(appender)  # the labels are looked at before anything is computed
-        job = replace(job, since=appender.chain.cursor.seq)
+        job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
         if presence.missing:
             _compute(job, appender, presence)

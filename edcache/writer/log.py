@@ -19,22 +19,51 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from edcache import format
-from edcache.base import StaleArchiveError, StorageError, Sync
-from edcache.format import Chain, ChunkTable, Cursor, Extent, Head, Header, Revision, Seal, read_table
+from edcache.base import Ints, LabelError, StaleArchiveError, StorageError, Sync
+from edcache.format import (
+    Chain,
+    ChunkTable,
+    Column,
+    ColumnFile,
+    ColumnType,
+    Contents,
+    Cursor,
+    Head,
+    Header,
+    Place,
+    Root,
+    StoredLabels,
+    pa,
+)
 from edcache.storage import File
+from edcache.writer.chunk import Chunk
+
+
+@dataclass(frozen=True)
+class LabelChange:
+    """Label columns that are added to an archive or replace those of their names, and names to drop.
+
+    labels: of all samples, or of those of `index`, int64 [rows], rising; the others keep what they have.
+    """
+
+    labels: pa.Table = field(default_factory=lambda: pa.table({}))
+    index: Ints | None = None
+    dropped: Sequence[str] = ()
 
 
 class Log:
     """The entries of an archive, as far as this process has seen them, and how others are added.
 
     Attributes:
-        chain: the entries. failed: why nothing may be published any more; None while all is well.
+        chain: the entries. syncs: False if nothing is ever synced. failed: why nothing may be published any more; None while all is well.
     """
 
     def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
@@ -42,7 +71,7 @@ class Log:
         self.head = head
         self.chain = Chain(head, cursor, file.path)
         self.failed: str | None = None
-        self._sync = sync
+        self._sync, self.syncs = sync, sync != "never"
         self._synced = time.monotonic()
         self._has_unsynced = False
 
@@ -52,16 +81,7 @@ class Log:
 
     def table(self, header: Header) -> ChunkTable:
         """The table of a chunk."""
-        return read_table(self.file.pread, header, self.file.path)
-
-    def revision(self, header: Header) -> Revision:
-        """The labels that an entry adds or drops."""
-        return format.read_revision(self.file.pread, header, self.file.path)
-
-    def sound(self, extents: Sequence[Extent]) -> list[memoryview | None]:
-        """The bytes of extents of the file; None for one that fails its crc32."""
-        each = [(memoryview(self.file.pread(at, nbytes)), crc) for at, nbytes, crc in extents]
-        return [data if format.crc32(data) == crc else None for data, crc in each]
+        return format.read_table(self.file.pread, header, self.file.path)
 
     @contextmanager
     def appending(self) -> Iterator[None]:
@@ -74,110 +94,89 @@ class Log:
                     path=self.file.path,
                 )
             self.catch_up()
-            self.cut_torn_tail()
+            self.mend_end()
             yield
 
-    @property
-    def end(self) -> int:
-        """Where the file ends when nothing is torn."""
-        seal = self.chain.seal
-        if seal is None:
-            return self.chain.cursor.offset
-        return seal.directory_offset + len(self.chain.directory(self.file.pread, seal))
-
-    def cut_torn_tail(self) -> None:
-        """Cut off what a writer left that died."""
-        end = self.end
-        if self.file.size() > end:
+    def mend_end(self) -> None:
+        """Cut off what a writer left that died, and write the zip directory that it did not come to."""
+        chain, end, size = self.chain, self.chain.end, self.file.size()
+        if size > end:
             self.file.truncate(end)
+        elif size < end and chain.sealed:
+            assert chain.root_header is not None
+            self.file.pwrite(chain.root_header.payload_end, chain.directory(self.file.pread))
 
-    def publish_whole(
-        self, kind: int, payload: bytes | memoryview, *, at_once: bool = False, **fields: int
-    ) -> None:
-        """Publish an entry that is nothing but a table."""
-        fields |= {"table_nbytes": len(payload), "table_crc": format.crc32(payload)}
-        self.publish(kind, [payload], at_once=at_once, **fields)
+    def cut(self, offset: int) -> None:
+        """End the archive before the group at an offset."""
+        head, first = format.read_head(self.file.pread, self.file.path)
+        self.chain = Chain(head, first, self.file.path)
+        self.chain.extend(self.file.pread, offset)
+        self.file.truncate(self.chain.end)
 
-    def publish(
-        self,
-        kind: int,
-        parts: list[Any],
-        *,
-        at_once: bool = False,
-        max_bytes: int | None = None,
-        **fields: Any,
-    ) -> None:
-        """Write an entry at the end of the chain: payload first, header last, or both by one call.
+    # --- a chunk, a note ---
+
+    def append(self, kind: int, parts: Sequence[Any], *, max_bytes: int | None = None, **fields: int) -> None:
+        """Publish a chunk or a note: payload first, header last.
 
         max_bytes: StorageError with EFBIG if the file would grow larger.
         """
-        cursor = self.chain.cursor
-        bare = Header(kind, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
-        nbytes = sum(memoryview(part).nbytes for part in parts)
-        # The header is longer where 64-bit sizes are needed, so the padding follows from it.
-        header_nbytes = replace(bare, payload_nbytes=nbytes).nbytes
-        total = format.align(header_nbytes + nbytes, format.PAGE)
-        if max_bytes is not None and cursor.offset + total > max_bytes:
+        header = self._placed(kind, "chunks" if kind == format.CHUNK else "notes", parts, **fields)
+        if max_bytes is not None and header.next > max_bytes:
             error = StorageError(
                 f"{self.file.path}: the archive would grow beyond max_bytes={max_bytes:,}",
                 path=self.file.path,
             )
             error.errno = errno.EFBIG
             raise error
-        parts = [*parts, bytes(total - header_nbytes - nbytes)]
-        crc = 0
-        for part in parts:
-            crc = format.crc32(part, crc)
-        header = replace(
-            bare,
-            payload_nbytes=total - header_nbytes,
-            payload_crc=crc,
-            next=cursor.offset + total,
-            durable=self.chain.durable,
-            **fields,
-        )
         with self._giving_back_space():
-            if at_once:
-                self.file.pwrite(header.offset, b"".join([format.pack_header(header), *parts]))
-            else:
-                self._write_parts(header.payload_offset, parts)
-                self.file.pwrite(header.offset, format.pack_header(header))
-        self.chain.note(self.file.pread, header)
+            position = header.payload_offset
+            for part in parts:
+                self.file.pwrite(position, part)
+                position += memoryview(part).nbytes
+            self.file.pwrite(header.offset, format.pack_header(header))
+        self.chain.add(self.file.pread, [self.linked(header)])
         self._has_unsynced = True
         if self._sync == "chunk" or self._is_sync_due():
             self.sync()
-        elif self._sync != "never":
-            self.file.write_back(header.offset, total)
+        elif self.syncs:
+            self.file.write_back(header.offset, header.next - header.offset)
 
-    def publish_behind_seal(self, seal: Seal, payload: memoryview, samples: int, end_index: int) -> None:
-        """Publish a revision and, behind it, the directory with which the seal stays valid; synced."""
-        chain, cursor, pread, crc = self.chain, self.chain.cursor, self.file.pread, format.crc32(payload)
-        bare = Header(
-            *(format.KIND_REVISION, self.head.uuid, cursor.seq, cursor.offset, cursor.link),
-            *(len(payload), crc),
-            samples=samples,
-            end_index=end_index,
-            table_nbytes=len(payload),
-            table_crc=crc,
-            durable=chain.durable if self._sync == "never" else cursor.offset,
+    def append_chunk(self, chunk: Chunk, types: format.LabelTypes, max_bytes: int | None) -> None:
+        """Publish a chunk; `types`: of the labels of this and all before. See `append`."""
+        nbytes = format.table_nbytes(chunk.count, chunk.schemas, types, chunk.labels)
+        name = f"chunks/{self.chain.cursor.number:08d}"
+        start = self.chain.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
+        rows = chunk.rows.copy()
+        rows["offset"] += np.uint64(start)
+        table = format.pack_table(chunk.samples, rows, chunk.schemas, types, chunk.labels)
+        self.append(
+            format.CHUNK,
+            [table, bytes(format.align(nbytes, 64) - nbytes), chunk.data],
+            max_bytes=max_bytes,
+            first=int(chunk.samples.min()),
+            end=int(chunk.samples.max()) + 1,
+            table_nbytes=nbytes,
+            table_crc32=format.crc32(table),
         )
-        header, directory = format.behind_seal(bare, seal, [chain.head_header(pread), *chain.entries])
-        with self._giving_back_space():
-            self._write_parts(header.payload_offset, [payload, directory])
-            # With its header it is a seal, of which readers believe that it is there.
-            self.sync()
-            self.file.pwrite(header.offset, format.pack_header(header))
-        chain.note(pread, header)
-        self.sync()
 
-    def _write_parts(self, position: int, parts: list[Any]) -> None:
+    def _placed(self, kind: int, folder: str, parts: Sequence[Any], **fields: int) -> Header:
+        """The header of a chunk or a note at the end of the chain."""
+        cursor, crc = self.chain.cursor, 0
         for part in parts:
-            self.file.pwrite(position, part)
-            position += memoryview(part).nbytes
+            crc = format.crc32(part, crc)
+        nbytes = sum(memoryview(part).nbytes for part in parts)
+        name = f"{folder}/{cursor.number:08d}"
+        end = cursor.offset + format.header_nbytes(name) + nbytes
+        place = cursor.number, cursor.offset, nbytes, crc, format.align(end, format.PAGE), cursor.link
+        return Header(kind, name, self.head.uuid, *place, self.chain.durable, **fields)
+
+    def linked(self, header: Header) -> Header:
+        """The header with the link that follows it."""
+        return replace(header, link_after=format.link_after(format.pack_header(header)))
 
     @contextmanager
     def _giving_back_space(self) -> Iterator[None]:
-        end = self.end
+        end = self.chain.end
         try:
             yield
         except StorageError:
@@ -196,7 +195,7 @@ class Log:
 
     def sync(self) -> None:
         """Sync what the chain holds so far, unless `sync=` is "never"; the headers that follow say so."""
-        if self._sync == "never":
+        if not self.syncs:
             return
         end = self.chain.cursor.offset
         try:
@@ -207,73 +206,219 @@ class Log:
         self.chain.durable = max(end, self.chain.durable)
         self._synced, self._has_unsynced = time.monotonic(), False
 
-    def seal(self) -> None:
-        """Write index, labels and zip directory behind the chain, the index's header last.
+    # --- a seal ---
 
-        Cost: reads the table of every chunk three times. Takes some 50 MB of memory, whatever the archive
-        has, but for chunks whose samples are mixed with one another and for labels that were added later.
+    def seal(self, change: LabelChange) -> None:
+        """Publish what the last root does not say: index, label columns, a root and a zip directory.
+
+        change: columns to add, replace or drop. Of a sealed archive nothing else is written but these.
+        Cost: reads the table of each chunk that the last root does not know, for the rows and for each label
+        column. Takes some 150 MB of memory, and as much as `format.WINDOW` labels of a column.
         """
-        chain, pread = self.chain, self.file.pread
+        chain = self.chain
+        contents = None if chain.sealed else Contents(chain, self.file.pread, self.table)
+        group = _Group(self)
         with self._giving_back_space():
-            index, labels, directory = self._written_seal()
-            self.file.pwrite(labels.payload_end, directory)
-            self.file.pwrite(labels.offset, format.pack_header(labels))
-            self.sync()
-            self.file.pwrite(index.offset, format.pack_header(index))
-        chain.note(pread, index)
-        chain.note(pread, labels)
-        self.sync()
+            if contents is None:
+                assert chain.root is not None
+                root = chain.root
+            else:
+                root = self._indexed(contents, group)
+            labels = {name: column for name, column in root.labels.items() if name not in change.dropped}
+            if contents is not None:
+                for name in contents.schema.names:
+                    if name not in change.dropped and name not in change.labels.column_names:
+                        labels[name] = _merged(contents, name, group)
+            for name in change.labels.column_names:
+                column = self._changed(change, name, root, contents)
+                place = group.column(name, column.type, iter(column.chunks))
+                labels[name] = Column(place, ColumnType.of_column(column), True)
+            own = {name for name, _ in self.head.labels}
+            dropped = [name for name in dict.fromkeys([*root.dropped, *change.dropped]) if name in own]
+            headers = group.written(replace(root, labels=labels, dropped=dropped))
+        group.publish(headers)
 
-    def _written_seal(self) -> tuple[Header, Header, bytes]:
-        """Write the payloads of a seal; returns its headers, of index and labels, and its directory."""
-        chain, cursor, pread = self.chain, self.chain.cursor, self.file.pread
-        merged = chain.merged(self.table)
-        tables: Iterator[Any] = (table for _, table in merged.parts())
-        schema, columns, rows = merged.schema, None, 0
-        if chain.revisions:
-            revised = chain.revised(chain.contents(self.table), self.revision)
-            tables, schema, columns = iter([revised.table]), revised.table.schema, revised.columns
-            rows = revised.table.num_rows
-        index = Header(format.KIND_INDEX, self.head.uuid, cursor.seq, cursor.offset, cursor.link, 0, 0)
-        pages = format.IndexWriter(
-            self._written_from(index.payload_offset), merged.most_rows, merged.is_compressed
+    def _indexed(self, contents: Contents, group: _Group) -> Root:
+        """Write the index; returns its root, without label columns."""
+        chain, seen, failures = self.chain, _Seen(), dict(self.chain.failures)
+        index = group.entry(format.INDEX, "index.rows")
+        for start, stop in contents.windows():
+            rows = contents.rows(start, stop)
+            seen.add(rows)
+            inside = [k for k in failures if start <= k < stop]
+            for k in inside:
+                if rows["flags"][k - start] & format.PRESENT:
+                    del failures[k]
+            index.write(rows)
+        return Root(
+            head=self.head,
+            length=contents.length,
+            present=seen.present,
+            chunks=len(chain.chunks),
+            schemas=contents.schemas,
+            index=index.close(),
+            dropped=() if chain.root is None else chain.root.dropped,
+            failures=sorted(one for _, one in failures.values() if one.index < contents.length),
+            uniform=seen.uniform,
+            fingerprint=None if chain.origin is chain.head else chain.origin.fingerprint,
         )
-        for records, _ in merged.parts():
-            pages.add(records)
-        content = merged.index(chain.length)._replace(labels=columns)
-        table = pages.finish(content)
-        index = replace(
-            index,
-            payload_nbytes=pages.nbytes,
-            payload_crc=pages.crc,
-            samples=pages.rows,
-            end_index=content.length,
-            table_nbytes=len(table),
-            table_crc=format.crc32(table),
-            # This header is written behind the seal's first sync, that of the labels before it.
-            durable=chain.durable if self._sync == "never" else cursor.offset,
+
+    def _changed(
+        self, change: LabelChange, name: str, root: Root, contents: Contents | None
+    ) -> pa.ChunkedArray:
+        """A whole column: the values that are given, and elsewhere those that are there."""
+        given = change.labels.column(name)
+        if change.index is None:
+            if len(given) != root.length:
+                raise LabelError(
+                    f'{self.file.path}: label "{name}" has {len(given):,} values, the archive {root.length:,} '
+                    "samples; give one value per sample"
+                )
+            return given
+        stored = pa.nulls(root.length)
+        if name not in change.dropped:
+            if contents is None and name in root.labels:
+                stored = StoredLabels(root, self._sound, self.file.path).column(name)
+            elif contents is not None and name in contents.schema.names:
+                stored = contents.column(name, 0, root.length)
+        both = format.unify_column(
+            name,
+            [pa.chunked_array([stored]) if isinstance(stored, pa.Array) else stored, given],
+            self.file.path,
         )
-        labels = replace(index, kind=format.KIND_LABELS, offset=index.payload_end, durable=chain.durable)
-        batches = format.LabelFile(self._written_from(labels.payload_offset), schema)
-        for batch in tables:
-            batches.write(batch)
-        written = batches.finish()
-        labels = replace(
-            labels,
-            payload_nbytes=written.nbytes,
-            payload_crc=written.crc32,
-            samples=max(pages.rows, rows),
-            table_nbytes=written.table_nbytes,
-            table_crc=written.table_crc,
-        )
-        return format.seal_headers(index, labels, [chain.head_header(pread), *chain.entries])
+        pick = np.arange(root.length)
+        pick[change.index] = root.length + np.arange(len(given))
+        return pa.chunked_array([both.take(format.from_numpy(pick, pa.int64()))])
 
-    def _written_from(self, position: int) -> Callable[[Any], None]:
-        """A function that writes the next bytes, from a position of the file on."""
+    def _sound(self, places: Sequence[Place]) -> list[memoryview | None]:
+        data = [memoryview(self.file.pread(place.offset, place.nbytes)) for place in places]
+        return [
+            one if format.crc32(one) == place.crc32 else None for one, place in zip(data, places, strict=True)
+        ]
 
-        def write(data: Any) -> None:
-            nonlocal position
-            self.file.pwrite(position, data)
-            position += len(data)
 
-        return write
+def _merged(contents: Contents, name: str, group: _Group) -> Column:
+    """Write a column of chunks and of the last root."""
+    kind, known = contents.schema.field(name).type, contents.columns.get(name)
+    of_chunks = contents.label_types.types.get(name)
+    arrays = (contents.column(name, start, stop) for start, stop in contents.windows())
+    place = group.column(name, kind, arrays)
+    column_type = of_chunks or (known.type if known else ColumnType(kind))
+    return Column(place, column_type._replace(arrow=kind), known.is_added if known else False)
+
+
+class _Seen:
+    """What the rows of a seal have in common."""
+
+    def __init__(self) -> None:
+        self.present = self._absent = 0
+        self._alike: set[tuple[int, int, int]] = set()
+
+    def add(self, rows: format.Rows) -> None:
+        """Take rows in."""
+        present = rows[rows["flags"] & format.PRESENT > 0]
+        self.present += len(present)
+        self._absent += len(rows) - len(present)
+        if len(self._alike) < 2 and len(present):
+            first = present[0]
+            key = int(first["schema"]), int(first["nbytes"]), int(first["flags"])
+            same = (
+                (present["schema"] == key[0]) & (present["nbytes"] == key[1]) & (present["flags"] == key[2])
+            )
+            self._alike |= {key} if np.all(same) else {key, (-1, -1, -1)}
+
+    @property
+    def uniform(self) -> tuple[int, int] | None:
+        """(schema, nbytes) of all records; None if they differ, are compressed, or one is absent."""
+        if len(self._alike) != 1 or self._absent:
+            return None
+        schema, nbytes, flags = next(iter(self._alike))
+        return (schema, nbytes) if flags == format.PRESENT else None
+
+
+class _Entry:
+    """An entry of a group, whose payload is written piece by piece."""
+
+    def __init__(self, group: _Group, kind: int, name: str, number: int, offset: int) -> None:
+        self.kind, self.name, self.number, self.offset = kind, name, number, offset
+        self._group = group
+        self.start = offset + format.header_nbytes(name)
+        self.nbytes = self.crc32 = 0
+
+    def write(self, data: Any) -> None:
+        """Write the next bytes of the payload."""
+        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
+        self._group.log.file.pwrite(self.start + self.nbytes, view)
+        self.crc32 = format.crc32(view, self.crc32)
+        self.nbytes += len(view)
+
+    def close(self) -> Place:
+        """End the payload; returns where it lies."""
+        self._group.position = format.align(self.start + self.nbytes, format.PAGE)
+        return Place(self.start, self.nbytes, self.crc32)
+
+
+class _Group:
+    """The entries of a seal, which are published together: their payloads, a sync, headers from last to first.
+
+    So a kill leaves all of them or none. The zip directory is written behind the root before its header, but
+    for its end: who finds that knows that the headers are there.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.position = log.chain.cursor.offset
+        self._end, self._directory = 0, b""
+        self._entries: list[_Entry] = []
+
+    def entry(self, kind: int, name: str) -> _Entry:
+        """Begin an entry behind the last one, which was closed."""
+        entry = _Entry(self, kind, name, self.log.chain.cursor.number + len(self._entries), self.position)
+        self._entries.append(entry)
+        return entry
+
+    def column(self, name: str, kind: pa.DataType, arrays: Iterator[pa.Array]) -> Place:
+        """Write a label column; returns where its Arrow file lies."""
+        entry = self.entry(format.COLUMN, format.column_name(name))
+        file = ColumnFile(entry.write, name, kind)
+        for array in arrays:
+            file.write(array)
+        file.close()
+        return entry.close()
+
+    def written(self, root: Root) -> list[Header]:
+        """Write the root and the directory but for its end, and sync; returns the headers to publish."""
+        log, chain = self.log, self.log.chain
+        last = self.entry(format.ROOT, "root.json")
+        last.write(format.pack_root(root))
+        last.close()
+        headers = self._headers()
+        listed = [chain.head_header(log.file.pread), *chain.listed(root.labels, headers)]
+        end = headers[-1].payload_end
+        following = format.align(end + format.directory_nbytes([one.name for one in listed]), format.PAGE)
+        listed[-1] = headers[-1] = log.linked(replace(headers[-1], next=following))
+        self._end, self._directory = end, format.pack_directory(listed, end)
+        log.file.pwrite(end, self._directory[: -format.END_NBYTES])
+        log.sync()
+        return headers
+
+    def publish(self, headers: list[Header]) -> None:
+        """Write the headers, from last to first, and the end of the directory; synced."""
+        log, last = self.log, self._directory[-format.END_NBYTES :]
+        for header in reversed(headers):
+            log.file.pwrite(header.offset, format.pack_header(header))
+        log.file.pwrite(self._end + len(self._directory) - len(last), last)
+        log.chain.add(log.file.pread, headers)
+        log.sync()
+
+    def _headers(self) -> list[Header]:
+        log, headers = self.log, []
+        link = log.chain.cursor.link
+        durable = log.chain.cursor.offset if log.syncs else log.chain.durable
+        for entry in self._entries:
+            following = format.align(entry.start + entry.nbytes, format.PAGE)
+            place = entry.number, entry.offset, entry.nbytes, entry.crc32, following, link, durable
+            header = log.linked(Header(entry.kind, entry.name, log.head.uuid, *place))
+            headers.append(header)
+            link = header.link_after
+        return headers

@@ -44,21 +44,23 @@ class Presence:
         self._appender = appender
         self._claim_size = appender.head.claim_size
         self._since = since
-        self._entries = self._chunks = self._lost = 0
+        self._entries = self._chunks = 0
         self.state = np.full(length, MISSING, np.uint8)
         self.count = 0
+        root = appender.chain.root
+        if root is not None:
+            present = appender.presence()[:length]
+            self.state[: len(present)][present] = PRESENT
+            self._chunks = root.chunks
         self.update()
 
     def update(self) -> int:
         """Take in what was published since the last call; returns how many samples are new."""
         self._appender.catch_up()
         chain = self._appender.chain
-        if chain.cursor.seq == self._entries and len(chain.lost) == self._lost:
+        if chain.cursor.number == self._entries:
             return 0
-        self._entries = chain.cursor.seq
-        if len(chain.lost) != self._lost:
-            # What a power cut took is missing again, and stands in the list of chunks no more.
-            self._lost, self._chunks, self.state[:] = len(chain.lost), 0, MISSING
+        self._entries = chain.cursor.number
         for index, (entry, failure) in chain.failures.items():
             if index < len(self.state) and self.state[index] != PRESENT:
                 self.state[index] = ABSENT if failure.final else FAILED if entry >= self._since else RETRIED

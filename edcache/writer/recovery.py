@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
-import json
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
-from itertools import pairwise
 from typing import Final
 
 from edcache import format, storage
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError
-from edcache.format import PAGE, Chain, Head, find_headers
+from edcache.format import HEAD_NAME, PAGE, Chain, Head
 from edcache.storage import File
 from edcache.writer.log import Log
 
-_MOST_RANGES: Final = 100  # as JSON they fit into one page behind a header
-_HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len("edcache.json")]
-_CONSTANT: Final = [*range(14), *range(26, len(_HEAD_PREFIX))]  # the rest is crc32 and sizes
+_HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
+_CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a crc32
 
 
 def recover(path: str) -> None:
@@ -28,62 +24,25 @@ def recover(path: str) -> None:
 
 
 def recover_log(log: Log) -> None:
-    """Take in what is there, and make it an archive that reads, whatever a crash left; append lock held."""
+    """Take in what is there, and make it an archive that reads, whatever a crash left; append lock held.
+
+    A kill leaves a torn tail. A power cut leaves any part of what was not synced: if the file was written
+    before this boot, what is not durable is read, and the file is cut at the first entry that fails its crc32.
+    """
     log.catch_up()
     is_fresh = storage.written_since_boot(log.file)
-    end, size = log.end, log.file.size()
-    if size > end:
-        _refuse_damage(log, is_fresh, end, size)
-    if not is_fresh:
-        _give_up_lost(log)
-    if size > end:
-        # Behind a chain that a power cut broke there may be a seal still, which readers would believe.
-        log.cut_torn_tail()
-
-
-def _refuse_damage(log: Log, is_fresh: bool, end: int, size: int) -> None:
-    """Raise CorruptArchiveError for damage, behind which entries stand that are no torn tail to cut off.
-
-    A kill leaves no whole entry behind a broken one, but the labels of a seal. A power cut may, where
-    that entry does not say that everything before it was synced; none came after a fresh file was written.
-    """
-    if log.chain.gave_up_last:
-        return
-    for later in find_headers(log.file, end, size, log.head.uuid):
-        is_behind = later.offset > end and later.kind != format.KIND_LABELS
-        if is_behind and (is_fresh or later.durable > end):
-            raise CorruptArchiveError(
-                f"{log.file.path}: no entry fits at offset {end:,}, but {later.name} follows at offset "
-                f'{later.offset:,}: it is damaged there; "edcache copy --skip-damaged" keeps what is sound'
-            )
-
-
-def _give_up_lost(log: Log) -> None:
-    """Write down what a power cut took, so that everyone counts those samples as missing.
-
-    In one write within one page, which no kill can leave half done, and before anything else is written:
-    with a half, or with the torn tail cut first, the file would look as if written since the machine
-    started, and the next writer would not look for losses. As the tail is not cut, what lies behind may
-    be an entry that followed the very same amendment once, in a recovery that lost its power too; with a
-    hash of it in the amendment, its link does not fit (tests/faults/test_crash_states.py).
-    """
-    lost = _few_ranges(sorted(log.chain.find_lost(log.file.pread)))
-    if lost:
-        behind = log.file.pread(log.chain.cursor.offset + PAGE, format.MAX_HEADER_NBYTES)
-        loss = {"lost": lost, "behind": f"{format.link_after(behind):016x}"}
-        text = json.dumps(loss, separators=(",", ":")).encode("ascii")
-        assert len(text) <= PAGE - format.HEADER_NBYTES
-        log.publish_whole(format.KIND_AMENDMENT, text, at_once=True)
-
-
-def _few_ranges(numbers: list[int]) -> list[list[int]]:
-    """The ranges [first, last] that hold these numbers; where they are too many, others between them too."""
-    gaps = [
-        (after - before, i) for i, (before, after) in enumerate(pairwise(numbers), 1) if after > before + 1
-    ]
-    splits = sorted(i for _, i in heapq.nlargest(_MOST_RANGES - 1, gaps))
-    bounds = [0, *splits, len(numbers)]
-    return [[numbers[start], numbers[stop - 1]] for start, stop in pairwise(bounds) if stop]
+    size = log.file.size()
+    later = log.chain.damage_behind(log.file.pread, log.file.next_data, size, is_fresh)
+    if later is not None:
+        raise CorruptArchiveError(
+            f"{log.file.path}: no entry fits at offset {log.chain.cursor.offset:,}, but {later.name} follows "
+            f'at offset {later.offset:,}: it is damaged there; "edcache copy {log.file.path} -o NEW '
+            '--skip-damaged" keeps what is sound',
+            path=log.file.path,
+        )
+    if not is_fresh and (offset := log.chain.unsound_group(log.file.pread)) is not None:
+        log.cut(offset)
+    log.mend_end()
 
 
 def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
@@ -137,7 +96,7 @@ def lacks_head(file: File, head: Head | None = None) -> bool:
     if header is not None:
         if size != header.next:
             return size < header.next
-        return format.crc32(file.pread(header.nbytes, size - header.nbytes)) != header.payload_crc
+        return format.payload_crc32(file.pread, header) != header.crc32
     if any(start[i] != _HEAD_PREFIX[i] for i in _CONSTANT if i < size):
         most = format.MAX_HEAD_NBYTES if head is None else len(format.pack_head(head))
         return size <= most and not file.pread(0, size).strip(b"\0")

@@ -47,9 +47,9 @@ def fill_stream(job: Job) -> None:
         appender.claims.wait(0)
         appender.catch_up()
         check_origin(job.path, appender.head, job)
-        if appender.chain.seal is not None:
+        if appender.chain.sealed:
             return
-        # Not all below the last: a power cut may have taken a chunk between others.
+        # Not all below the last: a power cut may have taken chunks.
         kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         publisher = job.publisher(appender)
         count, name = 0, os.path.basename(job.path)

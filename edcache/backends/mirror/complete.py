@@ -24,13 +24,14 @@ Tell = Callable[[int, int], object]
 def state_of(origin: ByteSource) -> Note:
     """The state of an archive that is to be copied; OptionError if it is not sealed."""
     nbytes = origin.size()
-    head, _ = format.read_head(origin.pread, origin.path)
-    if format.read_seal(origin.pread, nbytes, head.uuid) is None:
+    found = format.read_root(origin.pread, nbytes, origin.path)
+    if found is None:
+        format.read_head(origin.pread, origin.path)  # which refuses what is no archive
         raise OptionError(
             f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
             f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
         )
-    return Note(origin.path, identity_of(origin), head.uuid.hex(), nbytes)
+    return Note(origin.path, identity_of(origin), found[0].head.uuid.hex(), nbytes)
 
 
 def complete(
@@ -97,23 +98,20 @@ def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int]
     """
     try:
         head, cursor = format.read_head(file.pread, note.origin)
-        seal = format.read_seal(file.pread, note.nbytes, head.uuid)
-        if seal is None or head.uuid.hex() != note.uuid:
-            return [((0, note.nbytes), "the head or the end")]
         chain = Chain(head, cursor, note.origin)
+        if head.uuid.hex() != note.uuid:
+            return [((0, note.nbytes), "the head")]
         headers = [chain.head_header(file.pread)]
-        for header in format.walk(file.pread, note.nbytes, head.uuid, cursor):
-            chain.note(file.pread, header)
-            headers.append(header)
-        if chain.seal != seal or not chain.ends_with_directory(file.pread, note.nbytes, seal):
+        for group in format.walk(file.pread, note.nbytes, head.uuid, cursor):
+            chain.add(file.pread, group)
+            headers += group
+        if not chain.sealed or chain.end != note.nbytes or not _ends_with(file, chain.directory(file.pread)):
             return [((0, note.nbytes), "an entry, or the zip directory")]
     except CorruptArchiveError as error:
         return [((0, note.nbytes), f"an entry ({error})")]
 
     def is_sound(header: Header) -> bool:
-        # An entry that a power cut took fails its crc32 in the original too; it is copied as it is.
-        is_lost = header.kind != format.KIND_HEAD and header.seq in chain.lost
-        return is_lost or format.has_sound_payload(file.pread, header)
+        return format.payload_crc32(file.pread, header) == header.crc32
 
     sound: list[bool] = []
     in_threads(is_sound, headers, sound.append, threads, "edcache-copy")
@@ -122,3 +120,7 @@ def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int]
         for header, one in zip(headers, sound, strict=True)
         if not one
     ]
+
+
+def _ends_with(file: File, directory: bytes) -> bool:
+    return file.pread(file.size() - len(directory), len(directory)) == directory

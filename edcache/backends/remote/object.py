@@ -22,12 +22,6 @@ from edcache.storage import ByteSource
 GAP_NBYTES: Final = 1 << 16
 # A larger run is fetched in parts of this size, several at a time.
 PART_NBYTES: Final = 1 << 22
-# Fetched of the end at once: the seal's headers and directory of some thousand entries.
-TAIL_NBYTES: Final = 1 << 16
-# An index up to so large is fetched whole when an archive is opened; of a larger one its table of pages.
-_SMALL_INDEX_NBYTES: Final = 1 << 19
-# Of a revision behind the seal its header, and all of it if it has some hundred rows.
-_REVISION_NBYTES: Final = format.PAGE
 _MOST_AT_A_TIME: Final = 64
 # `pread` fetches at least so much: the header of an entry comes with its table, which is read after a walk.
 _AHEAD_NBYTES: Final = 1 << 16
@@ -66,8 +60,7 @@ class _Window(NamedTuple):
 class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
-    Opening makes two requests at once, for its first page and its end; if it is sealed, one more for its
-    index. The last 256 windows that were opened or read by `pread` are kept. Event loop and clients are of
+    Opening makes two requests at once, for its first page and its end. The last 256 windows that were opened or read by `pread` are kept. Event loop and clients are of
     the process that uses it.
     """
 
@@ -78,9 +71,9 @@ class RemoteObject(ByteSource):
         self._requests = Requests(url)
         self._engines: PerProcess[Engine] = PerProcess()
         engine = self._engine()
-        nbytes = format.PAGE + TAIL_NBYTES
+        nbytes = format.PAGE + format.TAIL_NBYTES
         self._stamp, head, tail = run(
-            self._requests.answer("opening it", nbytes, lambda: engine.begin(format.PAGE, TAIL_NBYTES))
+            self._requests.answer("opening it", nbytes, lambda: engine.begin(format.PAGE, format.TAIL_NBYTES))
         )
         self._head, size = bytes(head), self._stamp.size
         self._windows = deque([_Window(0, memoryview(self._head))], _MOST_WINDOWS)
@@ -89,28 +82,10 @@ class RemoteObject(ByteSource):
             start = -(-(size - len(tail)) // 64) * 64
             end = _Window(start, memoryview(bytes(tail[start - size :]))) if tail else self._end()
             self._windows.append(end)
-            self._keep(self._opening(end))
 
     def _end(self) -> _Window:
-        start = max(len(self._head), (self._stamp.size - TAIL_NBYTES) // 64 * 64)
+        start = max(len(self._head), format.align(self._stamp.size - format.TAIL_NBYTES, 64))
         return self._fetch([(start, self._stamp.size - start)])[0]
-
-    def _opening(self, end: _Window) -> list[tuple[int, int]]:
-        """The extents before the end by which a sealed archive is opened: its index, and revisions."""
-        size = self._stamp.size
-        seal = format.parse_tail(bytes(end.data[-format.TAIL_NBYTES :]), size)
-        if seal is None or not len(self._head) <= seal.index_offset < min(end.start, seal.labels_offset):
-            return []
-        start, stop = seal.index_offset, min(seal.labels_offset + format.MAX_HEADER_NBYTES, size)
-        index = seal.index_header
-        if stop - start > _SMALL_INDEX_NBYTES and index is not None:
-            # Read the table, and before it the blocks of a bounded number of chunks.
-            start = min(max(start, index.table_offset - 24 * index.seq), seal.labels_offset)
-        # Those behind the seal are listed last but for it, so also in a directory that is cut.
-        listed = format.directory_offsets(bytes(end.data[max(0, seal.directory_offset - end.start) :]))
-        revisions = [at for at in listed if seal.labels_offset < at < end.start]
-        behind = [(at, _REVISION_NBYTES) for at in revisions[-format.MAX_BEHIND_SEAL :]]
-        return [(start, stop - start), *behind]
 
     # --- one state ---
 

@@ -1,0 +1,112 @@
+"""Label columns as Arrow: in a chunk a stream of all of them, behind a seal a file of each."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from edcache.base import CorruptArchiveError
+from edcache.format.arrays import is_label_type, pa
+
+BATCH_ROWS: Final = 1 << 20
+"""Rows of each batch of a column's file but the last."""
+
+
+def write_stream(labels: pa.Table) -> bytes | memoryview:
+    """The labels of a chunk as an Arrow stream of one batch; nothing without columns."""
+    if not labels.num_columns:
+        return b""
+    sink = pa.BufferOutputStream()
+    columns = [column.combine_chunks() for column in labels.columns]
+    columns = [one.chunk(0) if isinstance(one, pa.ChunkedArray) else one for one in columns]
+    with pa.ipc.new_stream(sink, labels.schema.remove_metadata()) as stream:
+        stream.write_batch(pa.RecordBatch.from_arrays(columns, schema=labels.schema.remove_metadata()))
+    return memoryview(sink.getvalue())
+
+
+def read_stream(data: Any, rows: int) -> pa.Table:
+    """The labels of a chunk of `rows` records; ValueError if they are none."""
+    if not len(data):
+        return pa.table({})
+    with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
+        table = reader.read_all()
+    names = table.column_names
+    if table.num_rows != rows or len(set(names)) != len(names):
+        raise ValueError(f"labels of {table.num_rows:,} rows, {rows:,} are needed, or a name twice")
+    return _checked(table)
+
+
+class ColumnFile:
+    """Writes a column as an Arrow file, array by array.
+
+    Args:
+        write: writes the next bytes of the file.
+    """
+
+    def __init__(self, write: Callable[[Any], object], name: str, kind: pa.DataType) -> None:
+        self._schema = pa.schema([(name, kind)])
+        self._file = pa.PythonFile(_Sink(write), mode="w")
+        self._writer = pa.ipc.new_file(self._file, self._schema)
+
+    def write(self, array: pa.Array) -> None:
+        """Add values of the column's type."""
+        for at in range(0, len(array), BATCH_ROWS):
+            part = array.slice(at, BATCH_ROWS)
+            self._writer.write_batch(pa.RecordBatch.from_arrays([part], schema=self._schema))
+
+    def close(self) -> None:
+        """Write the end of the file."""
+        self._writer.close()
+        self._file.flush()
+
+
+class _Sink:
+    """A file object that pyarrow writes to."""
+
+    closed = False
+
+    def __init__(self, write: Callable[[Any], object]) -> None:
+        self._write = write
+
+    def write(self, data: Any) -> int:
+        self._write(memoryview(data))
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def read_column(data: Any, name: str, kind: pa.DataType, rows: int) -> pa.ChunkedArray:
+    """The column of an Arrow file, over its bytes; CorruptArchiveError if it is another one."""
+    with reported(f"the column {name[:80]!r}"):
+        with pa.ipc.open_file(pa.py_buffer(data)) as file:
+            table = file.read_all()
+        if table.column_names != [name] or table.num_rows != rows or table.schema.field(0).type != kind:
+            raise ValueError(f"it is {str(table.schema)[:200]} of {table.num_rows:,} rows")
+        return _checked(table).column(0)
+
+
+def _checked(table: pa.Table) -> pa.Table:
+    """A table whose arrays were checked: no value points out of their buffers."""
+    for column in table.schema:
+        if not is_label_type(column.type):
+            raise ValueError(f"column {column.name[:80]!r} is {str(column.type)[:80]}, which no writer makes")
+    table.validate(full=True)
+    return table.replace_schema_metadata(None)
+
+
+@contextmanager
+def reported(what: str) -> Iterator[None]:
+    """Turn what pyarrow and checks raise into a CorruptArchiveError."""
+    try:
+        yield
+    except CorruptArchiveError:
+        raise
+    except (
+        *(pa.ArrowException, struct.error, OSError),
+        *(ValueError, KeyError, TypeError, OverflowError),
+    ) as error:
+        raise CorruptArchiveError(f"{what} does not read: {str(error)[:500]}") from error

@@ -1,0 +1,260 @@
+"""`Contents`: the rows and labels of an archive by its last root and the chunks behind it.
+
+A later chunk overrides an earlier one and the root, sample by sample: the merge is an assignment, in the
+order of the chain. A seal writes what this says, window by window; a reader of an archive that is not sealed
+takes all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Any, Final
+
+import numpy as np
+
+from edcache.base import CorruptArchiveError, Ints
+from edcache.format.arrays import from_numpy, pa
+from edcache.format.chain import Chain
+from edcache.format.columns import read_column
+from edcache.format.entries import Header, PRead, crc32
+from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
+from edcache.format.root import Place, Root
+from edcache.format.types import WholeSchema, cast
+
+TableOf = Callable[[Header], ChunkTable | None]
+"""Reads the table of a chunk; None leaves its samples out."""
+
+WINDOW: Final = 1 << 21
+"""Samples that a seal merges at once: 48 MiB of rows."""
+# Tables are read again for each window and column, but for so many bytes together.
+_MOST_KEPT_NBYTES: Final = 1 << 26
+_PIECE_NBYTES: Final = 1 << 24
+
+
+class Contents:
+    """What is in an archive.
+
+    Args:
+        chain: walked to its end. pread: reads the file. table_of: tables of its chunks.
+        trusts_index: False takes rows from every chunk, for an archive whose index is damaged, and of the
+            root the label columns that are sound.
+        keeps_columns: False takes label columns from every chunk too.
+    Attributes:
+        length: of the dataset. schemas: of the rows. schema: names and types of the label columns.
+        columns: those of the root, by name.
+    Raises: CorruptArchiveError: the root's index fails its crc32, or there are too many schemas; LabelError,
+        as `WholeSchema.add`.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        pread: PRead,
+        table_of: TableOf,
+        *,
+        trusts_index: bool = True,
+        keeps_columns: bool = True,
+    ) -> None:
+        self._chain, self._pread, self._table_of = chain, pread, table_of
+        root, self._trusts_index = chain.root, trusts_index and chain.root is not None
+        self._root = root
+        if root is not None and trusts_index:
+            _check_index(pread, root, chain.where)
+        self.columns = dict(root.labels) if root is not None and keeps_columns else {}
+        dropped = () if root is None else root.dropped
+        self._names = [name for name, _ in chain.head.labels if name not in dropped]
+        self._kept: dict[int, ChunkTable] = {}
+        numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
+        whole, end, room = WholeSchema(chain.where), 0, _MOST_KEPT_NBYTES
+        if self.columns:
+            own = {name: column for name, column in self.columns.items() if name in self._names}
+            whole.begin(
+                {name: column.type for name, column in own.items()},
+                {name: column.place.nbytes for name, column in own.items()},
+            )
+        # Chunks that read, with the number of each of their schemas here.
+        self._chunks: list[tuple[Header, Ints]] = []
+        for header in chain.behind if self._trusts_index else chain.chunks:
+            end = max(end, header.end)
+            table = table_of(header)
+            if table is None:
+                continue
+            if header.table_nbytes <= room:
+                room -= header.table_nbytes
+                self._kept[header.number] = table
+            known = [numbers.setdefault(text, len(numbers)) for text in table.schemas]
+            self._chunks.append((header, np.array(known, np.int64)))
+            whole.add(table.labels.select(self._names))
+        if len(numbers) > MAX_SCHEMAS:
+            raise CorruptArchiveError(f"{chain.where}: {len(numbers):,} schemas, at most {MAX_SCHEMAS:,} fit")
+        self.schemas = list(numbers)
+        self.length = max(end, chain.length or 0, 0 if root is None else root.length)
+        kinds = dict(zip(whole.schema().names, whole.schema().types, strict=True))
+        added = {name: column.type.arrow for name, column in self.columns.items() if name not in self._names}
+        self.schema = pa.schema(
+            [(name, kinds.get(name, pa.null())) for name in self._names] + list(added.items())
+        )
+        self.label_types = whole.types()
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """The rows of samples from `start` to `stop`, in new memory; of an absent one all zeros."""
+        rows, root = np.zeros(stop - start, ROW), self._root
+        if root is not None and self._trusts_index and start < root.length:
+            count = min(stop, root.length) - start
+            data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)
+            rows[:count] = np.frombuffer(data, ROW, count)
+        for table, numbers in self._tables(start, stop):
+            samples, own = table.samples, table.rows
+            if np.any(numbers != np.arange(len(numbers))):
+                own = renumbered(samples, own, samples, numbers[own["schema"]])
+            places, inside = _places(samples, start, stop)
+            rows[places] = own[inside]
+        return rows
+
+    def column(self, name: str, start: int, stop: int) -> pa.Array:
+        """The values of a label column for samples from `start` to `stop`; null for an absent one."""
+        kind = self.schema.field(name).type
+        pick, parts, count = np.full(stop - start, -1), [], 0
+
+        def put(places: Any, values: pa.Array) -> None:
+            nonlocal count
+            pick[places] = np.arange(count, count + len(values))
+            parts.append(cast(values, kind))
+            count += len(values)
+
+        stored = self._stored(name)
+        if stored is not None and start < len(stored):
+            values = stored.slice(start, stop - start)
+            at = 0
+            for chunk in values.chunks:
+                put(slice(at, at + len(chunk)), chunk)
+                at += len(chunk)
+        if name in self._names:
+            # A column of the root has what earlier chunks say.
+            behind = {header.number for header in self._chain.behind} if stored is not None else None
+            for table, _ in self._tables(start, stop, behind):
+                places, inside = _places(table.samples, start, stop)
+                chunk = table.labels.column(name).chunk(0)
+                put(places, chunk if type(inside) is slice else chunk.take(from_numpy(inside, pa.int64())))
+        if count == len(pick) and np.array_equal(pick, np.arange(count)):
+            return pa.concat_arrays(parts) if parts else pa.nulls(0, kind)
+        if not parts:
+            return pa.nulls(len(pick), kind)
+        return pa.concat_arrays(parts).take(from_numpy(pick, pa.int64(), pick < 0))
+
+    def table(self) -> pa.Table:
+        """All labels: row i is sample i."""
+        columns = [self.column(name, 0, self.length) for name in self.schema.names]
+        return pa.table(columns, schema=self.schema)
+
+    def failures(self, rows: Rows) -> list[Failure]:
+        """Those of samples that have no record, by rising index. rows: of all samples."""
+        found = [failure for _, failure in self._chain.failures.values() if failure.index < len(rows)]
+        return sorted(one for one in found if not rows["flags"][one.index] & PRESENT)
+
+    def windows(self) -> Iterator[tuple[int, int]]:
+        """The samples of the archive, in consecutive ranges."""
+        for start in range(0, self.length, WINDOW):
+            yield start, min(start + WINDOW, self.length)
+
+    def _tables(
+        self, start: int, stop: int, chosen: Set[int] | None = None
+    ) -> Iterator[tuple[ChunkTable, Ints]]:
+        """Tables of chunks that have samples of a range, with the numbers of their schemas, in order."""
+        for header, numbers in self._chunks:
+            is_chosen = chosen is None or header.number in chosen
+            if is_chosen and header.first < stop and header.end > start:
+                table = self._kept.get(header.number) or self._table_of(header)
+                if table is None:
+                    raise CorruptArchiveError(f"{self._chain.where}: {header.name} changed while it was read")
+                yield table, numbers
+
+    def _stored(self, name: str) -> pa.ChunkedArray | None:
+        """A column of the root."""
+        column = self.columns.get(name)
+        if column is None or self._root is None:
+            return None
+        try:
+            return StoredLabels(self._root, self._sound, self._chain.where).column(name)
+        except CorruptArchiveError:
+            if self._trusts_index:
+                raise
+            return None
+
+    def _sound(self, places: Sequence[Place]) -> list[memoryview | None]:
+        data = [self._pread(place.offset, place.nbytes) for place in places]
+        return [
+            memoryview(one) if crc32(one) == place.crc32 else None
+            for one, place in zip(data, places, strict=True)
+        ]
+
+
+class StoredLabels:
+    """The label columns of a sealed archive: each is read and checked at its first use.
+
+    Args:
+        read: the bytes of several places, None for one that fails its crc32. where: the archive's path.
+    Attributes: schema, num_rows: as of a pyarrow Table.
+    Raises: CorruptArchiveError, at the first use of a column that is damaged.
+    Safety: threads may use it at once; two may read one column.
+    """
+
+    def __init__(
+        self, root: Root, read: Callable[[Sequence[Place]], Sequence[memoryview | None]], where: str
+    ) -> None:
+        self.schema, self.num_rows = root.schema, root.length
+        self._stored, self._read, self._where = root.labels, read, where
+        self._columns: dict[str, pa.ChunkedArray] = {}
+
+    @property
+    def column_names(self) -> list[str]:
+        """Names of the columns, in their order."""
+        return list(self._stored)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the columns that were read."""
+        return sum(column.nbytes for column in self._columns.values())
+
+    @property
+    def table(self) -> pa.Table:
+        """All columns."""
+        self.read(self.column_names)
+        return pa.table([self._columns[name] for name in self.column_names], schema=self.schema)
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column, over the bytes that were read."""
+        if name not in self._columns:
+            self.read([name])
+        return self._columns[name]
+
+    def read(self, names: Iterable[str]) -> None:
+        """Read what columns lack, together."""
+        new = [name for name in names if name not in self._columns]
+        places = [self._stored[name].place for name in new]
+        for name, data, place in zip(new, self._read(places) if new else (), places, strict=True):
+            if data is None:
+                raise CorruptArchiveError(
+                    f"{self._where}: the label column {name!r} at offset {place.offset:,} fails its crc32; "
+                    f'"edcache copy {self._where} -o NEW --skip-damaged" keeps what is sound',
+                    path=self._where,
+                )
+            self._columns[name] = read_column(data, name, self._stored[name].type.arrow, self.num_rows)
+
+
+def _check_index(pread: PRead, root: Root, where: str) -> None:
+    crc, (position, nbytes, expected) = 0, root.index
+    for at in range(position, position + nbytes, _PIECE_NBYTES):
+        crc = crc32(pread(at, min(_PIECE_NBYTES, position + nbytes - at)), crc)
+    if crc != expected or nbytes != ROW.itemsize * root.length:
+        raise CorruptArchiveError(f"{where}: index.rows at offset {position:,} fails its crc32", path=where)
+
+
+def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:
+    """Where the samples of a chunk go in a range, and which of its rows these are; slices if they can be."""
+    first, count = int(samples[0]), len(samples)
+    if start <= first and int(samples[-1]) == first + count - 1 < stop and np.all(np.diff(samples) == 1):
+        return slice(first - start, first - start + count), slice(None)
+    inside = np.flatnonzero((samples >= start) & (samples < stop))
+    # Of one sample that a chunk has twice the last counts.
+    return samples[inside] - start, inside

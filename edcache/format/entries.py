@@ -1,0 +1,216 @@
+"""Entries of an archive: a zip local header with a private field, and the groups in which they are published."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from urllib.parse import quote
+
+try:
+    from isal.isal_zlib import crc32
+except ImportError:  # no wheel for this platform; the same polynomial, slower
+    from zlib import crc32
+
+__all__ = ["crc32"]
+
+VERSION: Final = 3
+PAGE: Final = 4096
+LATTICE: Final = 8
+"""A record begins on a multiple of this many bytes, so that a batch is one gather."""
+MAX_HEADER_NBYTES: Final = 1024
+MAX_LENGTH: Final = 1 << 62
+
+HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT = range(6)
+
+LOCK_APPEND: Final = 1 << 62
+LOCK_SESSION: Final = LOCK_APPEND + 1
+LOCK_FILLER: Final = LOCK_APPEND + (1 << 16)
+FILLERS: Final = 1 << 16
+LOCK_CLAIM: Final = LOCK_APPEND + (1 << 32)
+
+MAGIC: Final = b"PK\x03\x04"
+LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
+_ZIP64: Final = struct.Struct("<HHQQ")  # 20 bytes
+# id, size, version, kind, uuid, number, offset, next, link, durable, first, end, table bytes, table crc32, crc32
+_PRIVATE: Final = struct.Struct("<HHHH16sQQQQQQQQII")  # 96 bytes
+_PRIVATE_ID: Final = 0x6465
+_FIXED_NBYTES: Final = LOCAL.size + _ZIP64.size + _PRIVATE.size
+_LEAST_NBYTES: Final = 192
+MAX_NAME_NBYTES: Final = MAX_HEADER_NBYTES - _FIXED_NBYTES
+DATE: Final = 0x21  # 1980-01-01, as zip has no other "none"
+MAX32: Final = 0xFFFFFFFF
+
+PRead = Callable[[int, int], bytes]
+"""`pread(offset, nbytes)` returns the bytes that are there: fewer at the end of the file."""
+
+
+def align(position: int, multiple: int) -> int:
+    """The first multiple of `multiple` that is not before `position`."""
+    return -(-position // multiple) * multiple
+
+
+def column_name(label: str) -> str:
+    """The zip entry's name of a label column."""
+    return f"labels/{quote(label, safe='')}.arrow"
+
+
+def header_nbytes(name: str) -> int:
+    """Bytes of the header of an entry of this name: the payload starts behind them."""
+    return align(max(_LEAST_NBYTES, _FIXED_NBYTES + len(name)), 64)
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """One entry, as its header says it.
+
+    nbytes, crc32: of the payload. next: where the next entry starts. link: the `link_after` of the entry
+    before. durable: bytes of the file up to here were synced before this header was written. Of a chunk:
+    first, end: its lowest sample, and one more than its highest; table_nbytes, table_crc32: of its table.
+    """
+
+    kind: int
+    name: str
+    uuid: bytes
+    number: int
+    offset: int
+    nbytes: int
+    crc32: int
+    next: int
+    link: int
+    durable: int = 0
+    first: int = 0
+    end: int = 0
+    table_nbytes: int = 0
+    table_crc32: int = 0
+    link_after: int = field(default=0, compare=False)
+
+    @property
+    def payload_offset(self) -> int:
+        """The first byte of the payload, from the start of the file."""
+        return self.offset + header_nbytes(self.name)
+
+    @property
+    def payload_end(self) -> int:
+        """One past the last byte of the payload."""
+        return self.payload_offset + self.nbytes
+
+
+def pack_header(header: Header) -> bytes:
+    """The bytes of a header."""
+    h, name = header, header.name.encode("ascii")
+    total = header_nbytes(header.name)
+    extra_nbytes = total - LOCAL.size - len(name)
+    local = LOCAL.pack(MAGIC, 45, 0, 0, 0, DATE, h.crc32, MAX32, MAX32, len(name), extra_nbytes)
+    zip64 = _ZIP64.pack(1, 16, h.nbytes, h.nbytes)
+    private_nbytes = extra_nbytes - _ZIP64.size - 4
+    place = h.uuid, h.number, h.offset, h.next, h.link, h.durable
+    chunk = h.first, h.end, h.table_nbytes, h.table_crc32
+    private = _PRIVATE.pack(_PRIVATE_ID, private_nbytes, VERSION, h.kind, *place, *chunk, 0)
+    body = (local + name + zip64 + private)[:-4]
+    return (body + struct.pack("<I", crc32(body))).ljust(total, b"\0")
+
+
+def parse_header(data: bytes) -> Header | None:
+    """The header that bytes begin with; None if there is no sound one. `MAX_HEADER_NBYTES` always suffice."""
+    if len(data) < _LEAST_NBYTES or data[:4] != MAGIC:
+        return None
+    *_, payload_crc, _, _, name_nbytes, _ = LOCAL.unpack_from(data)
+    end = _FIXED_NBYTES + name_nbytes
+    if end > len(data):
+        return None
+    name = data[LOCAL.size : LOCAL.size + name_nbytes].decode("latin-1")
+    nbytes = _ZIP64.unpack_from(data, LOCAL.size + name_nbytes)[2]
+    *_, version, kind, uuid, number, offset, following, link, durable, first, stop, table, table_crc, crc = (
+        _PRIVATE.unpack_from(data, end - _PRIVATE.size)
+    )
+    if crc != crc32(data[: end - 4]) or version != VERSION or kind > ROOT:
+        return None
+    place = number, offset, nbytes, payload_crc, following, link, durable
+    header = Header(kind, name, uuid, *place, first, stop, table, table_crc, link_after(data[:end]))
+    padding = data[end : header_nbytes(name)]
+    return header if not padding.strip(b"\0") else None
+
+
+def link_after(packed: bytes) -> int:
+    """The link that the entry behind a packed header carries, without or with its padding."""
+    end = _FIXED_NBYTES + LOCAL.unpack_from(packed)[9]
+    return int.from_bytes(hashlib.blake2b(packed[:end], digest_size=8).digest(), "little")
+
+
+class Cursor(NamedTuple):
+    """Where the next entry belongs: its offset, number and link."""
+
+    offset: int
+    number: int
+    link: int
+
+    @classmethod
+    def behind(cls, header: Header) -> Cursor:
+        """The place behind an entry, which was parsed."""
+        return cls(header.next, header.number + 1, header.link_after)
+
+
+def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[list[Header]]:
+    """The groups of entries from a cursor on whose payloads lie in the file.
+
+    A group is a chunk, a note, or what one seal published together: index and columns, then a root. It ends
+    without an error where no whole group follows: there the next one will be written. One pread an entry.
+    """
+    group: list[Header] = []
+    while (header := _entry_at(pread, size, uuid, cursor)) is not None:
+        if header.kind == HEAD or (group and header.kind in (CHUNK, NOTE)):
+            return
+        group.append(header)
+        if header.kind in (CHUNK, NOTE, ROOT):
+            yield group
+            group = []
+        cursor = Cursor.behind(header)
+
+
+def _entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Header | None:
+    if cursor.offset + _LEAST_NBYTES > size:
+        return None
+    header = parse_header(pread(cursor.offset, MAX_HEADER_NBYTES))
+    if header is None or header.uuid != uuid or (header.offset, header.number, header.link) != cursor:
+        return None
+    least = align(header.payload_end, PAGE)
+    follows = header.next == least or (header.kind == ROOT and header.next > least)
+    is_chunk = header.kind == CHUNK
+    fits = header.payload_end <= size and follows and header.next % PAGE == 0
+    if is_chunk:
+        fits = fits and header.table_nbytes <= header.nbytes and header.first < header.end <= MAX_LENGTH
+    return header if fits else None
+
+
+def later_headers(
+    pread: PRead, next_data: Callable[[int], int], start: int, end: int, uuid: bytes
+) -> Iterator[Header]:
+    """Headers of an archive on the pages from `start` to `end`; reads all of it but holes."""
+    window = 1024 * PAGE
+    position = align(start, PAGE)
+    while position < end:
+        position = max(position, next_data(position) // PAGE * PAGE)
+        data = pread(position, max(0, min(window, end - position)))
+        if not data:
+            return
+        for at in range(0, len(data), PAGE):
+            if data[at : at + 4] == MAGIC:
+                header = parse_header(pread(position + at, MAX_HEADER_NBYTES))
+                if header is not None and header.offset == position + at and header.uuid == uuid:
+                    yield header
+        position += align(len(data), PAGE)
+
+
+def payload_crc32(pread: PRead, header: Header) -> int:
+    """The crc32 that an entry's payload has, to compare with `header.crc32`; reads all of it."""
+    crc, position = 0, header.payload_offset
+    while position < header.payload_end:
+        part = pread(position, min(1 << 22, header.payload_end - position))
+        if not part:
+            break
+        crc = crc32(part, crc)
+        position += len(part)
+    return crc

@@ -1,0 +1,214 @@
+"""Rows, which say where the record of each sample lies, their sums, and the table of a chunk.
+
+A sum is the crc32 of the record, or of the crc32s of its blocks if it is large, xor a key of the rest of the
+row: the sample's number, schema and flags. So one number holds for all of a row but its offset, and a sample
+gets another number without its record being read.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import base
+from edcache.base import CorruptArchiveError, Ints
+from edcache.format.arrays import pa
+from edcache.format.columns import read_stream, reported, write_stream
+from edcache.format.entries import CHUNK, LATTICE, MAX_LENGTH, Header, PRead, align, crc32
+from edcache.format.types import LabelTypes
+
+ROW: Final = np.dtype(
+    [("offset", "<u8"), ("nbytes", "<u8"), ("crc32", "<u4"), ("schema", "<u2"), ("flags", "<u2")]
+)
+"""offset: from the start of the file. nbytes: of the record, as it is stored, without the sums of blocks."""
+PRESENT: Final = 1
+COMPRESSED: Final = 2
+BLOCK_NBYTES: Final = 1 << 16
+"""A record of more bytes is followed by the crc32 of each of its blocks, so that a field is checked alone."""
+MAX_SCHEMAS: Final = 1 << 16
+_MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
+_PREFIX: Final = struct.Struct("<QQQ")
+
+Rows = npt.NDArray[Any]
+
+
+def record_alignment(nbytes: int) -> int:
+    """The multiple on which a record of `nbytes` bytes starts."""
+    return 64 if nbytes >= 1024 else LATTICE
+
+
+def block_crc32s(record: memoryview | bytes) -> bytes:
+    """The crc32 of each block of a large record, which stand behind it; nothing of another."""
+    if len(record) <= BLOCK_NBYTES:
+        return b""
+    crcs = [crc32(record[at : at + BLOCK_NBYTES]) for at in range(0, len(record), BLOCK_NBYTES)]
+    return struct.pack(f"<{len(crcs)}I", *crcs)
+
+
+def behind_nbytes(nbytes: Any) -> Any:
+    """Bytes of the crc32s behind a record of so many bytes, or behind each of several: int64 [n]."""
+    return (nbytes > BLOCK_NBYTES) * (-(-nbytes // BLOCK_NBYTES)) * 4
+
+
+def stored_ends(rows: Rows) -> Ints:
+    """One past the last byte of each record and of the crc32s behind it: int64 [n]."""
+    nbytes = rows["nbytes"].astype(np.int64)
+    ends: Ints = rows["offset"].astype(np.int64) + nbytes + behind_nbytes(nbytes)
+    return ends
+
+
+def record_crc32(record: memoryview | bytes) -> int:
+    """The crc32 of a record; of a large one of the crc32s of its blocks."""
+    return crc32(record if len(record) <= BLOCK_NBYTES else block_crc32s(record))
+
+
+def keys(samples: Ints, rows: Rows) -> npt.NDArray[np.uint32]:
+    """What the sum of each row has besides the crc32 of its record: uint32 [n].
+
+    Two samples less than 1.9 * 10**9 apart have different keys.
+    """
+    mixed = (samples.astype(np.uint64) * _MULTIPLIER) >> np.uint64(32)
+    own = rows["schema"].astype(np.uint32) | rows["flags"].astype(np.uint32) << np.uint32(16)
+    found: npt.NDArray[np.uint32] = mixed.astype(np.uint32) ^ own
+    return found
+
+
+def key(sample: int, schema: int, flags: int) -> int:
+    """`keys` of one row."""
+    return ((sample * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 32) ^ (schema | flags << 16)
+
+
+def renumbered(samples: Ints, rows: Rows, new_samples: Ints, new_schemas: npt.NDArray[Any]) -> Rows:
+    """Rows of other samples and schemas, with sums that hold for these; their records are not read."""
+    new: Rows = rows.copy()
+    new["schema"] = new_schemas
+    new["crc32"] = rows["crc32"] ^ keys(samples, rows) ^ keys(new_samples, new)
+    return new
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Failure:
+    """A sample that could not be made. final: it counts as absent for good; else a later fill tries again."""
+
+    index: int
+    final: bool
+    error: str
+    message: str
+    traceback: str
+
+    def to_json(self) -> list[Any]:
+        """What `failures_of` reads."""
+        return list(astuple(self))
+
+
+def failures_of(value: Any) -> list[Failure]:
+    """Read what JSON has of failures; ValueError for anything else."""
+    kinds = (int, bool, str, str, str)
+    if type(value) is not list or any(
+        type(entry) is not list or tuple(map(type, entry)) != kinds for entry in value
+    ):
+        raise ValueError("its failures are none")
+    failures = [Failure(*entry) for entry in value]
+    if any(not 0 <= failure.index < MAX_LENGTH for failure in failures):
+        raise ValueError("one of its failures is none")
+    return failures
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """What a chunk says of its records.
+
+    samples: int64 [n]. rows: `ROW` [n], by rising offset; `schema` counts in `schemas`. label_types: of this
+    chunk and all before. labels: a row for each record.
+    """
+
+    samples: Ints
+    rows: Rows
+    schemas: Sequence[str]
+    label_types: LabelTypes
+    stream: Any = field(repr=False)
+
+    @property
+    def labels(self) -> pa.Table:
+        """The label columns, over the bytes of the table."""
+        with reported("its labels"):
+            return read_stream(self.stream, len(self.rows))
+
+
+def pack_table(
+    samples: Ints, rows: Rows, schemas: Sequence[str], types: LabelTypes, labels: pa.Table
+) -> bytes:
+    """The bytes of a chunk's table; records start behind it, on a multiple of 64."""
+    meta = {"schemas": list(schemas), "labels": types.to_json()}
+    text = json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    text = text.ljust(align(len(text), 8))
+    stream = write_stream(labels)
+    prefix = _PREFIX.pack(len(rows), len(text), len(stream))
+    return b"".join([prefix, samples.astype("<i8").tobytes(), rows.tobytes(), text, stream])
+
+
+def table_nbytes(count: int, schemas: Sequence[str], types: LabelTypes, labels: pa.Table) -> int:
+    """Bytes of the table of so many records."""
+    empty = np.zeros(0, np.int64), np.zeros(0, ROW)
+    return len(pack_table(*empty, schemas, types, labels)) + count * (8 + ROW.itemsize)
+
+
+def records_offset(header: Header) -> int:
+    """Where the records of a chunk start, from the start of the file."""
+    return header.payload_offset + align(header.table_nbytes, 64)
+
+
+def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
+    """The table of a chunk, checked; CorruptArchiveError names chunk and offset."""
+    assert header.kind == CHUNK
+    place = f"{where}: {header.name} at offset {header.offset:,}"
+    data = pread(header.payload_offset, header.table_nbytes)
+    if len(data) != header.table_nbytes or crc32(data) != header.table_crc32:
+        raise CorruptArchiveError(
+            f'{place}: its table fails its crc32; run "edcache verify {where}"', path=where
+        )
+    with reported(f"{place}: its table"):
+        return _parsed_table(memoryview(data), header)
+
+
+def _parsed_table(data: memoryview, header: Header) -> ChunkTable:
+    count, text_nbytes, stream_nbytes = _PREFIX.unpack_from(data)
+    at = _PREFIX.size
+    if at + count * (8 + ROW.itemsize) + text_nbytes + stream_nbytes != len(data) or not count:
+        raise ValueError("its parts are not as long as it is")
+    samples = np.frombuffer(data, "<i8", count, at)
+    at += samples.nbytes
+    rows = np.frombuffer(data, ROW, count, at)
+    at += rows.nbytes
+    meta = base.loads(data[at : at + text_nbytes])
+    if type(meta) is not dict or meta.keys() != {"schemas", "labels"}:
+        raise ValueError("its JSON has other keys than are written")
+    schemas = schemas_of(meta["schemas"])
+    low, high = records_offset(header), header.payload_end
+    ends = stored_ends(rows)
+    inside = (
+        low <= int(rows["offset"].min()) <= int(rows["offset"].max()) <= high
+        and int(rows["nbytes"].max()) <= high - low  # so that no sum wraps
+        and int(ends.max()) <= high
+        and int(rows["schema"].max()) < len(schemas)
+        and np.all(rows["flags"] & PRESENT)
+        and np.all(rows["offset"][1:].astype(np.int64) >= ends[:-1])
+    )
+    if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
+        raise ValueError("its rows point outside of it, or are of other samples")
+    return ChunkTable(samples, rows, schemas, LabelTypes.from_json(meta["labels"]), data[at + text_nbytes :])
+
+
+def schemas_of(schemas: Any) -> list[str]:
+    """Read what JSON has of schemas; ValueError for anything else."""
+    if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
+        raise ValueError("its schemas are not texts")
+    if len(schemas) > MAX_SCHEMAS:
+        raise ValueError(f"it has {len(schemas):,} schemas, the format allows {MAX_SCHEMAS:,}")
+    return schemas

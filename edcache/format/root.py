@@ -1,0 +1,199 @@
+"""The root of a sealed archive, which says where all else lies, and the zip directory that points at it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, NamedTuple
+
+from edcache import base
+from edcache.base import CorruptArchiveError
+from edcache.format.arrays import pa
+from edcache.format.entries import DATE, MAX32, Header, PRead, align, crc32
+from edcache.format.head import Head, is_count, parsed_head
+from edcache.format.records import ROW, Failure, failures_of, schemas_of
+from edcache.format.types import ColumnType
+
+TAIL_NBYTES: Final = 1 << 16
+"""An archive is opened by its last bytes: so many, and one more read if its root is not among them."""
+
+_CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 46 bytes
+_ZIP64: Final = struct.Struct("<HHQQQ")  # 28 bytes
+_END64: Final = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
+_LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
+_END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
+_COMMENT: Final = struct.Struct("<4sQQI")  # 24 bytes
+_MAGIC: Final = b"edc3"
+END_NBYTES: Final = _END.size + _COMMENT.size
+_MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
+_MODE: Final = 0o100644 << 16
+_MAX16: Final = 0xFFFF
+
+
+class Place(NamedTuple):
+    """Bytes of the file, and their crc32."""
+
+    offset: int
+    nbytes: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A label column of a sealed archive. is_added: its values came after the samples, by `add_labels`."""
+
+    place: Place
+    type: ColumnType
+    is_added: bool = False
+
+
+@dataclass(frozen=True)
+class Root:
+    """What a sealed archive says of itself.
+
+    length: samples of the dataset. present: those that have a record. chunks: of the file. index: the rows,
+    one a sample. labels: the columns by name, one value a sample. dropped: columns that chunks have and the
+    archive no more. uniform: (schema, nbytes) that all records have, or None. fingerprint:
+    of the source that was the last to lengthen the archive.
+    """
+
+    head: Head
+    length: int
+    present: int
+    chunks: int
+    schemas: Sequence[str]
+    index: Place
+    labels: Mapping[str, Column] = field(default_factory=dict)
+    dropped: Sequence[str] = ()
+    failures: Sequence[Failure] = ()
+    uniform: tuple[int, int] | None = None
+    fingerprint: dict[str, Any] | None = None
+
+    @property
+    def origin(self) -> Head:
+        """The head, with the fingerprint and the length of the source that was the last to lengthen it."""
+        if self.fingerprint is None:
+            return self.head
+        return replace(self.head, length=self.length, fingerprint=self.fingerprint)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the label columns."""
+        return pa.schema([(name, column.type.arrow) for name, column in self.labels.items()])
+
+
+_FIELDS: Final = tuple(one.name for one in fields(Root))
+
+
+def pack_root(root: Root) -> bytes:
+    """The payload of root.json."""
+    meta = {name: getattr(root, name) for name in _FIELDS}
+    meta["head"] = root.head.to_json()
+    meta["failures"] = [failure.to_json() for failure in root.failures]
+    meta["labels"] = {
+        name: [*column.place, column.type.to_json(), column.is_added] for name, column in root.labels.items()
+    }
+    return json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+
+
+def parse_root(data: bytes | memoryview, size: int) -> Root:
+    """The root of a file of `size` bytes; ValueError or TypeError if it is none."""
+    meta = base.loads(data)
+    if type(meta) is not dict or tuple(meta) != _FIELDS:
+        raise ValueError("it has other keys than are written")
+    meta["head"] = parsed_head(meta["head"])
+    meta["failures"] = failures_of(meta["failures"])
+    schemas_of(meta["schemas"])
+    labels = {}
+    for name, (*place, kind, is_added) in meta["labels"].items():
+        labels[name] = Column(_place(place, size), ColumnType.from_json(kind), bool(is_added))
+    meta["labels"], meta["index"] = labels, _place(meta["index"], size)
+    meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
+    root = Root(**meta)
+    sound = (
+        all(map(is_count, (root.length, root.present, root.chunks)))
+        and root.present <= root.length
+        and root.index.nbytes == ROW.itemsize * root.length
+        and all(type(name) is str for name in root.dropped)
+        and (root.uniform is None or (len(root.uniform) == 2 and all(map(is_count, root.uniform))))
+        and isinstance(root.fingerprint, dict | None)
+    )
+    if not sound:
+        raise ValueError("it has values that this format version does not allow")
+    return root
+
+
+def _place(value: Any, size: int) -> Place:
+    place = Place(*value)
+    if not all(map(is_count, place)) or place.offset + place.nbytes > size:
+        raise ValueError("a place that is not in the file")
+    return place
+
+
+# --- the directory ------------------------------------------------------------------------------------
+
+
+def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
+    """The zip directory of entries as it stands at `offset`, with a comment that points at the last, the root."""
+    root, central = headers[-1], b"".join(map(_pack_central, headers))
+    count, end = len(headers), offset + len(central)
+    end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
+    locator = _LOCATOR.pack(b"PK\x06\x07", 0, end, 1)
+    last = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, MAX32, MAX32, _COMMENT.size)
+    return (
+        central + end64 + locator + last + _COMMENT.pack(_MAGIC, root.payload_offset, root.nbytes, root.crc32)
+    )
+
+
+def directory_nbytes(names: Sequence[str]) -> int:
+    """Bytes of the directory of entries of these names."""
+    each = _CENTRAL.size + _ZIP64.size
+    return sum(each + len(name) for name in names) + _END64.size + _LOCATOR.size + END_NBYTES
+
+
+def _pack_central(header: Header) -> bytes:
+    extra = _ZIP64.pack(1, 24, header.nbytes, header.nbytes, header.offset)
+    sizes = header.crc32, MAX32, MAX32, len(header.name), len(extra), 0
+    fixed = _CENTRAL.pack(b"PK\x01\x02", _MADE_BY, 45, 0, 0, 0, DATE, *sizes, 0, 0, _MODE, MAX32)
+    return fixed + header.name.encode("ascii") + extra
+
+
+def root_place(tail: bytes | memoryview) -> Place | None:
+    """Where the root lies, by the last bytes of a file; None if it does not end as a sealed archive."""
+    if len(tail) < END_NBYTES:
+        return None
+    end = bytes(tail[-END_NBYTES:])
+    magic, *place = _COMMENT.unpack_from(end, _END.size)
+    return Place(*place) if end[:4] == b"PK\x05\x06" and magic == _MAGIC else None
+
+
+def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
+    """The root that the end of a file points at, and its place; None if it points at no sound one.
+
+    Cost: one pread of `TAIL_NBYTES`, and another one if the root is not in them.
+    Raises: CorruptArchiveError: its crc32 holds, and no release of edcache wrote it.
+    """
+    start = align(max(0, size - TAIL_NBYTES), 64)
+    tail = pread(start, size - start)
+    place = root_place(tail)
+    if place is None or place.offset + place.nbytes > size:
+        return None
+    at = place.offset - start
+    data = tail[at : at + place.nbytes] if at >= 0 else pread(place.offset, place.nbytes)
+    if len(data) != place.nbytes or crc32(data) != place.crc32:
+        return None
+    return checked_root(data, size, where), place
+
+
+def checked_root(data: bytes | memoryview, size: int, where: str) -> Root:
+    """The root of its bytes, whose crc32 holds; CorruptArchiveError if no release wrote it."""
+    try:
+        return parse_root(data, size)
+    except (ValueError, TypeError, KeyError, OverflowError) as error:
+        raise CorruptArchiveError(
+            f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: build the "
+            "archive again",
+            path=where,
+        ) from error
