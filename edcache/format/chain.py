@@ -113,7 +113,7 @@ class Chain:
         """Take in one entry, which must be the one that belongs at the cursor.
 
         The cursor moves last, and of a seal only with its second entry: where an interrupt falls in between,
-        the same entry is taken in again, which changes nothing (tests/faults/test_interrupts.py).
+        the same entry is taken in again, which changes nothing (tests/faults/soak_interrupts.py).
         """
         if header.kind == spec.KIND_INDEX:
             self._index = header
