@@ -68,9 +68,10 @@ def images(
 ) -> None:
     """Fill an archive with a tree of image files, as they are.
 
-    FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label and
-    path are label columns. Nothing is decoded before a sample is read. The same command resumes after a kill;
-    files that changed since then make the archive another folder's, and --rebuild builds it anew.
+    FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label,
+    path and class_name are label columns. Nothing is decoded before a sample is read. The same command
+    resumes after a kill; files that changed since then make the archive another folder's, and --rebuild
+    builds it anew.
 
     \b
     Example:

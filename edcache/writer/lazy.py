@@ -7,6 +7,7 @@ overdue, appends it in that read.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from contextlib import closing
@@ -14,11 +15,13 @@ from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
 from edcache import base
-from edcache.base import ForkLock, OptionError, StorageError, parsed_bytes
+from edcache.base import EdcacheError, ForkLock, OptionError, StorageError, parsed_bytes
 from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
 from edcache.writer.store import store_at
+
+logger = logging.getLogger("edcache")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 # Chunks have at most this part of `max_bytes`: as much may stay unused, if the last one does not fit.
@@ -101,8 +104,16 @@ class LazyFiller:
                 self._open = _OpenArchive(self._job, self._max_bytes)
                 # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
                 # open archive is held, so that a filler that is dropped goes, and takes it along.
-                multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
+                multiprocessing_util.Finalize(self, _close, (self._open,), exitpriority=10)
             return self._open
+
+
+def _close(archive: _OpenArchive) -> None:
+    """Append what is pending as Python ends, or as the cache is dropped: no caller can take an error."""
+    try:
+        archive.close()
+    except EdcacheError as error:
+        logger.warning("%s; samples that were computed and not appended are lost", error)
 
 
 class _OpenArchive:

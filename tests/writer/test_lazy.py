@@ -399,6 +399,21 @@ def test_a_process_that_ends_without_closing_keeps_all(path, log):
     assert stored_rows(path) == [3, 5]
 
 
+def test_an_archive_that_is_gone_as_its_process_ends_takes_one_line(tmp_path):
+    script = tmp_path / "script.py"
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script.write_text(
+        f"import sys; sys.path[:] = {sys.path!r}\nimport shutil\nfrom edcache import CachedDataset\n"
+        f"ds = CachedDataset([1, 2, 3], {str(folder / 'a.zip')!r}, lazy=True)\n"
+        f"ds[1]; shutil.rmtree({str(folder)!r})\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    assert done.stderr.startswith(f"{folder}/a.zip: deleted, or another file has taken its place")
+    assert done.stderr.endswith("; samples that were computed and not appended are lost\n")
+
+
 def test_a_cycle_that_is_collected_amid_a_read_of_another_cache_keeps_its_samples(path, log, tmp_path):
     cycle = {"ds": CachedDataset(Logged(log), path, lazy=True)}
     cycle["me"] = cycle
