@@ -5,8 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +19,7 @@ from edcache.base.errors import UnknownLabelError
 Ints = npt.NDArray[np.int64]
 
 _WIDEST: Final = 60
+_NARROWEST: Final = 12  # column of a table, if it has more text
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 _MOST_BITS: Final = 2048
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -127,15 +130,30 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right."""
+def text_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], most: int | None = None
+) -> Iterator[str]:
+    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right.
+
+    most: characters of a line; texts behind the first column go on in lines below, broken between words.
+    """
     lines = [header, *rows]
     columns = list(zip(*lines, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(1, *map(len, column)) for column in columns]
     places = [str.rjust if are_numbers(column[1:]) else str.ljust for column in columns]
-    for line in lines:
-        padded = (place(text, width) for text, width, place in zip(line, widths, places, strict=True))
-        yield "  ".join(padded).rstrip()
+    while most is not None and sum(widths) + 2 * len(widths) - 2 > most:
+        widest = max(widths[1:], default=0)
+        if widest <= _NARROWEST:
+            break
+        widths[widths.index(widest, 1)] -= 1
+    for first, *others in lines:
+        wrapped = (
+            textwrap.wrap(text, width) if len(text) > width else [text]
+            for text, width in zip(others, widths[1:], strict=True)
+        )
+        for texts in zip_longest([first], *wrapped, fillvalue=""):
+            padded = (place(text, width) for text, width, place in zip(texts, widths, places, strict=True))
+            yield "  ".join(padded).rstrip()
 
 
 def are_numbers(texts: Sequence[str]) -> bool:

@@ -1,22 +1,112 @@
-"""build, images, import: archives filled; export: files of other formats."""
+"""build, images, import: fill archives, also by a call of a factory; export: files of other formats."""
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from importlib import import_module
+from typing import Any, NoReturn, get_args
 
 import click
 
 from edcache import dataset, interop, writer
-from edcache.base import human_bytes, index_ranges
-from edcache.cli.call import Call
-from edcache.cli.flags import PATH, flags, output, size
-from edcache.cli.output import FAILED, bar, plural, print_report, printable
+from edcache.base import CacheOptions, OptionError, human_bytes, index_ranges
+from edcache.cli import output as out
+from edcache.cli.flags import PATH, PATHS, flags, output, size
 from edcache.storage import is_in_memory, located
+
+
+class Call:
+    """A call of a dataset factory that was not made yet.
+
+    Args:
+        where: "package.module:factory"; the module is imported, with the current folder on the path.
+        arguments: texts "name=value"; a value is read as JSON where it is JSON, and as text elsewhere.
+        version: the text of the user's version, read alike; None takes that of @cachable.
+    Attributes:
+        options: of a function under @cachable, its options, but for how to read and when to fill.
+    """
+
+    def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
+        self._where = where
+        self._given = dict(map(_argument, arguments))
+        self._version = None if version is None else _value(version)
+        self._factory = _loaded(where)
+        self.options = CacheOptions()
+        if isinstance(self._factory, dataset.CachedFactory):
+            decorated = self._factory
+            self.options = replace(decorated.options, verify="touch", lazy=False, keep_existing=True)
+            self._version = decorated.version if self._version is None else self._version
+            self._factory = decorated.uncached
+        try:
+            bound = inspect.signature(self._factory).bind(**self._given)
+        except TypeError as error:
+            raise click.UsageError(f"{where}: {error}; give its arguments as --arg name=value") from None
+        except ValueError as error:
+            raise OptionError(f"{where}: {error}; name a function or a class of Python") from error
+        bound.apply_defaults()
+        self._arguments = dict(bound.arguments)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What identifies the call; nothing is called."""
+        return writer.call_fingerprint(self._factory, self._arguments, self._version)
+
+    def make(self) -> Any:
+        """Call the factory."""
+        with _users_code(f"{self._where} raised"):
+            source = self._factory(**self._given)
+        if source is None:
+            raise OptionError(f"{self._where} returned None; let it return the dataset")
+        return source
+
+
+def _loaded(where: str) -> Any:
+    """The function that "package.module:function" names; the current folder is on the path."""
+    module, _, attribute = where.partition(":")
+    if not (module and attribute):
+        raise click.UsageError(f'"{where}"; write it as package.module:factory')
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with _users_code(f'cannot load "{where}":'):
+        factory: Any = import_module(module)
+        for name in attribute.split("."):
+            factory = getattr(factory, name)
+    if not callable(factory):
+        raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset; name one')
+    return factory
+
+
+@contextmanager
+def _users_code(text: str) -> Iterator[None]:
+    """Let whatever a user's code raises, sys.exit() too, be an error that begins with a text."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise OptionError(f"{text} {out.raised(error)}") from error
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return text
 
 
 @click.command()
@@ -24,9 +114,7 @@ from edcache.storage import is_in_memory, located
 @output()
 @flags("in_memory_keys", "arguments", "compression", "codec", "chunk_size")
 @flags("num_workers", "on_error", "timeout", "grow", "version", "progress", "keep_existing", "as_json")
-def build(
-    factory: str, output: str, arguments: Sequence[str], version: str | None, as_json: bool, **options: Any
-) -> None:
+def build(factory: str, arguments: Sequence[str], version: str | None, **options: Any) -> None:
     """Fill an archive with the dataset that a function makes.
 
     MODULE:FACTORY is imported with the current directory on the path and called with the --arg
@@ -47,7 +135,7 @@ def build(
         chosen["fingerprint"] = writer.with_samples_of(fingerprint, source)
         return dataset.CachedDataset(source, path, call.options, **chosen)
 
-    _fill(output, as_json, call.make, options, cached)
+    _fill(call.make, cached, **options)
 
 
 @click.command()
@@ -58,14 +146,7 @@ def build(
     "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
 )
 @flags("num_workers", "on_error", "progress", "keep_existing", "as_json")
-def images(
-    folder: str,
-    output: str,
-    decode: Any,
-    extensions: Sequence[str],
-    as_json: bool,
-    **options: Any,
-) -> None:
+def images(folder: str, decode: Any, extensions: Sequence[str], **options: Any) -> None:
     """Fill an archive with a tree of image files, as they are.
 
     FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label,
@@ -77,32 +158,32 @@ def images(
     Example:
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
-    chosen = extensions or interop.EXTENSIONS
-    source = partial(interop.image_folder, folder, decode, chosen)
-    _fill(output, as_json, source, options, dataset.CachedDataset)
+    source = partial(interop.image_folder, folder, decode, extensions or interop.EXTENSIONS)
+    _fill(source, dataset.CachedDataset, **options)
 
 
 def _fill(
-    path: str,
-    as_json: bool,
     make: Callable[[], Any],
-    options: dict[str, Any],
     cached: Callable[..., dataset.CachedDataset],
+    *,
+    output: str,
+    as_json: bool,
+    **options: Any,
 ) -> dataset.CachedDataset:
     """Make a source, cache it at a path, and say what the archive holds then."""
-    where = located(path)
+    where = located(output)
     if is_in_memory(where.path):
         where.local_path()  # which refuses shared memory, where it would be gone when this process ends
     began = time.monotonic()
-    cache = cached(make(), path, **{name: v for name, v in options.items() if v is not None})
+    cache = cached(make(), output, **{name: v for name, v in options.items() if v is not None})
     info = cache.info()
     document = {name: info[name] for name in ("path", "samples", "present", "nbytes")}
     document |= {"failed": len(cache.errors), "missing": cache.missing.tolist()}
     document["seconds"] = seconds = time.monotonic() - began
-    failed = f", {plural(len(cache.errors), 'sample')} failed" if cache.errors else ""
+    failed = f", {out.plural(len(cache.errors), 'sample')} failed" if cache.errors else ""
     size = f"{human_bytes(info['nbytes'])}, {seconds:.1f} s"
-    line = f"{cache.path}: {info['present']:,} of {plural(len(cache), 'sample')}{failed}, {size}"
-    print_report(as_json, document, [printable(line)])
+    line = f"{cache.path}: {info['present']:,} of {out.plural(len(cache), 'sample')}{failed}, {size}"
+    out.print_report(as_json, document, [out.printable(line)])
     return cache
 
 
@@ -119,12 +200,10 @@ def _fill(
 @flags("keep_existing", "as_json")
 def import_(
     old: str,
-    output: str,
     kind: interop.Kind,
     trust_pickle: bool,
     factory: str | None,
     arguments: Sequence[str],
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Fill an archive with the samples of another system's cache.
@@ -137,7 +216,7 @@ def import_(
     \b
     Exit codes:
       0    every sample is in the archive
-      1    OLD lacks some, or they could not be read: they are named, and missing in the archive
+      1    OLD lacks some, or they could not be read: they are named
     \b
     Example:
       edcache import cached/train.zip -o train.zip --from edflow -j 4
@@ -147,39 +226,35 @@ def import_(
     elif arguments:
         raise click.UsageError("--arg goes with --for MODULE:FACTORY")
     filled = partial(interop.import_cache, kind=kind, trust_pickle=trust_pickle)
-    cache = _fill(output, as_json, lambda: old, options, filled)
+    cache = _fill(lambda: old, filled, **options)
     if not cache.complete:
-        if not as_json:
+        if not options["as_json"]:
             click.echo(f"missing: {index_ranges(cache.missing)}")
-        sys.exit(FAILED)
+        sys.exit(out.FAILED)
 
 
 @click.command()
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
+@PATHS
 @output("The folder that is made.")
 @click.option("--to", type=click.Choice(get_args(interop.Format)), required=True, help="The format.")
 @flags("where")
 @click.option("--field", "fields", multiple=True, metavar="NAME", help="Only this field; repeatable.")
 @click.option("--label", "labels", multiple=True, metavar="NAME", help="Only this label; repeatable.")
 @click.option("--no-labels", is_flag=True, help="No label columns but those that are fields.")
-@click.option(
-    "--shard-size", metavar="SIZE", default="500MB", callback=size, help="About so large is a shard."
-)
+@click.option("--shard-size", metavar="SIZE", default="500MB", type=size, help="About so large is a shard.")
 @flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
 def export(
     paths: Sequence[str],
     output: str,
-    to: interop.Format,
     where: str | None,
     fields: Sequence[str],
     labels: Sequence[str],
     no_labels: bool,
-    shard_size: int,
     num_workers: int | str | None,
-    allow_partial: bool,
     allow_pickle: bool,
     as_json: bool,
     progress: bool | None,
+    **how: Any,
 ) -> None:
     """Write samples as files that other tools read.
 
@@ -188,35 +263,27 @@ def export(
 
     \b
     Formats:
-      webdataset  tar shards: 017.image.jpg, 017.x.npy, 017.label.cls, 017.text.txt
+      webdataset  tar shards: 017.image.jpg, 017.x.npy, 017.label.cls
       files       a folder for each sample with a file for each field
       parquet     a column for each field and label
 
     \b
     Example:
-      edcache export train.zip -o shards --to webdataset --where "split == 'train'" -j 8
+      edcache export train.zip -o shards --to webdataset --where "label == 3"
     """
     ds = dataset.CachedDataset.from_cache(
         paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle
     )
     view: Any = ds
-    if allow_partial:
+    if how["allow_partial"]:
         import numpy as np
 
         view = ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]
     view = view if where is None else view.filter(where)
     view = view.select(*fields) if fields else view
-    with bar("exporting to", output, progress, unit="") as on_progress:
-        paths = interop.export(
-            view,
-            output,
-            to,
-            num_workers=num_workers or 0,
-            shard_size=shard_size,
-            labels=list(labels) or not no_labels,
-            on_progress=on_progress,
-            allow_partial=allow_partial,
-        )
-    document = {"path": os.path.dirname(paths[0]), "to": to, "samples": len(view)}
-    line = printable(f"{document['path']}: {plural(len(view), 'sample')} as {to}")
-    print_report(as_json, document, [line])
+    how |= {"num_workers": num_workers or 0, "labels": list(labels) or not no_labels}
+    with out.bar("exporting to", output, progress, unit="") as on_progress:
+        written = interop.export(view, output, on_progress=on_progress, **how)
+    document = {"path": os.path.dirname(written[0]), "to": how["to"], "samples": len(view)}
+    line = out.printable(f"{document['path']}: {out.plural(len(view), 'sample')} as {how['to']}")
+    out.print_report(as_json, document, [line])
