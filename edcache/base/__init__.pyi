@@ -60,6 +60,7 @@ from .strict_json import loads as loads
 from .wording import Ints as Ints
 from .wording import article as article
 from .wording import brief as brief
+from .wording import bytes_limit as bytes_limit
 from .wording import described as described
 from .wording import human_bytes as human_bytes
 from .wording import index_ranges as index_ranges

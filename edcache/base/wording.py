@@ -6,7 +6,7 @@ import datetime as dt
 import math
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import zip_longest
 from typing import Any, Final
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base.errors import UnknownLabelError
+from edcache.base.errors import OptionError, UnknownLabelError
 
 Ints = npt.NDArray[np.int64]
 
@@ -101,6 +101,23 @@ def parsed_bytes(asked: object) -> int | None:
     except (ValueError, KeyError):
         return None
     return int(nbytes) if 0 < nbytes < float("inf") else None
+
+
+def bytes_limit(asked: int | float | str | None, part: Callable[[float], int]) -> int | None:
+    """Return the limit that `max_bytes=` sets, in bytes; None for none.
+
+    Args:
+        asked: bytes, text such as "20GB", or a fraction such as 0.5. part: the bytes of such a fraction.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, float) and 0 < asked <= 1:
+        return part(asked)
+    nbytes = parsed_bytes(asked)
+    if nbytes is None:
+        choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        raise OptionError(f"max_bytes={shown(asked)}; {choices}", option="max_bytes")
+    return nbytes
 
 
 def human_bytes(nbytes: float) -> str:

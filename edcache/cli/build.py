@@ -272,7 +272,7 @@ def export(
       edcache export train.zip -o shards --to webdataset --where "label == 3"
     """
     ds = dataset.CachedDataset.from_cache(
-        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle
+        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle, local=False
     )
     view: Any = ds
     if how["allow_partial"]:

@@ -24,7 +24,7 @@ _BLOCK: Final = 10_000
 
 def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
     """An archive, complete or not, and its labels; neither takes torch."""
-    archive = writer.store_at(path).reader(ReadOptions(allow_partial=True))
+    archive = writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False))
     return archive, label_tables.Labels(archive.stored_labels, num_rows=len(archive))
 
 

@@ -55,7 +55,7 @@ def main() -> None:
 
     \b
     Environment:
-      EDCACHE_DIR=DIR     where caches without a path live (~/.cache/edcache)
+      EDCACHE_DIR=DIR     caches without a path, copies of URLs (~/.cache/edcache)
       EDCACHE_DEBUG=1     show the traceback of an error
       EDCACHE_PROGRESS=0  no progress (1: bars always)
 

@@ -188,7 +188,7 @@ def _save(
         # What is missing or damaged is an error here, or among the lines.
         warnings.simplefilter("ignore", PartialArchiveWarning)
         opened: Any = paths[0] if len(paths) == 1 else paths
-        whole = dataset.CachedDataset.from_cache(opened, allow_partial=skip_damaged)
+        whole = dataset.CachedDataset.from_cache(opened, allow_partial=skip_damaged, local=False)
         view = whole if where is None else whole.filter(where)
         with out.bar("copying", paths[0], progress) as on_progress:
             files = view.save(output, max_size=max_size, skip_damaged=skip_damaged, on_progress=on_progress)
@@ -271,7 +271,7 @@ def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
     """The folder and the archives in it; the default folder need not exist."""
     if directory not in (None, _MEMORY):
         return directory, tools.archives_in(directory)
-    folder = str(dataset.default_directory()) if directory is None else storage.memory_folder()
+    folder = storage.cache_folder() if directory is None else storage.memory_folder()
     return folder, tools.archives_in(folder) if os.path.lexists(folder) else []
 
 

@@ -15,11 +15,10 @@ from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
 from edcache import base
-from edcache.base import EdcacheError, ForkLock, OptionError, StorageError, parsed_bytes
+from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
-from edcache.writer.store import store_at
 
 logger = logging.getLogger("edcache")
 
@@ -28,19 +27,6 @@ _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 _CHUNK_PART: Final = 16
 
 _opening: Final = ForkLock()
-
-
-def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
-    """How large `max_bytes=` lets an archive grow: bytes, text such as "20GB", or a part of the disk."""
-    if asked is None:
-        return None
-    if isinstance(asked, float) and 0 < asked <= 1:
-        return store_at(path).part(asked)
-    nbytes = parsed_bytes(asked)
-    if nbytes is None:
-        choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
-        raise OptionError(f"max_bytes={base.shown(asked)}; {choices}", option="max_bytes")
-    return nbytes
 
 
 class LazyFiller:

@@ -22,11 +22,12 @@ from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset
+from edcache.backends import FileStore
+from edcache.base import bytes_limit
 from edcache.errors import CodecError, OptionError, SourceError, StaleCacheError
 from edcache.reader import Reader
 from edcache.writer import publisher
 from edcache.writer.job import Job
-from edcache.writer.lazy import bytes_limit
 
 
 class Logged:
@@ -272,10 +273,11 @@ def test_workers_together_keep_to_max_bytes(path):
 
 def test_a_part_of_the_free_disk_is_a_limit(path, log):
     free = shutil.disk_usage(path.parent).free
-    assert bytes_limit(0.5, str(path)) == pytest.approx(free / 2, rel=0.2)
-    assert bytes_limit("1KiB", str(path)) == 1024
-    assert bytes_limit("2 TB", str(path)) == 2 * 10**12
-    assert bytes_limit(None, str(path)) is None
+    part = FileStore(str(path)).part
+    assert bytes_limit(0.5, part) == pytest.approx(free / 2, rel=0.2)
+    assert bytes_limit("1KiB", part) == 1024
+    assert bytes_limit("2 TB", part) == 2 * 10**12
+    assert bytes_limit(None, part) is None
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, "much", "GB", "-1GB", "1e999B", True, "nan"])
