@@ -136,7 +136,7 @@ def _place(value: Any, size: int) -> Place:
 
 
 def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
-    """The zip directory of entries as it stands at `offset`, with a comment that points at the last, the root."""
+    """The zip directory of entries, as it stands at `offset`; its comment points at the last, the root."""
     root, central = headers[-1], b"".join(map(_pack_central, headers))
     count, end = len(headers), offset + len(central)
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
@@ -193,7 +193,7 @@ def checked_root(data: bytes | memoryview, size: int, where: str) -> Root:
         return parse_root(data, size)
     except (ValueError, TypeError, KeyError, OverflowError) as error:
         raise CorruptArchiveError(
-            f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: build the "
-            "archive again",
+            f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: "
+            "build the archive again",
             path=where,
         ) from error

@@ -1,4 +1,4 @@
-"""Checks of records against their sums: at their first read in a process, one or many at once, or by request."""
+"""Checks of records against their sums: at the first read in a process, or when they were fetched."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Checks:
             self._check_blocks(index, row, behind, wanted)
 
     def check_place(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError if a row points out of the file, or is another one than all are said to be."""
+        """Raise CorruptRecordError if a row points out of the file, or is not as all are said to be."""
         offset, nbytes, _, schema, _ = row
         end = offset + nbytes + format.behind_nbytes(nbytes)
         if end > self.size:
@@ -129,7 +129,7 @@ class Checks:
             self._note(index)
 
     def _note(self, index: int) -> None:
-        # No lock: a fork could freeze it. Two threads may check one record, or lose a bit: it is checked again.
+        # No lock: a fork could freeze it. If two threads lose a bit, a record is checked again.
         if not self._always:
             self._bits[index >> 3] |= 1 << (index & 7)
             self._left -= 1
@@ -292,7 +292,7 @@ class Requested:
         return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
 
     def _again(self, index: int, row: Row) -> Piece:
-        """A whole record once more: the transfer was damaged, the archive replaced, or its copy is damaged."""
+        """Fetch a whole record again: the transfer, or a copy, was damaged, or the archive was replaced."""
         offset, nbytes = row[:2]
         self._file.check_damaged(offset, nbytes)
         data = self._file.read_many([(offset, nbytes + format.behind_nbytes(nbytes))])[0]

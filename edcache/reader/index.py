@@ -54,7 +54,8 @@ class RecordIndex:
         self._rows, self._place, self._fetch = rows, place, fetch
         # Of each row three numbers: offset, nbytes, and crc32, schema and flags together.
         self._words = None if rows is None else rows.view("<i8").reshape(-1, 3)
-        self._numbers = None if rows is None else memoryview(rows.view("<u8")).cast("B").cast("Q")
+        # A cast needs a length.
+        self._numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
         self._kept: dict[int, Rows] = {}
 
     @classmethod
@@ -100,7 +101,8 @@ class RecordIndex:
         """Fetch rows that are not in memory, all at once."""
         if self._rows is not None:
             return
-        assert self._place is not None and self._fetch is not None
+        assert self._place is not None
+        assert self._fetch is not None
         if self._place.nbytes <= _SMALL_NBYTES:
             new = [run for run in range(-(-self.length >> _RUN_BITS) + 1) if run not in self._kept]
         else:
@@ -147,7 +149,8 @@ class RecordIndex:
         """The rows of all samples; a view, if they are in memory."""
         if self._rows is not None:
             return self._rows
-        assert self._place is not None and self._fetch is not None
+        assert self._place is not None
+        assert self._fetch is not None
         return np.frombuffer(self._fetch([self._place[:2]])[0], ROW)
 
     def held(self) -> Ints | None:
@@ -157,7 +160,7 @@ class RecordIndex:
         held = np.flatnonzero(self.all_rows()["flags"] & PRESENT)
         if len(held) != self.present:
             raise CorruptArchiveError(
-                f"index.rows has {len(held):,} samples with a record, root.json says {self.present:,}; it is damaged"
+                f"index.rows is damaged: it has {len(held):,} records, root.json says {self.present:,}"
             )
         return held
 

@@ -86,8 +86,8 @@ class Metadata:
                 break
             if not chain.extend(file.pread, self.size):
                 raise CorruptArchiveError(
-                    f"{self.path}: no entry fits at offset {chain.cursor.offset:,}, but {later.name} follows at "
-                    f"offset {later.offset:,}: it is damaged there; {_lost(self.path)}",
+                    f"{self.path}: no entry fits at offset {chain.cursor.offset:,}, but {later.name} follows "
+                    f"at offset {later.offset:,}: it is damaged there; {_lost(self.path)}",
                     path=self.path,
                 )
         return chain
@@ -104,11 +104,12 @@ class Metadata:
 
     @property
     def is_durable(self) -> bool:
-        """False if it is sealed and was never synced before that, so that a power cut may have taken some of it.
-
-        Nothing is asked of a file that was written since this machine started.
-        """
-        if self._root_place is None or not isinstance(self.file, File) or storage.written_since_boot(self.file):
+        """False if it was sealed without a sync, and a power cut may have taken some of it since."""
+        if (
+            self._root_place is None
+            or not isinstance(self.file, File)
+            or storage.written_since_boot(self.file)
+        ):
             return True
         start = self._root_place.offset - format.header_nbytes("root.json")
         header = format.parse_header(self.file.pread(start, format.MAX_HEADER_NBYTES))

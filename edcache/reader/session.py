@@ -357,7 +357,7 @@ class Session(Metadata):
 
 
 def _is_gathered(decoder: Decoder, least: int, most: int) -> bool:
-    """True if a gather of records of so many bytes stays within them; else reading one by one works, or raises."""
+    """True if a gather of records of so many bytes stays within them; else they are read one by one."""
     fits = least >= decoder.fixed_nbytes and (decoder.nbytes is None or most == decoder.nbytes == least)
     return decoder.structure is not None and fits
 

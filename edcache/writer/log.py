@@ -63,7 +63,8 @@ class Log:
     """The entries of an archive, as far as this process has seen them, and how others are added.
 
     Attributes:
-        chain: the entries. syncs: False if nothing is ever synced. failed: why nothing may be published any more; None while all is well.
+        chain: the entries. syncs: False if nothing is ever synced.
+        failed: why nothing may be published any more; None while all is well.
     """
 
     def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
@@ -271,8 +272,8 @@ class Log:
         if change.index is None:
             if len(given) != root.length:
                 raise LabelError(
-                    f'{self.file.path}: label "{name}" has {len(given):,} values, the archive {root.length:,} '
-                    "samples; give one value per sample"
+                    f'{self.file.path}: label "{name}" has {len(given):,} values, the archive '
+                    f"{root.length:,} samples; give one value per sample"
                 )
             return given
         stored = pa.nulls(root.length)
@@ -359,7 +360,7 @@ class _Entry:
 
 
 class _Group:
-    """The entries of a seal, which are published together: their payloads, a sync, headers from last to first.
+    """Entries that are published together: their payloads, a sync, then headers from last to first.
 
     So a kill leaves all of them or none. The zip directory is written behind the root before its header, but
     for its end: who finds that knows that the headers are there.

@@ -26,8 +26,8 @@ def recover(path: str) -> None:
 def recover_log(log: Log) -> None:
     """Take in what is there, and make it an archive that reads, whatever a crash left; append lock held.
 
-    A kill leaves a torn tail. A power cut leaves any part of what was not synced: if the file was written
-    before this boot, what is not durable is read, and the file is cut at the first entry that fails its crc32.
+    A kill leaves a torn tail. A power cut leaves any part of what was not synced: of a file of another boot
+    all that is not durable is read, and the file is cut at the first group that fails its crc32.
     """
     log.catch_up()
     is_fresh = storage.written_since_boot(log.file)

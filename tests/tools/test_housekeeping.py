@@ -158,7 +158,7 @@ def test_caches_lists_archives_below_the_default_folder_the_oldest_first(cache: 
     assert (bad["path"], bad["complete"]) == ("bad.zip", False)
     assert bad["about"].startswith("the head's ")
     header, *_, total = run("caches").stdout.splitlines()
-    assert header.split() == list(names)
+    assert header.split() == ["path", "size", "samples", "written", "about"]
     assert total.startswith(f"{cache}: 4 archives, ")
     assert run("caches", "--csv").stdout.splitlines()[0] == ",".join(names)
 
