@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import format
 from edcache.base import CorruptArchiveError, Ints
-from edcache.format import COMPRESSED, PRESENT, ROW, Failure, Place, Root, Rows
+from edcache.format import PRESENT, ROW, Failure, Place, Root, Rows
 
 Fetch = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
 """`fetch(extents)` reads bytes (offset, nbytes) of the file together."""
@@ -54,8 +53,6 @@ class RecordIndex:
         self._rows, self._place, self._fetch = rows, place, fetch
         # Of each row three numbers: offset, nbytes, and crc32, schema and flags together.
         self._words = None if rows is None else rows.view("<i8").reshape(-1, 3)
-        # A cast needs a length.
-        self._numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
         self._kept: dict[int, Rows] = {}
 
     @classmethod
@@ -65,19 +62,12 @@ class RecordIndex:
         said = root.length, root.present, root.schemas, root.failures, root.uniform
         return cls(rows, *said, place=root.index, fetch=fetch)
 
-    @property
-    def chunk_bits(self) -> int:
-        """Rows are fetched in runs of 2 ** this."""
-        return _RUN_BITS
-
     # --- one row ---
 
     def row(self, index: int) -> tuple[int, int, int, int, int]:
         """(offset, nbytes, crc32, schema, flags) of a sample in [0, length)."""
-        if self._numbers is not None:  # three look-ups take less than one of a numpy record
-            numbers, at = self._numbers, 3 * index
-            last = numbers[at + 2]
-            return numbers[at], numbers[at + 1], last & 0xFFFFFFFF, last >> 32 & 0xFFFF, last >> 48
+        if self._rows is not None:
+            return self._rows[index].item()  # type: ignore[no-any-return]
         return self.rows(np.array([index]))[0].item()  # type: ignore[no-any-return]
 
     def has(self, index: int) -> bool:
@@ -90,37 +80,31 @@ class RecordIndex:
         """The rows of samples in [0, length), copied: `format.ROW` [n]."""
         if self._rows is not None:
             return self._rows[indices]
-        self.prepare(indices)
         rows, runs = np.empty(len(indices), ROW), indices >> _RUN_BITS
-        for run in sorted(set(runs.tolist())):
+        for run, fetched in self._fetched(sorted(set(runs.tolist()))).items():
             chosen = runs == run
-            rows[chosen] = self._kept[run][indices[chosen] - (run << _RUN_BITS)]
+            rows[chosen] = fetched[indices[chosen] - (run << _RUN_BITS)]
         return rows
 
-    def prepare(self, indices: Ints) -> None:
-        """Fetch rows that are not in memory, all at once."""
-        if self._rows is not None:
-            return
+    def _fetched(self, runs: list[int]) -> dict[int, Rows]:
+        """Runs of rows; those that are not in memory are fetched, all at once."""
         assert self._place is not None
         assert self._fetch is not None
-        if self._place.nbytes <= _SMALL_NBYTES:
-            new = [run for run in range(-(-self.length >> _RUN_BITS) + 1) if run not in self._kept]
-        else:
-            new = sorted(set((indices >> _RUN_BITS).tolist()) - self._kept.keys())
-        stop = self._place.offset + self._place.nbytes
-        step = ROW.itemsize << _RUN_BITS
-        extents = []
-        for run in new:
-            at = self._place.offset + run * step
-            extents.append((at, max(0, min(step, stop - at))))
-        if not new:
-            return
-        kept = {} if self.nbytes + step * len(new) > _MOST_KEPT_NBYTES else self._kept.copy()
-        for run, data in zip(new, self._fetch(extents), strict=True):
-            kept[run] = np.frombuffer(data, ROW)
-        wanted = {run: self._kept[run] for run in set((indices >> _RUN_BITS).tolist()) & self._kept.keys()}
-        self._kept = kept | wanted
-        self.nbytes = sum(rows.nbytes for rows in self._kept.values())
+        before, step = self._kept, ROW.itemsize << _RUN_BITS
+        all_runs = range(-(-self.length >> _RUN_BITS))
+        wanted = all_runs if self._place.nbytes <= _SMALL_NBYTES else runs
+        new = [run for run in wanted if run not in before]
+        # Another thread may let go of runs meanwhile: this one holds those that it needs.
+        found = {run: before[run] for run in runs if run in before}
+        if new:
+            start, stop = self._place.offset, self._place.offset + self._place.nbytes
+            extents = [(start + run * step, min(step, stop - start - run * step)) for run in new]
+            fetched = zip(new, self._fetch(extents), strict=True)
+            found |= {run: np.frombuffer(data, ROW) for run, data in fetched}
+            kept = {} if self.nbytes + step * len(new) > _MOST_KEPT_NBYTES else self._kept
+            self._kept = kept | found
+            self.nbytes = sum(rows.nbytes for rows in self._kept.values())
+        return {run: found[run] for run in runs}
 
     def offsets(self, indices: Ints) -> Ints:
         """Where records begin, in bytes from the start of the file: int64 [n]."""
@@ -160,7 +144,8 @@ class RecordIndex:
         held = np.flatnonzero(self.all_rows()["flags"] & PRESENT)
         if len(held) != self.present:
             raise CorruptArchiveError(
-                f"index.rows is damaged: it has {len(held):,} records, root.json says {self.present:,}"
+                f"index.rows has {len(held):,} samples with a record, root.json says {self.present:,}; it is "
+                "damaged"
             )
         return held
 
@@ -168,14 +153,3 @@ class RecordIndex:
     def memory(self) -> Rows | None:
         """The rows, if they are in memory."""
         return self._rows
-
-
-def is_compressed(flags: int) -> bool:
-    """True if a record is a zstd frame."""
-    return bool(flags & COMPRESSED)
-
-
-def sums(samples: Ints, rows: Rows) -> npt.NDArray[np.uint32]:
-    """The crc32 that each record must have: uint32 [n]."""
-    found: npt.NDArray[np.uint32] = rows["crc32"] ^ format.keys(samples, rows)
-    return found

@@ -46,7 +46,7 @@ class Metadata:
         found = None if skips_damage else format.read_root(file.pread, self.size, self.path)
         if found is not None:
             self._root, self._root_place = found
-            self.head, end = self._root.head, self._root_place.offset + self._root_place.nbytes
+            self.head, end = self._root.head, self.size
         else:
             self._chain = self._walked(before)
             self.head, end = self._chain.head, self._chain.cursor.offset

@@ -15,7 +15,7 @@ import pyarrow as pa
 import reference
 
 from edcache import CacheWriter
-from edcache.format.spec import Head
+from edcache.format import Head
 from edcache.writer.appender import Appender
 
 FAILURE = ["ValueError", "it has no image", "Traceback: ünd so"]

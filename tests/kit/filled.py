@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from edcache.format.spec import Head
+from edcache.format import Head
 from edcache.writer.appender import Appender
 
 
