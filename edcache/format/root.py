@@ -55,8 +55,8 @@ class Root:
 
     length: samples of the dataset. present: those that have a record. chunks: of the file. index: the rows,
     one a sample. labels: the columns by name, one value a sample. dropped: columns that chunks have and the
-    archive no more. uniform: (schema, nbytes) that all records have, or None. fingerprint:
-    of the source that was the last to lengthen the archive.
+    archive no more. uniform: the schema of all records, and their least and most bytes; None if they have several, or
+    if one is compressed or absent. fingerprint: of the source that was the last to lengthen the archive.
     """
 
     head: Head
@@ -68,7 +68,7 @@ class Root:
     labels: Mapping[str, Column] = field(default_factory=dict)
     dropped: Sequence[str] = ()
     failures: Sequence[Failure] = ()
-    uniform: tuple[int, int] | None = None
+    uniform: tuple[int, int, int] | None = None
     fingerprint: dict[str, Any] | None = None
 
     @property
@@ -117,7 +117,7 @@ def parse_root(data: bytes | memoryview, size: int) -> Root:
         and root.present <= root.length
         and root.index.nbytes == ROW.itemsize * root.length
         and all(type(name) is str for name in root.dropped)
-        and (root.uniform is None or (len(root.uniform) == 2 and all(map(is_count, root.uniform))))
+        and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
         and isinstance(root.fingerprint, dict | None)
     )
     if not sound:

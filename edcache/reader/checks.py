@@ -85,10 +85,9 @@ class Checks:
         end = offset + nbytes + format.behind_nbytes(nbytes)
         if end > self.size:
             raise self._error(index, row, f"it ends at {end:,}, the file at {self.size:,}")
-        if self.index.only_schema is not None and (schema, nbytes) != (
-            self.index.only_schema,
-            self.index.only_nbytes,
-        ):
+        said = self.index
+        is_said = schema == said.only_schema and said.least_nbytes <= nbytes <= said.most_nbytes
+        if said.only_schema is not None and not is_said:
             raise self._error(index, row, "its row is damaged")
 
     def compare(self, index: int, row: Row, record: memoryview, behind: memoryview) -> None:
@@ -196,7 +195,8 @@ class Checks:
             return False
         if index.only_schema is None:
             return True
-        return bool(np.all(rows["schema"] == index.only_schema) and np.all(nbytes == index.only_nbytes))
+        is_sized = index.least_nbytes <= int(nbytes.min()) and int(nbytes.max()) <= index.most_nbytes
+        return is_sized and bool(np.all(rows["schema"] == index.only_schema))
 
 
 def fits(index: int, row: Row, record: memoryview | bytes, behind: memoryview | bytes) -> bool:

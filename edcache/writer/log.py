@@ -312,29 +312,31 @@ class _Seen:
     """What the rows of a seal have in common."""
 
     def __init__(self) -> None:
-        self.present = self._absent = 0
-        self._alike: set[tuple[int, int, int]] = set()
+        self.present = 0
+        self._least, self._most = 1 << 62, 0
+        self._schemas: set[int] = set()
+        self._is_plain = True
 
     def add(self, rows: format.Rows) -> None:
         """Take rows in."""
-        present = rows[rows["flags"] & format.PRESENT > 0]
+        flags = rows["flags"]
+        present = rows[flags & format.PRESENT > 0]
         self.present += len(present)
-        self._absent += len(rows) - len(present)
-        if len(self._alike) < 2 and len(present):
-            first = present[0]
-            key = int(first["schema"]), int(first["nbytes"]), int(first["flags"])
-            same = (
-                (present["schema"] == key[0]) & (present["nbytes"] == key[1]) & (present["flags"] == key[2])
-            )
-            self._alike |= {key} if np.all(same) else {key, (-1, -1, -1)}
+        self._is_plain = self._is_plain and bool(np.all(flags == format.PRESENT))
+        if self._is_plain and len(rows):
+            self._schemas |= {int(rows["schema"].min()), int(rows["schema"].max())}
+            self._least = min(self._least, int(rows["nbytes"].min()))
+            self._most = max(self._most, int(rows["nbytes"].max()))
 
     @property
-    def uniform(self) -> tuple[int, int] | None:
-        """(schema, nbytes) of all records; None if they differ, are compressed, or one is absent."""
-        if len(self._alike) != 1 or self._absent:
+    def uniform(self) -> tuple[int, int, int] | None:
+        """The schema of all records, and their least and most bytes.
+
+        None if the schemas differ, or if one is compressed or absent.
+        """
+        if not self._is_plain or len(self._schemas) != 1:
             return None
-        schema, nbytes, flags = next(iter(self._alike))
-        return (schema, nbytes) if flags == format.PRESENT else None
+        return next(iter(self._schemas)), self._least, self._most
 
 
 class _Entry:

@@ -146,7 +146,7 @@ def test_one_sample_is_one_request_for_its_bytes(served):
     ds = opened(served)
     assert same(ds[77], sample(77))
     assert len(served.requests) == 1
-    assert served.sent == ds._reader.records.nbytes[77]
+    assert served.sent == ds._reader.rows["nbytes"][77]
 
 
 def test_a_batch_is_one_concurrent_fetch(served):
@@ -156,7 +156,7 @@ def test_a_batch_is_one_concurrent_fetch(served):
     assert same(ds.batch(indices), default_collate([sample(k) for k in indices.tolist()]))
     assert len(served.requests) == len(indices)
     assert served.most_in_flight > 8
-    assert served.sent == ds._reader.records.nbytes[indices].sum()
+    assert served.sent == ds._reader.rows["nbytes"][indices].sum()
 
 
 def test_neighbours_come_by_one_request(served):
@@ -232,7 +232,7 @@ def test_a_field_without_bytes_is_read(tmp_path):
 def test_a_damaged_block_is_never_read(tmp_path, verify):
     path = written(tmp_path / "a.zip", wide, 4, chunk_size=4)
     reader = Reader(path)
-    start, nbytes = int(reader.records.offset[2]), int(reader.records.nbytes[2])
+    start, nbytes = int(reader.rows["offset"][2]), int(reader.rows["nbytes"][2])
     data = bytearray(path.read_bytes())
     low, _ = reader.session.decoder_of(2).extent([reader.session.decoder_of(2).structure.at("small")])
     data[start + low] ^= 1
@@ -358,7 +358,7 @@ def test_a_record_of_many_parts_is_whole(tmp_path):
         ds = opened(served)
         assert same(ds[1], large(1))
         assert len(served.requests) == 6
-        assert served.sent == ds._reader.records.nbytes[1]
+        assert served.sent == ds._reader.rows["nbytes"][1]
 
 
 # --- one state of the object ------------------------------------------------------------------------
@@ -466,7 +466,7 @@ def test_an_object_of_s3_is_read_by_s3fs_and_a_changed_one_is_noticed(served, tm
     served.delay = 0.05
     indices = np.arange(0, COUNT, 40)
     assert ds.batch(indices)["label"].tolist() == indices.tolist()
-    assert served.sent == ds._reader.records.nbytes[indices].sum()
+    assert served.sent == ds._reader.rows["nbytes"][indices].sum()
     assert served.most_in_flight > 12  # s3fs alone would ask for ten at a time
     served.delay = 0
     served.data, served.etag = written(tmp_path / "b.zip", other).read_bytes(), "v2"

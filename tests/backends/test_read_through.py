@@ -130,8 +130,8 @@ def damage(path: Path, start: int, nbytes: int = 1) -> None:
 
 
 def extent(ds: CachedDataset, i: int) -> tuple[int, int]:
-    records = ds._reader.records
-    return int(records.offset[i]), int(records.nbytes[i])
+    rows = ds._reader.rows
+    return int(rows["offset"][i]), int(rows["nbytes"][i])
 
 
 # ------------------------------------------------------------------------------------------ reading

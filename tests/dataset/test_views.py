@@ -108,7 +108,7 @@ def test_filter_works_where_every_record_is_damaged(tmp_path: Path) -> None:
         writer.extend({"x": bytes([i]) * 100, "y": i % 3} for i in range(9))
     data = bytearray(path.read_bytes())
     reader = Reader(path)
-    for offset in reader.records.offset.tolist():
+    for offset in reader.rows["offset"].tolist():
         data[offset + 60] ^= 255
     reader.close()
     path.write_bytes(data)

@@ -218,7 +218,7 @@ def test_a_whole_archive_keeps_where_it_comes_from(path, log):
 
     CachedDataset(Source(), path).close()
     data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.records.offset[7])] ^= 1
+    data[int(opened(path)._reader.rows["offset"][7])] ^= 1
     path.write_bytes(data)
     with pytest.warns(PartialArchiveWarning, match="1 of 20 samples are damaged and were left out: 7"):
         saved = saved_to(path.with_name("new.zip"), opened(path), skip_damaged=True)
@@ -253,10 +253,14 @@ def test_an_archive_that_was_saved_over_itself_grows_on_with_its_labels(path, ch
 
 def test_records_are_copied_as_they_are_stored(tmp_path):
     a, b = write(tmp_path / "a.zip", compression="zstd"), write(tmp_path / "b.zip", compression="zstd:9")
-    saved = saved_to(tmp_path / "new.zip", opened([a, b]))._reader.records
-    parts = [opened(path)._reader.records for path in (a, b)]
-    assert saved.crc32.tolist() == [crc for part in parts for crc in part.crc32.tolist()]
-    assert saved.nbytes.tolist() == [n for part in parts for n in part.nbytes.tolist()]
+    saved = saved_to(tmp_path / "new.zip", opened([a, b]))._reader
+    parts = [opened(path)._reader for path in (a, b)]
+    assert stored_records(saved) == [record for part in parts for record in stored_records(part)]
+
+
+def stored_records(reader):
+    data = Path(reader.path).read_bytes()
+    return [data[offset : offset + nbytes] for offset, nbytes, *_ in reader.rows.tolist()]
 
 
 def test_the_fields_of_labels_are_known_if_all_archives_agree(tmp_path):
@@ -358,7 +362,7 @@ def test_when_one_of_several_files_fails_none_is_left(tmp_path):
     assert names(path) == before
     os.remove(tmp_path / "new-00002.zip")
     data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.records.offset[7])] ^= 1
+    data[int(opened(path)._reader.rows["offset"][7])] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptRecordError, match=r"a\.zip: record 7 at offset"):
         opened(path).save(tmp_path / "new.zip", max_size=1)
@@ -432,7 +436,7 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
     paths = [write(tmp_path / f"{k}.zip", range(100)) for k in range(3)]
     told: list[tuple[int, int]] = []
     opened(paths).save(tmp_path / "new.zip", on_progress=lambda done, total: told.append((done, total)))
-    nbytes = sum(int(opened(path)._reader.records.nbytes.sum()) for path in paths)
+    nbytes = sum(int(opened(path)._reader.rows["nbytes"].sum()) for path in paths)
     assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
     assert told == sorted(told)
 
@@ -606,14 +610,15 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
     write(path, seal=kind != "unsealed", compression=compression)
     sound = path.read_bytes()
     rng = seeded(f"damaged record {kind}")
-    records = CachedDataset.from_cache(path, allow_partial=True)._reader.records
+    rows = CachedDataset.from_cache(path, allow_partial=True)._reader.rows
+    offsets = rows["offset"].tolist()
     for i in range(20):
         data = bytearray(sound)
-        data[int(records.offset[i]) + rng.randrange(int(records.nbytes[i]))] ^= 1 << rng.randrange(8)
+        data[int(rows["offset"][i]) + rng.randrange(int(rows["nbytes"][i]))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         ds = CachedDataset.from_cache(path, allow_partial=True)
         with pytest.raises(
-            CorruptRecordError, match=rf"a\.zip: record {i} at offset {records.offset[i]:,} fails"
+            CorruptRecordError, match=rf"a\.zip: record {i} at offset {offsets[i]:,} fails"
         ):
             ds[:20].save(path.with_name("new.zip")) if ds.complete else ds[i : i + 1].save(
                 path.with_name("new.zip")
@@ -644,7 +649,7 @@ def test_what_is_saved_without_damage_stays_as_strict_as_it_was(path):
 def test_an_older_record_never_stands_for_a_newer_one_that_is_damaged(path):
     write_grown(path)
     data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.records.offset[3])] ^= 1
+    data[int(opened(path)._reader.rows["offset"][3])] ^= 1
     path.write_bytes(data)
     assert saved_of(path).missing.tolist() == [3]
 

@@ -160,7 +160,7 @@ def test_a_quick_look_reads_no_record(tmp_path):
     with CacheWriter(path) as w:
         w.extend(np.full(10_000, i) for i in range(100))
     data = bytearray(path.read_bytes())
-    data[int(edcache.reader.Reader(path).records.offset[50]) + 100] ^= 1
+    data[int(edcache.reader.Reader(path).rows["offset"][50]) + 100] ^= 1
     path.write_bytes(data)
 
     class Counting(System):
@@ -214,7 +214,7 @@ def problems_of(path, offset, data=b"\xff"):
 def test_a_record_is_named_with_its_place_and_what_helps(tmp_path):
     path = tmp_path / "a.zip"
     make(path, "sealed")
-    offset = int(edcache.reader.Reader(path).records.offset[7])
+    offset = int(edcache.reader.Reader(path).rows["offset"][7])
     problems = problems_of(path, offset)
     remedy = f'run "edcache copy {path} -o NEW --skip-damaged"'
     assert f"{path}: at offset {offset:,}: record 7 fails its crc32; {remedy}" in problems
@@ -224,12 +224,12 @@ def test_a_record_is_named_with_its_place_and_what_helps(tmp_path):
 def test_a_byte_between_records_is_no_room_for_anything(tmp_path):
     path = tmp_path / "a.zip"
     make(path, "sealed")
-    records = edcache.reader.Reader(path).records
-    end = int(records.offset[2] + records.nbytes[2])
-    assert end < records.offset[3]
+    rows = edcache.reader.Reader(path).rows
+    end = int(rows["offset"][2] + rows["nbytes"][2])
+    assert end < rows["offset"][3]
     problems = problems_of(path, end)
     assert any(f"at offset {end:,}: bytes that belong to no record are not zero" in line for line in problems)
-    last = int(records.offset[3] + records.nbytes[3])
+    last = int(rows["offset"][3] + rows["nbytes"][3])
     problems = problems_of(path, last + 3)
     assert any(f"at offset {last:,}: bytes that belong to no record" in line for line in problems)
 
@@ -239,10 +239,10 @@ def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path):
     with CacheWriter(path, chunk_nbytes=1 << 30) as w:
         for nbytes in (10, 3 << 20, 0, 5, (1 << 20) - 2000, 1 << 20, 700):
             w.append(np.zeros(nbytes, np.uint8))
-    records = edcache.reader.Reader(path).records
+    rows = edcache.reader.Reader(path).rows
     assert edcache.verify(path).problems == []
     for row, (offset, nbytes) in enumerate(
-        zip(records.offset.tolist(), records.nbytes.tolist(), strict=True)
+        zip(rows["offset"].tolist(), rows["nbytes"].tolist(), strict=True)
     ):
         for place in {offset, offset + nbytes // 2, offset + nbytes - 1} if nbytes else ():
             named = [line for line in problems_of(path, place) if "fails its crc32" in line]
@@ -253,7 +253,7 @@ def test_many_damaged_records_of_a_chunk_are_not_as_many_lines(tmp_path):
     path = tmp_path / "a.zip"
     with CacheWriter(path) as w:
         w.extend(np.full(50, i) for i in range(100))
-    offset = int(edcache.reader.Reader(path).records.offset[0])
+    offset = int(edcache.reader.Reader(path).rows["offset"][0])
     problems = problems_of(path, offset, b"\xff" * 40_000)
     assert sum(": record " in line for line in problems) == 20
     assert any("the same of 80 more records of chunks/00000000" in line for line in problems)
@@ -268,7 +268,7 @@ def test_dead_bytes_are_counted(tmp_path):
     seal = next(e.fields["offset"] for e in reference.entries(path) if e.fields["kind"] == reference.INDEX)
     size = path.stat().st_size
     assert edcache.verify(path).dead == 0
-    nbytes = int(edcache.reader.Reader(path).records.nbytes[5])
+    nbytes = int(edcache.reader.Reader(path).rows["nbytes"][5])
     w = CacheWriter(path, "a")
     w.write(5, sample(5))
     w.abort()
