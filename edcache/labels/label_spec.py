@@ -86,7 +86,9 @@ def checked_name(name: object, told: str = "in_memory_keys holds") -> str:
     except UnicodeEncodeError:
         raise OptionError(f"{told} the column name {name!a}, which is not UTF-8") from None
     if len(column_name(name)) > MAX_NAME_NBYTES:
-        raise OptionError(f"{told} a column name of {len(name):,} characters, {shown(name)}; give a shorter one")
+        raise OptionError(
+            f"{told} a column name of {len(name):,} characters, {shown(name)}; give a shorter one"
+        )
     return name
 
 

@@ -167,12 +167,16 @@ class Survey:
             self._check_rows(self.contents)
             self._check_labels(self.contents)
         self._needed_nbytes -= self._outdated_nbytes
-        if self.chain.sealed and self.chain.root is not None and self.chain.root_header is not None:
-            names = self.chain.listed(self.chain.root.labels)
-            self._needed_nbytes += sum(one.next - one.offset for one in names if one.kind in _SEALED)
-            self._needed_nbytes -= self.chain.root_header.next - self.chain.end
+        root = self.chain.root
+        if root is not None:  # what follows it is merged with what it says
+            listed = [one for one in self.chain.listed(root.labels) if one.kind in _SEALED]
+            self._needed_nbytes += sum(one.next - one.offset for one in listed)
+            self._needed_nbytes -= listed[-1].next - max(listed[-1].payload_end, self._directory_end())
         self.dead = max(0, self.size - self._needed_nbytes)
         self._passed(self.size)
+
+    def _directory_end(self) -> int:
+        return self.chain.end if self.chain.sealed else 0
 
     def _passed(self, offset: int) -> None:
         if self._on_progress is not None:

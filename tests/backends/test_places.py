@@ -38,7 +38,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format.spec import BLOCK_NBYTES
+from edcache.format import BLOCK_NBYTES
 from edcache.reader import Reader
 
 from_cache = functools.partial(CachedDataset.from_cache, local=False)

@@ -25,7 +25,7 @@ from filled import available
 from edcache import CachedDataset, CacheWriter
 from edcache.base import index_ranges
 from edcache.cli import main
-from edcache.format.spec import Head
+from edcache.format import Head
 from edcache.reader import Reader
 from edcache.writer.appender import Appender
 

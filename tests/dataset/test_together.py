@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveError, CorruptRecordError, StaleArchiveError
-from edcache.reader.session import Session
 from edcache.format import ROW
+from edcache.reader.session import Session
 
 
 def sample(k):

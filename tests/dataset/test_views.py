@@ -21,7 +21,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, View
 from edcache.dataset import ordering
 from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
-from edcache.format.spec import Head
+from edcache.format import Head
 from edcache.reader import Reader
 from edcache.reader.session import Session
 from edcache.writer.appender import Appender

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 from disk import MemoryDisk
+from edcache.format.tables import Failure
 from filled import available
 from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.format.tables import Failure
 from edcache.writer import appender
 from edcache.writer.appender import Appender
 

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 from disk import MemoryDisk
+from edcache.format.tables import Failure
 from outcomes import Outcomes
 from scale import scaled, seeded
 from scenarios import PATH, version_of
 from systems import replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.format import spec as format
-from edcache.format.tables import Failure
+from edcache import CachedDataset, CacheWriter, EdcacheError, format
 from edcache.writer.appender import Appender
 
 pytestmark = [

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-from edcache import CacheWriter
+from edcache import CacheWriter, format
 from edcache.errors import CorruptArchiveError
 from edcache.format import chunk_tables
-from edcache.format import spec as format
 from edcache.format.chain import Chain, payload_crc, read_table
 from edcache.reader import Reader
 from edcache.storage.file import File

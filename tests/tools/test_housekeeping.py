@@ -18,10 +18,9 @@ import pytest
 from cli_runner import RUNNER
 from systems import System, ended, in_child, replace_system
 
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, format
 from edcache.cli import main
 from edcache.errors import CorruptArchiveError, OptionError
-from edcache.format import spec as format
 from edcache.reader import Reader
 from edcache.storage import calls
 from edcache.storage.file import File
@@ -227,10 +226,10 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
 ) -> None:
     archive(cache / "sound.zip")
     damaged(archive(cache / "head.zip"), offset=300)
-    table = next(format.walk(*_chain(partial(cache / "chunk.zip")))).payload_offset
+    table = next(format.walk(*_chain(partial(cache / "chunk.zip"))))[0].payload_offset
     damaged(cache / "chunk.zip", offset=table + 20)
     CachedDataset(Gaps(), cache / "index.zip", on_error="skip_final")
-    damaged(cache / "index.zip", offset=(cache / "index.zip").read_bytes().rindex(b'{"length"') + 9)
+    damaged(cache / "index.zip", offset=(cache / "index.zip").read_bytes().rindex(b'{"head"') + 9)
     archive(cache / "secret.zip")
     (cache / "closed").mkdir()
     scan = os.scandir
@@ -251,7 +250,7 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
         said = {row["path"]: row["about"] for row in listed()}
     assert said.pop("sound.zip") == ""
     starts = {
-        "chunk.zip": "chunk 0 at offset 4,096: its table fails its crc32; ",
+        "chunk.zip": "chunks/00000001 at offset 4,096: its table fails its crc32; ",
         "closed": "listing the folder: Permission denied",
         "head.zip": "the head's ",
         "index.zip": "index.pages at offset ",

@@ -26,7 +26,7 @@ from scale import scaled, seeded, thinned
 from systems import Full, killed_at, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, format
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
@@ -39,9 +39,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format import spec as format
-from edcache.format.spec import Head
-from edcache.format.tables import Failure, Records
+from edcache.format import ROW, Failure, Head
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
@@ -410,22 +408,13 @@ def test_archives_that_do_not_go_together_are_refused(tmp_path):
     refused(opened(a).shuffle(1), a, OptionError, text)
 
 
-def _one() -> Records:
-    return Records(
-        np.zeros(1, np.uint64),
-        np.full(1, 6, np.uint64),
-        np.array([format.crc32(b"record")], np.uint32),
-        np.zeros(1, np.uint16),
-        np.zeros(1, np.int64),
-    )
-
-
 def test_more_structures_than_an_archive_holds_are_refused(tmp_path):
     paths = [tmp_path / "a.zip", tmp_path / "b.zip"]
     for k, path in enumerate(paths):
         appender = Appender.open(path, Head(bytes([k]) * 16), mode="x")
         schemas = [f"{k} {i}" for i in range(33_000)]
-        appender.append(Chunk(_one(), pa.table({}), schemas, memoryview(b"record"), False))
+        row = np.array([(0, 6, format.crc32(b"record") ^ format.key(0, 0, 1), 0, 1)], ROW)
+        appender.append(Chunk(np.zeros(1, np.int64), row, pa.table({}), schemas, memoryview(b"record")))
         appender.seal()
         appender.close()
     text = "save(): 66,000 structures of samples together, an archive holds 65,536"
@@ -617,9 +606,7 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
         data[int(rows["offset"][i]) + rng.randrange(int(rows["nbytes"][i]))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         ds = CachedDataset.from_cache(path, allow_partial=True)
-        with pytest.raises(
-            CorruptRecordError, match=rf"a\.zip: record {i} at offset {offsets[i]:,} fails"
-        ):
+        with pytest.raises(CorruptRecordError, match=rf"a\.zip: record {i} at offset {offsets[i]:,} fails"):
             ds[:20].save(path.with_name("new.zip")) if ds.complete else ds[i : i + 1].save(
                 path.with_name("new.zip")
             )
