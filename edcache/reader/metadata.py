@@ -78,17 +78,15 @@ class Metadata:
         if self.skips_damage:
             chain.salvage(file.pread, file.next_data, self.size)
             return chain
-        while self.size > chain.end:
+        while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
-            later = chain.damage_behind(file.pread, file.next_data, self.size, is_fresh)
-            # A writer may have published it since.
-            if later is None:
+            damage = chain.damage(file.pread, file.next_data, self.size, is_fresh)
+            # A writer may have published what follows since.
+            if damage is None:
                 break
             if not chain.extend(file.pread, self.size):
                 raise CorruptArchiveError(
-                    f"{self.path}: no entry fits at offset {chain.cursor.offset:,}, but {later.name} follows at "
-                    f"offset {later.offset:,}: it is damaged there; {_lost(self.path)}",
-                    path=self.path,
+                    f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
                 )
         return chain
 
@@ -108,7 +106,11 @@ class Metadata:
 
         Nothing is asked of a file that was written since this machine started.
         """
-        if self._root_place is None or not isinstance(self.file, File) or storage.written_since_boot(self.file):
+        if (
+            self._root_place is None
+            or not isinstance(self.file, File)
+            or storage.written_since_boot(self.file)
+        ):
             return True
         start = self._root_place.offset - format.header_nbytes("root.json")
         header = format.parse_header(self.file.pread(start, format.MAX_HEADER_NBYTES))
