@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
-from edcache.format.spec import Head
-from edcache.writer.appender import Appender
+from edcache.format import Head
+from edcache.writer import Appender
 
 
 def note(log, index):
