@@ -78,17 +78,21 @@ class Metadata:
         if self.skips_damage:
             chain.salvage(file.pread, file.next_data, self.size)
             return chain
-        while self.size > chain.end:
+        while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
-            later = chain.damage_behind(file.pread, file.next_data, self.size, is_fresh)
-            # A writer may have published it since.
-            if later is None:
+            damage = chain.damage(file.pread, file.next_data, self.size, is_fresh)
+            # A writer may have published what follows since.
+            if damage is None:
                 break
             if not chain.extend(file.pread, self.size):
                 raise CorruptArchiveError(
+<<<<<<< HEAD
                     f"{self.path}: no entry fits at offset {chain.cursor.offset:,}, but {later.name} follows "
                     f"at offset {later.offset:,}: it is damaged there; {_lost(self.path)}",
                     path=self.path,
+=======
+                    f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
+>>>>>>> t-faults
                 )
         return chain
 
@@ -104,7 +108,14 @@ class Metadata:
 
     @property
     def is_durable(self) -> bool:
+<<<<<<< HEAD
         """False if it was sealed without a sync, and a power cut may have taken some of it since."""
+=======
+        """False if it is sealed and was never synced before that, so that a power cut may have taken some of it.
+
+        Nothing is asked of a file that was written since this machine started.
+        """
+>>>>>>> t-faults
         if (
             self._root_place is None
             or not isinstance(self.file, File)

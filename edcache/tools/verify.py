@@ -265,13 +265,9 @@ class Survey:
     def _check_end(self) -> None:
         """Compare the end of the file with the end of the chain."""
         chain = self.chain
-        later = chain.damage_behind(self._pread, self._file.next_data, self.size, is_fresh=True)
-        if later is not None:
-            self._problem(chain.cursor.offset, f"no entry fits here, and {later.name} follows")
-        elif self.root is not None and not chain.sealed:
-            self._problem(
-                chain.cursor.offset, f"no entry fits here, before root.json at {self.root[1].offset:,}"
-            )
+        damage = chain.damage(self._pread, self._file.next_data, self.size, is_fresh=True)
+        if damage is not None:
+            self._problem(chain.cursor.offset, damage)
         elif chain.sealed and self.root is None and not self.has_writer:
             self._problem(chain.cursor.offset, "the end of the zip directory is missing or damaged")
         elif chain.sealed and self.size > chain.end and not self.has_writer:

@@ -417,7 +417,9 @@ class _Group:
     def _headers(self) -> list[Header]:
         log, headers = self.log, []
         link = log.chain.cursor.link
-        durable = log.chain.cursor.offset if log.syncs else log.chain.durable
+        # Up to the group: its payloads were synced.
+        start = log.chain.cursor.offset
+        durable = start if log.syncs else min(log.chain.durable, start - 1)
         for entry in self._entries:
             following = format.align(entry.start + entry.nbytes, format.PAGE)
             place = entry.number, entry.offset, entry.nbytes, entry.crc32, following, link, durable

@@ -32,11 +32,10 @@ def recover_log(log: Log) -> None:
     log.catch_up()
     is_fresh = storage.written_since_boot(log.file)
     size = log.file.size()
-    later = log.chain.damage_behind(log.file.pread, log.file.next_data, size, is_fresh)
-    if later is not None:
+    damage = log.chain.damage(log.file.pread, log.file.next_data, size, is_fresh)
+    if damage is not None:
         raise CorruptArchiveError(
-            f"{log.file.path}: no entry fits at offset {log.chain.cursor.offset:,}, but {later.name} follows "
-            f'at offset {later.offset:,}: it is damaged there; "edcache copy {log.file.path} -o NEW '
+            f'{log.file.path}: {damage}: it is damaged there; "edcache copy {log.file.path} -o NEW '
             '--skip-damaged" keeps what is sound',
             path=log.file.path,
         )
