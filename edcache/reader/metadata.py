@@ -86,13 +86,7 @@ class Metadata:
                 break
             if not chain.extend(file.pread, self.size):
                 raise CorruptArchiveError(
-<<<<<<< HEAD
-                    f"{self.path}: no entry fits at offset {chain.cursor.offset:,}, but {later.name} follows "
-                    f"at offset {later.offset:,}: it is damaged there; {_lost(self.path)}",
-                    path=self.path,
-=======
                     f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
->>>>>>> t-faults
                 )
         return chain
 
@@ -108,14 +102,7 @@ class Metadata:
 
     @property
     def is_durable(self) -> bool:
-<<<<<<< HEAD
         """False if it was sealed without a sync, and a power cut may have taken some of it since."""
-=======
-        """False if it is sealed and was never synced before that, so that a power cut may have taken some of it.
-
-        Nothing is asked of a file that was written since this machine started.
-        """
->>>>>>> t-faults
         if (
             self._root_place is None
             or not isinstance(self.file, File)
@@ -153,8 +140,9 @@ class Metadata:
             return RecordIndex.of(root, memory, extents.read_many)
         contents = self._contents
         rows = contents.rows(0, contents.length)
-        present = int((rows["flags"] & format.PRESENT).astype(bool).sum())
-        return RecordIndex(rows, contents.length, present, contents.schemas, contents.failures(rows))
+        return RecordIndex(
+            rows, contents.length, contents.present(), contents.schemas, contents.failures(rows)
+        )
 
     def check(self) -> None:
         """Check index and labels; CorruptArchiveError if one is damaged. It reads all of them."""

@@ -151,6 +151,7 @@ class Survey:
         self._reads_records, self._on_progress = reads_records, on_progress
         self._outdated_nbytes = 0
         self._unread: set[int] = set()
+        self._padding = b""
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
@@ -158,7 +159,7 @@ class Survey:
         for group in format.walk(self._pread, self.size, head.uuid, cursor):
             self.chain.add(self._pread, group)
             for header in group:
-                self._check_entry(header, is_last=header is group[-1])
+                self._check_entry(header)
         self.root = format.read_root(self._pread, self.size, self.path)
         self._check_end()
         self.contents = self._joined()
@@ -189,53 +190,53 @@ class Survey:
 
     # --- entries ---
 
-    def _check_entry(self, header: Header, is_last: bool) -> None:
-        is_chunk = header.kind == format.CHUNK
+    def _check_entry(self, header: Header) -> None:
+        is_chunk, crc = header.kind == format.CHUNK, None
         if is_chunk:
-            self._check_chunk(header)
-        if not is_chunk or self._reads_records:
+            crc = self._chunk_crc32(header)
+        if crc is None and (not is_chunk or self._reads_records):
             crc = format.payload_crc32(self._pread, header)
-            if crc != header.crc32:
-                expected = f"its header says {header.crc32:#010x}"
-                self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
-        start, end = header.payload_end, min(header.next, self.size)
-        if header.kind == format.ROOT:
-            # Each root has its own directory; that of a root that others follow is dead.
-            chain, start = self.chain, min(self.chain.end, self.size)
-            if chain.sealed and start >= chain.end:
-                directory = chain.directory(self._pread)
-                if self._pread(header.payload_end, len(directory)) != directory:
-                    self._problem(header.payload_end, "the zip directory does not list what the chain holds")
-        if self._pread(start, max(0, end - start)).strip(b"\0"):
-            self._problem(start, f"bytes behind {header.name} are not zero")
+        if crc not in (None, header.crc32):
+            expected = f"its header says {header.crc32:#010x}"
+            self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
+        # What lies behind the last entry may be a torn tail.
+        if self._padding.strip(b"\0"):
+            self._problem(header.offset, f"bytes before {header.name} are not zero")
+        start = header.payload_end
+        if header.kind == format.ROOT and self.chain.sealed:
+            start = self.chain.end  # each root has its own directory
+            directory = self.chain.directory(self._pread)
+            if self._pread(header.payload_end, len(directory)) != directory:
+                self._problem(header.payload_end, "the zip directory does not list what the chain holds")
+        self._padding = self._pread(start, max(0, header.next - start))
         if is_chunk or header.kind == format.NOTE:
-            self._needed_nbytes += end - header.offset
+            self._needed_nbytes += min(header.next, self.size) - header.offset
         self._passed(header.next)
 
-    def _check_chunk(self, header: Header) -> None:
-        """Check the table of a chunk, and its records by it."""
+    def _chunk_crc32(self, header: Header) -> int | None:
+        """Check the table of a chunk, and its records by it; the crc32 of its payload, if that was read."""
         table = self._table(header)
         if table is None:
-            return
+            return None
         rows = table.rows
         self._outdated_nbytes += int(rows["nbytes"].sum())
         alignment = np.where(rows["nbytes"] >= 1024, 64, format.LATTICE).astype(np.uint64)
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
-        if self._reads_records:
-            self._report(header, table, self._failed(header, table), "fails its crc32")
-
-    def _failed(self, header: Header, table: ChunkTable) -> Ints:
-        """The records of a chunk that fail their sums, by their rows."""
-        rows, start = table.rows, format.records_offset(header)
-        if header.payload_end - start > _WINDOW or int(rows["nbytes"].max()) > format.BLOCK_NBYTES:
+        if not self._reads_records:
+            return None
+        nbytes = rows["nbytes"].astype(np.int64)
+        if header.nbytes > _WINDOW or nbytes.max() > format.BLOCK_NBYTES:
             pairs = zip(table.samples.tolist(), rows.tolist(), strict=True)
-            return np.flatnonzero([not self._is_sound(sample, row) for sample, row in pairs])
-        data = memoryview(self._pread(start, header.payload_end - start))
-        offset = rows["offset"].astype(np.int64) - start
-        extents = map(slice, offset.tolist(), (offset + rows["nbytes"].astype(np.int64)).tolist())
+            failed = np.flatnonzero([not self._is_sound(sample, row) for sample, row in pairs])
+            self._report(header, table, failed, "fails its crc32")
+            return None
+        data = memoryview(self._pread(header.payload_offset, header.nbytes))
+        offset = rows["offset"].astype(np.int64) - header.payload_offset
+        extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
         crcs = np.fromiter(map(format.crc32, map(data.__getitem__, extents)), np.uint32, len(rows))
-        failed: Ints = np.flatnonzero(crcs != rows["crc32"] ^ format.keys(table.samples, rows))
-        return failed
+        failed = np.flatnonzero(crcs != rows["crc32"] ^ format.keys(table.samples, rows))
+        self._report(header, table, failed, "fails its crc32")
+        return format.crc32(data)
 
     def _is_sound(self, sample: int, row: tuple[int, int, int, int, int]) -> bool:
         offset, nbytes = row[:2]

@@ -16,13 +16,8 @@ from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-<<<<<<< HEAD
-from edcache.writer import appender
-from edcache.writer.appender import Appender
-=======
 from edcache.format import Failure
 from edcache.writer import Appender
->>>>>>> t-faults
 
 PATH = "/disk/a.zip"
 MENDED = "/disk/mended.zip"
