@@ -2,10 +2,10 @@
 
 States of an archive, all of them told by what the last groups of its chain are:
 
-    only the head                      nothing is there
-    ... chunk or note                  not sealed: what the last root says, if there is one, and what follows it
-    ... root                           sealed: what the root says
-    bytes that are no whole group      a torn tail, which the next writer cuts off; or damage (`damage`)
+    only the head             nothing is there
+    ... chunk or note         not sealed: what the last root says, if there is one, and what follows it
+    ... root                  sealed: what the root says
+    no whole group behind     a torn tail, which the next writer cuts off; or damage (`damage`)
 """
 
 from __future__ import annotations

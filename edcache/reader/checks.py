@@ -45,7 +45,8 @@ class Checks:
         self.is_done = verify == "never"
         self._always = verify == "always" or view is None
         # One bit a sample: its record was checked. Of large records in parts: one bit a block.
-        self._bits = bytearray(0 if self.is_done or self._always else -(-index.length // 8))
+        nbytes = 0 if self.is_done or self._always else -(-index.length // 8)
+        self._bits = np.zeros(nbytes, np.uint8).data  # takes memory as it is written
         self._left = index.present
         self._blocks: dict[int, int] = {}
 
@@ -136,7 +137,7 @@ class Checks:
 
     def _settle(self) -> None:
         if self._left <= 0:
-            self._left = self.index.present - int.from_bytes(self._bits, "little").bit_count()
+            self._left = self.index.present - int.from_bytes(self._bits.tobytes(), "little").bit_count()
             self.is_done = not self._left
 
     # --- many ---

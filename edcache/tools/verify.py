@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -208,9 +209,10 @@ class Survey:
             directory = self.chain.directory(self._pread)
             if self._pread(header.payload_end, len(directory)) != directory:
                 self._problem(header.payload_end, "the zip directory does not list what the chain holds")
-        self._padding = self._pread(start, max(0, header.next - start))
         if is_chunk or header.kind == format.NOTE:
-            self._needed_nbytes += min(header.next, self.size) - header.offset
+            self._needed_nbytes += header.payload_end - header.offset
+            self._needed_nbytes += len(self._padding)
+        self._padding = self._pread(start, max(0, header.next - start))
         self._passed(header.next)
 
     def _chunk_crc32(self, header: Header) -> int | None:
@@ -224,24 +226,24 @@ class Survey:
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
         if not self._reads_records:
             return None
+        pread: Callable[[int, int], Any] = self._pread
+        data = b""
+        if header.nbytes <= _WINDOW:
+            data = self._pread(header.payload_offset, header.nbytes)
+            pread = partial(_part, memoryview(data), header.payload_offset)
         nbytes = rows["nbytes"].astype(np.int64)
-        if header.nbytes > _WINDOW or nbytes.max() > format.BLOCK_NBYTES:
+        if data and nbytes.max() <= format.BLOCK_NBYTES:
+            offset = rows["offset"].astype(np.int64) - header.payload_offset
+            extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
+            crcs = np.fromiter(
+                map(format.crc32, map(memoryview(data).__getitem__, extents)), np.uint32, len(rows)
+            )
+            is_sound = crcs == rows["crc32"] ^ format.keys(table.samples, rows)
+        else:
             pairs = zip(table.samples.tolist(), rows.tolist(), strict=True)
-            failed = np.flatnonzero([not self._is_sound(sample, row) for sample, row in pairs])
-            self._report(header, table, failed, "fails its crc32")
-            return None
-        data = memoryview(self._pread(header.payload_offset, header.nbytes))
-        offset = rows["offset"].astype(np.int64) - header.payload_offset
-        extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
-        crcs = np.fromiter(map(format.crc32, map(data.__getitem__, extents)), np.uint32, len(rows))
-        failed = np.flatnonzero(crcs != rows["crc32"] ^ format.keys(table.samples, rows))
-        self._report(header, table, failed, "fails its crc32")
-        return format.crc32(data)
-
-    def _is_sound(self, sample: int, row: tuple[int, int, int, int, int]) -> bool:
-        offset, nbytes = row[:2]
-        behind = self._pread(offset + nbytes, format.behind_nbytes(nbytes))
-        return fits(sample, row, self._pread(offset, nbytes), behind)
+            is_sound = np.array([_is_sound(pread, sample, row) for sample, row in pairs])
+        self._report(header, table, np.flatnonzero(~is_sound), "fails its crc32")
+        return format.crc32(data) if data else None
 
     def _report(self, header: Header, table: ChunkTable, rows: Ints, what: str) -> None:
         for row in rows[:_SHOWN].tolist():
@@ -346,3 +348,13 @@ class Survey:
                         column.place.offset, f"the label column {name!r} has other values than its chunks"
                     )
                     break
+
+
+def _part(data: memoryview, start: int, offset: int, nbytes: int) -> memoryview:
+    """Bytes of the file, of those that were read from `start` on."""
+    return data[offset - start : offset - start + nbytes]
+
+
+def _is_sound(pread: Callable[[int, int], Any], sample: int, row: tuple[int, int, int, int, int]) -> bool:
+    offset, nbytes = row[:2]
+    return fits(sample, row, pread(offset, nbytes), pread(offset + nbytes, format.behind_nbytes(nbytes)))

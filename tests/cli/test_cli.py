@@ -326,7 +326,7 @@ def test_info_as_json_has_stable_keys(archive, partial, tmp_path):
     assert list(said) == [*keys.split(), "compression", "labels", "schemas", "fingerprint"]
     nbytes = Reader(archive).rows["nbytes"]
     sizes = {"total": int(nbytes.sum()), "median": float(np.median(nbytes)), "max": int(nbytes.max())}
-    assert said["record_nbytes"] == {**sizes, "uncompressed": None}
+    assert said["record_nbytes"] == sizes
     assert sum(schema["samples"] for schema in said["schemas"]) == 10
     image = {"path": "image", "kind": "tensor", "dtype": "float32", "shape": [3, 4]}
     assert said["schemas"][0]["fields"][0] == image
@@ -584,7 +584,7 @@ def test_copy_leaves_out_what_is_damaged(damaged, archive, tmp_path):
     assert CachedDataset.from_cache(target).missing.tolist() == [3, 6, 7, 8]
     assert report("verify", target)["sound"]
     data = bytearray(archive.read_bytes())
-    data[Reader(archive).session.seal.index.payload_end - 20] ^= 1
+    data[data.rindex(b'{"head"') + 9] ^= 1
     damaged.write_bytes(data)
     error_of("copy", damaged, "-o", tmp_path / "whole.zip")
     run("copy", damaged, "-o", tmp_path / "whole.zip", "--skip-damaged")

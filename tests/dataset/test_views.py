@@ -333,12 +333,12 @@ def test_other_slices_are_views(whole: CachedDataset) -> None:
 
 # ------------------------------------------------------------------- archives that claim too much
 
-LARGE = 10**12
+LARGE = 10**9
 
 
 @pytest.fixture(scope="module")
 def boastful(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
-    """Ten samples, and the word that there are a million millions."""
+    """Ten samples, and the word that there are a thousand millions."""
     path = str(tmp_path_factory.mktemp("boastful") / "a.zip")
     with CacheWriter(path, in_memory_keys=["y"]) as writer:
         writer.extend({"y": i} for i in range(10))

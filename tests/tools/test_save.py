@@ -107,6 +107,8 @@ def random_archive(path: Path, rng: random.Random, compression: str | None) -> P
     ds = CachedDataset.from_cache(path, allow_partial=True)
     for _ in range(rng.randrange(3)):
         name = rng.choice(["y", "added", "other"])
+        if not ds._reader.sealed:
+            break
         if rng.random() < 0.6:
             chosen = rng.sample(range(len(ds)), rng.randrange(1, 1 + len(ds)))
             ds.add_labels(name, {i: rng.choice([i, None, -1, 0.5]) for i in chosen})
@@ -393,7 +395,7 @@ def test_samples_that_are_not_as_they_are_stored_are_refused(tmp_path):
 def test_archives_that_do_not_go_together_are_refused(tmp_path):
     a, new = write(tmp_path / "a.zip"), tmp_path / "new.zip"
     pickled = write(tmp_path / "pickled.zip", codec="pickle")
-    text = f"{a} is of codec='native', not compressed, {pickled} of codec='pickle', not compressed; save them"
+    text = f"{a} is of codec='native', {pickled} of codec='pickle'; save them"
     refused(opened([a, pickled]), new, OptionError, text)
     compressed = write(tmp_path / "compressed.zip", compression="zstd")
     text = f"{a} is of codec='native', not compressed, {compressed} of codec='native', compressed; save them"
@@ -619,9 +621,9 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
 
 def test_what_is_saved_without_damage_stays_as_strict_as_it_was(path):
     write(path, range(2000))
-    at = next(one.fields for one in reference.entries(path) if one.fields["kind"] == reference.LABELS)
+    at = next(one.fields for one in reference.entries(path) if one.fields["kind"] == reference.COLUMN)
     data = bytearray(path.read_bytes())
-    data[at["offset"] + 1000] ^= 1  # in the column
+    data[at["offset"] + at["nbytes"] + 600] ^= 1  # in the column
     path.write_bytes(data)
     ds = opened(path)
     for _ in range(2):

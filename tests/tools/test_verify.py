@@ -65,7 +65,7 @@ def places(path):
         "table": (chunk["offset"] + chunk["nbytes"] + 300, r"its table fails its crc32"),
         "header": (
             chunk["offset"] + 20,
-            rf"at offset {chunk['offset']:,}: no entry fits here, and chunks/00000002 follows",
+            rf"no entry fits at offset {chunk['offset']:,}, but root.json follows",
         ),
         "index": (index["offset"] + index["nbytes"] + 90, r"index.rows has crc32 0x"),
         "labels": (labels["offset"] + labels["nbytes"] + 300, r"labels/y.arrow has crc32 0x"),
@@ -101,7 +101,7 @@ def test_a_broken_chain_is_told_from_a_torn_tail(tmp_path):
     data[second["offset"] + 5] ^= 1
     path.write_bytes(data)
     (problem,) = edcache.verify(path).problems
-    assert "no entry fits here, and chunks/00000003 follows" in problem
+    assert "no entry fits at offset 8,192, but chunks/00000003 follows at offset" in problem
 
 
 def test_progress_counts_bytes_up_to_the_whole(tmp_path):

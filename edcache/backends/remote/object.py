@@ -67,8 +67,8 @@ class _Window(NamedTuple):
 class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
-    Opening makes two requests at once, for its first page and its end. The last 256 windows that were opened or
-    read by `pread` are kept. Event loop and clients are of the process that uses it.
+    Opening makes two requests at once, for its first page and its end. The last 256 windows that were opened
+    or read by `pread` are kept. Event loop and clients are of the process that uses it.
     """
 
     by_request = True
