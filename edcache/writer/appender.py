@@ -180,9 +180,9 @@ class Appender:
             return self._label_types[1]
         if chain.root is None or not chain.chunks:
             return None
-        names = [name for name, _ in self.head.labels]
-        known = {name: column.type for name, column in chain.root.labels.items() if name in names}
         # A column that was dropped takes any values again, which nobody sees.
+        names, dropped = [name for name, _ in self.head.labels], chain.root.dropped
+        known = {name: column.type for name, column in chain.root.labels.items() if name not in dropped}
         return LabelTypes({name: known.get(name, format.no_type()) for name in names})
 
     def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
