@@ -282,11 +282,15 @@ class Log:
                 stored = StoredLabels(root, self._sound, self.file.path).column(name)
             elif contents is not None and name in contents.schema.names:
                 stored = contents.column(name, 0, root.length)
-        both = format.unify_column(
-            name,
-            [pa.chunked_array([stored]) if isinstance(stored, pa.Array) else stored, given],
-            self.file.path,
-        )
+        if isinstance(stored, pa.Array):
+            stored = pa.chunked_array([stored])
+        try:
+            both = format.unify_column(name, [stored, given], self.file.path)
+        except LabelError:
+            raise LabelError(
+                f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in labels '
+                f'that were added; add them under another name, or drop_labels("{name}") first'
+            ) from None
         pick = np.arange(root.length)
         pick[change.index] = root.length + np.arange(len(given))
         return pa.chunked_array([both.take(format.from_numpy(pick, pa.int64()))])
