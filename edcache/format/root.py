@@ -55,8 +55,8 @@ class Root:
 
     length: samples of the dataset. present: those that have a record. chunks: of the file. index: the rows,
     one a sample. labels: the columns by name, one value a sample. dropped: columns that chunks have and the
-    archive no more. uniform: the schema of all records, and their least and most bytes; None if they have several, or
-    if one is compressed or absent. fingerprint: of the source that was the last to lengthen the archive.
+    archive no more. uniform: the schema of all records, and their least and most bytes; None if they have
+    several, or if one is compressed or absent. fingerprint: of the source that was the last to lengthen it.
     """
 
     head: Head

@@ -152,7 +152,7 @@ class Survey:
         self._reads_records, self._on_progress = reads_records, on_progress
         self._outdated_nbytes = 0
         self._unread: set[int] = set()
-        self._padding = b""
+        self._padding, self._padding_nbytes = b"", 0
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
@@ -211,7 +211,8 @@ class Survey:
                 self._problem(header.payload_end, "the zip directory does not list what the chain holds")
         if is_chunk or header.kind == format.NOTE:
             self._needed_nbytes += header.payload_end - header.offset
-            self._needed_nbytes += len(self._padding)
+        self._needed_nbytes += self._padding_nbytes
+        self._padding_nbytes = 0 if header.kind in _SEALED else header.next - header.payload_end
         self._padding = self._pread(start, max(0, header.next - start))
         self._passed(header.next)
 

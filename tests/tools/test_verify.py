@@ -183,7 +183,7 @@ def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
     with replace_system(Measuring()) as system:
         report = edcache.verify(path)
     assert (report.sound, report.chunks) == (True, 1)
-    assert system.largest <= 1 << 22, "a record"
+    assert system.largest <= 1 << 26, "a window"
 
 
 # ---------------------------------------------------------------------------------- each kind of damage
