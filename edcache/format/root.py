@@ -191,7 +191,7 @@ def checked_root(data: bytes | memoryview, size: int, where: str) -> Root:
     """The root of its bytes, whose crc32 holds; CorruptArchiveError if no release wrote it."""
     try:
         return parse_root(data, size)
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CorruptArchiveError(
             f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: "
             "build the archive again",

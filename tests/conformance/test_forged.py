@@ -10,6 +10,7 @@ import os
 import signal
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class Parts:
         """The archive, with checksums and links that hold."""
         data, headers, cursor = bytearray(self.head), [format.parse_header(self.head)], self.cursor
 
-        def put(kind: int, name: str, payload: bytes, **fields: Any) -> Header:
+        def put(kind: int, name: str, payload: bytes, /, **fields: Any) -> Header:
             nonlocal cursor
             start = cursor.offset + format.header_nbytes(name)
             crc, following = format.crc32(payload), format.align(start + len(payload), PAGE)
@@ -109,6 +110,17 @@ def rows(name: str, index: int, value: int, *, signed: bool = True) -> Callable[
     return change
 
 
+def chunk(is_sealed: bool | None = None, **fields: Any) -> Callable[[Parts], None]:
+    """Fields of the header of the chunk."""
+
+    def change(parts: Parts) -> None:
+        parts.chunk_fields |= fields
+        if is_sealed is not None:
+            parts.is_sealed = is_sealed
+
+    return change
+
+
 def root(key: str, value: Any) -> Callable[[Parts], None]:
     return lambda parts: parts.root.__setitem__(key, value)
 
@@ -150,19 +162,16 @@ def record(data: bytes, **row: int) -> Callable[[Parts], None]:
     """Another record of sample 2, with a sum that holds."""
 
     def change(parts: Parts) -> None:
-        at = int(parts.rows["offset"][2]) - format.records_offset(parts.chunk)
-        parts.records = (
-            parts.records[:at]
-            + data.ljust(int(parts.rows["nbytes"][2]), b"\0")
-            + parts.records[at + int(parts.rows["nbytes"][2]) :]
-        )
+        start = int(parts.rows["offset"][2]) - format.records_offset(parts.chunk)
+        nbytes = int(parts.rows["nbytes"][2])
+        behind = parts.records[start + nbytes :]
+        parts.records = parts.records[:start] + data.ljust(nbytes, b"\0") + behind
         parts.root["uniform"] = None
         for some in (parts.index, parts.rows):
             for name, value in {"nbytes": len(data), **row}.items():
                 some[name][2] = value
-            some["crc32"][2] = format.crc32(data) ^ format.key(
-                2, int(some["schema"][2]), int(some["flags"][2])
-            )
+            key = format.key(2, int(some["schema"][2]), int(some["flags"][2]))
+            some["crc32"][2] = format.crc32(data) ^ key
 
     return change
 
@@ -176,6 +185,7 @@ def schema(text: str) -> Callable[[Parts], None]:
 
 BOMB = bytes.fromhex("28b52ffdc050") + (1 << 40).to_bytes(8, "little")
 DEEP = 10**6
+INT64 = ["int64", False, False, None]
 ATTACKS: dict[str, Callable[[Parts], None]] = {
     "offset beyond the file": rows("offset", 2, 1 << 40),
     "offset that wraps": rows("offset", 2, (1 << 64) - 8),
@@ -206,9 +216,7 @@ ATTACKS: dict[str, Callable[[Parts], None]] = {
     "failures of samples beyond": root("failures", [[1 << 61, True, "a", "b", "c"]]),
     "dropped that are numbers": root("dropped", [5]),
     "a chunk count beyond all": root("chunks", 1 << 61),
-    "a column of another place": lambda parts: parts.root["labels"].update(
-        z=[1 << 50, 9, 9, ["int64", False, False, None], False]
-    ),
+    "a column of another place": lambda parts: parts.root["labels"].update(z=[1 << 50, 9, 9, INT64, False]),
     "a type that does not exist": label(["int65", False, False, None]),
     "a type of nested lists": label([["list", ["list", "int64"]], False, False, None]),
     "a column of another type": column(pa.array([1.5] * 8)),
@@ -218,9 +226,7 @@ ATTACKS: dict[str, Callable[[Parts], None]] = {
     "texts with falling offsets": texts([0, 3, 2, 3, 1, 3, 0, 3, 3]),
     "texts with negative offsets": texts([-5, 0, 1, 1, 1, 1, 1, 1, 3]),
     "no Arrow": lambda parts: setattr(parts, "column", b"ARROW1\0\0" + bytes(200) + b"ARROW1"),
-    "JSON nested deep": text(
-        lambda text: text.replace('"dropped": []', '"dropped": ' + "[" * DEEP + "]" * DEEP)
-    ),
+    "JSON nested deep": text(lambda text: text.replace("[]", "[" * DEEP + "]" * DEEP, 1)),
     "objects nested deep": text(lambda text: '{"a":' * DEEP),
     "a key twice": text(lambda text: text.replace('"present"', '"length": 5, "present"')),
     "not ASCII": text(lambda text: text.replace("head", "h\u00e9ad")),
@@ -239,14 +245,14 @@ ATTACKS: dict[str, Callable[[Parts], None]] = {
     "a frame of another size": record(zstandard.compress(b"x" * 10), flags=3),
     "slots that point beyond": record(b"\xff" * 400),
     "an empty record": record(b""),
-    "a table beyond the chunk": lambda parts: parts.chunk_fields.update(table_nbytes=1 << 40),
+    "a table beyond the chunk": chunk(table_nbytes=1 << 40),
     "samples beyond the header": lambda parts: parts.samples.__setitem__(3, 1 << 50),
     "a sample twice": lambda parts: parts.samples.__setitem__(3, 4),
-    "a next that goes back": lambda parts: parts.chunk_fields.update(next=0),
-    "a next beyond the file": lambda parts: parts.chunk_fields.update(next=1 << 50),
-    "another number": lambda parts: parts.chunk_fields.update(number=5),
-    "another uuid": lambda parts: parts.chunk_fields.update(uuid=bytes(16)),
-    "a kind that nobody knows": lambda parts: parts.chunk_fields.update(kind=4),
+    "a next that goes back": chunk(is_sealed=False, next=0),
+    "a next beyond the file": chunk(is_sealed=False, next=1 << 50),
+    "another number": chunk(number=5),
+    "another uuid": chunk(uuid=bytes(16)),
+    "a kind that nobody knows": chunk(kind=4),
 }
 
 
@@ -273,11 +279,8 @@ def test_a_forged_archive_is_refused_or_true(name: str, is_sealed: bool, sound: 
     parts = Parts(sound)
     parts.is_sealed = is_sealed
     path = tmp_path / "forged.zip"
-    try:
-        ATTACKS[name](parts)
-        parts.write(path)
-    except OverflowError:
-        pytest.skip("no header says this")
+    ATTACKS[name](parts)
+    parts.write(path)
     assert _in_child(lambda: _ordeal(path)) == "", name
 
 
@@ -295,28 +298,25 @@ def _ordeal(path: Path) -> None:
             except refusals:
                 continue
             if verify == "touch" and k < 8:
-                same = (
-                    {key: np.array_equal(found[key], SAMPLES[k][key]) for key in SAMPLES[k]}
-                    if isinstance(found, dict)
-                    else {}
+                is_same = isinstance(found, dict) and all(
+                    np.array_equal(found[key], value) for key, value in SAMPLES[k].items()
                 )
-                assert not same or all(same.values()) or k == 2, (k, found)
-        for read in (
-            lambda ds=ds: ds.batch([0, 1, 2, 3]),
-            lambda ds=ds: ds.select("x").batch([2, 3]),
-            lambda ds=ds: ds.labels["y"],
-            lambda ds=ds: ds.filter("y > 2").indices,
-        ):
-            try:
-                read()
-            except refusals:
-                pass
+                # Of record 2 the content may be forged, of all if the schema is.
+                assert is_same or k == 2 or not isinstance(found, dict), (k, found)
+        reads: list[Callable[[Any], Any]] = [
+            lambda ds: ds.batch([0, 1, 2, 3]),
+            lambda ds: ds.select("x").batch([2, 3]),
+            lambda ds: ds.labels["y"],
+            lambda ds: ds.filter("y > 2").indices,
+        ]
+        for read in reads:
+            with suppress(*refusals):
+                read(ds)
         ds.close()
-    for act in (edcache.verify, lambda path: edcache.CacheWriter(path, "a").abort()):
-        try:
+    acts: list[Callable[[Path], Any]] = [edcache.verify, lambda path: edcache.CacheWriter(path, "a").abort()]
+    for act in acts:
+        with suppress(*refusals):
             act(path)
-        except refusals:
-            pass
 
 
 def _in_child(work: Callable[[], None]) -> str:
