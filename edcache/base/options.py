@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from inspect import Parameter
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
@@ -167,7 +167,7 @@ class OpenOptions(ReadOptions):
 
     transform: Transform = None
     batch_transform: Transform = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold credentials
 
     def _check(self) -> None:
         checked_function("transform", self.transform)

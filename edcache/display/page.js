@@ -311,9 +311,14 @@ function fill(cell, data) {
 }
 
 function face(data) {
-  if (data.url) return el("img", { src: data.url, alt: "", class: data.small ? "small" : "", decoding: "async" });
+  if (data.url) return el("img", { src: data.url, alt: "", decoding: "async", on: { load: sharpened } });
   if (data.lines) return drawing(data.lines);
   return el("p", { class: data.why ? "why" : "", text: data.why ?? data.text ?? "", dir: "auto" });
+}
+
+// A picture of few pixels is shown with these as squares.
+function sharpened({ target }) {
+  target.classList.toggle("small", Math.max(target.naturalWidth, target.naturalHeight) < 64);
 }
 
 function drawing(lines) {
@@ -469,30 +474,28 @@ function table(names, lines, kind = "") {
 }
 
 function figure(row, leaf) {
-  const { media } = leaf, base = `/api/${state.set}`;
-  const picture = (axis, at) => `${base}/picture/${row}/${leaf.number}?axis=${axis}&at=${at}`;
+  const { media } = leaf;
+  const picture = (axis, at) => `/api/${state.set}/picture/${row}/${leaf.number}?axis=${axis}&at=${at}`;
   let body;
-  if (media.kind === "image") body = el("div", { class: "picture" }, image(picture(0, 0), leaf.path, media.small));
-  else if (media.kind === "volume") body = el("div", { class: "slices" }, ...media.sizes.map((n, axis) => slice(picture, axis, n, media.small)));
+  if (media.kind === "image") body = el("div", { class: "picture" }, image(picture(0, 0), leaf.path));
+  else if (media.kind === "volume") body = el("div", { class: "slices" }, ...media.sizes.map((n, axis) => slice(picture, axis, n)));
   else if (media.kind === "signal") body = drawing(media.lines);
   else if (media.kind === "text") body = el("pre", { text: media.text, dir: "auto", tabindex: "0", "aria-label": leaf.path });
-  else if (media.kind === "audio" || media.kind === "video") {
-    body = el(media.kind, { src: `${base}/media/${row}/${leaf.number}`, controls: true, preload: "metadata", "aria-label": leaf.path });
-  } else body = el("p", { class: "weak", text: media.text ?? "" });
+  else body = el("p", { class: "weak", text: media.text ?? "" });
   const about = [leaf.shape?.join(" \u00d7 "), leaf.dtype].filter(Boolean).join("  ");
   return el("figure", {}, el("figcaption", {}, el("span", { class: "key", text: leaf.path || "sample", dir: "auto" }), el("span", { class: "weak", text: about })), body);
 }
 
-function image(src, name, small) {
-  return el("img", { src, alt: name || "sample", class: small ? "small" : "", on: { error: (event) => {
+function image(src, name) {
+  return el("img", { src, alt: name || "sample", on: { load: sharpened, error: (event) => {
     event.target.replaceWith(el("p", { class: "weak", text: "This picture cannot be shown." }));
   } } });
 }
 
-function slice(picture, axis, n, small) {
+function slice(picture, axis, n) {
   const middle = Math.floor(n / 2);
   const note = el("small", { text: `axis ${axis}: ${middle} of ${n}` });
-  const img = image(picture(axis, middle), `slice along axis ${axis}`, small);
+  const img = image(picture(axis, middle), `slice along axis ${axis}`);
   const slider = el("input", { type: "range", min: 0, max: n - 1, value: middle, "aria-label": `slice along axis ${axis}` });
   slider.addEventListener("input", () => {
     img.src = picture(axis, slider.value);
@@ -605,7 +608,7 @@ function steered(event) {
 }
 
 function pressed(event) {
-  const into = event.target, typing = into.matches("input, select, audio, video");
+  const into = event.target, typing = into.matches("input, select");
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
   if (event.key === "Escape") {
     if (typing) into.blur();

@@ -17,6 +17,7 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -37,7 +38,7 @@ _STATIC: Final = {
 }
 _HEADERS: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
@@ -191,8 +192,6 @@ def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: 
             return _json(shown.sample(row))
         case "picture", [row, leaf]:
             return shown.picture(row, leaf, _number(query, "axis"), _number(query, "at")), "image/png"
-        case "media", [row, leaf]:
-            return shown.media(row, leaf)
         case "summary", []:
             return _json(shown.summary())
         case "missing", []:
@@ -257,21 +256,11 @@ class Viewer:
         )
         return element("p", "The viewer is at ", link, ". close() ends it.")
 
-    def open_browser(self) -> None:
-        """Show the page in a browser, where there is a screen; one in the terminal would take it over."""
-        has_screen = sys.platform == "darwin" or "DISPLAY" in os.environ
-        if has_screen or "WAYLAND_DISPLAY" in os.environ:
-            webbrowser.open(self.url)
-
     def wait(self) -> None:
         """Serve until Ctrl-C, or until another thread closes."""
-        try:
+        with self, suppress(KeyboardInterrupt):
             while self._thread.is_alive():
                 self._thread.join(1)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Stop serving; idempotent."""
@@ -308,8 +297,10 @@ def view(
     if block:
         forward = f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} HOST"
         print(f"{viewer.url}\nCtrl-C ends it. To see it from another machine: {forward}", flush=True)
-    if open_browser:
-        viewer.open_browser()
+    # One in the terminal would take it over.
+    has_screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    if open_browser and has_screen:
+        webbrowser.open(viewer.url)
     if block:
         viewer.wait()
     return viewer

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
-from typing import Any, Final, Generic, TypeVar
+from functools import cache, lru_cache
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,21 +25,6 @@ _MOST_CAPTIONS: Final = 4
 _MOST_ARCHIVES: Final = 20
 _MOST_SCHEMAS: Final = 8
 _LONGEST: Final = 300
-Value = TypeVar("Value")
-
-
-class _Once(Generic[Value]):
-    """A value that the first who asks makes, while others wait; an error is raised again each time."""
-
-    def __init__(self, make: Callable[[], Value]) -> None:
-        self._make, self._lock = make, threading.Lock()
-        self._made: list[Value] = []
-
-    def __call__(self) -> Value:
-        with self._lock:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
 
 
 class Shown:
@@ -48,7 +33,7 @@ class Shown:
     Args:
         name: what the page calls it.
         labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
-        dataset: opens it; called once, by a thread of its own.
+        dataset: opens it; called by the threads that ask first, until one has it.
         code: the line of Python that opens it.
         archives: returns the archives underneath what `dataset` has opened.
     """
@@ -62,7 +47,7 @@ class Shown:
         archives: Callable[[Any], Sequence[Reader]],
     ) -> None:
         self.name, self._code, self._archives = name, code, archives
-        self._labels, self._dataset = _Once(labels), _Once(dataset)
+        self._labels, self._dataset = cache(labels), cache(dataset)
         self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
         self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._counted)
@@ -168,13 +153,7 @@ class Shown:
 
     def picture(self, row: int, leaf: int, axis: int, at: int) -> bytes:
         """A leaf that is an image, or a slice of one that is a volume, as a PNG file."""
-        return cells.picture(cells.leaf_media(self._sample(row), leaf, ("image", "volume")), axis, at)
-
-    def media(self, row: int, leaf: int) -> tuple[bytes, str]:
-        """A leaf that is a file of sound or film, and its type, from a fixed list."""
-        media = cells.leaf_media(self._sample(row), leaf, ("audio", "video"))
-        assert media.mime is not None
-        return media.data, media.mime
+        return cells.picture(self._sample(row), leaf, axis, at)
 
     # -------------------------------------------------------------------------------- as a whole
 
