@@ -32,7 +32,7 @@ import numpy as np
 
 from edcache.base import MAIN_NAMES, ForkLock, module_name
 
-LONG: Final = 300
+LONG: Final = 120
 OWN: Final = "__edcache_fingerprint__()"
 _SHOWN: Final = 80
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -79,11 +79,9 @@ def described(value: Any, texts: Texts | None = None) -> Any:
         raise NoDescription(f"a {type(value).__name__} that is nested too deep") from None
 
 
-def shortened(text: str, most: int = LONG) -> str:
-    """Cut a text longer than `most` characters to its beginning and a digest of all."""
-    if len(text) <= most:
-        return text
-    return f"{text[: min(most // 2, _SHOWN)]}... sha256:{digest_of(text)}"
+def shortened(text: str) -> str:
+    """Cut a text longer than `LONG` characters to its beginning and a digest of all."""
+    return text if len(text) <= LONG else f"{text[:_SHOWN]}... sha256:{digest_of(text)}"
 
 
 def digest_of(data: bytes | str | memoryview) -> str:
@@ -137,7 +135,8 @@ def fields_of(value: Any) -> dict[str, Any] | None:
     if isinstance(value, _NO_OBJECT) or is_function(value):
         return None
     modules = sys.modules.get("torch.nn")
-    if is_installed(kind) and not (modules is not None and isinstance(value, modules.Module)):
+    is_module = modules is not None and isinstance(value, modules.Module)
+    if is_installed(kind) and not is_module:
         make, arguments, state, *more = _reduced(value)
         is_plain = make is copyreg.__newobj__ and arguments == (kind,)  # type: ignore[attr-defined]
         return state if is_plain and type(state) is dict and not any(more) else None
@@ -146,7 +145,8 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         for name, slot in vars(kin).items():
             if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
                 fields[name] = getattr(value, name)
-    if modules is not None and isinstance(value, modules.Module):
+    if modules is not None and is_module:
+        # Under private names, what cannot be described would be no part of the model.
         parts = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
         blank = vars(modules.Module())
         fields = {name: held for name, held in fields.items() if name not in blank or name == "training"}
@@ -216,6 +216,10 @@ class Texts:
         self._open[id(value)] = len(self._open)
         try:
             return self._array(value) or self._compound(value)
+        except (NoDescription, RecursionError):
+            raise
+        except Exception as error:  # of the user's code, or of a library about a value that it half supports
+            raise NoDescription(f"a {kind.__name__}, which raised {error!r:.100},") from error
         finally:
             del self._open[id(value)]
 
@@ -303,10 +307,12 @@ class Texts:
         return f"{header}, sha256:{digest_of(flat.data)})"
 
     def _tensor(self, value: Any, torch: Any) -> str:
+        if value.is_nested:
+            return f"nested {value.layout} {self.text(value.unbind())}"
         header = f"{type(value).__name__}({value.dtype}{list(value.shape)}"
         if value.is_meta:
             raise NoDescription(f"{header}) without data")
-        if value.is_nested or value.layout != torch.strided or value.is_quantized:
+        if value.layout != torch.strided or value.is_quantized:
             return f"{header}, {value.layout}, {self._pickled(value.detach().cpu())})"
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         # The stride of a single value may be any number, and must be 1 for a view.

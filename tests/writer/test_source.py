@@ -14,6 +14,7 @@ import logging
 import random
 import sys
 import threading
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -154,6 +155,12 @@ def test_another_source_of_the_class_is_noticed(tmp_path: Path) -> None:
     )
 
 
+def nested(*sizes: int, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        return torch.nested.nested_tensor([torch.zeros(size) for size in sizes], **options)
+
+
 MANY = [f"{i}.png" for i in range(20_000)]
 LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
 
@@ -189,6 +196,8 @@ LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
         (np.zeros((2, 3)), np.zeros((3, 2))),
         (np.zeros((500, 500)), np.ones((500, 500))),
         (torch.zeros(3), torch.ones(3)),
+        (nested(2, 3), nested(3, 2)),
+        (nested(2, 3), nested(2, 3, layout=torch.jagged)),
         (np.array([None, "a"]), np.array([None, "b"])),
         (Resize(32), Resize(64)),
         (None, Resize(64)),
@@ -387,6 +396,25 @@ def test_a_source_that_was_read_is_the_same_as_a_new_one(tmp_path: Path) -> None
         CachedDataset(Reading("val"), path)
     assert len(str(caught.value).splitlines()) == 3
     source._file.close()
+
+
+class Raising:
+    def __edcache_fingerprint__(self) -> Any:
+        raise ZeroDivisionError("no value yet")
+
+
+def test_an_attribute_whose_description_raises_is_named(tmp_path: Path) -> None:
+    text = (
+        r'attribute "held" of the source, a Source: a Raising, which raised ZeroDivisionError\(.no value yet'
+    )
+    with pytest.raises(OptionError, match=text):
+        CachedDataset(Source(held=[Raising()] * 20), tmp_path / "a.zip")
+    text = (
+        'attribute "content" of the source, a builtins:list: a UninitializedParameter, which raised Runtime'
+    )
+    with pytest.raises(OptionError, match=text):
+        CachedDataset([torch.nn.UninitializedParameter()], tmp_path / "a.zip")
+    assert described(Source(a=1, _held=[Raising()])) == {"a": 1}
 
 
 def test_a_private_attribute_that_both_have_is_compared(tmp_path: Path) -> None:
