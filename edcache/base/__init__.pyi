@@ -70,5 +70,6 @@ from .wording import plain as plain
 from .wording import printable as printable
 from .wording import shortened as shortened
 from .wording import shown as shown
+from .wording import suggestion as suggestion
 from .wording import text_table as text_table
 from .wording import unknown_label as unknown_label

@@ -32,13 +32,9 @@ _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumera
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
     """The error for a column that is not there, with those that are."""
     text = name if isinstance(name, str) else shown(name)
-    if known:
-        return UnknownLabelError(
-            f'no label "{text}"; this archive has: {", ".join(known)}{suggestion(text, known)}'
-        )
-    return UnknownLabelError(
-        f'no label "{text}"; this archive has no labels; build it with in_memory_keys=["{text}"]'
-    )
+    there = f"this archive has: {', '.join(known)}" if known else "this archive has no labels"
+    remedy = f'; make it one by in_memory_keys=["{text}"] or add_labels("{text}", values)'
+    return UnknownLabelError(f'no label "{text}"; {there}{suggestion(text, known) or remedy}')
 
 
 def shown(value: object) -> str:

@@ -207,12 +207,12 @@ class CachedDataset(ArchiveDataset[T_co]):
         return cls(None, os.fsdecode(path), **keywords)
 
     def __repr__(self) -> str:
+        if "_reader" not in vars(self):  # its options were refused
+            return "CachedDataset(not open)"
         try:
             names = base.printable(", ".join(self._reader.label_names))
-        except base.ArchiveError:
-            if not self._reader.closed:
-                raise
-            return f"CachedDataset({self.path!r}, closed)"
+        except base.EdcacheError:  # a repr is asked for where an error is shown, also that of the opening
+            return f"CachedDataset({self.path!r}, {'closed' if self._reader.closed else 'not open'})"
         lack = "not sealed" if self._reader.has_all else f"{len(self) - self._reader.present:,} missing"
         state = "" if self.complete else f", {lack}"
         labels = f", labels: {names}" if names else ""

@@ -435,10 +435,9 @@ class View(Samples[T_co]):
         whole = getattr(self._root, "path", self._root)
         try:
             return f"View({whole!r}, {len(self):,} samples)"
-        except base.ArchiveError:
-            if not any(reader.closed for reader in self._readers):
-                raise
-            return f"View({whole!r}, closed)"
+        except base.EdcacheError:
+            is_closed = any(reader.closed for reader in self._readers)
+            return f"View({whole!r}, {'closed' if is_closed else 'not open'})"
 
     @property
     def _root(self) -> Root:

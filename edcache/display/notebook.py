@@ -52,15 +52,15 @@ class SampleGrid:
     """Some samples side by side: pictures in a notebook, a line each in print.
 
     Attributes:
-        positions: of the samples, in the dataset that `samples` came from.
+        indices: of the samples, in the dataset that a view is of.
         samples: themselves, or the error that reading one raised.
     """
 
-    def __init__(self, positions: Sequence[int], samples: Sequence[Any], labels: Labels) -> None:
-        self.positions, self.samples = list(positions), list(samples)
-        self._names, taken = list(labels)[:_CAPTION], labels.take(self.positions)
-        columns = zip(*map(taken.to_list, self._names), strict=True)
-        self._captions = list(columns) or [()] * len(self.positions)
+    def __init__(self, indices: Sequence[int], samples: Sequence[Any], labels: Labels) -> None:
+        self.indices, self.samples = list(indices), list(samples)
+        self._names = list(labels)[:_CAPTION]
+        columns = zip(*map(labels.to_list, self._names), strict=True)
+        self._captions = list(columns) or [()] * len(self.indices)
 
     def __repr__(self) -> str:
         lines = (f"{self._caption(k)}  {_line(sample)}" for k, sample in enumerate(self.samples))
@@ -79,12 +79,12 @@ class SampleGrid:
 
     def _short(self, k: int) -> str:
         labels = (base.shortened(base.brief(value)) for value in self._captions[k])
-        return ", ".join([f"{self.positions[k]:,}", *labels])
+        return ", ".join([f"{self.indices[k]:,}", *labels])
 
     def _caption(self, k: int) -> str:
         values = zip(self._names, self._captions[k], strict=True)
         named = (f"{name}={base.shown(value)}" for name, value in values)
-        return "  ".join([f"{self.positions[k]:,}", *named])
+        return "  ".join([f"{self.indices[k]:,}", *named])
 
 
 def _picture(sample: Any) -> Markup:

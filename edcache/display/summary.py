@@ -53,7 +53,7 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{of['samples']:,}"
     yield "missing", f"{of['missing']:,}"
     yield "failed", f"{of['failed']:,}" if of["failed"] else None
-    yield "sealed", "yes" if of["sealed"] else "no, it may still grow"
+    yield "sealed", "yes" if of["sealed"] else "no: it is being filled, was not finished, or was cut"
     yield "chunks", None if of["chunks"] is None else f"{of['chunks']:,}"
     yield "file", f"{human_bytes(of['nbytes'])} ({of['nbytes']:,} bytes)"
     if record["max"] is not None:

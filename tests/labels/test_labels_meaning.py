@@ -31,6 +31,8 @@ from edcache.labels.labels import comparable_column
 from edcache.labels.query import matching_rows
 from edcache.samplers import Balanced
 
+pytestmark = pytest.mark.filterwarnings("ignore:filter.. finds no sample")
+
 # ------------------------------------------------------------------------------------ hostile columns
 
 FLOAT_BITS = {  # quiet, negative and odd nans, zeros, infinities, a subnormal

@@ -309,7 +309,7 @@ def test_what_cannot_be_joined_is_refused(path):
         ds.add_labels({"b": [1]}, on="y")
     with pytest.raises(LabelError, match='label "y" is int64 in the archive and string in the table'):
         ds.add_labels({"y": ["1"], "b": [1]}, on="y")
-    with pytest.raises(LabelError, match='no sample has a row in the table: "y" is 0 in the first, and the'):
+    with pytest.raises(LabelError, match='no sample has a row in the table: "y" is 0 for example, and the'):
         ds.add_labels({"y": [77, 78], "b": [1, 2]}, on="y")
     with pytest.raises(OptionError, match="the table has no column to add"):
         ds.add_labels({"y": list(range(10))}, on="y")
