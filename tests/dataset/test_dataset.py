@@ -411,9 +411,13 @@ def test_repr_tells_what_is_missing(path: Path) -> None:
 
 def test_what_failed_to_open_has_a_repr_for_tracebacks_and_debuggers(path: Path) -> None:
     path.write_bytes(b"no archive")
-    for name, options in ((path, {}), (f"{path}.not", {}), (path, {"transform": 3})):
+    for source, name, options in (
+        (None, path, {}),
+        (None, f"{path}.not", {}),
+        ([1], f"{path}.new", {"allow_partial": True}),
+    ):
         with pytest.raises(EdcacheError) as caught:
-            CachedDataset.from_cache(name, **options)
+            CachedDataset(source, name, **options)
         values = (value for entry in caught.traceback for value in entry.locals.values())
         held = [value for value in values if isinstance(value, CachedDataset)]
         assert held
