@@ -28,8 +28,7 @@ from edcache.base import (
 )
 from edcache.codec import dtypes
 from edcache.codec.classes import class_name, is_registered, member_named, own_name, registered
-from edcache.codec.decoding import Decoding
-from edcache.codec.images import ImageFile, file_bytes, format_of, revived
+from edcache.codec.images import Decoding, ImageFile, file_bytes, format_of, revived
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8

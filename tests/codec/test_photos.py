@@ -17,7 +17,7 @@ from scale import scaled, seeded
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
-from edcache.codec.photos import crop_of
+from edcache.codec.images import part_of
 from edcache.errors import ImageError, OptionError
 
 
@@ -121,7 +121,7 @@ def test_a_decoder_is_asked_for_no_more_pixels_than_the_resize_needs(monkeypatch
 
 def test_what_is_resized_keeps_its_layout():
     """torch would make planes, which takes as long as half of the resize, and the caller turn them back."""
-    resized = crop_of(Decoding(size=(20, 30)), 60, 80).resized(np.asarray(smooth(80, 60)))
+    resized = part_of(Decoding(size=(20, 30)), 60, 80).resized(np.asarray(smooth(80, 60)), (20, 30))
     assert resized.shape == (20, 30, 3)
     assert resized.flags.c_contiguous
 
