@@ -56,6 +56,9 @@ class ObjectStore(Store):
     def check_writable(self) -> None:
         """Raise OptionError if nothing can be put there."""
 
+    def prepare(self) -> None:
+        """Have something where the object, which is absent, will be put; raise if that cannot be."""
+
     def state(self) -> Any:
         """The identity of the object; None if there is none."""
         try:
@@ -98,6 +101,8 @@ class Spool:
                 f'{self._store.path}: exists already; use mode="a" to continue or grow it, mode="w" to '
                 "replace it"
             )
+        if self._before is None:
+            self._store.prepare()
         storage.make_parent(self.path)
 
     def prepare(self) -> Any:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from edcache import format, storage
 from edcache.backends import ObjectStore, Url
-from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, upload
+from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, prepare, upload
 from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
 from edcache.base import OptionError, PerProcess, ReadOptions, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
@@ -269,6 +269,9 @@ class RemoteStore(ObjectStore):
                 f"{self.url}: {self.url.scheme}:// is only read; write to s3://, gs:// or another store of "
                 "objects, or to a path"
             )
+
+    def prepare(self) -> None:
+        prepare(self.url)
 
     def put(self, path: str, tell: Callable[[int, int], object]) -> None:
         upload(self.url, path, tell)
