@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ class ByteSource(ABC):
             object changes, reading raises an error.
         is_live: other processes may append to it while it is open.
         is_copy: it is a copy of a sealed archive, which may be partial.
+        has_ranges: parts of it can be read; if not, all of it by `download`, and its first page.
         token: opens the same copy in another process. It pickles.
         ahead: fetches bytes before they are read; None if nothing is missing, or nothing is kept.
     Raises: StorageError, the bytes cannot be read.
@@ -50,6 +51,7 @@ class ByteSource(ABC):
     by_request: bool = False
     is_live: bool = False
     is_copy: bool = False
+    has_ranges: bool = True
     token: Any = None
     ahead: Prefetch | None = None
 
@@ -97,6 +99,10 @@ class ByteSource(ABC):
 
         If it is read by request, all requests run concurrently.
         """
+
+    def download(self, write: Callable[[int, bytes], object]) -> None:
+        """Read all of a source without ranges by one request; `write(offset, piece)` takes the pieces."""
+        raise NotImplementedError
 
     @abstractmethod
     def map(self, nbytes: int) -> memoryview:
