@@ -110,7 +110,9 @@ def _short(value: object) -> str:
 @click.command()
 @PATHS
 @flags("where")
-@click.option("--port", type=click.IntRange(1, 65535), help="Where to listen; a free port by default.")
+@click.option(
+    "--port", metavar="PORT", type=click.IntRange(1, 65535), help="Where to listen; a free port by default."
+)
 @click.option("--no-browser", is_flag=True, help="Print the URL alone.")
 def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: bool) -> None:
     """Look at archives in a browser: labels, samples, gaps.
