@@ -190,7 +190,7 @@ class Readable(Dataset[T_co]):
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
             return display.dataset_html(self, repr(self), readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged
-            return base.fragment(str(error))
+            return display.fragment(str(error))
 
     @property
     def _readers(self) -> list[Reader]:

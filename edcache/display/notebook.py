@@ -7,14 +7,16 @@ from itertools import chain
 from typing import Any, Final
 
 from edcache import base, reader
-from edcache.base import Markup, element, fragment, human_bytes, pairs, table
+from edcache.base import human_bytes
 from edcache.display.cells import cell
+from edcache.display.markup import Markup, element, fragment, table
 from edcache.display.summary import field_rows, fields_of
-from edcache.labels import Labels, bars
+from edcache.labels import Histogram, Labels, histograms
 
 _SCHEMAS: Final = 4
 _FIELDS: Final = 24
 _CAPTION: Final = 3
+_WIDEST: Final = 200  # text of a bar
 _HEADER: Final = ("field", "kind", "dtype", "shape")
 
 
@@ -127,9 +129,10 @@ def dataset_html(
     """
     tables = list(schema_tables(schema_of(archives)))
     # The labels of what is far away are fetched when somebody asks for them.
-    spreads = "" if any(archive.by_request for archive in archives) else bars(dataset.labels)
+    spreads = [] if any(archive.by_request for archive in archives) else _bars(dataset.labels)
     columns = element("div", tables, spreads, class_="columns")
-    facts = pairs(_facts(dataset, archives))
+    stated = (pair for pair in _facts(dataset, archives) if pair[1] is not None)
+    facts = element("table", (element("tr", element("th", n), element("td", v or "")) for n, v in stated))
     return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
 
 
@@ -143,6 +146,29 @@ def _facts(dataset: Any, archives: Sequence[reader.Reader]) -> Iterator[tuple[st
     yield "archive", f"{where}, {human_bytes(sum(archive.nbytes for archive in archives))}"
     made = archives[0].head.fingerprint or {}
     yield "made by", str(made.get("factory") or made.get("type") or "") or None
+
+
+def _bars(labels: Labels) -> list[Markup]:
+    """The labels, each as bars of its values."""
+    drawn = list(map(_histogram, histograms(labels)))
+    more = len(labels) - len(drawn)
+    return [*drawn, element("div", f"{more:,} more columns", class_="dim")] if more else drawn
+
+
+def _histogram(of: Histogram) -> Markup:
+    greatest = max((bar.count for bar in of.bars), default=0) or 1
+    rows = (
+        element(
+            *("div", element("span", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
+            element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
+            element("b", f"{bar.count:,}"),
+            class_="bar",
+        )
+        for bar in of.bars
+    )
+    rest = f"{of.rest_values:,} more values of {of.rest:,} samples" if of.rest else ""
+    title = element("div", of.name[:_WIDEST], element("span", f" {of.type[:_WIDEST]}", class_="dim"))
+    return element("div", title, rows, element("div", rest, class_="dim"))
 
 
 def schema_tables(schema: Schema) -> Iterator[Markup]:

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from edcache.base import EdcacheError, Markup, SampleIndexError, StorageError, element
+from edcache.base import EdcacheError, SampleIndexError, StorageError
+from edcache.display.markup import Markup, element
 from edcache.display.shown import Shown
 
 _MOST_CELLS: Final = 200
