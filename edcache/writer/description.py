@@ -132,7 +132,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         return dict(inspect.getgeneratorlocals(value))
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return dict(zip(kind._fields, value, strict=True))
-    if isinstance(value, _NO_OBJECT) or is_function(value):
+    if isinstance(value, _NO_OBJECT) or is_function(value) or _is_table(value):
         return None
     modules = sys.modules.get("torch.nn")
     is_module = modules is not None and isinstance(value, modules.Module)
@@ -172,6 +172,11 @@ def _reduced(value: Any) -> tuple[Any, ...]:
 def is_function(value: Any) -> bool:
     """True for a function, a method, or an object in the place of one by functools.wraps."""
     return inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__"))
+
+
+def _is_table(value: Any) -> bool:
+    """True for a table of pandas, whose own parts are other ones after it was read."""
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc")
 
 
 def is_empty(value: Any) -> bool:
@@ -215,7 +220,11 @@ class Texts:
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
         self._open[id(value)] = len(self._open)
         try:
-            return self._array(value) or self._compound(value)
+            array = self._array(value)
+            if array is None:
+                return self._compound(value)
+            held = getattr(value, "__dict__", None)
+            return f"{array} with {', '.join(self._parts(held))}" if held else array
         except (NoDescription, RecursionError):
             raise
         except Exception as error:  # of the user's code, or of a library about a value that it half supports
@@ -254,9 +263,9 @@ class Texts:
             if isinstance(value, types.GeneratorType):
                 name = f"{value.__qualname__} code:{digest_of_code(value.gi_code)}"
             return f"{name}({', '.join(self._parts(fields))})"
-        if kind.__module__.startswith("pandas.") and hasattr(value, "iloc"):
-            return self._table(value)
-        return self._pickled(value)
+        if isinstance(value, np.ma.MaskedArray):
+            return f"masked{self.text((value.data, np.ma.getmaskarray(value), value.fill_value))}"
+        return self._table(value) if _is_table(value) else self._pickled(value)
 
     def _repr_is_text(self, values: Any) -> bool:
         """True for a list or a tuple of plain values, or of tuples of them; a million need no loop here."""
@@ -277,11 +286,10 @@ class Texts:
                     yield f"{name}={self.text(part)}"
 
     def _table(self, value: Any) -> str:
-        """A table of pandas: its index, and each column by its dtype and its values."""
+        """A table of pandas: attributes, names, its index, and each column by its dtype and its values."""
         columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
-        parts = [value.index, *columns]
-        texts = []
-        for part in parts:
+        texts = [self.text((value.attrs, [list(axis.names) for axis in value.axes]))]
+        for part in (value.index, *columns):
             held = part.cat if hasattr(part, "cat") else part
             has_categories = hasattr(held, "categories")
             values = [held.categories, held.codes, held.ordered] if has_categories else [part]
@@ -294,7 +302,7 @@ class Texts:
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             return f"{value.dtype}({value.item()!r})"
         if isinstance(value, np.ma.MaskedArray):
-            return f"masked({self.text(value.data)}, {self.text(np.ma.getmaskarray(value))})"
+            return None
         if torch is not None and isinstance(value, torch.Tensor):
             return self._tensor(value, torch)
         if not isinstance(value, np.ndarray):
@@ -312,7 +320,9 @@ class Texts:
         header = f"{type(value).__name__}({value.dtype}{list(value.shape)}"
         if value.is_meta:
             raise NoDescription(f"{header}) without data")
-        if value.layout != torch.strided or value.is_quantized:
+        if value.is_quantized:
+            return f"{header}, {value.qscheme()}, {self.text((value.int_repr(), value.dequantize()))})"
+        if value.layout != torch.strided:
             return f"{header}, {value.layout}, {self._pickled(value.detach().cpu())})"
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         # The stride of a single value may be any number, and must be 1 for a view.

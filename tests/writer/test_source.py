@@ -161,6 +161,21 @@ def nested(*sizes: int, **options: Any) -> Any:
         return torch.nested.nested_tensor([torch.zeros(size) for size in sizes], **options)
 
 
+class Array(np.ndarray):
+    """An array that may have attributes."""
+
+
+def having(value: Any, **attributes: Any) -> Any:
+    vars(value).update(attributes)
+    return value
+
+
+def quantized(scale: float) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(2), scale, 0, torch.qint8)
+
+
 MANY = [f"{i}.png" for i in range(20_000)]
 LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
 
@@ -196,6 +211,10 @@ LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
         (np.zeros((2, 3)), np.zeros((3, 2))),
         (np.zeros((500, 500)), np.ones((500, 500))),
         (torch.zeros(3), torch.ones(3)),
+        (having(torch.zeros(3), place=1), having(torch.zeros(3), place=2)),
+        (having(np.zeros(3).view(Array), place=1), having(np.zeros(3).view(Array), place=2)),
+        (np.ma.array([1], mask=[1], fill_value=3), np.ma.array([1], mask=[1], fill_value=4)),
+        (quantized(0.1), quantized(0.2)),
         (nested(2, 3), nested(3, 2)),
         (nested(2, 3), nested(2, 3, layout=torch.jagged)),
         (np.array([None, "a"]), np.array([None, "b"])),
@@ -468,6 +487,39 @@ def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> Non
 )
 def test_attributes_that_are_the_same(one: Any, other: Any) -> None:
     assert described(Source(a=one)) == described(Source(a=other))
+
+
+def test_a_quantized_tensor_is_described_by_its_values() -> None:
+    assert described(Source(a=quantized(0.1))) == described(Source(a=quantized(0.1)))
+
+
+def test_a_table_is_described_by_its_values_and_not_by_its_blocks() -> None:
+    pandas = pytest.importorskip("pandas")
+    one = pandas.DataFrame({"x": [1, 2], "y": [3, 4], "z": ["a", "b"]})
+    other = pandas.DataFrame({"x": [1, 2]})
+    other["y"], other["z"] = [3, 4], ["a", "b"]
+    assert described(Source(a=one)) == described(Source(a=other))
+    other.index.get_loc(1)
+    assert len(other.to_numpy()) == 2
+    assert described(Source(a=one)) == described(Source(a=other))
+    changed = [
+        one.rename_axis("i"),
+        one.rename_axis(columns="c"),
+        one.rename(columns={"x": "w"}),
+        one[["y", "x", "z"]],
+        one.astype({"x": "Int64"}),
+        one.set_index("x"),
+        one.set_index(["x", "y"]),
+        one.set_index(["x", "z"]),
+        one.assign(z=pandas.Categorical(["a", "b"])),
+        one.assign(z=pandas.Categorical(["a", "b"], ["b", "a"])),
+        one.assign(z=pandas.Categorical(["a", "b"], ordered=True)),
+        having(one.copy(), _attrs={"unit": "m"}),
+        one["x"],
+        one["x"].rename("w"),
+    ]
+    texts = [text_of(Source(a=value)) for value in [one, *changed]]
+    assert len({*texts}) == len(texts)
 
 
 def test_an_object_that_says_what_it_is_says_it_where_it_is_held_too() -> None:
