@@ -690,7 +690,10 @@ async function begin() {
     const { sets } = await get("sets");
     $("sets-label").hidden = sets.length < 2;
     $("name").hidden = sets.length > 1;
-    $("sets").replaceChildren(...sets.map((one, i) => el("option", { value: i, text: one.name })));
+    // Without the folder that all are in.
+    let folder = sets[0].name;
+    do folder = folder.slice(0, folder.lastIndexOf("/", folder.length - 2) + 1); while (!sets.every((one) => one.name.startsWith(folder)));
+    $("sets").replaceChildren(...sets.map((one, i) => el("option", { value: i, text: one.name.slice(folder.length), title: one.name })));
     $("sets").addEventListener("change", () => { $("where").value = ""; state.bars.clear(); remember(); choose(Number($("sets").value)); });
     const set = clamp(Number(hash.get("set") ?? 0) || 0, 0, sets.length - 1);
     $("sets").value = set;

@@ -283,7 +283,9 @@ def test_a_page_of_any_width_has_room_and_a_slow_start_says_so(browser, many, wi
     size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     try:
-        with Viewer([Shown("slow.zip", lambda: labels, dataset, "ds", lambda _: [])]) as viewer:
+        names = ("/data/sets/a-name-that-is-long.zip", "/data/sets/of/another-name.zip")
+        slow = [Shown(name, lambda: labels, dataset, "ds", lambda _: []) for name in names]
+        with Viewer(slow) as viewer:
             page = Page(browser, viewer)
             page.wait(lambda: page.one("#busy").is_displayed())
             assert "PyTorch" in page.text("#busy")
@@ -298,6 +300,8 @@ def test_a_page_of_any_width_has_room_and_a_slow_start_says_so(browser, many, wi
             assert page.one("#message").size["width"] > 200
             assert browser.execute_script("return document.documentElement.scrollWidth") == width
             assert len(page.rows()) >= 3
+            shown = [option.text for option in page.all("#sets option")]
+            assert shown == ["a-name-that-is-long.zip", "of/another-name.zip"]
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
 
