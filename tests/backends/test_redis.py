@@ -16,6 +16,7 @@ import redis_server
 import torch
 from click.testing import CliRunner
 from likeness import outcome, same
+from optional import needs
 from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
@@ -27,7 +28,10 @@ from edcache.compat.kappadata import RedisDataset
 PASSWORD = "s3cret-word"
 COUNT = 60
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+pytestmark = [
+    needs("redis"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -3,17 +3,18 @@
 import re
 from html.parser import HTMLParser
 
-import nbformat
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from nbclient import NotebookClient
+from optional import Library
 
 import edcache
 from edcache import CachedDataset
 from edcache.display.markup import element, table
 from edcache.labels import histograms
+
+nbformat, nbclient = Library("nbformat"), Library("nbclient")
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -162,7 +163,7 @@ def test_a_notebook_has_both_texts(tmp_path):
         "ds"
     )
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}).execute()
     [output] = notebook.cells[0].outputs
     assert output.data["text/plain"].startswith("CachedDataset('")
     assert output.data["text/html"].count("<img ") == 8

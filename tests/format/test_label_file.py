@@ -6,15 +6,13 @@ import struct
 import zipfile
 import zlib
 
-import duckdb
 import numpy as np
-import pandas
-import polars
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
 import reference
 from label_files import pack_labels
+from optional import Library
 from range_server import serving
 
 import edcache
@@ -26,6 +24,8 @@ from edcache.format.label_file import (
     checked_labels,
     parse_label_table,
 )
+
+duckdb, pandas, polars = Library("duckdb"), Library("pandas"), Library("polars")
 
 ROWS = 100
 

@@ -105,7 +105,7 @@ def rows(where=None, **conditions):
         ({"day": "2024-01-02"}, [1]),
         ({"day": [np.datetime64("2024-01-03"), "2024-01-01"]}, [0, 2]),
         ({"day": np.array(["2024-01-03", "NaT"], "M8[D]")}, [2]),
-        ({"day": np.datetime64("NaT")}, []),
+        ({"day": np.datetime64("NaT", "s")}, []),
         ({"day": dt.datetime(2024, 1, 2, 1)}, []),
         ({"when": "2024-01-02T12:00"}, [1]),
         ({"when": dt.datetime(2024, 1, 2, 12, 0, 0, 5)}, []),

@@ -46,8 +46,7 @@ _schema(
 
 
 def _lies(name, idea, naive, said):
-    data = pictures.jpeg()
-    _image(name, idea, naive, lambda: record(data, said), "takes", error="CorruptRecordError")
+    _image(name, idea, naive, lambda: record(pictures.jpeg(), said), "takes", error="CorruptRecordError")
 
 
 _lies("image_file_longer", "a length behind the record's end", "reads the next record", 1 << 40)

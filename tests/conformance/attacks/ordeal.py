@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -313,13 +314,12 @@ def warm(original: Original) -> None:
     if original.path in _warmed:
         return
     _warmed.add(original.path)
-    from PIL import Image
-
-    # What a record that holds an image imports, and Pillow's plugins, which it imports over a broken one.
-    Image.init()
-    for library in ("pillow", "simplejpeg"):
-        with pictures.by_library(library):
-            edcache.ImageFile(pictures.jpeg()).decode("tensor")
+    if find_spec("PIL"):
+        # What a record that holds an image imports, and Pillow's plugins, which it imports over a broken one.
+        pictures.Image.init()
+        for library in ("pillow", "simplejpeg"):
+            with pictures.by_library(library):
+                edcache.ImageFile(pictures.jpeg()).decode("tensor")
     torch.set_num_threads(1)
     pa.set_cpu_count(1)
     heard = Ordeal(original.path, original, False, False).run(None)
