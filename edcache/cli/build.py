@@ -55,7 +55,7 @@ class Call:
         self._arguments = dict(bound.arguments)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the call; nothing is called."""
+        """Describe the call; nothing is called."""
         return writer.call_fingerprint(self._factory, self._arguments, self._version)
 
     def make(self) -> Any:
@@ -68,7 +68,7 @@ class Call:
 
 
 def _loaded(where: str) -> Any:
-    """The function that "package.module:function" names; the current folder is on the path."""
+    """Import the function that "package.module:function" names; the current folder is on the path."""
     module, _, attribute = where.partition(":")
     if not (module and attribute):
         raise click.UsageError(f'"{where}"; write it as package.module:factory')

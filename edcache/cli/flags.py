@@ -1,4 +1,4 @@
-"""The options that commands share, each by the name of the argument that it becomes."""
+"""Options that several commands have, each by the name of the argument that it becomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATHS: Final = click.argument("paths", metavar="PATH...", nargs=-1, required=Tru
 
 
 def size(text: str) -> int:
-    """The bytes of an option's text."""
+    """Parse a size in bytes."""
     nbytes = parsed_bytes(text)
     if nbytes is None:
         raise click.BadParameter(f'"{text}"; write it as in 500MB, 1.5GB or 1TiB')
@@ -103,12 +103,12 @@ def flags(*names: str) -> Callable[[Command], Command]:
 
 
 def row_flags(command: Command) -> Command:
-    """The flags of a command that prints rows, which `output.print_rows` takes."""
+    """Add the flags of a command that prints rows, which `output.print_rows` takes."""
     as_json = click.option("--json", "form", flag_value="json", help="The rows as one JSON list.")
     return flags("limit", "form")(as_json(command))
 
 
 def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Command], Command]:
-    """Where a command writes."""
+    """Add the option -o, the path that a command writes."""
     defaults: dict[str, Any] = {"required": True, "metavar": "PATH", "type": PATH}
     return click.option("-o", "--output", "output", help=help, **defaults | details)

@@ -17,7 +17,7 @@ _MOST_POINTS: Final = 1_000
 
 
 def cell(sample: Any) -> dict[str, Any]:
-    """What the grid shows of a sample, or of the error that reading it raised.
+    """Describe a sample for the grid, or the error that reading it raised.
 
     One of "png" in base64, "lines" of a signal, "text", and "why" there is nothing to see.
     """
@@ -36,7 +36,7 @@ def cell(sample: Any) -> dict[str, Any]:
 
 
 def error_text(error: Exception) -> str:
-    """Why a sample cannot be read, for somebody who may not know this machine: no traceback, no paths."""
+    """Say why a sample cannot be read, without a traceback or paths of this machine."""
     if isinstance(error, CodecError) and error.option == "allow_pickle":
         return "This sample is a pickle. A pickle runs code when it is opened; the viewer opens none."
     if isinstance(error, EdcacheError):
@@ -46,7 +46,7 @@ def error_text(error: Exception) -> str:
 
 
 def described_leaves(sample: Any) -> list[dict[str, Any]]:
-    """The leaves of a sample by number, each with what its numbers are like and what can be seen of it."""
+    """Describe the leaves of a sample: type, shape, statistics, and a picture or text if there is one."""
     leaves = []
     for number, (path, value) in enumerate(islice(leaves_of(sample), MOST_LEAVES)):
         media = media_of(value)
@@ -66,7 +66,7 @@ def _described(media: Media) -> dict[str, Any]:
 
 
 def picture(sample: Any, number: int, axis: int, at: int) -> bytes:
-    """The leaf of a number, an image or the slice of a volume along an axis, as a PNG file.
+    """Encode a leaf, an image or the slice of a volume along an axis, as a PNG file.
 
     Raises:
         SampleIndexError: the leaf is no picture, or there is none.

@@ -47,7 +47,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
 
 
 def fragment(*parts: Part) -> Markup:
-    """What a notebook shows: the parts in a box with a style of its own, for light and dark pages."""
+    """Put parts in a box with a style of its own, for light and dark notebooks."""
     return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
 
 

@@ -1,4 +1,4 @@
-"""What can be seen of a value, and pictures as PNG files.
+"""Pictures, curves and texts of values, and PNG files of pictures.
 
 A picture is always decoded and encoded again: nothing that a stranger wrote reaches a browser as it is.
 """
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class Media(NamedTuple):
-    """What can be seen of a leaf.
+    """Picture, curve or text of a leaf.
 
     kind, data: "image": uint8 [h, w] or [h, w, 3 or 4]. "volume": numbers [d, h, w]. "signal": numbers
     [lines, n]. "text": a str. "note": a sentence that says why there is nothing to see.
@@ -43,7 +43,7 @@ class Media(NamedTuple):
 
 
 def media_of(value: Any) -> Media | None:
-    """What can be seen of a leaf; None of numbers, small arrays and anything else that is no picture.
+    """Find the picture, curve or text of a leaf; None of numbers, small arrays and other values.
 
     Arrays and tensors are images as [H, W], [H, W, C] and [C, H, W] with 1, 3 or 4 channels, of 4 dimensions
     the middle one of a film; volumes as [D, H, W] and [1, D, H, W]; signals as [n], [lines, n], [n, lines].
@@ -155,7 +155,7 @@ def lines_of(data: Array, most: int) -> list[list[float | None]]:
 
 
 def main_media(sample: Any) -> Media | None:
-    """What stands for a sample: a picture, else a long text or a signal, else a short text."""
+    """Choose the leaf that stands for a sample: a picture, a long text or a signal, a short text."""
     best = None
     for _, value in islice(leaves_of(sample), MOST_LEAVES):
         media = media_of(value)
@@ -175,7 +175,7 @@ def _rank(media: Media) -> int:
 
 
 def _reduced(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The mean of squares of pixels, so that no side is longer than a thumbnail's."""
+    """Reduce a picture to a thumbnail: means of squares of pixels."""
     step = -(-max(pixels.shape[:2]) // _THUMBNAIL_SIDE)
     if step <= 1:
         return pixels

@@ -21,7 +21,7 @@ _HEADER: Final = ("field", "kind", "dtype", "shape")
 
 
 class Schema(list[dict[str, Any]]):
-    """The schemas of a dataset, most used first: dicts with "samples", and "fields", a list of dicts.
+    """Schemas of a dataset, most used first: dicts with "samples", and "fields", a list of dicts.
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. Printed it is a table.
     """
@@ -42,7 +42,7 @@ def _samples(count: int) -> str:
 
 
 def schema_of(archives: Sequence[reader.Reader]) -> Schema:
-    """The schemas of several archives as one list."""
+    """Join the schemas of several archives in one list."""
     merged: dict[str, dict[str, Any]] = {}
     for schema in chain.from_iterable(map(fields_of, archives)):
         one = merged.setdefault(str(schema["fields"]), schema | {"samples": 0})
@@ -72,7 +72,7 @@ class SampleGrid:
         return fragment(self.grid())
 
     def grid(self) -> Markup:
-        """The pictures, as a part of a larger whole."""
+        """Draw the pictures, as a part of a page."""
         figures = (
             element("figure", _picture(sample), element("figcaption", self._short(k), title=self._caption(k)))
             for k, sample in enumerate(self.samples)
@@ -123,7 +123,7 @@ def _line(sample: Any) -> str:
 def dataset_html(
     dataset: Any, title: str, archives: Sequence[reader.Reader], samples: SampleGrid | None
 ) -> str:
-    """What a notebook shows of a dataset, which has a length and labels.
+    """Draw a dataset, which has a length and labels, for a notebook.
 
     Cost: opens what is not open yet; reads the labels, and the samples that are given.
     """
@@ -149,7 +149,7 @@ def _facts(dataset: Any, archives: Sequence[reader.Reader]) -> Iterator[tuple[st
 
 
 def _bars(labels: Labels) -> list[Markup]:
-    """The labels, each as bars of its values."""
+    """Draw each label as bars of its values."""
     drawn = list(map(_histogram, histograms(labels)))
     more = len(labels) - len(drawn)
     return [*drawn, element("div", f"{more:,} more columns", class_="dim")] if more else drawn
@@ -172,7 +172,7 @@ def _histogram(of: Histogram) -> Markup:
 
 
 def schema_tables(schema: Schema) -> Iterator[Markup]:
-    """The most used schemas, each as a table of its fields."""
+    """Draw the most used schemas, each as a table of its fields."""
     for one in schema[:_SCHEMAS]:
         rows = field_rows(one)
         more = len(rows) - _FIELDS

@@ -1,4 +1,4 @@
-"""The viewer's HTTP server: it answers one person on this machine, and trusts neither archives nor web pages.
+"""HTTP server of the viewer: it answers one person on this machine, and trusts no archive and no web page.
 
 It listens on 127.0.0.1 alone. Whoever knows the token of its URL gets a cookie, and without the cookie
 nothing is answered. It answers to its own host name, and never to a page of another origin.
@@ -132,7 +132,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def _routed(self, path: str, query: dict[str, str]) -> _Response:
-        """What lies at a path: a file of the page, or what a dataset says."""
+        """Answer for a path: a file of the page, or data of a dataset."""
         if path in _STATIC:
             name, content_type = _STATIC[path]
             return Path(__file__).with_name(name).read_bytes(), content_type
@@ -159,7 +159,7 @@ def _json(document: object) -> _Response:
 
 
 def _joined(shown: Shown, query: dict[str, str]) -> str:
-    """The where-string of a request: its text, and one of the chosen bars of each column."""
+    """Join the where-string of a request: its text, and the chosen bars of each column."""
     where = query.get("where", "").strip()
     try:
         columns = [" or ".join(wheres) for wheres in json.loads(query.get("bars", "[]"))]
@@ -174,7 +174,7 @@ def _joined(shown: Shown, query: dict[str, str]) -> str:
 
 
 def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Response:
-    """What one dataset answers; the numbers are those in the path."""
+    """Answer for one dataset; the numbers are those in the path."""
     match what, numbers:
         case None, []:
             return _json(shown.about())
@@ -208,7 +208,7 @@ def _number(query: dict[str, str], name: str) -> int:
 
 
 class _Server(ThreadingHTTPServer):
-    """The listening socket, who may come in, and what there is to see."""
+    """Listening socket, token and cookie, and the datasets that are shown."""
 
     daemon_threads = True
     request_queue_size = 1_024

@@ -65,7 +65,7 @@ class Shown:
     # ------------------------------------------------------------------------------ the label side
 
     def about(self) -> dict[str, Any]:
-        """What the page begins with; opens the dataset in the background."""
+        """Describe the dataset for the start of the page; opens it in the background."""
         labels = self._labels()
         self.start()
         columns = [{"name": field.name, "type": str(field.type)} for field in labels.schema]
@@ -77,7 +77,7 @@ class Shown:
         }
 
     def histogram(self, column: int) -> dict[str, Any]:
-        """How often each value of a column occurs, the column by its number."""
+        """Count the values of a column, by its number."""
         return asdict(self._histogram(column))
 
     def _counted(self, column: int) -> Histogram:
@@ -88,16 +88,16 @@ class Shown:
         return labels.histogram(names[column])
 
     def kept(self, where: str, column: int) -> list[int | None]:
-        """How many samples of each bar of a histogram fulfil a where-string; None where nobody can tell."""
+        """Count the samples of each bar of a histogram that fulfil a where-string; None if a bar has none."""
         bars, labels = self._histogram(column).bars, self._matching_labels(where)
         return [None if bar.where is None else len(matching_rows(labels, {}, bar.where)) for bar in bars]
 
     def rows(self, where: str) -> Ints | range:
-        """The rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
+        """Find the rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
         return self._matching(where) if where else range(self._labels().num_rows)
 
     def position(self, where: str, row: int) -> dict[str, Any]:
-        """Where a row stands among those of a filter, or the next that does."""
+        """Find the position of a row among those of a filter, or of the next one."""
         rows = self.rows(where)
         position = row if isinstance(rows, range) else int(np.searchsorted(rows, row))
         if not len(rows) or row >= self._labels().num_rows:
@@ -108,20 +108,20 @@ class Shown:
     # ----------------------------------------------------------------------------- the sample side
 
     def cells(self, where: str, start: int, count: int) -> list[dict[str, Any]]:
-        """What the grid shows of a window of the rows that fulfil a where-string."""
+        """Describe a window of the rows that fulfil a where-string, for the grid."""
         window = [int(row) for row in self.rows(where)[start : start + count]]
         read = zip(window, self._captions(window), self._read(window), strict=True)
         return [{"row": row, "labels": caption} | _cell(sample) for row, caption, sample in read]
 
     def _captions(self, rows: list[int]) -> list[list[str]]:
-        """The first labels of rows, as texts."""
+        """Return the first labels of rows, as texts."""
         labels = self._labels()
         taken = labels.take(np.array(rows, np.int64))
         columns = [taken.to_list(name) for name in list(labels)[:_MOST_CAPTIONS]]
         return [[brief(column[k])[:_LONGEST] for column in columns] for k in range(len(rows))]
 
     def _read(self, rows: list[int]) -> Sequence[Any]:
-        """The sample of each row, or the error that reading it raised."""
+        """Read the sample of each row, or return the error that reading it raised."""
         try:
             samples: Sequence[Any] = self._dataset().__getitems__(rows)
             return samples
@@ -163,7 +163,7 @@ class Shown:
         return {"archives": [_summary(one) for one in archives[:_MOST_ARCHIVES]], "all": len(archives)}
 
     def missing(self) -> dict[str, Any]:
-        """The rows without a record, and of those that failed, why."""
+        """List the rows without a record, and the errors of the rows that failed."""
         dataset = self._dataset()
         rows = dataset.missing.tolist()
         failed = {
