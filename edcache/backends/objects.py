@@ -70,9 +70,6 @@ class ObjectStore(Store):
         self.check_writable()
         return Spool(self)
 
-    def check_lazy(self) -> None:
-        raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
-
     def appender(self, head: Head, sync: Sync) -> Appender:
         """Raise OptionError: nothing is appended to an object; see `stage`."""
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
