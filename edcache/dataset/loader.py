@@ -135,7 +135,7 @@ class Loader:
         batches = iter(order) if self.batch_size is None else _slices(order, starts)
         ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
-            batches = ahead.follow(batches, starts.step)
+            batches = ahead.follow(batches, starts.step, tells=True)
         batches = known_draws(sampler, self.dataset, batches)
         # Who counts batches does not ask for one more than there are, so the last one takes what is dropped.
         last = sampler._items(start, sampler.rank) if self._drop_last else len(starts) * starts.step

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from edcache.base import Ints
+
+
+class Held(Protocol):
+    """See `Prefetch.hold`."""
+
+    def close(self) -> None:
+        """Let it go."""
 
 
 class Prefetch(ABC):
@@ -17,6 +24,14 @@ class Prefetch(ABC):
     @abstractmethod
     def has_room(self) -> bool:
         """True if more can be kept now."""
+
+    @abstractmethod
+    def hold(self) -> Held:
+        """Let no process of this machine look ahead in the copy until what is returned is closed."""
+
+    @abstractmethod
+    def is_held(self) -> bool:
+        """True if `hold` of this process or another one holds."""
 
     @abstractmethod
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:

@@ -19,7 +19,7 @@ import numpy as np
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.evict import left_by_others
-from edcache.backends.mirror.sidecar import CLAIMS, MAP_OFFSET, ROOM, Note
+from edcache.backends.mirror.sidecar import CLAIMS, FIRST, MAP_OFFSET, ROOM, Note
 from edcache.base import ArchiveNotFoundError, Ints, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File, Prefetch
 from edcache.writer import PARTIAL, SIDE
@@ -118,6 +118,17 @@ class Fetcher(Prefetch):
         self._allowed, self._looked = 0, -_SECONDS
         self._out: File | None = None
         self._origin: PerProcess[ByteSource] = PerProcess()
+
+    def hold(self) -> File:
+        """See the base class."""
+        side = File.open(self.pinned.copy + SIDE, "r")
+        side.share(FIRST)
+        return side
+
+    def is_held(self) -> bool:
+        """See the base class."""
+        with closing(File.open(self.pinned.copy + SIDE, "r")) as side:
+            return side.is_locked(FIRST, 1)
 
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
         """See the base class: whole blocks."""
