@@ -265,9 +265,8 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
         return revived(file_bytes(sample), decoding or sample.decoding)
     kind = type(sample)
     is_plain = kind in (dict, OrderedDict, list, tuple)
-    if not (is_plain or is_namedtuple_class(kind) or dataclasses.is_dataclass(kind)):
-        return sample
-    children = children_of(sample) or []
+    has_fields = is_namedtuple_class(kind) or dataclasses.is_dataclass(kind)
+    children = (children_of(sample) if is_plain or has_fields else None) or []
     read = [(key, read_through(value, decoding)) for key, value in children]
     if all(new is value for (_, new), (_, value) in zip(read, children, strict=True)):
         return sample

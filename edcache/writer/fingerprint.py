@@ -12,6 +12,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import FunctionType, GeneratorType, ModuleType
 from typing import Any, Final
@@ -206,12 +207,9 @@ def _is_elsewhere(old: Any, new: Any) -> bool:
 
 def _is_same_file(old: Any, new: Any) -> bool:
     """True if two paths, one of them an absolute one, lead to one file."""
-    if not (type(old) is type(new) is str and (os.path.isabs(old) or os.path.isabs(new))):
-        return False
-    try:
-        return os.path.samefile(old, new)
-    except (OSError, ValueError):
-        return False
+    with suppress(OSError, TypeError, ValueError):
+        return (os.path.isabs(old) or os.path.isabs(new)) and os.path.samefile(old, new)
+    return False
 
 
 def _shown(value: Any) -> str:
