@@ -30,6 +30,8 @@ from edcache.display.shown import Shown
 
 _MOST_CELLS: Final = 200
 _COOKIE_SECONDS: Final = 7 * 24 * 3600
+_SILENT_SECONDS: Final = 60
+_LOOK: Final = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 _STATIC: Final = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -217,12 +219,19 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         if hasattr(socket, "TCP_DEFER_ACCEPT"):
             # The system keeps a connection until it says something: browsers open some ahead, each a thread.
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
         self.shown = shown
         self.token = secrets.token_urlsafe(24)
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
         # Cookies know no ports: two viewers at once need two names.
         self.cookie = f"edcache-{self.server_port}", secrets.token_urlsafe(24)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Close a connection that has said nothing for as long as the system kept it."""
+        try:
+            return not hasattr(socket, "TCP_DEFER_ACCEPT") or bool(request.recv(1, _LOOK))
+        except OSError:
+            return False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no news."""

@@ -407,6 +407,25 @@ def test_idle_connections_hold_no_threads(viewer, visitor):
             time.sleep(0.02)
 
 
+@pytest.mark.full
+@pytest.mark.skipif(not hasattr(socket, "TCP_DEFER_ACCEPT"), reason="the system accepts them at once")
+def test_a_connection_that_stays_silent_is_closed_without_a_thread(path, monkeypatch):
+    monkeypatch.setattr("edcache.display.server._SILENT_SECONDS", 1)
+    ds = edcache.CachedDataset.from_cache(path)
+    with ds.view(open_browser=False, block=False) as viewer, contextlib.ExitStack() as opened:
+        before, most = threading.active_count(), 0
+        address = ("127.0.0.1", viewer.port)
+        silent = [opened.enter_context(socket.create_connection(address, timeout=0.1)) for _ in range(50)]
+        deadline = time.monotonic() + 20
+        while silent and time.monotonic() < deadline:
+            most = max(most, threading.active_count())
+            with contextlib.suppress(TimeoutError):
+                assert silent[-1].recv(1) == b""
+                silent.pop()
+        assert (silent, most <= before + 1) == ([], True)
+        assert enter(viewer).get("/api/sets").status == 200
+
+
 def test_it_listens_on_this_machine_alone_and_ends(path):
     ds = edcache.CachedDataset.from_cache(path)
     viewer = ds.view(open_browser=False, block=False)
