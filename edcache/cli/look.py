@@ -139,7 +139,6 @@ def archive_shown(path: str) -> display.Shown:
         # Pictures stay files here, and are decoded within limits where they are shown.
         dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
         code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
-        archives=dataset.readers_of,
     )
 
 

@@ -506,25 +506,6 @@ function slice(picture, axis, n) {
 
 // --------------------------------------------------------------------------------- the other panels
 
-async function about() {
-  await panel("about", "summary", (summary) => {
-    const blocks = summary.archives.flatMap(archive);
-    const left = summary.all - summary.archives.length;
-    if (left > 0) blocks.push(el("p", { text: `and ${plural(left, "more archive")}` }));
-    return blocks.length ? blocks : [el("h2", { text: state.info.name })];
-  });
-}
-
-function archive(one) {
-  const blocks = [el("h2", { text: one.path }), table(["What", "Value"], one.facts, "facts")];
-  if (one.made_by.length) blocks.push(el("h3", { text: "Made by" }), table(["What", "Value"], one.made_by, "facts"));
-  for (const schema of one.schemas) {
-    blocks.push(el("h3", { text: `Fields of ${plural(schema.samples, "sample")}` }),
-      table(["Field", "Kind", "Data type", "Shape"], schema.fields, "facts"));
-  }
-  return blocks;
-}
-
 function text(value) {
   if (value === null || value === undefined) return "None";
   if (typeof value === "number") return String(value);
@@ -533,31 +514,29 @@ function text(value) {
 }
 
 async function missing() {
-  await panel("missing", "missing", (report) => {
-    if (!report.count) return [el("h2", { text: "Nothing is missing" }), el("p", { text: "Every sample has a record." })];
-    const blocks = [el("h2", { text: `${plural(report.count, "sample")} without a record` })];
-    if (report.failed.length) {
-      blocks.push(el("h3", { text: "Failed when they were made" }), table(["Sample", "Error", "Next fill"], report.failed.map((one) =>
-        [number(one.row), [one.error, one.message], one.final ? "leaves it out" : "tries it again"]), "failed"));
-      if (report.more_failed) blocks.push(el("p", { text: `and ${number(report.more_failed)} more` }));
-    }
-    if (report.others.length) {
-      const more = report.more_others ? ` and ${number(report.more_others)} more` : "";
-      blocks.push(el("h3", { text: "Not made yet" }), el("p", { text: report.others.map(number).join("  ") + more }));
-    }
-    return blocks;
-  });
-}
-
-async function panel(id, path, build) {
-  const node = $(id), set = state.set;
+  const node = $("missing"), set = state.set;
   node.replaceChildren(el("p", { class: "weak", text: "Reading." }));
   try {
-    const body = await get(`${set}/${path}`);
-    if (set === state.set) node.replaceChildren(...build(body));
+    const report = await get(`${set}/missing`);
+    if (set === state.set) node.replaceChildren(...gaps(report));
   } catch (error) {
     node.replaceChildren(el("p", { class: "wrong", text: error.message }));
   }
+}
+
+function gaps(report) {
+  if (!report.count) return [el("h2", { text: "Nothing is missing" }), el("p", { text: "Every sample has a record." })];
+  const blocks = [el("h2", { text: `${plural(report.count, "sample")} without a record` })];
+  if (report.failed.length) {
+    blocks.push(el("h3", { text: "Failed when they were made" }), table(["Sample", "Error", "Next fill"], report.failed.map((one) =>
+      [number(one.row), [one.error, one.message], one.final ? "leaves it out" : "tries it again"]), "failed"));
+    if (report.more_failed) blocks.push(el("p", { text: `and ${number(report.more_failed)} more` }));
+  }
+  if (report.others.length) {
+    const more = report.more_others ? ` and ${number(report.more_others)} more` : "";
+    blocks.push(el("h3", { text: "Not made yet" }), el("p", { text: report.others.map(number).join("  ") + more }));
+  }
+  return blocks;
 }
 
 function show(tab) {
@@ -567,7 +546,6 @@ function show(tab) {
     one.tabIndex = chosen ? 0 : -1;
     $(one.getAttribute("aria-controls")).hidden = !chosen;
   }
-  if (tab.id === "tab-about") about();
   if (tab.id === "tab-missing") missing();
   if (tab.id === "tab-samples" && state.info) layout(Math.floor(grid.top / grid.height) * grid.columns);
 }
@@ -641,7 +619,7 @@ async function choose(set) {
     restart();
     columns();
     if (isSet(filter())) await apply();
-    for (const [id, load] of [["about", about], ["missing", missing]]) if (!$(id).hidden) load();
+    if (!$("missing").hidden) missing();
   } catch (error) {
     state.info = { samples: 0, columns: [], code: "" };
     state.count = 0;

@@ -195,8 +195,6 @@ def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: 
             return _json(shown.sample(row))
         case "picture", [row, leaf]:
             return shown.picture(row, leaf, _number(query, "axis"), _number(query, "at")), "image/png"
-        case "summary", []:
-            return _json(shown.summary())
         case "missing", []:
             return _json(shown.missing())
     raise _RequestError(404, "there is nothing at this path")

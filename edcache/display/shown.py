@@ -13,17 +13,13 @@ import numpy as np
 
 from edcache.base import Ints, SampleIndexError, brief
 from edcache.display import cells
-from edcache.display.summary import facts, field_rows, provenance, summary
 from edcache.labels import Histogram, Labels, matching_rows
-from edcache.reader import Reader
 
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
 _MOST_HISTOGRAMS: Final = 40
 _MOST_MISSING: Final = 500
 _MOST_CAPTIONS: Final = 4
-_MOST_ARCHIVES: Final = 20
-_MOST_SCHEMAS: Final = 8
 _LONGEST: Final = 300
 
 
@@ -35,7 +31,6 @@ class Shown:
         labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
         dataset: opens it; called by the threads that ask first, until one has it.
         code: the line of Python that opens it.
-        archives: returns the archives underneath what `dataset` has opened.
     """
 
     def __init__(
@@ -44,9 +39,8 @@ class Shown:
         labels: Callable[[], Labels],
         dataset: Callable[[], Any],
         code: str,
-        archives: Callable[[Any], Sequence[Reader]],
     ) -> None:
-        self.name, self._code, self._archives = name, code, archives
+        self.name, self._code = name, code
         self._labels, self._dataset = cache(labels), cache(dataset)
         self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
@@ -155,13 +149,6 @@ class Shown:
         """A leaf that is an image, or a slice of one that is a volume, as a PNG file."""
         return cells.picture(self._sample(row), leaf, axis, at)
 
-    # -------------------------------------------------------------------------------- as a whole
-
-    def summary(self) -> dict[str, Any]:
-        """Describe the archives underneath."""
-        archives = self._archives(self._dataset())
-        return {"archives": [_summary(one) for one in archives[:_MOST_ARCHIVES]], "all": len(archives)}
-
     def missing(self) -> dict[str, Any]:
         """List the rows without a record, and the errors of the rows that failed."""
         dataset = self._dataset()
@@ -178,17 +165,6 @@ class Shown:
             "others": others[:_MOST_MISSING],
             "more_others": max(0, len(others) - _MOST_MISSING),
         }
-
-
-def _summary(archive: Reader) -> dict[str, Any]:
-    of = summary(archive)
-    schemas = of["schemas"][:_MOST_SCHEMAS]
-    return {
-        "path": of["path"],
-        "facts": [pair for pair in facts(of) if pair[1] is not None],
-        "made_by": list(provenance(of["fingerprint"])),
-        "schemas": [{"samples": one["samples"], "fields": field_rows(one)} for one in schemas],
-    }
 
 
 def _cell(sample: Any) -> dict[str, Any]:

@@ -19,10 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from click.testing import CliRunner
 
 import edcache
-from edcache.cli import main
 from edcache.display import Shown, view
 from edcache.labels import Labels
 
@@ -305,16 +303,6 @@ def test_the_part_of_each_bar_that_a_filter_keeps_is_counted(path, visitor):
     assert visitor.json("/api/0/kept/9?where=")[0] == 404
 
 
-def test_a_summary_says_what_the_command_line_says(path, visitor):
-    (archive,) = visitor.json("/api/0/summary")[1]["archives"]
-    assert archive["path"] == str(path)
-    said = CliRunner().invoke(main, ["info", str(path)]).output.split()
-    assert ["samples", "20"] in archive["facts"]
-    assert [text for _, value in archive["facts"] for text in value.split() if text not in said] == []
-    (schema,) = archive["schemas"]
-    assert (schema["samples"], schema["fields"][0]) == (20, ["image", "tensor", "uint8", "3 x 8 x 8"])
-
-
 def test_cells_follow_the_filter_and_have_pictures(visitor):
     _, body = visitor.json("/api/0/cells?where=label+%3D%3D+1&start=2&count=3")
     assert [cell["row"] for cell in body["cells"]] == [7, 10, 13]
@@ -380,7 +368,7 @@ def test_the_labels_answer_while_the_dataset_is_still_opened():
         return [{"x": 1}] * 5
 
     labels = Labels(pa.table({"y": [1, 2, 3, 4, 5]}))
-    one = Shown("slow.zip", lambda: labels, dataset, "ds", lambda _: [])
+    one = Shown("slow.zip", lambda: labels, dataset, "ds")
     with view([one], open_browser=False, block=False) as viewer:
         visitor = enter(viewer)
         assert visitor.json("/api/0/count?where=y+%3E+2") == (200, {"count": 3, "where": "y > 2"})

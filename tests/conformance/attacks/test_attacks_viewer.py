@@ -20,7 +20,7 @@ pytestmark = [
 AT_ONCE = 60
 browser = pytest.fixture(chromium, scope="module")
 QUESTIONS = (
-    *("", "/count", "/count?where=y+%3D%3D+1", "/histogram/0", "/cells?count=8", "/summary", "/missing"),
+    *("", "/count", "/count?where=y+%3D%3D+1", "/histogram/0", "/cells?count=8", "/missing"),
     *("/sample/0", "/sample/1", "/picture/0/0", "/picture/1/0"),
 )
 
