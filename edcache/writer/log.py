@@ -288,8 +288,8 @@ class Log:
             both = format.unify_column(name, [stored, given], self.file.path)
         except LabelError:
             raise LabelError(
-                f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in labels '
-                f'that were added; add them under another name, or drop_labels("{name}") first'
+                f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in '
+                f'labels that were added; add them under another name, or drop_labels("{name}") first'
             ) from None
         pick = np.arange(root.length)
         pick[change.index] = root.length + np.arange(len(given))

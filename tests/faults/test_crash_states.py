@@ -315,7 +315,7 @@ def whole_entries(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "read_table", as_one_call(chain.read_table))
 
 
-@pytest.fixture(params=thinned(SCENARIOS, 4), ids=lambda s: s.name)
+@pytest.fixture(params=thinned(SCENARIOS, 3), ids=lambda s: s.name)
 def recording(request: pytest.FixtureRequest) -> Recording:
     return record(request.param)
 
