@@ -15,7 +15,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 import edcache
 from edcache import CachedDataset
 from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
-from edcache.format.spec import Head
+from edcache.format import Head
 from edcache.reader import Reader
 from edcache.writer.appender import Appender
 from edcache.writer.publisher import Publisher

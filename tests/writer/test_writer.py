@@ -17,7 +17,7 @@ from codec_samples import encoded_bytes
 from systems import Full, Rebooted, System, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, format
 from edcache.codec.encoder import Encoder
 from edcache.errors import (
     ArchiveError,
@@ -32,7 +32,6 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format import spec as format
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
 from edcache.writer.appender import Appender
