@@ -4,6 +4,7 @@ import functools
 import gc
 import json
 import os
+import tempfile
 import types
 from collections import Counter
 from pathlib import Path
@@ -28,6 +29,10 @@ def pytest_configure(config):
     config.stash[_LEFT_OUT] = Counter()
     # Before a test file reads it, and for the processes that run the tests.
     os.environ.setdefault("EDCACHE_TEST_SCALE", "1" if config.option.full else "0.02")
+    if not hasattr(config, "workerinput"):  # whose folder is its parent's
+        folder = tempfile.TemporaryDirectory(prefix="edcache-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["EDCACHE_DIR"] = folder.name
 
 
 def is_full(item):

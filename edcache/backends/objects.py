@@ -12,7 +12,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edcache import base, format, storage, writer
@@ -79,15 +78,15 @@ class ObjectStore(Store):
 class Spool:
     """The file in which the archive of one object is filled; a `Stage`. It may not be there.
 
-    It lies in `$EDCACHE_SPOOL`, by default `~/.cache/edcache/spool`.
+    It lies in the folder "spool" of `storage.cache_folder()`.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        folder = os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
+        folder = os.path.join(storage.absolute(storage.cache_folder()), "spool")
         digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]
-        self.path = os.path.join(storage.absolute(folder), f"{digest}-{name or 'archive'}")
+        self.path = os.path.join(folder, f"{digest}-{name or 'archive'}")
         self._before: Any = None
         self._replaces = False
 

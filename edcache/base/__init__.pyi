@@ -51,15 +51,16 @@ from .process import MAIN_NAMES as MAIN_NAMES
 from .process import ForkLock as ForkLock
 from .process import PerProcess as PerProcess
 from .process import imported as imported
+from .process import in_threads as in_threads
 from .process import module_aliases as module_aliases
 from .process import module_name as module_name
 from .process import once as once
 from .progress import Progress as Progress
 from .strict_json import loads as loads
-from .threads import in_threads as in_threads
 from .wording import Ints as Ints
 from .wording import article as article
 from .wording import brief as brief
+from .wording import bytes_limit as bytes_limit
 from .wording import described as described
 from .wording import human_bytes as human_bytes
 from .wording import index_ranges as index_ranges

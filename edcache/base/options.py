@@ -26,7 +26,7 @@ OnError: TypeAlias = Literal["raise", "skip", "skip_final"]
 OnStale: TypeAlias = Literal["error", "warn", "rebuild", "ignore"]
 Sync: TypeAlias = Literal["never", "seal", "chunk"] | float
 Workers: TypeAlias = int | Literal["auto"] | None
-Folder: TypeAlias = str | os.PathLike[str] | None
+Folder: TypeAlias = str | os.PathLike[str] | Literal[False] | None
 Show: TypeAlias = bool | Callable[[int, int | None], object] | None
 Transform: TypeAlias = Callable[[Any], Any] | None
 InMemoryKeys: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
@@ -107,11 +107,13 @@ class ReadOptions(Options):
         preload: "shm" reads from a copy of a complete archive in shared memory. The copy is made once per
             host, for all processes of the user that ask for it. It cannot be combined with lazy=True.
         local: a folder on this machine for a copy of a remote, sealed archive. Reading can begin at once, and
-            what is read is copied; see `CachedDataset.from_cache`.
-        max_bytes: a limit in bytes, or as text such as "20GB". With `local` it limits what all copies in the
-            folder have on the disk; an archive that is larger streams. With lazy=True it limits the archive,
-            and a fraction such as 0.5 means that part of the free disk; samples that do not fit are computed
-            at every read.
+            what is read is copied, ahead of a loader or a sampler that knows its order. An archive behind a
+            URL is copied by default, into `$EDCACHE_DIR/copies` (`~/.cache/edcache/copies`). False reads
+            without a copy.
+        max_bytes: a limit in bytes, or as text such as "20GB"; a fraction such as 0.5 is that part of the
+            free disk. It limits what all copies in the folder of `local` have on the disk (by default 0.5);
+            what has no room is read from far. With lazy=True it limits the archive; samples that do not fit
+            are computed at every read.
     """
 
     verify: Verify = "touch"
@@ -126,7 +128,12 @@ class ReadOptions(Options):
     def _check(self) -> None:
         check_choice("verify", self.verify, get_args(Verify))
         check_choice("preload", self.preload, (None, *get_args(Preload)))
-        if self.local is not None and self.expected_digest is not None:
+        local: object = self.local
+        if local not in (None, False) and not isinstance(local, str | os.PathLike):
+            raise OptionError(
+                f"local={shown(local)}; give a folder, or False to read without a copy", option="local"
+            )
+        if self.local and self.expected_digest is not None:
             raise OptionError(
                 "expected_digest= needs the complete file, but local= reads parts of it; copy the archive "
                 "with copy_to_local(..., expected_digest=) and open the copy"

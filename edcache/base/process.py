@@ -1,4 +1,4 @@
-"""What is made once, for an object or a process; a lock that a fork does not freeze; names of modules.
+"""Things made once, for an object or a process; a lock that a fork does not freeze; threads; modules' names.
 
 Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes: a fork while
 another thread computes leaves the child with that lock held, for ever. So does any lock; these do not.
@@ -10,10 +10,11 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
+Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 # A script is `__main__`, and `__mp_main__` in the processes that it spawns; others import it by its name.
@@ -80,6 +81,21 @@ def _begin_process() -> None:
 
 
 os.register_at_fork(after_in_child=_begin_process)
+
+
+def in_threads(
+    work: Callable[[Item], Value], items: Iterable[Item], take: Callable[[Value], Any], most: int, name: str
+) -> None:
+    """Call `work` with each item in at most `most` threads, whose names begin with `name`.
+
+    In the order of the items, the calling thread hands each result to `take`, and raises the first error;
+    what has not begun then never does.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # here, as most processes need no threads
+
+    with ThreadPoolExecutor(most, name) as pool:
+        for result in pool.map(work, items):
+            take(result)
 
 
 def module_name(thing: Any) -> str:

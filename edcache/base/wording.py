@@ -5,18 +5,21 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base.errors import UnknownLabelError
+from edcache.base.errors import OptionError, UnknownLabelError
 
 Ints = npt.NDArray[np.int64]
 
 _WIDEST: Final = 60
+_NARROWEST: Final = 12  # column of a table, if it has more text
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 _MOST_BITS: Final = 2048
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -100,6 +103,23 @@ def parsed_bytes(asked: object) -> int | None:
     return int(nbytes) if 0 < nbytes < float("inf") else None
 
 
+def bytes_limit(asked: int | float | str | None, part: Callable[[float], int]) -> int | None:
+    """Return the limit that `max_bytes=` sets, in bytes; None for none.
+
+    Args:
+        asked: bytes, text such as "20GB", or a fraction such as 0.5. part: the bytes of such a fraction.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, float) and 0 < asked <= 1:
+        return part(asked)
+    nbytes = parsed_bytes(asked)
+    if nbytes is None:
+        choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        raise OptionError(f"max_bytes={shown(asked)}; {choices}", option="max_bytes")
+    return nbytes
+
+
 def human_bytes(nbytes: float) -> str:
     """A size in decimal units: "812 bytes", "4.1 kB", "38.5 MB"."""
     if nbytes < 1000:
@@ -127,15 +147,30 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right."""
+def text_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], most: int | None = None
+) -> Iterator[str]:
+    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right.
+
+    most: characters of a line; texts behind the first column go on in lines below, broken between words.
+    """
     lines = [header, *rows]
     columns = list(zip(*lines, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(1, *map(len, column)) for column in columns]
     places = [str.rjust if are_numbers(column[1:]) else str.ljust for column in columns]
-    for line in lines:
-        padded = (place(text, width) for text, width, place in zip(line, widths, places, strict=True))
-        yield "  ".join(padded).rstrip()
+    while most is not None and sum(widths) + 2 * len(widths) - 2 > most:
+        widest = max(widths[1:], default=0)
+        if widest <= _NARROWEST:
+            break
+        widths[widths.index(widest, 1)] -= 1
+    for first, *others in lines:
+        wrapped = (
+            textwrap.wrap(text, width) if len(text) > width else [text]
+            for text, width in zip(others, widths[1:], strict=True)
+        )
+        for texts in zip_longest([first], *wrapped, fillvalue=""):
+            padded = (place(text, width) for text, width, place in zip(texts, widths, places, strict=True))
+            yield "  ".join(padded).rstrip()
 
 
 def are_numbers(texts: Sequence[str]) -> bool:

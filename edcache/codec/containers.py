@@ -6,11 +6,12 @@ import collections
 import dataclasses
 import enum
 import functools
+import inspect
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from edcache.base import CorruptRecordError, EdcacheError
+from edcache.base import CodecError, CorruptRecordError, EdcacheError
 from edcache.codec import classes
 from edcache.codec.classes import EnumKey, class_name, dataclass_fields, is_registered, own_name
 from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
@@ -62,6 +63,7 @@ _ADVICE = {f"builtins.{name}": f"convert it to a {target}" for name, target in _
     "numpy.ma.MaskedArray": "store its .data, its .mask and its .fill_value",
     "numpy.ma.core.MaskedArray": "store its .data, its .mask and its .fill_value",
     "numpy.ndarray": "call numpy.asarray() on it",
+    "numpy.generic": "call .item() on it",
 }
 
 
@@ -72,8 +74,12 @@ def _disassemble_dataclass(value: Any) -> Parts:
     lost = next((name for name, item in zip(fields, values, strict=True) if item is _MISSING), None)
     if lost is not None:
         raise Refusal(f"{type_name(value)} whose field {lost!r} is not set; set it")
-    for name in getattr(value, "__dict__", ()):
-        if name not in fields and not isinstance(getattr(cls, name, None), functools.cached_property):
+    slots = (
+        name for kin in cls.__mro__ for name, slot in vars(kin).items() if inspect.ismemberdescriptor(slot)
+    )
+    for name in (*getattr(value, "__dict__", ()), *slots):
+        is_cached = isinstance(getattr(cls, name, None), functools.cached_property)
+        if name not in fields and not is_cached and hasattr(value, name):
             raise Refusal(
                 f"{type_name(value)} with the attribute {name!r}, which is no field; make it a field"
             )
@@ -83,6 +89,8 @@ def _disassemble_dataclass(value: Any) -> Parts:
 def _disassemble_object(value: Any, form: Form) -> Parts:
     try:
         tree = form.encode(value)
+    except CodecError as error:
+        raise Refusal(f"{type_name(value)} {error}") from error
     except Exception as error:  # whatever a user's function raises
         raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
     return ("object", *form.name), ["encode()"], [tree]

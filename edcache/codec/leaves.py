@@ -70,10 +70,7 @@ def _int_bytes(value: int) -> bytes:
 def _array(value: dtypes.Array, values: list[Any]) -> Any:
     description = dtypes.describe(value.dtype)
     if description is None:
-        remedy = "convert it to a dtype of fixed size with .astype()"
-        if value.dtype.names:
-            remedy = "store each of its fields by itself"
-        raise Refusal(f"an array of dtype {value.dtype}; {remedy}")
+        raise Refusal(f"an array of dtype {value.dtype}; {dtypes.remedy(value.dtype)}")
     values.append(dtypes.own_bytes(value))
     return "array", description, value.ndim or ()
 

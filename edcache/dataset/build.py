@@ -35,7 +35,7 @@ class Building:
         self._stage = store.stage()
         if self._is_lazy:
             store.check_lazy()
-        self._max_bytes = writer.bytes_limit(options.max_bytes, store.path)
+        self._max_bytes = base.bytes_limit(options.max_bytes, store.part)
         self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")

@@ -174,9 +174,10 @@ class CachedDataset(ArchiveDataset[T_co]):
         read. A sample that is missing raises MissingSampleError. If the length was never declared, len() may
         be too small.
 
-        Behind a URL, or with `local`, only the bytes that reads need are fetched; see the guide to object
-        stores. If the remote archive is replaced while it is open, the next read of what is not here raises
-        StaleArchiveError, and refresh() opens the new state.
+        Behind a URL, or with `local`, only the bytes that reads need are fetched, once for all processes of
+        this machine: they are kept in a copy that fills, see the guide to object stores. If the remote
+        archive is replaced while it is open, the next read of what is not here raises StaleArchiveError;
+        open it again. With `local=False` nothing is kept, and refresh() opens the new state.
         """
         OpenOptions.of(None, keywords, "from_cache")
         if name is not None:

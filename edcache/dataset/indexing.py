@@ -243,8 +243,8 @@ class Readable(Dataset[T_co]):
             batch_size: the number of samples in a batch; None if the sampler gives complete batches, as those
                 of `edcache.samplers` do with `global_batch_size`.
             shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it.
-                An epoch that you leave early (`break`, `next(iter(loader))`) begins again with the same
-                order. Call `loader.set_epoch(n)`, or keep one iterator.
+                An epoch that you leave early (`break`, `next(iter(loader))`) begins again where it began,
+                with the same order. Call `loader.set_epoch(n)`, or keep one iterator.
             sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch
                 among the ranks of a job; without one each rank reads all samples.
             drop_last: True leaves out a last batch that is not full.

@@ -108,8 +108,8 @@ class StoredRecords:
         readers, sessions: the archives in which the records lie. schemas: texts, each once.
         rows: `format.ROW` [k], of each record, by rising place in the view, as its archive has it.
         places: int64 [k], in the view. ends: bytes of the records up to each.
-        source, sample, schema: int64 [k], of each row the number of its archive, the index of its sample there,
-            and its position in `schemas`.
+        source, sample, schema: int64 [k], of each row the number of its archive, its sample there, and its
+            position in `schemas`.
         failures: why samples have no record, by rising place.
         is_whole: the view is all of one archive, in its order.
         skips_damage: damaged records are left out; `damaged` gets their places.

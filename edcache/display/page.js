@@ -196,7 +196,14 @@ function restart() {
   layout(0);
 }
 
+// Say what is waited for; "" for nothing. A moment passes before the page shows it.
+function busy(text) {
+  $("busy").hidden = text === "";
+  $("busy").firstChild.textContent = text;
+}
+
 function say(title, text, action, run) {
+  busy("");
   $("empty").hidden = false;
   $("empty").replaceChildren(el("strong", { text: title }), el("p", { text }),
     ...(action ? [el("button", { text: action, on: { click: run } })] : []));
@@ -266,6 +273,8 @@ function draw() {
   }
   if (grid.cells.has(state.current)) $("grid").setAttribute("aria-activedescendant", `cell-${state.current}`);
   else $("grid").removeAttribute("aria-activedescendant");
+  const waits = [...grid.cells.values()].some((cell) => !cell.data);
+  busy(!waits ? "" : grid.shape === null ? "Reading the first samples. PyTorch is loaded for them, which takes a while." : "Reading samples");
   if (last > first) ask(Math.floor(first / BLOCK), Math.floor((last - 1) / BLOCK));
 }
 
@@ -619,10 +628,11 @@ async function choose(set) {
   state.info = null;
   grid.shape = null;
   $("empty").hidden = true;
+  busy("Opening the archive");
   try {
     state.info = await get(`${set}`);
     document.title = `${shown(state.info.name)} - edcache`;
-    $("name").textContent = shown(state.info.name);
+    $("name").textContent = shown(state.info.name.split("/").pop());
     $("name").title = shown(state.info.name);
     Object.assign(state, { where: "", count: state.info.samples, current: 0 });
     restart();

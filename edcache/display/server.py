@@ -12,6 +12,7 @@ import json
 import os
 import re
 import secrets
+import socket
 import sys
 import threading
 import webbrowser
@@ -58,9 +59,11 @@ _Response: TypeAlias = "tuple[bytes, str]"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection; every way out adds the headers that keep a browser from doing more than it should."""
+    """One request; every way out adds the headers that keep a browser from doing more than it should.
 
-    protocol_version = "HTTP/1.1"
+    As in HTTP/1.0 a connection ends with its answer: one that waits for another request would hold a thread.
+    """
+
     timeout = 60
     server: _Server
 
@@ -76,7 +79,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(code, "this is no request that a browser sends")
 
     def _refuse(self, status: int, reason: str) -> None:
-        self.close_connection = True
         self.request_version = self.protocol_version  # in HTTP/0.9 there would be no headers
         self._send(status, *_json({"error": reason}))
 
@@ -96,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
         except EdcacheError as error:
             self._refuse(404 if isinstance(error, SampleIndexError) else 422, str(error))
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            self.close_connection = True
+            pass  # nobody listens any more
         except Exception as error:  # noqa: BLE001 - what a user's transform raises too; it may name files
             self._refuse(500, f"{type(error).__name__} while this was read")
 
@@ -146,8 +148,6 @@ class _Handler(BaseHTTPRequestHandler):
         own = {"Content-Type": content_type, "Content-Length": str(len(body))}
         for name, value in (_HEADERS | own | headers).items():
             self.send_header(name.replace("_", "-"), value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
@@ -211,10 +211,13 @@ class _Server(ThreadingHTTPServer):
     """The listening socket, who may come in, and what there is to see."""
 
     daemon_threads = True
-    allow_reuse_address = True
+    request_queue_size = 1_024
 
     def __init__(self, shown: Sequence[Shown], port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
+        if hasattr(socket, "TCP_DEFER_ACCEPT"):
+            # The system keeps a connection until it says something: browsers open some ahead, each a thread.
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 60)
         self.shown = shown
         self.token = secrets.token_urlsafe(24)
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")

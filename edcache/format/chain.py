@@ -2,10 +2,10 @@
 
 States of an archive, all of them told by what the last groups of its chain are:
 
-    only the head                      nothing is there
-    ... chunk or note                  not sealed: what the last root says, if there is one, and what follows it
-    ... root                           sealed: what the root says
-    bytes that are no whole group      a torn tail, which the next writer cuts off; or damage (`damage_behind`)
+    only the head             nothing is there
+    ... chunk or note         not sealed: what the last root says, if there is one, and what follows it
+    ... root                  sealed: what the root says
+    no whole group behind     a torn tail, which the next writer cuts off; or damage (`damage`)
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from edcache.format.entries import (
 from edcache.format.head import HEAD_NAME, Head, is_count
 from edcache.format.records import Failure, failures_of
 from edcache.format.root import (
-    TAIL_NBYTES,
     Root,
     checked_root,
     directory_nbytes,
     pack_directory,
-    root_place,
+    read_root,
 )
 
 
@@ -51,11 +50,13 @@ class Chain:
         cursor: where the next entry belongs. chunks: all of them, in order.
         root: the last one; its header is `root_header`. behind: chunks that follow it.
         sealed: neither a chunk nor a note follows the root.
-        length: of the dataset, if the head, the root or a note says it. origin: the head, with the fingerprint
-            and the length of the source that was the last to lengthen it. end_index: one more than the
-            highest sample.
+        length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint
+            and length of the source that was the last to lengthen it. end_index: one more than the highest
+            sample.
         failures: by index, the number of the entry that says it, and the failure; a record may follow.
         durable: bytes up to here were synced.
+        unread: the last root or note whose payload fails its crc32, and the offset of its group; None once a
+            later root says all.
     """
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
@@ -71,6 +72,7 @@ class Chain:
         self.end_index = 0
         self.failures: dict[int, tuple[int, Failure]] = {}
         self.durable = 0
+        self.unread: tuple[Header, int] | None = None
         # By name the newest: what a zip directory lists behind the head.
         self._entries: dict[str, Header] = {}
 
@@ -94,18 +96,23 @@ class Chain:
         return self.cursor != before
 
     def add(self, pread: PRead, group: list[Header]) -> None:
-        """Take in the group that belongs at the cursor, which moves last."""
+        """Take in the group that belongs at the cursor.
+
+        The cursor moves last: after an interrupt the same group is taken in again, which changes nothing
+        (tests/faults/soak_interrupts.py).
+        """
         last = group[-1]
         if last.kind == CHUNK:
-            self.chunks.append(last)
-            self.behind.append(last)
+            for chunks in (self.chunks, self.behind):
+                if not chunks or chunks[-1].number < last.number:
+                    chunks.append(last)
             self.end_index = max(self.end_index, last.end)
             self.sealed = False
         elif last.kind == NOTE:
             self._take_note(pread, last)
             self.sealed = False
         else:
-            self._take_root(pread, last)
+            self._take_root(pread, last, group[0].offset)
         for header in group:
             self._entries.pop(header.name, None)
             self._entries[header.name] = header
@@ -115,7 +122,8 @@ class Chain:
     def _take_note(self, pread: PRead, header: Header) -> None:
         data = pread(header.payload_offset, header.nbytes)
         if len(data) != header.nbytes or crc32(data) != header.crc32:
-            return  # lost in a power cut
+            self.unread = header, header.offset
+            return
         try:
             note = base.loads(data)
             if type(note) is not dict or not note.keys() <= {"length", "fingerprint", "failed"}:
@@ -136,10 +144,12 @@ class Chain:
             self.origin = replace(self.head, length=length, fingerprint=fingerprint)
         self.failures |= {failure.index: (header.number, failure) for failure in failed}
 
-    def _take_root(self, pread: PRead, header: Header) -> None:
+    def _take_root(self, pread: PRead, header: Header, group: int) -> None:
         data = pread(header.payload_offset, header.nbytes)
         if len(data) != header.nbytes or crc32(data) != header.crc32:
-            return  # lost in a power cut; what it said is in the chunks
+            self.unread = header, group
+            return
+        self.unread = None
         self.root, self.root_header = checked_root(data, header.payload_end, self.where), header
         self.behind, self.sealed = [], True
         self.failures = {failure.index: (header.number, failure) for failure in self.root.failures}
@@ -170,7 +180,8 @@ class Chain:
 
     def directory(self, pread: PRead) -> bytes:
         """The zip directory that belongs behind the root of a sealed archive."""
-        assert self.root is not None and self.root_header is not None
+        assert self.root is not None
+        assert self.root_header is not None
         listed = self.listed(self.root.labels)
         return pack_directory([self.head_header(pread), *listed], self.root_header.payload_end)
 
@@ -179,27 +190,35 @@ class Chain:
         """Where the file ends if nothing is torn."""
         if not self.sealed:
             return self.cursor.offset
-        assert self.root is not None and self.root_header is not None
+        assert self.root is not None
+        assert self.root_header is not None
         names = [header.name for header in self.listed(self.root.labels)]
         return self.root_header.payload_end + directory_nbytes([HEAD_NAME, *names])
 
-    def damage_behind(
-        self, pread: PRead, next_data: Callable[[int], int], size: int, is_fresh: bool
-    ) -> Header | None:
-        """An entry of this archive behind the end of the chain, which shows that the chain broke there.
+    def damage(self, pread: PRead, next_data: Callable[[int], int], size: int, is_fresh: bool) -> str | None:
+        """Say where the chain is damaged; None for a torn tail, and for what a power cut may have taken.
 
-        A writer that was killed leaves none but those of an unfinished seal. A power cut may, unless the
-        entry says that what is before it was synced. is_fresh: no power was cut since the file was written.
+        It broke if the end of the file, or an entry of this archive behind the end of the chain, says so: a
+        writer that was killed leaves none but those of an unfinished seal. A power cut may leave any, unless
+        the entry says that what is before it was synced.
+        is_fresh: no power was cut since the file was written.
         """
-        end = self.cursor.offset
-        tail = pread(max(0, size - TAIL_NBYTES), min(size, TAIL_NBYTES))
-        place = root_place(tail)
+        end, what = self.cursor.offset, "no entry fits at offset"
+        if self.unread is not None:
+            header, group = self.unread
+            synced = header.durable >= group if header.kind == ROOT else self.durable >= header.next
+            if is_fresh or synced:
+                return f"{header.name} at offset {header.offset:,} fails its crc32"
+        found = read_root(pread, size, self.where)
+        sealed_at = None if found is None else found[1].offset
+        if is_fresh and sealed_at is not None and sealed_at > end:
+            return f"{what} {end:,}, but root.json follows, the payload at offset {sealed_at:,}"
         for header in later_headers(pread, next_data, max(end, self.end), size, self.head.uuid):
-            is_finished = header.kind in (CHUNK, NOTE) or (
-                header.kind == ROOT and place is not None and place.offset == header.payload_offset
-            )
+            is_finished = header.kind in (CHUNK, NOTE) or header.payload_offset == sealed_at
             if header.offset > end and is_finished and (is_fresh or header.durable > end):
-                return header
+                return (
+                    f"no entry fits at offset {end:,}, but {header.name} follows at offset {header.offset:,}"
+                )
         return None
 
     def salvage(self, pread: PRead, next_data: Callable[[int], int], size: int) -> None:
@@ -209,8 +228,13 @@ class Chain:
                 self.add(pread, [header])
 
     def unsound_group(self, pread: PRead) -> int | None:
-        """The offset of the first group that is not durable and has a payload that fails its crc32."""
+        """The offset of the first group that is not durable and has a payload that fails its crc32.
+
+        That of a seal was synced before its headers were written, if these say so.
+        """
         for group in walk(pread, self.cursor.offset, self.head.uuid, self._first):
+            if group[-1].kind == ROOT and group[-1].durable >= group[0].offset:
+                continue
             for header in group:
                 if header.payload_end > self.durable and payload_crc32(pread, header) != header.crc32:
                     return group[0].offset

@@ -27,9 +27,10 @@ class RecordIndex:
     Args:
         rows: `format.ROW` [length], or None if `fetch` reads them. place: where they lie in the file then.
         schemas, failures: of the archive. present: how many samples have a record.
-        uniform: (schema, nbytes) that all records are said to have; each record is checked for it.
+        uniform: the schema that all records are said to have, and their least and most bytes; each record is
+            checked for it.
     Attributes:
-        only_schema, only_nbytes: those of `uniform`; None if there is none.
+        only_schema, least_nbytes, most_nbytes: those of `uniform`; None and 0 if there is none.
     Safety: threads and forks may use it at once; two may fetch the same rows.
     """
 
@@ -40,14 +41,14 @@ class RecordIndex:
         present: int,
         schemas: Sequence[str],
         failures: Sequence[Failure],
-        uniform: tuple[int, int] | None = None,
+        uniform: tuple[int, int, int] | None = None,
         *,
         place: Place | None = None,
         fetch: Fetch | None = None,
     ) -> None:
         self.length, self.present, self.schemas, self.failures = length, present, schemas, failures
         self.only_schema: int | None = None if uniform is None else uniform[0]
-        self.only_nbytes: int | None = None if uniform is None else uniform[1]
+        self.least_nbytes, self.most_nbytes = (0, 0) if uniform is None else uniform[1:]
         self.is_dense = present == length
         self.nbytes = 0
         self._rows, self._place, self._fetch = rows, place, fetch
@@ -115,8 +116,8 @@ class RecordIndex:
 
     def sizes(self, indices: Ints) -> Ints:
         """The bytes of records as they are stored: int64 [n]."""
-        if self.only_nbytes is not None:
-            return np.full(len(indices), self.only_nbytes)
+        if self.only_schema is not None and self.least_nbytes == self.most_nbytes:
+            return np.full(len(indices), self.most_nbytes)
         if self._words is not None:
             found: Ints = self._words[indices, 1]
             return found

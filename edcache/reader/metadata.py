@@ -78,17 +78,15 @@ class Metadata:
         if self.skips_damage:
             chain.salvage(file.pread, file.next_data, self.size)
             return chain
-        while self.size > chain.end:
+        while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
-            later = chain.damage_behind(file.pread, file.next_data, self.size, is_fresh)
-            # A writer may have published it since.
-            if later is None:
+            damage = chain.damage(file.pread, file.next_data, self.size, is_fresh)
+            # A writer may have published what follows since.
+            if damage is None:
                 break
             if not chain.extend(file.pread, self.size):
                 raise CorruptArchiveError(
-                    f"{self.path}: no entry fits at offset {chain.cursor.offset:,}, but {later.name} follows at "
-                    f"offset {later.offset:,}: it is damaged there; {_lost(self.path)}",
-                    path=self.path,
+                    f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
                 )
         return chain
 
@@ -104,11 +102,12 @@ class Metadata:
 
     @property
     def is_durable(self) -> bool:
-        """False if it is sealed and was never synced before that, so that a power cut may have taken some of it.
-
-        Nothing is asked of a file that was written since this machine started.
-        """
-        if self._root_place is None or not isinstance(self.file, File) or storage.written_since_boot(self.file):
+        """False if it was sealed without a sync, and a power cut may have taken some of it since."""
+        if (
+            self._root_place is None
+            or not isinstance(self.file, File)
+            or storage.written_since_boot(self.file)
+        ):
             return True
         start = self._root_place.offset - format.header_nbytes("root.json")
         header = format.parse_header(self.file.pread(start, format.MAX_HEADER_NBYTES))
@@ -141,8 +140,9 @@ class Metadata:
             return RecordIndex.of(root, memory, extents.read_many)
         contents = self._contents
         rows = contents.rows(0, contents.length)
-        present = int((rows["flags"] & format.PRESENT).astype(bool).sum())
-        return RecordIndex(rows, contents.length, present, contents.schemas, contents.failures(rows))
+        return RecordIndex(
+            rows, contents.length, contents.present(), contents.schemas, contents.failures(rows)
+        )
 
     def check(self) -> None:
         """Check index and labels; CorruptArchiveError if one is damaged. It reads all of them."""

@@ -39,6 +39,7 @@ class ByteSource(ABC):
         by_request: each read is a request to another machine. The source is one state of the object: if the
             object changes, reading raises an error.
         is_live: other processes may append to it while it is open.
+        is_copy: it is a copy of a sealed archive, which may be partial.
         token: opens the same copy in another process. It pickles.
         ahead: fetches bytes before they are read; None if nothing is missing, or nothing is kept.
     Raises: StorageError, the bytes cannot be read.
@@ -48,6 +49,7 @@ class ByteSource(ABC):
     path: str
     by_request: bool = False
     is_live: bool = False
+    is_copy: bool = False
     token: Any = None
     ahead: Prefetch | None = None
 

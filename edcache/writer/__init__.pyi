@@ -24,7 +24,6 @@ from .job import check_source as check_source
 from .job import claim_size as claim_size
 from .job import length_of as length_of
 from .lazy import LazyFiller as LazyFiller
-from .lazy import bytes_limit as bytes_limit
 from .log import LabelChange as LabelChange
 from .recovery import never_created as never_created
 from .recovery import recover as recover

@@ -115,7 +115,7 @@ class CacheWriter:
         self._local = storage.followed(local) if self._replaces else local
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
-        # No ExitStack: what it cannot take, where memory ends, would stay open (test_out_of_memory.py).
+        # No ExitStack: what it cannot take, where memory ends, would stay open (soak_out_of_memory.py).
         try:
             self._appender = Appender.open(
                 work,

@@ -7,6 +7,7 @@ overdue, appends it in that read.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from contextlib import closing
@@ -14,30 +15,18 @@ from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
 from edcache import base
-from edcache.base import ForkLock, OptionError, StorageError, parsed_bytes
+from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
-from edcache.writer.store import store_at
+
+logger = logging.getLogger("edcache")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
 # Chunks have at most this part of `max_bytes`: as much may stay unused, if the last one does not fit.
 _CHUNK_PART: Final = 16
 
 _opening: Final = ForkLock()
-
-
-def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
-    """How large `max_bytes=` lets an archive grow: bytes, text such as "20GB", or a part of the disk."""
-    if asked is None:
-        return None
-    if isinstance(asked, float) and 0 < asked <= 1:
-        return store_at(path).part(asked)
-    nbytes = parsed_bytes(asked)
-    if nbytes is None:
-        choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
-        raise OptionError(f"max_bytes={base.shown(asked)}; {choices}", option="max_bytes")
-    return nbytes
 
 
 class LazyFiller:
@@ -101,8 +90,16 @@ class LazyFiller:
                 self._open = _OpenArchive(self._job, self._max_bytes)
                 # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
                 # open archive is held, so that a filler that is dropped goes, and takes it along.
-                multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
+                multiprocessing_util.Finalize(self, _close, (self._open,), exitpriority=10)
             return self._open
+
+
+def _close(archive: _OpenArchive) -> None:
+    """Append what is pending as Python ends, or as the cache is dropped: no caller can take an error."""
+    try:
+        archive.close()
+    except EdcacheError as error:
+        logger.warning("%s; samples that were computed and not appended are lost", error)
 
 
 class _OpenArchive:

@@ -26,17 +26,16 @@ def recover(path: str) -> None:
 def recover_log(log: Log) -> None:
     """Take in what is there, and make it an archive that reads, whatever a crash left; append lock held.
 
-    A kill leaves a torn tail. A power cut leaves any part of what was not synced: if the file was written
-    before this boot, what is not durable is read, and the file is cut at the first entry that fails its crc32.
+    A kill leaves a torn tail. A power cut leaves any part of what was not synced: of a file of another boot
+    all that is not durable is read, and the file is cut at the first group that fails its crc32.
     """
     log.catch_up()
     is_fresh = storage.written_since_boot(log.file)
     size = log.file.size()
-    later = log.chain.damage_behind(log.file.pread, log.file.next_data, size, is_fresh)
-    if later is not None:
+    damage = log.chain.damage(log.file.pread, log.file.next_data, size, is_fresh)
+    if damage is not None:
         raise CorruptArchiveError(
-            f"{log.file.path}: no entry fits at offset {log.chain.cursor.offset:,}, but {later.name} follows "
-            f'at offset {later.offset:,}: it is damaged there; "edcache copy {log.file.path} -o NEW '
+            f'{log.file.path}: {damage}: it is damaged there; "edcache copy {log.file.path} -o NEW '
             '--skip-damaged" keeps what is sound',
             path=log.file.path,
         )

@@ -1,5 +1,6 @@
 """Archives on real servers: nginx, an S3, a Google Cloud Storage."""
 
+import functools
 import os
 from itertools import count
 
@@ -13,6 +14,7 @@ from torch.utils.data import DataLoader, default_collate
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveNotFoundError, StaleArchiveError
 
+from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 300
 
 
@@ -33,7 +35,7 @@ class Place:
         self.url, self.options, self.put = url, options, put
 
     def open(self, name="a.zip"):
-        return CachedDataset.from_cache(self.url + name, storage_options=self.options)
+        return from_cache(self.url + name, storage_options=self.options)
 
 
 @pytest.fixture(scope="module")

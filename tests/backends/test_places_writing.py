@@ -32,7 +32,7 @@ COUNT = 120
 @pytest.fixture(autouse=True)
 def spool(tmp_path, monkeypatch):
     folder = tmp_path / "spool"
-    monkeypatch.setenv("EDCACHE_SPOOL", str(folder))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     return folder
 
 
@@ -127,17 +127,17 @@ def test_what_an_error_interrupted_is_continued(memory, spool):
 @pytest.mark.parametrize("mode", ["a", "w"])
 def test_what_was_interrupted_does_not_overwrite_what_came_meanwhile(memory, tmp_path, monkeypatch, mode):
     url, folders = "memory://bucket/a.zip", [str(tmp_path / "one"), str(tmp_path / "two")]
-    monkeypatch.setenv("EDCACHE_SPOOL", folders[0])
+    monkeypatch.setenv("EDCACHE_DIR", folders[0])
     with CacheWriter(url) as w:
         w.append(1)
     w = CacheWriter(url, "a")
     w.append(2)
     w.abort()
-    monkeypatch.setenv("EDCACHE_SPOOL", folders[1])
+    monkeypatch.setenv("EDCACHE_DIR", folders[1])
     with CacheWriter(url, mode) as w:
         w.append(3)
     published = memory.cat_file("/bucket/a.zip")
-    monkeypatch.setenv("EDCACHE_SPOOL", folders[0])
+    monkeypatch.setenv("EDCACHE_DIR", folders[0])
     with pytest.raises(ArchiveExistsError, match="another archive was put there since .* was begun; delete"):
         CacheWriter(url, "a")
     assert memory.cat_file("/bucket/a.zip") == published
@@ -230,7 +230,7 @@ def test_the_same_fill_on_another_machine_may_win(memory, log, tmp_path, monkeyp
         def __getitem__(self, k):
             if k == COUNT - 1:
                 with monkeypatch.context() as patch:
-                    patch.setenv("EDCACHE_SPOOL", str(tmp_path / "other"))
+                    patch.setenv("EDCACHE_DIR", str(tmp_path / "other"))
                     CachedDataset(Source(log), url)
             return sample(k)
 

@@ -41,7 +41,7 @@ def shared_server():
 def server(shared_server, monkeypatch, tmp_path):
     """A server with nothing in it, whose password is in the environment."""
     monkeypatch.setenv("EDCACHE_REDIS_PASSWORD", PASSWORD)
-    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     shared_server.raw.config_set("maxmemory", 0)
     shared_server.raw.config_set("maxmemory-policy", "noeviction")
     shared_server.raw.flushall()

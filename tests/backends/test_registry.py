@@ -122,7 +122,7 @@ def shelf(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(installed)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), *sys.path]))
-    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     return f"sqlite://{tmp_path}/shelf.db/train.zip"
 
 

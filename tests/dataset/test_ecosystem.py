@@ -288,6 +288,34 @@ def test_a_stateful_data_loader_resumes_its_own_shuffle_on_a_cache(pair, workers
     assert_alike(*found)
 
 
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_accelerate_goes_on_amid_an_epoch_with_other_ranks(archive, tmp_path, ranks):
+    """By its checkpoints, and by skipping batches."""
+    from accelerate import Accelerator, skip_first_batches
+
+    ds = CachedDataset.from_cache(archive)
+
+    def loaders(count):
+        of = [{"num_replicas": count, "rank": rank} for rank in range(count)]
+        return [ds.loader(None, sampler=Shuffle(ds, 5, global_batch_size=8, **each)) for each in of]
+
+    accelerator = Accelerator(cpu=True)
+    first = accelerator.prepare(loaders(2)[0])
+    accelerator.register_for_checkpointing(first)
+    assert len(list(itertools.islice(first, 3))) == 3
+    accelerator.save_state(tmp_path / "state")
+    found = []
+    for rank, loader in enumerate(loaders(ranks)):
+        accelerator = Accelerator(cpu=True)
+        accelerator.register_for_checkpointing(loader)
+        accelerator.load_state(tmp_path / "state")
+        found.append(indices(loader))
+        assert found[-1] == indices(skip_first_batches(loaders(ranks)[rank], 3))
+    whole = loaders(1)[0].sampler
+    steps = [sorted(flat(shares)) for shares in zip(*found, strict=True)]
+    assert steps == [sorted(whole.which(step).tolist()) for step in range(3, 8)]
+
+
 def flat(batches):
     return [index for batch in batches for index in batch]
 
@@ -412,19 +440,24 @@ def test_a_lightning_checkpoint_amid_an_epoch_resumes_our_samplers(archive, tmp_
 
 @pytest.mark.full
 @quiet_lightning
-def test_a_lightning_checkpoint_amid_an_epoch_goes_on_with_other_devices(archive, tmp_path):
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_lightning_checkpoint_amid_an_epoch_goes_on_with_other_devices(archive, tmp_path, workers):
     from lightning_parts import Interrupted, Tiny, trainer
 
     ds = CachedDataset.from_cache(archive)
 
     def loader():
-        return ds.loader(None, sampler=Shuffle(ds, 5, global_batch_size=8))
+        sampler = Shuffle(ds, 5, global_batch_size=8)
+        if workers is None:
+            return ds.loader(None, sampler=sampler)
+        return StatefulDataLoader(ds, batch_sampler=sampler, num_workers=workers)
 
     def seen(devices, name, **options):
         folder = tmp_path / name
         folder.mkdir()
         checkpoint = options.pop("ckpt_path", None)
         many = {"devices": devices, "strategy": "ddp_fork"} if devices > 1 else {}
+        many["use_distributed_sampler"] = workers is None
         trainer(**many, **options).fit(Tiny(folder), loader(), ckpt_path=checkpoint)
         ranks = [json.loads((folder / str(rank)).read_text()) for rank in range(devices)]
         return [

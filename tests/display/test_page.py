@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import wave
 from io import BytesIO
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from browser import By, Keys, Page, chromium, needs_browser
 
 import edcache
-from edcache.display import Viewer
+from edcache.display import Shown, Viewer
+from edcache.labels import Labels
 
 pytestmark = [pytest.mark.full, needs_browser]
 browser = pytest.fixture(chromium, scope="module")
@@ -275,9 +278,40 @@ def test_signals_sound_text_and_volumes_are_shown(browser, tmp_path):
         page.check_nothing_ran()
 
 
-def test_an_archive_that_cannot_be_opened_says_why(browser, tmp_path):
-    from edcache.display import Shown
+@pytest.mark.parametrize("width", [420, 600, 1400])
+def test_a_page_of_any_width_has_room_and_a_slow_start_says_so(browser, many, width):
+    """At 420 pixels the filter was 22 wide, a message was cut, and grey tiles were all of a start."""
+    is_open = threading.Event()
+    quick = many._server.shown[0]
 
+    def dataset():
+        is_open.wait(30)
+        return quick._dataset()
+
+    labels = Labels(pa.table({"label": [1] * 50} | {f"a_rather_long_name_{k}": [k] * 50 for k in range(9)}))
+    size = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        with Viewer([Shown("slow.zip", lambda: labels, dataset, "ds", lambda _: [])]) as viewer:
+            page = Page(browser, viewer)
+            page.wait(lambda: page.one("#busy").is_displayed())
+            assert "PyTorch" in page.text("#busy")
+            is_open.set()
+            page.wait(lambda: page.rows() and not page.one("#busy").is_displayed())
+            assert page.one("#where").size["width"] >= 200
+            page.type("#where", "lable == 1", Keys.ENTER)
+            page.wait(lambda: "did you mean label?" in page.text("#message"))
+            seen = "return ['Width', 'Height'].map(s => m['scroll' + s] - m['client' + s])"
+            seen = f"const m = document.getElementById('message'); {seen}"
+            assert browser.execute_script(seen) == [0, 0]
+            assert page.one("#message").size["width"] > 200
+            assert browser.execute_script("return document.documentElement.scrollWidth") == width
+            assert len(page.rows()) >= 3
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_an_archive_that_cannot_be_opened_says_why(browser, tmp_path):
     def fail():
         raise edcache.errors.CorruptArchiveError("notes.zip: not an archive of edcache")
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import re
 import socket
 import struct
 import threading
+import time
 import wave
 from io import BytesIO
 from pathlib import Path
@@ -148,7 +150,7 @@ def test_no_host_and_two_hosts_are_refused(viewer, visitor):
     mine = f"Host: 127.0.0.1:{viewer.port}\r\n"
     for hosts in ("", mine + mine, mine + "Host: evil.example\r\n"):
         answer = raw(viewer, f"GET / HTTP/1.1\r\n{hosts}Cookie: {visitor.cookie}\r\n\r\n".encode())
-        assert answer.startswith(b"HTTP/1.1 403 "), answer[:80]
+        assert answer.startswith(b"HTTP/1.0 403 "), answer[:80]
     assert visitor.get("/api/sets", Host=f"localhost:{viewer.port}").status == 200
 
 
@@ -232,9 +234,9 @@ def test_what_is_not_there_is_refused_in_one_line(visitor, target):
 def test_long_requests_are_refused(viewer, visitor):
     assert visitor.get("/api/0/count?where=" + "a" * 10_001).status == 422
     assert visitor.get("/api/0/count?where=" + "a" * 50_000).status == 422
-    assert raw(viewer, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.1 414 ")
+    assert raw(viewer, b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n").startswith(b"HTTP/1.0 414 ")
     many = "".join(f"X-{i}: 1\r\n" for i in range(200))
-    assert raw(viewer, f"GET / HTTP/1.1\r\n{many}\r\n".encode()).startswith(b"HTTP/1.1 431 ")
+    assert raw(viewer, f"GET / HTTP/1.1\r\n{many}\r\n".encode()).startswith(b"HTTP/1.0 431 ")
     assert visitor.get("/api/0/count?" + "&".join(f"a{i}=1" for i in range(50))).status in (400, 500)
 
 
@@ -390,6 +392,24 @@ def test_the_labels_answer_while_the_dataset_is_still_opened():
         assert visitor.json("/api/0/histogram/0")[1]["bars"][0]["where"] == "y == 1"
         opened.set()
         assert len(visitor.json("/api/0/cells?count=5")[1]["cells"]) == 5
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_DEFER_ACCEPT"), reason="the system accepts them at once")
+def test_idle_connections_hold_no_threads(viewer, visitor):
+    ask = f"GET / HTTP/1.1\r\nHost: 127.0.0.1:{viewer.port}\r\nConnection: keep-alive\r\n\r\n".encode()
+    before = threading.active_count()
+    with contextlib.ExitStack() as opened:
+        for i in range(200):
+            connect = socket.create_connection(("127.0.0.1", viewer.port), timeout=20)
+            connection = opened.enter_context(connect)
+            if i % 2:
+                connection.sendall(ask)
+                assert connection.recv(100).startswith(b"HTTP/1.0 403 ")
+        assert visitor.get("/api/sets").status == 200
+        deadline = time.monotonic() + 10
+        while threading.active_count() > before + 5:
+            assert time.monotonic() < deadline, threading.active_count()
+            time.sleep(0.02)
 
 
 def test_it_listens_on_this_machine_alone_and_ends(path):

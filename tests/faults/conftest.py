@@ -6,8 +6,8 @@ from importlib import import_module
 
 import pytest
 
+from edcache import format
 from edcache.format import chain, tables
-from edcache.format import spec as format
 
 verify = import_module("edcache.tools.verify")
 

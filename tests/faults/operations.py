@@ -15,8 +15,7 @@ from scenarios import FACTOR, OPTIONS, PATH, read_all, sample
 from systems import current, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.format import spec as format
+from edcache import CachedDataset, CacheWriter, EdcacheError, format
 from edcache.writer import appender
 
 

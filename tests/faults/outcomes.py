@@ -15,10 +15,10 @@ from typing import Any
 
 import systems
 from disk import MemoryDisk
+from edcache.format.tables import ChunkTable
 from systems import replace_system
 
 from edcache import EdcacheError
-from edcache.format.tables import ChunkTable
 
 # Those that a disk in memory has.
 CALLS = tuple(name for name in systems.CALLS if name not in ("reserve", "touch", "share"))

@@ -9,16 +9,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 from disk import MemoryDisk
+from edcache.format.tables import Failure
 from filled import available
 from systems import replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.format.tables import Failure
-from edcache.writer import appender
-from edcache.writer.appender import Appender
+from edcache.format import Failure
+from edcache.writer import Appender
 
 PATH = "/disk/a.zip"
 MENDED = "/disk/mended.zip"
@@ -246,24 +245,6 @@ def label_add(notes: Notes) -> None:
         notes.publish([LABELS["w"]], DROPPED)
 
 
-def label_behind_the_seal(notes: Notes) -> None:
-    """As `label_add`; the seal stays, and the first change is behind it already where the second begins."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(appender, "_MOST_BEHIND_SEAL", 1e9)
-        label_add(notes)
-
-
-def label_and_append(notes: Notes) -> None:
-    """Labels between chunks that are appended, and of samples that are not there yet."""
-    with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
-        cache.add_labels("z", [1 * FACTOR + index for index in range(len(cache))])
-        notes.publish([LABELS["z"]], 1)
-    write(notes, range(6, 9), seal=False)
-    with closing(CachedDataset.from_cache(PATH, allow_partial=True)) as cache:
-        cache.add_labels("z", {index: 2 * FACTOR + index for index in range(len(cache))})
-        notes.publish([LABELS["z"]], 2)
-
-
 def rewrite(notes: Notes) -> None:
     save(PATH)
 
@@ -299,9 +280,7 @@ SCENARIOS = [
     Scenario("save over itself, unsealed", rewrite, (create, revise, resume_more), count=12, whole=(PATH,)),
     Scenario("save beside", save_beside, (create, revise), whole=(PATH, MENDED)),
     Scenario("label add", label_add, (create, first_labels), cuts=0.04),
-    Scenario("label behind a seal", label_behind_the_seal, (create, first_labels), cuts=0.04),
-    Scenario("grow behind it", grow, (create, first_labels, label_behind_the_seal), count=15, cuts=0.04),
-    Scenario("label add, unsealed", label_and_append, (unsealed, first_labels), cuts=0.04),
+    Scenario("grow behind it", grow, (create, first_labels, label_add), count=15, cuts=0.04),
     Scenario(
         "save over itself, labels",
         rewrite,

@@ -34,11 +34,9 @@ from scenarios import (
 from systems import replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError
+from edcache import CachedDataset, CacheWriter, EdcacheError, format
 from edcache.errors import CorruptArchiveError
-from edcache.format import chain
-from edcache.format import spec as format
-from edcache.format.spec import PAGE
+from edcache.format import PAGE, chain
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import metadata
 from edcache.writer import appender, log, recovery

@@ -15,7 +15,7 @@ from systems import replace_system
 import edcache
 from edcache import CacheWriter
 from edcache.errors import CorruptArchiveError
-from edcache.format.spec import PAGE
+from edcache.format import PAGE
 
 
 def archive(seal: bool, sync: Any = "seal") -> bytes:

@@ -27,8 +27,7 @@ from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sam
 from systems import CALLS, WAYS, System, reading_by, routed
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.format import spec as format
+from edcache import CachedDataset, CacheWriter, EdcacheError, format
 from edcache.writer.appender import Appender
 
 pytestmark = [

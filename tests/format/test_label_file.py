@@ -14,6 +14,11 @@ import pyarrow as pa
 import pyarrow.dataset
 import pytest
 import reference
+from edcache.format.label_file import (
+    LabelFile,
+    checked_labels,
+    parse_label_table,
+)
 from label_files import pack_labels
 from range_server import serving
 
@@ -21,11 +26,6 @@ import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptArchiveError
 from edcache.format import label_file, same_tables
-from edcache.format.label_file import (
-    LabelFile,
-    checked_labels,
-    parse_label_table,
-)
 
 ROWS = 100
 

@@ -19,14 +19,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import torch
+from edcache.format.index_pages import pack_index, parse_index
+from edcache.format.tables import Failure, IndexTable, Records
 from fuzz_draw import Draw
 from label_files import pack_labels
 
-from edcache import CacheWriter
-from edcache.format import spec as format
-from edcache.format.index_pages import pack_index, parse_index
-from edcache.format.spec import Header
-from edcache.format.tables import Failure, IndexTable, Records
+from edcache import CacheWriter, format
+from edcache.format import Header
 from edcache.writer.appender import Appender
 
 UUID = bytes(range(16))

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from fuzz_draw import Draw
 
+from edcache import format
 from edcache.errors import EdcacheError
-from edcache.format import spec as format
-from edcache.format.spec import Cursor, Header
+from edcache.format import Cursor, Header
 
 UUID = bytes(range(16))
 SIZE = 1 << 15

@@ -10,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from edcache.format.index_pages import check_page, pack_index, parse_root, unpack_page
+from edcache.format.label_file import checked_labels, parse_label_table
+from edcache.format.tables import IndexTable, Records, parse_chunk_table, spread
 from fuzz_archives import INDEX_DTYPES, INDEX_TYPES
 from fuzz_draw import Draw
 from label_files import pack_labels
 
 from edcache.errors import CorruptArchiveError
-from edcache.format.index_pages import check_page, pack_index, parse_root, unpack_page
-from edcache.format.label_file import checked_labels, parse_label_table
-from edcache.format.tables import IndexTable, Records, parse_chunk_table, spread
 
 _TYPES = [
     *(pa.int64(), pa.uint64(), pa.uint32(), pa.uint16(), pa.float64(), pa.bool_(), pa.null(), pa.string()),

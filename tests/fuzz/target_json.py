@@ -7,10 +7,10 @@ from typing import Any
 
 from fuzz_draw import Draw
 
+from edcache import format
 from edcache.errors import EdcacheError
-from edcache.format import spec as format
+from edcache.format import Head, Header
 from edcache.format.chain import Chain
-from edcache.format.spec import Head, Header
 
 UUID = bytes(range(16))
 _HEAD = json.loads(format.pack_head(Head(UUID, 5, labels=(("y", "y"), ("z", ["a", 0]))))[192:])

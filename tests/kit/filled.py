@@ -5,7 +5,7 @@ import os
 import numpy as np
 
 from edcache.format import Head
-from edcache.writer.appender import Appender
+from edcache.writer import Appender
 
 
 def note(log, index):

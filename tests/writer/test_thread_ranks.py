@@ -48,7 +48,7 @@ class Stream(torch.utils.data.IterableDataset):
 
 @pytest.fixture(autouse=True)
 def spool(tmp_path, monkeypatch):
-    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     yield tmp_path / "spool"
     fsspec.filesystem("memory").store.clear()
 

@@ -32,7 +32,7 @@ BLOCK_NBYTES: Final = 1 << BLOCK_BITS
 RUN, _AT_ONCE = 16, 256
 # Bytes of the map with smaller gaps are read together.
 _MAP_GAP: Final = 1 << 12
-_FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG, errno.EROFS, errno.EACCES)
+FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG, errno.EROFS, errno.EACCES)
 # Seconds between two walks of the folder, which sum up the bytes of its other copies.
 _SECONDS: Final = 5.0
 
@@ -138,7 +138,7 @@ class Fetcher(Prefetch):
                 kept &= self._obtain(blocks[first : first + _AT_ONCE], waits)
         except StorageError as error:
             # Without space, or the right, to write to the copy all that is missing is read from far.
-            if self._keeps_all or error.errno not in _FULL:
+            if self._keeps_all or error.errno not in FULL:
                 raise
             self._is_full, kept = True, False
             base.warn(f"{error}; what is not here yet is read from {self.pinned.note.origin} every time")

@@ -11,7 +11,7 @@ import numpy as np
 from edcache import format, storage
 from edcache.backends.mirror.blocks import BLOCK_BITS, RUN, Fetcher, blocks_of, runs
 from edcache.backends.mirror.sidecar import Note, identity_of, publish
-from edcache.base import ArchiveError, CorruptArchiveError, OptionError, StorageError, in_threads
+from edcache.base import ArchiveError, CorruptArchiveError, StorageError, in_threads
 from edcache.format import Chain, Header
 from edcache.reader import check_digest
 from edcache.storage import ByteSource, File
@@ -21,16 +21,13 @@ THREADS: Final = 8
 Tell = Callable[[int, int], object]
 
 
-def state_of(origin: ByteSource) -> Note:
-    """The state of an archive that is to be copied; OptionError if it is not sealed."""
+def state_of(origin: ByteSource) -> Note | None:
+    """The state of an archive that is to be copied; None if it is not sealed, so that it may still grow."""
     nbytes = origin.size()
     found = format.read_root(origin.pread, nbytes, origin.path)
     if found is None:
         format.read_head(origin.pread, origin.path)  # which refuses what is no archive
-        raise OptionError(
-            f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
-            f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
-        )
+        return None
     return Note(origin.path, identity_of(origin), found[0].head.uuid.hex(), nbytes)
 
 

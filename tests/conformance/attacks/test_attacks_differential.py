@@ -14,8 +14,7 @@ from sound import ORIGINALS, original
 from test_attacks import NUMBERED, forged
 
 import edcache
-from edcache import CachedDataset, EdcacheError
-from edcache.format import spec as format
+from edcache import CachedDataset, EdcacheError, format
 from edcache.format.chain import Chain
 from edcache.storage.file import File
 

@@ -18,8 +18,7 @@ from sound import original
 from systems import System, replace_system
 
 import edcache
-from edcache import CachedDataset, EdcacheError
-from edcache.format import spec as format
+from edcache import CachedDataset, EdcacheError, format
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),

@@ -9,7 +9,7 @@ import pytest
 from browser import Page, chromium, needs_browser
 from test_attacks import NUMBERED, forged, sound  # noqa: F401 - a fixture
 
-from edcache.cli.viewer import _archive
+from edcache.cli.look import archive_shown
 from edcache.display import Viewer
 
 pytestmark = [
@@ -31,7 +31,7 @@ def test_hostile_files_are_shown_or_refused_in_one_line(start, sound, tmp_path):
     for number, attack in NUMBERED[start : start + AT_ONCE]:
         path = tmp_path / f"{number}.zip"
         forged(attack, sound(attack.base), path)
-        archives.append(_archive(str(path)))
+        archives.append(archive_shown(str(path)))
     with Viewer(archives) as viewer, closing(http.client.HTTPConnection("127.0.0.1", viewer.port)) as browser:
         browser.request("GET", viewer.url.partition(str(viewer.port))[2])
         entered = browser.getresponse()
@@ -59,7 +59,7 @@ def test_nothing_of_a_hostile_file_runs_in_a_browser(browser, sound, tmp_path): 
     for number, attack in NUMBERED[::4]:
         path = tmp_path / f"{number}.zip"
         forged(attack, sound(attack.base), path)
-        archives.append(_archive(str(path)))
+        archives.append(archive_shown(str(path)))
     with Viewer(archives) as viewer:
         page = Page(browser, viewer)
         page.wait(lambda: page.rows() or page.text("#empty"))

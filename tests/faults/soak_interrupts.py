@@ -1,4 +1,7 @@
-"""Ctrl-C at any bytecode instruction of an operation: no lock, no file and no sample is lost."""
+"""Ctrl-C at any bytecode instruction of an operation: no lock, no file and no sample is lost.
+
+`scripts/soak` alone runs this file.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any
 import pytest
 from disk import MemoryDisk
 from operations import Aftermath, Operation, operations
-from scale import SCALE, thinned
+from scale import SCALE
 from systems import replace_system
 
 import edcache
@@ -67,7 +70,7 @@ class Interrupt:
         yield result
 
 
-@pytest.mark.parametrize("operation", thinned(OPERATIONS, 4), ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
 def test_an_interrupt_at_any_instruction_leaves_all_as_it_was_or_done(
     operation: Operation, tally: Any
 ) -> None:

@@ -1,8 +1,10 @@
-"""info, show, ls, labels: an archive as a whole, one sample, records and labels as tables."""
+"""info, show, view, ls, labels: archives as wholes, samples, records; labels listed and changed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import click
@@ -13,14 +15,16 @@ from edcache import labels as label_tables
 from edcache.base import Ints, ReadOptions, SampleIndexError, brief, printable
 from edcache.cli import output as out
 from edcache.cli.flags import PATH, PATHS, flags, row_flags
+from edcache.storage import shown
 
 _SHOWN_SCHEMAS: Final = 8
+_NEGATIVE: Final = re.compile(r"-\d+")
 _BLOCK: Final = 10_000
 
 
 def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
     """An archive, complete or not, and its labels; neither takes torch."""
-    archive = writer.store_at(path).reader(ReadOptions(allow_partial=True))
+    archive = writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False))
     return archive, label_tables.Labels(archive.stored_labels, num_rows=len(archive))
 
 
@@ -53,7 +57,17 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"\n{len(schemas) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
 
 
-@click.command(context_settings={"ignore_unknown_options": True})  # so that -1 is an index
+class _Indexed(click.Command):
+    """A command to which -1 is an index, and no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put what is an index behind the options."""
+        negative = [] if "--" in args else list(filter(_NEGATIVE.fullmatch, args))
+        others = [one for one in args if one not in negative]
+        return super().parse_args(ctx, [*others, "--", *negative] if negative else args)
+
+
+@click.command(cls=_Indexed)
 @click.argument("path", type=PATH)
 @click.argument("index", type=int)
 @flags("as_json", "allow_pickle")
@@ -94,10 +108,44 @@ def _short(value: object) -> str:
 
 
 @click.command()
+@PATHS
+@flags("where")
+@click.option("--port", type=click.IntRange(1, 65535), help="Where to listen; a free port by default.")
+@click.option("--no-browser", is_flag=True, help="Print the URL alone.")
+def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: bool) -> None:
+    """Look at archives in a browser: labels, samples, gaps.
+
+    A PATH is an archive, a URL, a folder with archives, or a glob in quotes. The page is served to this
+    machine alone, until Ctrl-C. The URL has a token; whoever has it can see the samples.
+
+    \b
+    Example:
+      edcache view train.zip --where "label == 3"
+    """
+    several = dataset.expand_paths(paths[0] if len(paths) == 1 else paths)
+    archives = list(map(archive_shown, several or paths))
+    if where or several is None:
+        archives[0].rows(where or "")  # so that the command says what is wrong with it
+    display.view(archives, port=port, open_browser=not no_browser, where=where or "")
+
+
+def archive_shown(path: str) -> display.Shown:
+    """An archive for the viewer."""
+    return display.Shown(
+        name=shown(path),
+        labels=lambda: open_archive(path)[1],
+        # Pictures stay files here, and are decoded within limits where they are shown.
+        dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
+        code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
+        archives=dataset.readers_of,
+    )
+
+
+@click.command()
 @click.argument("path", type=PATH)
 @row_flags
 def ls(path: str, **listing: Any) -> None:
-    """List the records: sample, place in the file, bytes and checksum; labels has their labels.
+    """List the records: sample, place in the file, bytes, checksum.
 
     \b
     Example:
@@ -141,8 +189,8 @@ def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[st
 
     \b
     Example:
-      edcache labels train.zip --where "label in (1, 2) and split == 'train'" --count label
-      edcache labels train.zip --add cluster=clusters.npy --add age=patients.csv --on patient
+      edcache labels train.zip --where "label in (1, 2)" --count split
+      edcache labels train.zip --add age=patients.csv --on patient
     """
     if added or dropped:
         if any(value is not None for value in listing.values()):

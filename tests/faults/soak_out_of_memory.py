@@ -1,4 +1,8 @@
-"""Memory ends at any allocation of an operation: one error, of memory or typed, and nothing is lost."""
+"""Memory ends at any allocation of an operation: nothing is lost, and nothing stays locked or open.
+
+Which error tells it is not judged: where an allocation of CPython itself fails, that may be a TypeError or a
+RuntimeError. `scripts/soak` alone runs this file.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,8 @@ from typing import IO, Any
 import pytest
 from disk import MemoryDisk
 from operations import Aftermath, Operation, operations
-from scale import SCALE, thinned
+from scale import SCALE
 from systems import replace_system
-
-from edcache import EdcacheError
 
 pytestmark = pytest.mark.spread
 
@@ -33,20 +35,18 @@ HELD = ("the append lock is held", "files are left open", "locks are left")
 SECONDS = 300
 
 
-def _attempt(operation: Operation, first: int, last: int) -> tuple[MemoryDisk, Any, BaseException | None]:
-    """The allocations [first, last) of the act fail."""
+def _attempt(operation: Operation, first: int, last: int) -> tuple[MemoryDisk, Any, bool]:
+    """Fail the allocations [first, last) of the act: the disk, what is open, whether the act raised."""
     disk = MemoryDisk(operation.base)
     with replace_system(disk):
-        made, raised, result = operation.prepare(), None, None
+        made, raised, result = operation.prepare(), False, None
         testcapi.set_nomemory(first, last)
         try:
             result = operation.act(made)
-        except BaseException as error:
-            raised = error
+        except BaseException:
+            raised = True
         finally:
             testcapi.remove_mem_hooks()
-        if raised is not None:
-            raised.__traceback__ = raised.__context__ = raised.__cause__ = None
     return disk, result if made is None else made, raised
 
 
@@ -56,7 +56,7 @@ def _needs(operation: Operation) -> int:
     def attempt(count: int, out: IO[str]) -> None:
         with replace_system(MemoryDisk(operation.base)):
             operation.act(operation.prepare())
-        print(_attempt(operation, count, count + BURST)[2] is None, file=out)
+        print(not _attempt(operation, count, count + BURST)[2], file=out)
 
     def suffices(count: int) -> bool:
         lines, died = _in_child(partial(attempt, count))
@@ -73,20 +73,14 @@ def _needs(operation: Operation) -> int:
     return high
 
 
-# What numpy and pyarrow raise where their own C code was not prepared.
-ALLOWED = (MemoryError, SystemError, EdcacheError)
-
-
 def _try_all(operation: Operation, points: list[tuple[int, int]], out: IO[str]) -> None:
     """Runs in a child: fails allocations at points (first, how many), and writes a line for each."""
     with replace_system(MemoryDisk(operation.base)):
         operation.act(operation.prepare())  # what is made once is made now
     aftermath = Aftermath(operation)
     for first, length in points:
-        disk, made, raised = _attempt(operation, first, first + length)
+        disk, made, _ = _attempt(operation, first, first + length)
         found = []
-        if raised is not None and not isinstance(raised, ALLOWED):
-            found.append(f"raised {raised!r}")
         with replace_system(disk):
             # Letting go takes a little memory too. Where there is none for that either, an end of the
             # process or of the objects lets go.
@@ -128,7 +122,7 @@ def _in_child(work: Callable[[IO[str]], None]) -> tuple[list[str], str]:
     return lines, died
 
 
-@pytest.mark.parametrize("operation", thinned(OPERATIONS, 4), ids=lambda o: o.name)
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda o: o.name)
 def test_no_allocation_that_fails_does_harm(operation: Operation, tally: Any) -> None:
     """Where numpy or pyarrow do not survive, that is a kill, which does no harm (test_crash_states.py)."""
     total = _needs(operation)
