@@ -203,7 +203,7 @@ def test_labels_are_those_of_a_model(tmp_path_factory, dense, several):
         for name, column in archive.labels.items():
             assert all(alike(column.get(i), value) for i, value in enumerate(model.columns[name]))
     far.pipe_file("/bucket/a.zip", path.read_bytes())
-    with CachedDataset.from_cache("memory://bucket/a.zip", allow_partial=True) as ds:
+    with CachedDataset.from_cache("memory://bucket/a.zip", local=False, allow_partial=True) as ds:
         check_values(ds.labels, model)
         check_filters(ds, model)
     far.store.clear()
@@ -216,7 +216,10 @@ def test_opening_far_takes_as_many_requests_after_changes(path):
         with CachedDataset.from_cache(path) as ds:
             ds.add_labels("y", {k: -1})
         if k % 12 == 0:
-            with serving(path.read_bytes()) as served, CachedDataset.from_cache(served.url) as ds:
+            with (
+                serving(path.read_bytes()) as served,
+                CachedDataset.from_cache(served.url, local=False) as ds,
+            ):
                 assert (ds.labels["y"] == -1).sum() == k
                 assert ds[0]["y"] == 0
                 asked.append(len(served.requests))
