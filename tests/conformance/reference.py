@@ -208,9 +208,9 @@ def _root(root: dict[str, Any], data: bytes) -> Archive:
     assert len(archive.records) == root["present"]
     assert not failed.keys() & archive.records.keys()
     if root["uniform"] is not None:
-        schema, *sizes = root["uniform"]
-        assert {(row[3], row[4]) for row in rows} == {(schema, PRESENT)}
-        assert sizes == [min(row[1] for row in rows), max(row[1] for row in rows)]
+        sizes = [row[1] for row in rows]
+        assert {(row[3], row[4]) for row in rows} == {(root["uniform"][0], PRESENT)}
+        assert root["uniform"][1:] == [min(sizes), max(sizes)]
     for name, (*place, _, is_added) in root["labels"].items():
         table = pa.ipc.open_file(at(place)).read_all()
         assert table.column_names == [name]

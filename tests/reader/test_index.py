@@ -57,8 +57,9 @@ class Far:
 def opened(rows, *, is_near, present=None, far=None):
     far = far or Far(rows)
     count = int((rows["flags"] & PRESENT).sum()) if present is None else present
-    alike = {(int(row["schema"]), int(row["nbytes"])) for row in rows}
-    uniform = alike.pop() if len(alike) == 1 and count == len(rows) else None
+    alike, sizes = set(rows["schema"].tolist()), rows["nbytes"].tolist()
+    is_uniform = len(alike) == 1 and count == len(rows)
+    uniform = (alike.pop(), min(sizes), max(sizes)) if is_uniform else None
     near = rows if is_near else None
     place = Place(START, rows.nbytes, 0)
     return RecordIndex(near, len(rows), count, ["a"], [], uniform, place=place, fetch=far.fetch)

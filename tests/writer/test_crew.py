@@ -419,7 +419,7 @@ def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
         for _ in range(4):
             crew._note_death(50, -signal.SIGKILL)
         assert list(appender.chain.failures) == [50]
-        assert appender.chain.failures[50][0] == appender.chain.cursor.seq - 1
+        assert appender.chain.failures[50][0] == appender.chain.cursor.number - 1
 
 
 def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
