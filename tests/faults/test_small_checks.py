@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from disk import MemoryDisk
+from edcache.format.spec import PAGE, Cursor, Head, Header
+from edcache.format.tables import Records, pack_chunk_table
 from scenarios import OPTIONS, PATH, sample
 from systems import Full, replace_system
 
@@ -19,8 +21,6 @@ from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptArchiveError, PartialArchiveWarning, StorageError
 from edcache.format import spec as format
 from edcache.format.chain import read_table
-from edcache.format.spec import PAGE, Cursor, Head, Header
-from edcache.format.tables import Records, pack_chunk_table
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
 from edcache.storage.file import File
