@@ -178,7 +178,8 @@ def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
     start = align(max(0, size - TAIL_NBYTES), 64)
     tail = pread(start, size - start)
     place = root_place(tail)
-    if place is None or place.offset + place.nbytes > size:
+    # A crc32 of nothing is 0, as a power cut leaves it.
+    if place is None or not place.nbytes or place.offset + place.nbytes > size:
         return None
     at = place.offset - start
     data = tail[at : at + place.nbytes] if at >= 0 else pread(place.offset, place.nbytes)
