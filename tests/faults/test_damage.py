@@ -53,9 +53,10 @@ def test_what_was_synced_behind_damage_is_never_cut(
         damaged_one.save("/disk/mended.zip", skip_damaged=True)
         damaged_one.close()
         mended = edcache.reader.Reader("/disk/mended.zip")
-        lost = list(range(3 * chunk, 3 * chunk + 3))
+        # A root says where the records lie, whatever the header of their chunk says.
+        lost = [] if seal else list(range(3 * chunk, 3 * chunk + 3))
         assert (len(mended), mended.missing().tolist()) == (9, lost)
-        assert any("no entry fits here" in problem for problem in edcache.verify(PATH).problems)
+        assert any("no entry fits at offset" in problem for problem in edcache.verify(PATH).problems)
         mended.close()
 
 
@@ -72,7 +73,7 @@ def test_what_a_power_cut_left_behind_a_torn_header_is_cut() -> None:
 
 def test_an_unsealed_archive_that_was_written_since_the_start_is_not_cut_either() -> None:
     disk = MemoryDisk({PATH: damaged(archive(seal=False), 1)})
-    with replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache copy --skip-damaged"):
+    with replace_system(disk), pytest.raises(CorruptArchiveError, match="edcache copy .* --skip-damaged"):
         CacheWriter(PATH, "a")
 
 
@@ -83,7 +84,7 @@ def test_damage_where_nothing_can_be_written_is_told_as_damage() -> None:
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS))
             return super().open(path, flags, mode)
 
-    data = damaged(archive(seal=True, sync="never"), 1)
+    data = damaged(archive(seal=False), 1)
     disk = ReadOnly({PATH: data})
     with replace_system(disk):
         with pytest.raises(CorruptArchiveError, match="it is damaged there; .*edcache copy"):
