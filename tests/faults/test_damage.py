@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from disk import MemoryDisk
-from edcache.format import PAGE
 from scenarios import OPTIONS, PATH, read_all, sample
 from systems import replace_system
 
 import edcache
 from edcache import CacheWriter
 from edcache.errors import CorruptArchiveError
+from edcache.format import PAGE
 
 
 def archive(seal: bool, sync: Any = "seal") -> bytes:
