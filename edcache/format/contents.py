@@ -98,7 +98,12 @@ class Contents:
 
     def rows(self, start: int, stop: int) -> Rows:
         """The rows of samples from `start` to `stop`, in new memory; of an absent one all zeros."""
-        rows, root = np.zeros(stop - start, ROW), self._root
+        root = self._root
+        try:
+            rows = np.zeros(stop - start, ROW)
+        except (MemoryError, ValueError) as error:  # numpy says so of more than it can count
+            count = f"{stop - start:,} samples are more than fit in memory; fill it and seal it"
+            raise CorruptArchiveError(f"{self._chain.where}: the rows of {count}") from error
         if root is not None and self._trusts_index and start < root.length:
             count = min(stop, root.length) - start
             data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)

@@ -101,7 +101,7 @@ def pack_root(root: Root) -> bytes:
 def parse_root(data: bytes | memoryview, size: int) -> Root:
     """The root of a file of `size` bytes; ValueError or TypeError if it is none."""
     meta = base.loads(data)
-    if type(meta) is not dict or tuple(meta) != _FIELDS:
+    if type(meta) is not dict or tuple(meta) != _FIELDS or type(meta["labels"]) is not dict:
         raise ValueError("it has other keys than are written")
     meta["head"] = parsed_head(meta["head"])
     meta["failures"] = failures_of(meta["failures"])
