@@ -166,7 +166,9 @@ class Aftermath:
 
 def _sound(files: dict[str, bytes]) -> tuple[dict[int, Any], list[str]]:
     try:
-        return read_all(PATH), edcache.verify(PATH).problems
+        found = read_all(PATH)
+        CacheWriter(PATH, "a")._close_files()  # cuts a torn tail
+        return found, edcache.verify(PATH).problems
     except EdcacheError as error:
         # A head that was never finished.
         return {}, [] if len(files[PATH]) < 4096 else [str(error)]
