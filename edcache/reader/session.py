@@ -208,6 +208,7 @@ class Session(Metadata):
                 self.checks.compare(index, row, whole[:nbytes], whole[nbytes:])
             return whole[:nbytes]
         if nbytes >= _LARGE and not is_announced and self.extents.is_probe_due():
+            self.checks.check_place(index, row)
             self._announce(np.array([index]), np.array([offset], np.int64), None)
         if self._checks is None or not self._checks.is_done:
             self.checks.record(index, row, wanted)
