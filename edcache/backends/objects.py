@@ -56,6 +56,9 @@ class ObjectStore(Store):
     def check_writable(self) -> None:
         """Raise OptionError if nothing can be put there."""
 
+    def prepare(self) -> None:
+        """Have something where the object, which is absent, will be put; raise if that cannot be."""
+
     def state(self) -> Any:
         """The identity of the object; None if there is none."""
         try:
@@ -66,9 +69,6 @@ class ObjectStore(Store):
     def stage(self) -> Spool:
         self.check_writable()
         return Spool(self)
-
-    def check_lazy(self) -> None:
-        raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
 
     def appender(self, head: Head, sync: Sync) -> Appender:
         """Raise OptionError: nothing is appended to an object; see `stage`."""
@@ -98,6 +98,8 @@ class Spool:
                 f'{self._store.path}: exists already; use mode="a" to continue or grow it, mode="w" to '
                 "replace it"
             )
+        if self._before is None:
+            self._store.prepare()
         storage.make_parent(self.path)
 
     def prepare(self) -> Any:

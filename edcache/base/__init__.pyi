@@ -18,12 +18,6 @@ from .errors import StaleCacheError as StaleCacheError
 from .errors import StorageError as StorageError
 from .errors import UnknownLabelError as UnknownLabelError
 from .frames import warn as warn
-from .markup import Markup as Markup
-from .markup import element as element
-from .markup import fragment as fragment
-from .markup import joined as joined
-from .markup import pairs as pairs
-from .markup import table as table
 from .options import CacheKeywords as CacheKeywords
 from .options import CacheOptions as CacheOptions
 from .options import Codec as Codec
@@ -58,6 +52,7 @@ from .process import once as once
 from .progress import Progress as Progress
 from .strict_json import loads as loads
 from .wording import Ints as Ints
+from .wording import are_numbers as are_numbers
 from .wording import article as article
 from .wording import brief as brief
 from .wording import bytes_limit as bytes_limit
@@ -70,5 +65,6 @@ from .wording import plain as plain
 from .wording import printable as printable
 from .wording import shortened as shortened
 from .wording import shown as shown
+from .wording import suggestion as suggestion
 from .wording import text_table as text_table
 from .wording import unknown_label as unknown_label

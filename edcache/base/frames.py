@@ -39,7 +39,7 @@ def warn(message: str, category: type[Warning] = RuntimeWarning, once: object = 
 
 
 def _users(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame of the user's, at or outside of a frame."""
+    """Find the user's innermost frame, at a frame or among its callers."""
     while frame is not None and _PASSED.match(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

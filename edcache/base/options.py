@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from inspect import Parameter
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
@@ -50,7 +50,7 @@ class Options:
 
     @classmethod
     def names(cls) -> frozenset[str]:
-        """The names of the options."""
+        """Names of the options."""
         return frozenset(field.name for field in fields(cls))
 
     @classmethod
@@ -68,7 +68,7 @@ class Options:
 
     @classmethod
     def part_of(cls: type[OptionsT], options: OptionsT) -> OptionsT:
-        """The options of this class alone, out of those of a class that has more."""
+        """Pick the options of this class out of those of a class that has more."""
         return cls(**{name: getattr(options, name) for name in cls.names()})
 
 
@@ -167,7 +167,7 @@ class OpenOptions(ReadOptions):
 
     transform: Transform = None
     batch_transform: Transform = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold credentials
 
     def _check(self) -> None:
         checked_function("transform", self.transform)
@@ -309,12 +309,12 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
 
 
 def provisional(options: CacheOptions) -> ReadOptions:
-    """How to read what is there before it is known whether it is complete."""
+    """Options for reading an archive before it is known whether it is complete."""
     return replace(ReadOptions.part_of(options), allow_partial=True, max_bytes=None, preload=None)
 
 
 def checked_function(name: str, function: Any) -> Transform:
-    """The function that an option or an attribute is set to; OptionError for what is none, nor None."""
+    """Return the function that an option or an attribute is set to; OptionError unless it is one, or None."""
     if function is not None and not callable(function):
         raise OptionError(f"{name}={shown(function)}; give a function, or None", option=name)
     return function  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""How values, sizes and near names are put in messages: short, and never by a repr that may raise."""
+"""Text of values, sizes and near names in messages: short, and never by a repr that may raise."""
 
 from __future__ import annotations
 
@@ -30,15 +30,11 @@ _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumera
 
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
-    """The error for a column that is not there, with those that are."""
+    """Make the error for a column that is not there; it lists the columns that are."""
     text = name if isinstance(name, str) else shown(name)
-    if known:
-        return UnknownLabelError(
-            f'no label "{text}"; this archive has: {", ".join(known)}{suggestion(text, known)}'
-        )
-    return UnknownLabelError(
-        f'no label "{text}"; this archive has no labels; build it with in_memory_keys=["{text}"]'
-    )
+    there = f"this archive has: {', '.join(known)}" if known else "this archive has no labels"
+    remedy = f'; make it one by in_memory_keys=["{text}"] or add_labels("{text}", values)'
+    return UnknownLabelError(f'no label "{text}"; {there}{suggestion(text, known) or remedy}')
 
 
 def shown(value: object) -> str:
@@ -54,7 +50,7 @@ def shown(value: object) -> str:
 
 
 def article(value: object) -> str:
-    """The name of a value's type with its article: "an int"."""
+    """Name a value's type with its article: "an int"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
@@ -82,13 +78,13 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The arguments or the attributes in a fingerprint, which may be anybody's."""
+    """Return the arguments or the attributes in a fingerprint, which any program may have written."""
     values = fingerprint.get(key)
     return values if isinstance(values, dict) else {}
 
 
 def parsed_bytes(asked: object) -> int | None:
-    """How many bytes an int above 0, or a text such as "20GB" or "512 MiB", means; None for anything else."""
+    """Parse a size: an int above 0, or a text such as "20GB" or "512 MiB"; None for anything else."""
     if type(asked) is int:
         return asked if asked > 0 else None
     if not isinstance(asked, str):
@@ -136,12 +132,12 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """The first sixty characters, or fewer and dots."""
+    """Cut a text to sixty characters, the last three dots."""
     return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
 
 
 def printable(text: str) -> str:
-    """The text with everything that could steer a terminal, or its direction, written as an escape."""
+    """Escape every character that could steer a terminal, or turn the direction of text."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)

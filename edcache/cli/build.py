@@ -55,7 +55,7 @@ class Call:
         self._arguments = dict(bound.arguments)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What identifies the call; nothing is called."""
+        """Describe the call; nothing is called."""
         return writer.call_fingerprint(self._factory, self._arguments, self._version)
 
     def make(self) -> Any:
@@ -68,7 +68,7 @@ class Call:
 
 
 def _loaded(where: str) -> Any:
-    """The function that "package.module:function" names; the current folder is on the path."""
+    """Import the function that "package.module:function" names; the current folder is on the path."""
     module, _, attribute = where.partition(":")
     if not (module and attribute):
         raise click.UsageError(f'"{where}"; write it as package.module:factory')
@@ -141,7 +141,9 @@ def build(factory: str, arguments: Sequence[str], version: str | None, **options
 @click.command()
 @click.argument("folder", type=PATH)
 @output()
-@click.option("--decode", type=click.Choice(["pil", "numpy", "tensor"]), default="pil", help="For readers.")
+@click.option(
+    "--decode", type=click.Choice(["pil", "numpy", "tensor"]), default="pil", help="Images as they are read."
+)
 @click.option(
     "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
 )
@@ -241,7 +243,9 @@ def import_(
 @click.option("--field", "fields", multiple=True, metavar="NAME", help="Only this field; repeatable.")
 @click.option("--label", "labels", multiple=True, metavar="NAME", help="Only this label; repeatable.")
 @click.option("--no-labels", is_flag=True, help="No label columns but those that are fields.")
-@click.option("--shard-size", metavar="SIZE", default="500MB", type=size, help="About so large is a shard.")
+@click.option(
+    "--shard-size", metavar="SIZE", default="500MB", type=size, help="Of a shard; about 500MB by default."
+)
 @flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
 def export(
     paths: Sequence[str],

@@ -1,4 +1,4 @@
-"""The options that commands share, each by the name of the argument that it becomes."""
+"""Options that several commands have, each by the name of the argument that it becomes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PATHS: Final = click.argument("paths", metavar="PATH...", nargs=-1, required=Tru
 
 
 def size(text: str) -> int:
-    """The bytes of an option's text."""
+    """Parse a size in bytes."""
     nbytes = parsed_bytes(text)
     if nbytes is None:
         raise click.BadParameter(f'"{text}"; write it as in 500MB, 1.5GB or 1TiB')
@@ -49,9 +49,11 @@ _SHARED: Final = dict(
         _shared("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
         _shared("arguments", "An argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
         _shared("as_json", "One JSON document instead of text.", "--json", is_flag=True),
-        _shared("chunk_size", "Most samples that one publication holds.", type=click.IntRange(1)),
-        _shared("codec", "native by default.", type=click.Choice(get_args(Codec))),
-        _shared("compression", "zstd or zstd:19; none by default.", metavar="TEXT"),
+        _shared(
+            "chunk_size", "Most samples that one publication holds.", metavar="N", type=click.IntRange(1)
+        ),
+        _shared("codec", "How samples are stored; native by default.", type=click.Choice(get_args(Codec))),
+        _shared("compression", "zstd, or zstd:19; none by default.", metavar="NAME"),
         _shared("expected_digest", "The SHA-256 that the archive must have.", "--digest", metavar="DIGEST"),
         _shared("form", "The rows as CSV.", "--csv", flag_value="csv"),
         _shared("grow", "Add to an archive whose source has become longer.", is_flag=True, default=None),
@@ -82,7 +84,7 @@ _SHARED: Final = dict(
             "progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None
         ),
         _shared("skip_damaged", "Leave out samples that are damaged or missing.", is_flag=True),
-        _shared("timeout", "Seconds for one sample.", type=click.FloatRange(0, min_open=True)),
+        _shared("timeout", "For one sample.", metavar="SECONDS", type=click.FloatRange(0, min_open=True)),
         _shared("version", "Change it when the factory makes other samples.", metavar="VALUE"),
         _shared("where", "Only samples whose labels fulfil this.", metavar="EXPR"),
     )
@@ -101,12 +103,12 @@ def flags(*names: str) -> Callable[[Command], Command]:
 
 
 def row_flags(command: Command) -> Command:
-    """The flags of a command that prints rows, which `output.print_rows` takes."""
+    """Add the flags of a command that prints rows, which `output.print_rows` takes."""
     as_json = click.option("--json", "form", flag_value="json", help="The rows as one JSON list.")
     return flags("limit", "form")(as_json(command))
 
 
 def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Command], Command]:
-    """Where a command writes."""
+    """Add the option -o, the path that a command writes."""
     defaults: dict[str, Any] = {"required": True, "metavar": "PATH", "type": PATH}
     return click.option("-o", "--output", "output", help=help, **defaults | details)

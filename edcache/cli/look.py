@@ -110,7 +110,9 @@ def _short(value: object) -> str:
 @click.command()
 @PATHS
 @flags("where")
-@click.option("--port", type=click.IntRange(1, 65535), help="Where to listen; a free port by default.")
+@click.option(
+    "--port", metavar="PORT", type=click.IntRange(1, 65535), help="Where to listen; a free port by default."
+)
 @click.option("--no-browser", is_flag=True, help="Print the URL alone.")
 def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: bool) -> None:
     """Look at archives in a browser: labels, samples, gaps.
@@ -137,7 +139,6 @@ def archive_shown(path: str) -> display.Shown:
         # Pictures stay files here, and are decoded within limits where they are shown.
         dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
         code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
-        archives=dataset.readers_of,
     )
 
 

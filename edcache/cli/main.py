@@ -17,7 +17,7 @@ class _Commands(click.Group):
     """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands as they were added: what makes archives, looks, checks, shares, tidies."""
+        """List the commands as they were added: make archives, look, check, share, tidy."""
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:

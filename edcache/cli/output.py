@@ -45,7 +45,7 @@ def cell(value: object) -> str:
 
 
 def _columns() -> int | None:
-    """The width of the terminal that stdout is; None where it leads elsewhere."""
+    """Return the width of the terminal that stdout is; None if it is a pipe or a file."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

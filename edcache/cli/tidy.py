@@ -88,7 +88,7 @@ def verify(
 
 
 def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
-    """The problems, then the result, then what a copy over itself would give back."""
+    """Say the problems, then the result, then how many bytes a copy over itself frees."""
     yield from map(out.printable, report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
@@ -268,7 +268,7 @@ def _delete(archives: Sequence[tools.Listed]) -> dict[str, int]:
 
 
 def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
-    """The folder and the archives in it; the default folder need not exist."""
+    """List the archives of a folder; the default folder need not exist."""
     if directory not in (None, _MEMORY):
         return directory, tools.archives_in(directory)
     folder = storage.cache_folder() if directory is None else storage.memory_folder()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from edcache.base import CodecError, CorruptRecordError, EdcacheError
 from edcache.codec import classes
-from edcache.codec.classes import EnumKey, class_name, dataclass_fields, is_registered, own_name
+from edcache.codec.classes import EnumKey, class_name, dataclass_fields, own_name
 from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
 from edcache.codec.packages import Form
 
@@ -28,16 +28,16 @@ _MISSING = object()
 def disassemble(value: Any) -> Parts:
     """The parts of an object whose parts have names; Refusal where it is none, or cannot be stored."""
     cls: Any = type(value)
-    form = classes.form_of(cls)
-    if form is not None:
-        return _disassemble_object(value, form)
+    known = classes.stored_as(cls)
+    if isinstance(known, Form):
+        return _disassemble_object(value, known)
     if classes.is_namedtuple_class(cls) and len(cls._fields) == len(value):
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
         if not classes.is_found(cls, classes.changes):
             raise Refusal(f"{type_name(value)}, which no module has; call edcache.register({cls.__name__})")
         return ("namedtuple", *class_name(cls), cls._fields), cls._fields, tuple(value)
-    if is_registered(cls) and dataclasses.is_dataclass(cls):
+    if known is cls and dataclasses.is_dataclass(cls):
         return _disassemble_dataclass(value)
     raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
 
@@ -114,7 +114,7 @@ def dump_key(key: Any) -> Any:
         return ("none",)
     remedy = ""
     if isinstance(key, enum.Enum) and isinstance(key, str):
-        if is_registered(kind) and kind.__members__.get(key.name) is key:
+        if classes.stored_as(kind) is kind and kind.__members__.get(key.name) is key:
             return "enum", *class_name(kind), key.name
         remedy = f"edcache.register({kind.__name__}), or "
     raise Refusal(
@@ -203,7 +203,7 @@ def _mapping(cls: type) -> ContainerKind:
 
 def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        cls = classes.registered(name)
+        cls = classes.lookup(name, type)
         fields = dataclass_fields(cls) if dataclasses.is_dataclass(cls) else ()
         if fields != keys:
             raise classes.fields_differ(name, keys, fields)
@@ -217,7 +217,7 @@ def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
 
 def _assemble_object(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        form = classes.form_named(name)
+        form = classes.lookup(name, Form)
         try:
             return form.decode(values[0])
         except EdcacheError:

@@ -177,7 +177,9 @@ class Readable(Dataset[T_co]):
                 samples.append(self[position])
             except Exception as error:  # noqa: BLE001 - it is shown
                 samples.append(error)
-        return display.SampleGrid(positions, samples, self.labels)
+        # As `indices` has them, without the whole of it.
+        at = np.array(positions, np.int64)
+        return display.SampleGrid(self._root_indices(at).tolist(), samples, self.labels.take(at))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: no user's code is run for it, and nothing that is far away is fetched."""
@@ -188,7 +190,7 @@ class Readable(Dataset[T_co]):
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
             return display.dataset_html(self, repr(self), readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged
-            return base.fragment(str(error))
+            return display.fragment(str(error))
 
     @property
     def _readers(self) -> list[Reader]:

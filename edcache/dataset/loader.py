@@ -135,8 +135,11 @@ class Loader:
         batches = iter(order) if self.batch_size is None else _slices(order, starts)
         ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
-            batches = ahead.follow(batches, starts.step)
+            batches = ahead.follow(batches, starts.step, tells=True)
         batches = known_draws(sampler, self.dataset, batches)
+        # Who counts batches does not ask for one more than there are, so the last one takes what is dropped.
+        last = sampler._items(start, sampler.rank) if self._drop_last else len(starts) * starts.step
+        reached = itertools.chain(starts[1:], [last] if starts else [])
         self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._asked_device
@@ -148,13 +151,11 @@ class Loader:
             ring = self._ring or _Ring(self._pin_memory, self._reuse)
             self._ring = None
         try:
-            for number, batch in enumerate(self._made(batches, ring), 1):
-                if ahead is not None and number == 1:
+            for taken, batch in zip(reached, self._made(batches, ring), strict=True):
+                if ahead is not None:
                     ahead.begin()
                 if sampler._iteration is iteration:
-                    # Who counts batches does not ask for one more than there are.
-                    is_cut = number == len(starts) and self._drop_last
-                    sampler._taken = sampler._items(start, sampler.rank) if is_cut else number * starts.step
+                    sampler._taken = taken
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
@@ -369,9 +370,8 @@ class _Ring:
 
     def hand_out(self, slot: _Slot) -> None:
         """Note that the caller gets a batch of this one now, and needs the one before the last no more."""
-        self._held.append(slot)
-        if len(self._held) > _HELD:
-            left = self._held.popleft()
-            # The batches of a slot come in a row.
-            if not any(left is slot for slot in self._held):
-                self.free.append(left)
+        held = self._held
+        held.append(slot)
+        # The batches of a slot come in a row.
+        if len(held) > _HELD and (left := held.popleft()) is not held[0]:
+            self.free.append(left)

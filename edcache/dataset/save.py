@@ -28,6 +28,7 @@ from edcache.base import (
     OptionError,
     StaleArchiveError,
 )
+from edcache.codec import stored_fields
 from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
 from edcache.format import PRESENT, Failure, Head, Rows, pa
 from edcache.reader import OnProgress, Reader, Session, fits
@@ -141,6 +142,19 @@ class StoredRecords:
         self.is_whole = len(shares) == 1 and np.array_equal(shares[0][1], own)
         if not skips_damage:
             self._check_missing(samples)
+        self._warn_of_mixture()
+
+    def _warn_of_mixture(self) -> None:
+        """Warn if samples of two archives have no structure in common, as tensors and image files."""
+        first, *others = [list(map(_fields_text, one.index.schemas)) for one in self.sessions]
+        for session, own in zip(self.sessions[1:], others, strict=True):
+            if first and own and not {*first} & {*own}:
+                path = self.sessions[0].path
+                base.warn(
+                    f"save(): samples of {path} have {first[0]}, those of {session.path} have {own[0]}; no "
+                    "batch holds both"
+                )
+                return
 
     def _found(self, number: int, share: Stored) -> tuple[Ints, Rows, Ints, Ints, Ints]:
         """The records of samples of one archive: places, rows, schemas, the archive's number and samples."""
@@ -231,6 +245,14 @@ class StoredRecords:
             labels=tuple((name, fields.get(name)) for name in self.labels.column_names),
             claim_size=first.claim_size,
         )
+
+
+def _fields_text(schema: str) -> str:
+    """The fields of samples and their kinds, in words."""
+    fields = (
+        f"{'.'.join(map(str, field.path)) or 'sample'}: {field.kind}" for field in stored_fields(schema)
+    )
+    return ", ".join(fields) or "no fields"
 
 
 def _way_of(head: Head) -> str:

@@ -112,7 +112,12 @@ class Contents:
 
     def rows(self, start: int, stop: int) -> Rows:
         """The rows of samples from `start` to `stop`, in new memory; of an absent one all zeros."""
-        rows, root = _absent_rows(stop - start), self._root
+        root = self._root
+        try:
+            rows = _absent_rows(stop - start)
+        except (MemoryError, ValueError, OverflowError, OSError) as error:
+            count = f"{stop - start:,} samples are more than fit in memory; fill it and seal it"
+            raise CorruptArchiveError(f"{self._chain.where}: the rows of {count}") from error
         if root is not None and self._trusts_index and start < root.length:
             count = min(stop, root.length) - start
             data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)

@@ -101,7 +101,7 @@ def pack_root(root: Root) -> bytes:
 def parse_root(data: bytes | memoryview, size: int) -> Root:
     """The root of a file of `size` bytes; ValueError or TypeError if it is none."""
     meta = base.loads(data)
-    if type(meta) is not dict or tuple(meta) != _FIELDS:
+    if type(meta) is not dict or tuple(meta) != _FIELDS or type(meta["labels"]) is not dict:
         raise ValueError("it has other keys than are written")
     meta["head"] = parsed_head(meta["head"])
     meta["failures"] = failures_of(meta["failures"])
@@ -178,7 +178,8 @@ def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
     start = align(max(0, size - TAIL_NBYTES), 64)
     tail = pread(start, size - start)
     place = root_place(tail)
-    if place is None or place.offset + place.nbytes > size:
+    # A crc32 of nothing is 0, as a power cut leaves it.
+    if place is None or not place.nbytes or place.offset + place.nbytes > size:
         return None
     at = place.offset - start
     data = tail[at : at + place.nbytes] if at >= 0 else pread(place.offset, place.nbytes)
@@ -191,7 +192,7 @@ def checked_root(data: bytes | memoryview, size: int, where: str) -> Root:
     """The root of its bytes, whose crc32 holds; CorruptArchiveError if no release wrote it."""
     try:
         return parse_root(data, size)
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CorruptArchiveError(
             f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: "
             "build the archive again",

@@ -189,7 +189,11 @@ class Session(Metadata):
                 data = memoryview(codec.decompress(data))
             except base.CorruptRecordError as error:
                 raise error.within(self.checks.place(index), self.path, index) from error
-        return data, self._decoders.get(row[3]) or self.decoder_at(index, row[3])
+        decoder = self._decoders.get(row[3]) or self.decoder_at(index, row[3])
+        if len(data) < decoder.fixed_nbytes:
+            what = f"it has {len(data):,} bytes, its schema needs {decoder.fixed_nbytes:,}"
+            raise base.CorruptRecordError(f"{self.checks.place(index)}: {what}", path=self.path, index=index)
+        return data, decoder
 
     def _stored(self, index: int, row: Row, wanted: Part = None, *, is_announced: bool = False) -> memoryview:
         """The stored bytes of a record; at least the wanted ones are checked."""
@@ -204,6 +208,7 @@ class Session(Metadata):
                 self.checks.compare(index, row, whole[:nbytes], whole[nbytes:])
             return whole[:nbytes]
         if nbytes >= _LARGE and not is_announced and self.extents.is_probe_due():
+            self.checks.check_place(index, row)
             self._announce(np.array([index]), np.array([offset], np.int64), None)
         if self._checks is None or not self._checks.is_done:
             self.checks.record(index, row, wanted)

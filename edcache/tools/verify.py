@@ -272,10 +272,10 @@ class Survey:
         damage = chain.damage(self._pread, self._file.next_data, self.size, is_fresh=True)
         if damage is not None:
             self._problem(chain.cursor.offset, damage)
-        elif chain.sealed and self.root is None and not self.has_writer:
-            self._problem(chain.cursor.offset, "the end of the zip directory is missing or damaged")
         elif chain.sealed and self.size > chain.end and not self.has_writer:
             self._problem(chain.end, "bytes behind the zip directory")
+        elif chain.sealed and self.root is None and not self.has_writer:
+            self._problem(chain.cursor.offset, "the end of the zip directory is missing or damaged")
 
     def _joined(self) -> Contents | None:
         try:

@@ -8,6 +8,7 @@ from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .crew import worker_count as worker_count
 from .description import qualified_name as qualified_name
+from .features import by_items as by_items
 from .features import declared as declared
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint

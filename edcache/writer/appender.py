@@ -212,8 +212,8 @@ class Appender:
     def change_labels(self, change: LabelChange) -> None:
         """Publish label columns of a sealed archive, and drop others; it stays sealed.
 
-        Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive. After
-        a StorageError all of it is there or none.
+        Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive.
+        After a StorageError all of it is there or none.
         """
         with self._appending():
             root = self.chain.root

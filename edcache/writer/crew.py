@@ -29,12 +29,8 @@ from edcache.writer.worker import work
 
 logger = logging.getLogger("edcache")
 
-# Of a worker that imports a script without a main guard: it comes to the call that started it.
+# Of a worker that imports a script without a main guard, and comes to the call that started it.
 _NO_GUARD: Final = 77
-_GUARD: Final = (
-    "each worker process imports this script anew, and comes to this call again; put the call below "
-    '`if __name__ == "__main__":`, or use num_workers=0'
-)
 _NAME: Final = "edcache-"
 # A sample that ends its process so often is not tried again; memory may have been short before.
 _DEATHS: Final = 3
@@ -80,7 +76,9 @@ class Crew:
         Raises the error of a worker at once, and SourceError for samples that ended their process after the
         others are filled; SourceError if workers end and no sample is to blame.
         """
-        self._check_main_guard()
+        process = multiprocessing.current_process()
+        if process.name.startswith(_NAME) and getattr(process, "_inheriting", False):
+            os._exit(_NO_GUARD)
         try:
             for _ in range(self._size):
                 self._start()
@@ -97,14 +95,6 @@ class Crew:
             self._stop()
         if self._failures and self._options.on_error == "raise":
             raise SourceError(f"{self._path}: {'; '.join(self._failures)}", path=self._path)
-
-    def _check_main_guard(self) -> None:
-        """End a worker that still imports its script, quietly: its parent says why. Raises: OptionError."""
-        process = multiprocessing.current_process()
-        if getattr(process, "_inheriting", False):
-            if process.name.startswith(_NAME):
-                os._exit(_NO_GUARD)
-            raise OptionError(f"{self._path}: {_GUARD}")
 
     def _start(self) -> None:
         end = None
@@ -139,7 +129,10 @@ class Crew:
         if isinstance(message, Carried):
             raise message.restored()
         if worker.process.exitcode == _NO_GUARD:
-            raise OptionError(f"{self._path}: {_GUARD}")
+            raise OptionError(
+                f"{self._path}: each worker process imports this script anew, and comes to this call again; "
+                'put the call below `if __name__ == "__main__":`, or use num_workers=0'
+            )
         if message is not None:
             if not worker.is_late:
                 self._note_death(message, worker.process.exitcode)

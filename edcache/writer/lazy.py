@@ -16,15 +16,13 @@ from typing import Any, Final
 
 from edcache import base
 from edcache.base import EdcacheError, ForkLock, StorageError
-from edcache.writer.chunk import CHUNK_NBYTES
+from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
 
 logger = logging.getLogger("edcache")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-# Chunks have at most this part of `max_bytes`: as much may stay unused, if the last one does not fit.
-_CHUNK_PART: Final = 16
 
 _opening: Final = ForkLock()
 
@@ -108,10 +106,9 @@ class _OpenArchive:
     def __init__(self, job: Job, max_bytes: int | None) -> None:
         self._pid = os.getpid()
         self._max_bytes = max_bytes
-        chunk_nbytes = CHUNK_NBYTES if max_bytes is None else min(CHUNK_NBYTES, max_bytes // _CHUNK_PART + 1)
         self._appender = job.open()
         self._presence = Presence(self._appender, job.length)
-        self._publisher = job.publisher(self._appender, keeps_failures=False, chunk_nbytes=chunk_nbytes)
+        self._publisher = job.publisher(self._appender, keeps_failures=False)
         # Reentrant, as a signal handler may read too.
         self._turn = threading.RLock()
         self._is_full = False
@@ -161,7 +158,7 @@ class _OpenArchive:
             self._presence.update()
             new = chunk.without({index for index in chunk.indices if self._presence.has(index)})
             if new.count:
-                self._appender.append(new, max_bytes=self._max_bytes)
+                self._append_part(new)
             self._presence.update()
             if self._presence.complete:
                 self._appender.seal()
@@ -172,3 +169,17 @@ class _OpenArchive:
             base.warn(f"{error}; samples that are not stored yet are computed at every read")
         finally:
             self.pending.clear()
+
+    def _append_part(self, chunk: Chunk) -> None:
+        """Append a chunk; of one that does not fit under `max_bytes` halves, down to a sample.
+
+        Raises: StorageError, not all of it fitted.
+        """
+        try:
+            self._appender.append(chunk, max_bytes=self._max_bytes)
+        except StorageError as error:
+            if error.errno != errno.EFBIG or chunk.count == 1:
+                raise
+            first = chunk.indices[: chunk.count // 2]
+            self._append_part(chunk.without({*chunk.indices[chunk.count // 2 :]}))
+            self._append_part(chunk.without({*first}))

@@ -99,13 +99,15 @@ class Log:
             yield
 
     def mend_end(self) -> None:
-        """Cut off what a writer left that died, and write the zip directory that it did not come to."""
-        chain, end, size = self.chain, self.chain.end, self.file.size()
-        if size > end:
+        """Cut off what a writer left that died, and write the zip directory if it is not there."""
+        chain, end = self.chain, self.chain.end
+        if self.file.size() > end:
             self.file.truncate(end)
-        elif size < end and chain.sealed:
+        if chain.sealed:
             assert chain.root_header is not None
-            self.file.pwrite(chain.root_header.payload_end, chain.directory(self.file.pread))
+            at, directory = chain.root_header.payload_end, chain.directory(self.file.pread)
+            if self.file.pread(at, len(directory)) != directory:
+                self.file.pwrite(at, directory)
 
     def cut(self, offset: int) -> None:
         """End the archive before the group at an offset."""
@@ -288,8 +290,8 @@ class Log:
             both = format.unify_column(name, [stored, given], self.file.path)
         except LabelError:
             raise LabelError(
-                f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in labels '
-                f'that were added; add them under another name, or drop_labels("{name}") first'
+                f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in '
+                f'labels that were added; add them under another name, or drop_labels("{name}") first'
             ) from None
         pick = np.arange(root.length)
         pick[change.index] = root.length + np.arange(len(given))

@@ -377,19 +377,6 @@ def test_a_copy_of_a_large_entry_ends_where_it_is_interrupted(tmp_path, ssd):
     assert len([nbytes for _, nbytes in origin.read if nbytes == (RUN * BLOCK_NBYTES)]) < 8
 
 
-def test_a_copy_that_is_held_up_reads_few_parts_more(tmp_path, ssd):
-    origin, more = Far(make(tmp_path / "a.zip", 3000, 30_000)), []
-
-    def hold(done: int, total: int) -> None:
-        if not more:
-            before = len(origin.read)
-            time.sleep(1)
-            more.append(len(origin.read) - before)
-
-    from_object(origin, ssd / "a.zip", tell=hold)
-    assert more[0] < 2 * 4
-
-
 def test_nothing_of_a_partial_copy_is_believed(far, ssd, tally):
     data = make(far)
     rng = seeded("partial copies")

@@ -19,6 +19,7 @@ from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from optional import need, needs
 from range_server import serving
 from torch.utils.data import DataLoader, default_collate
 
@@ -784,6 +785,7 @@ def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
     ],
 )
 def test_wrong_options_are_told(path, options, message):
+    need("aiohttp")
     with pytest.raises(OptionError, match=message):
         from_cache(path, storage_options=options)
 
@@ -817,6 +819,7 @@ def test_what_only_files_allow_is_refused(served):
         ds.add_labels("x", np.arange(COUNT))
 
 
+@needs("aiohttp")
 def test_a_closed_port_is_told():
     with pytest.raises(
         StorageError, match="http://127.0.0.1:9/a.zip: opening it: no connection: .*; asked once"

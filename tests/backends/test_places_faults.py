@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from likeness import same
+from optional import needs
 from range_server import serving
 from scale import scaled, seeded, thinned
 
@@ -337,6 +338,7 @@ def test_a_redirect_to_nowhere_is_refused_at_once(archive):
         assert len(served.requests) == 1
 
 
+@needs("aiohttp")
 def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch):
     monkeypatch.setattr(http, "_CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(requests, "_cached", PerProcess())

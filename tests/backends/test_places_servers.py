@@ -9,6 +9,7 @@ import object_servers
 import pytest
 import torch
 from likeness import same
+from optional import need
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter
@@ -75,6 +76,7 @@ def put(system, name, data):
 
 @pytest.fixture(params=["nginx", "s3", "gs"])
 def place(request, tmp_path):
+    need("aiohttp")
     place = request.getfixturevalue(request.param)
     place.put("a.zip", written(tmp_path / "a.zip"))
     return place

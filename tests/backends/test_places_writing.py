@@ -22,6 +22,7 @@ from edcache.errors import (
     OptionError,
     SourceError,
     StaleCacheError,
+    StorageError,
 )
 from edcache.writer.store import store_at
 
@@ -248,12 +249,30 @@ def test_what_cannot_be_written_is_told_before_anything_is_computed(url, log):
     assert computed(log) == []
 
 
+def test_a_folder_is_made_before_anything_is_computed(tmp_path, log):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"a\.zip: opening it: NotADirectoryError: .*; asked once"):
+        CachedDataset(Source(log), f"local://{tmp_path}/file/a.zip", storage_options={"request_tries": 1})
+    assert computed(log) == []
+    assert len(CachedDataset(Source(log), f"local://{tmp_path}/new/folder/a.zip")) == COUNT
+
+
 def test_a_lazy_cache_is_a_file(log):
     with pytest.raises(OptionError, match="lazy=True fills a file; for a URL all is filled at once"):
         CachedDataset(Source(log), "memory://bucket/a.zip", lazy=True)
 
 
 # --- S3 ---------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_not_there_is_told_before_anything_is_computed(s3, log):
+    _, options, _ = s3
+    message = "s3://bucte/train.zip: no bucket bucte; check the URL, or make it first"
+    with pytest.raises(ArchiveNotFoundError, match=message):
+        CachedDataset(Source(log), "s3://bucte/train.zip", storage_options=options)
+    with pytest.raises(ArchiveNotFoundError, match=message):
+        CacheWriter("s3://bucte/train.zip", storage_options=options)
+    assert computed(log) == []
 
 
 def test_a_fill_goes_to_s3_whole(s3, log, spool):
@@ -263,10 +282,19 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
     assert same(ds.batch([3, 4])["label"].tolist(), [3, 4])
     assert CachedDataset(Source(log), url, storage_options=options).complete
     assert len(computed(log)) == COUNT
-    with pytest.raises(ArchiveNotFoundError, match="s3://later/a.zip: no such object; check the URL"):
-        CachedDataset(Source(log), "s3://later/a.zip", storage_options=options)
+
+    class Losing(Source):
+        def __getitem__(self, k):
+            if k == COUNT - 1:
+                system.call_s3("delete_bucket", Bucket="later")
+            return super().__getitem__(k)
+
     system.call_s3("create_bucket", Bucket="later")
-    assert CachedDataset(Source(log), "s3://later/a.zip", storage_options=options).complete
+    with pytest.raises(ArchiveNotFoundError, match="s3://later/a.zip: no such object; check the URL"):
+        CachedDataset(Losing(log), "s3://later/a.zip", storage_options=options, fingerprint=False)
+    system.call_s3("create_bucket", Bucket="later")
+    again = CachedDataset(Source(log), "s3://later/a.zip", storage_options=options, fingerprint=False)
+    assert again.complete
     assert len(computed(log)) == 2 * COUNT
     assert files(spool) == []
 

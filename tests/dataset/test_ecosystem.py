@@ -10,6 +10,7 @@ import pytest
 import torch
 from filled import computed, note
 from likeness import same
+from optional import Library, need
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -23,10 +24,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
     random_split,
 )
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from edcache import CachedDataset, CacheWriter
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
+
+torchdata = Library("torchdata.stateful_dataloader")
 
 COUNT = 61
 
@@ -243,7 +245,7 @@ def expected_of(ds, options):
 def test_a_stateful_data_loader_resumes_our_samplers_exactly(archive, make, workers, tally):
     def fresh():
         ds = CachedDataset.from_cache(archive)
-        return StatefulDataLoader(ds, **make(ds), num_workers=workers)
+        return torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers)
 
     ds = CachedDataset.from_cache(archive)
     this, following = expected_of(ds, make(ds))
@@ -265,9 +267,9 @@ def test_a_stateful_data_loader_resumes_our_samplers_exactly(archive, make, work
 def test_a_stateful_data_loader_that_finished_an_epoch_goes_on_with_the_next(archive, make, workers):
     ds = CachedDataset.from_cache(archive)
     this, following = expected_of(ds, make(ds))
-    loader = told(StatefulDataLoader(ds, **make(ds), num_workers=workers), 1)
+    loader = told(torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers), 1)
     assert indices(loader) == this
-    other = StatefulDataLoader(ds, **make(ds), num_workers=workers)
+    other = torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers)
     other.load_state_dict(loader.state_dict())
     assert indices(other) == following
 
@@ -277,11 +279,11 @@ def test_a_stateful_data_loader_that_finished_an_epoch_goes_on_with_the_next(arc
 def test_a_stateful_data_loader_resumes_its_own_shuffle_on_a_cache(pair, workers):
     found = []
     for ds in pair:
-        loader = StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
+        loader = torchdata.StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
         iterator = iter(loader)
         head = list(itertools.islice(iterator, 2))
         state = loader.state_dict()
-        other = StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
+        other = torchdata.StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
         other.load_state_dict(state)
         found.append(head + list(other))
         assert sorted(flat(indices(found[-1]))) == sorted(s["index"] for s in pair[1])
@@ -291,6 +293,7 @@ def test_a_stateful_data_loader_resumes_its_own_shuffle_on_a_cache(pair, workers
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_accelerate_goes_on_amid_an_epoch_with_other_ranks(archive, tmp_path, ranks):
     """By its checkpoints, and by skipping batches."""
+    need("accelerate")
     from accelerate import Accelerator, skip_first_batches
 
     ds = CachedDataset.from_cache(archive)
@@ -431,9 +434,11 @@ def test_a_lightning_checkpoint_amid_an_epoch_resumes_our_samplers(archive, tmp_
 
     ds = CachedDataset.from_cache(archive)
     whole, first, second = Tiny(), Tiny(), Tiny()
-    trainer().fit(whole, StatefulDataLoader(ds, **OURS[name](ds)))
-    trainer(callbacks=[Interrupted(tmp_path / "c.ckpt")]).fit(first, StatefulDataLoader(ds, **OURS[name](ds)))
-    trainer().fit(second, StatefulDataLoader(ds, **OURS[name](ds)), ckpt_path=tmp_path / "c.ckpt")
+    trainer().fit(whole, torchdata.StatefulDataLoader(ds, **OURS[name](ds)))
+    trainer(callbacks=[Interrupted(tmp_path / "c.ckpt")]).fit(
+        first, torchdata.StatefulDataLoader(ds, **OURS[name](ds))
+    )
+    trainer().fit(second, torchdata.StatefulDataLoader(ds, **OURS[name](ds)), ckpt_path=tmp_path / "c.ckpt")
     assert first.seen[:11] + second.seen == whole.seen
     assert same(second.layer.weight.data, whole.layer.weight.data)
 
@@ -450,7 +455,7 @@ def test_a_lightning_checkpoint_amid_an_epoch_goes_on_with_other_devices(archive
         sampler = Shuffle(ds, 5, global_batch_size=8)
         if workers is None:
             return ds.loader(None, sampler=sampler)
-        return StatefulDataLoader(ds, batch_sampler=sampler, num_workers=workers)
+        return torchdata.StatefulDataLoader(ds, batch_sampler=sampler, num_workers=workers)
 
     def seen(devices, name, **options):
         folder = tmp_path / name

@@ -12,7 +12,6 @@ import archives
 import numpy as np
 import orders
 import pytest
-import reference
 import torch
 from filled import available
 from hypothesis import given, settings

@@ -13,11 +13,14 @@ import sys
 import pytest
 import torch
 from likeness import same
+from optional import needs
 from torch.utils.data import DataLoader, Subset
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.samplers import Shuffle
+
+pytestmark = needs("transformers", "accelerate")
 
 COUNT = 24
 WORDS = ["[PAD]", "[UNK]", "[MASK]", *"abcdefgh"]

@@ -68,7 +68,6 @@ def numbers(view: Any) -> list[int]:
         ({"score": None}, [3, 7, 11, 15, 19, 23]),
         ({"score": 4}, [8]),
         ({"y": lambda column: column > 3}, [4, 9, 14, 19]),
-        ({"split": "valid"}, []),
         ({}, list(range(LENGTH))),
     ],
 )
@@ -128,6 +127,16 @@ def test_a_view_reads_its_own_samples(whole: CachedDataset) -> None:
 def test_past_the_end_of_a_view_is_an_index_error(whole: CachedDataset, index: int) -> None:
     with pytest.raises(SampleIndexError, match=rf"index {index} not in \[-8, 8\)"):
         whole.filter(split="test")[index]
+
+
+@pytest.mark.parametrize("where", [None, 'split == "trian"', 'split in ("trian",)'])
+def test_a_text_that_no_sample_has_is_told_where_nothing_is_found(whole: CachedDataset, where: Any) -> None:
+    text = "label \"split\" is 'trian' nowhere, but 'train', 'test'; did you mean train[?]"
+    for ds in (whole, whole[3:]):
+        with pytest.warns(RuntimeWarning, match=text):
+            assert len(ds.filter(where) if where else ds.filter(split="trian")) == 0
+    assert len(whole.filter(split="test").filter(split="train")) == 0
+    assert len(whole.filter(split=["trian", "test"])) > 0
 
 
 def test_an_empty_view_is_empty(whole: CachedDataset) -> None:
@@ -434,6 +443,7 @@ def step_of_a_list(model: list[int], kind: str, what: Any) -> list[int]:
     return [i for i in model if (i % 5 if kind == "y" else SPLIT[i % 3]) in wanted]
 
 
+@pytest.mark.filterwarnings("ignore:filter.. finds no sample")
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, max_size=5))
 def test_views_compose_as_lists_do(whole: CachedDataset, steps: list[tuple[str, Any]]) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 from disk import MemoryDisk
-from edcache.format.tables import Failure
 from filled import available
 from systems import replace_system
 

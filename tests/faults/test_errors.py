@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from disk import MemoryDisk
-from outcomes import CALLS
 from scale import thinned
 from scenarios import OPTIONS, PATH, SCENARIOS, Notes, Scenario, newest, read_all, record, sample
-from systems import replace_system, routed
+from systems import CALLS, replace_system, routed
 
 import edcache
 from edcache import CacheWriter, EdcacheError
@@ -48,7 +47,7 @@ ERRORS: dict[str, tuple[Any, ...]] = {
 }
 
 
-@routed(CALLS)
+@routed([name for name in CALLS if hasattr(MemoryDisk, name) and name not in ("reserve", "touch", "share")])
 class FailingDisk(MemoryDisk):
     """Fails the n-th call, or all calls of that name from the n-th on.
 
@@ -141,7 +140,7 @@ def _older(found: Any, version: int) -> bool:
     return not isinstance(found, int) or found < version
 
 
-@pytest.mark.parametrize("scenario", thinned(SCENARIOS, 3), ids=lambda s: s.name)
+@pytest.mark.parametrize("scenario", thinned(SCENARIOS, 2), ids=lambda s: s.name)
 @pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
 def test_any_failing_call_is_one_error_and_loses_nothing(
     scenario: Scenario, sticky: bool, tally: Any

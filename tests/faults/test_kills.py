@@ -27,8 +27,9 @@ from scenarios import OPTIONS, SCENARIOS, Notes, Scenario, newest, read_all, sam
 from systems import CALLS, WAYS, System, reading_by, routed
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError, format
-from edcache.writer.appender import Appender
+from edcache import CachedDataset, CacheWriter, EdcacheError
+from edcache.format import CHUNK, read_head, walk
+from edcache.writer import Appender
 
 pytestmark = [
     pytest.mark.spread,
@@ -179,9 +180,9 @@ def _damage(_: Any) -> None:
     def pread(offset: int, nbytes: int) -> bytes:
         return bytes(data[offset : offset + nbytes])
 
-    head, cursor = format.read_head(pread, scenarios.PATH)
-    chunk = [h for h in format.walk(pread, len(data), head.uuid, cursor) if h.kind == format.KIND_CHUNK][1]
-    start = data.index(b"and so on", chunk.payload_offset)
+    head, cursor = read_head(pread, scenarios.PATH)
+    chunks = [group[0] for group in walk(pread, len(data), head.uuid, cursor) if group[0].kind == CHUNK]
+    start = data.index(b"and so on", chunks[1].payload_offset)
     data[start : start + 4] = b"spot"
     Path(scenarios.PATH).write_bytes(data)
 
@@ -285,7 +286,7 @@ class Filling(Case):
         def append(self: Appender, chunk: Any) -> None:
             assert not chunk.appended
             publish(self, chunk)
-            notes.publish(chunk.records.index.tolist())
+            notes.publish(chunk.samples.tolist())
 
         with patch.object(Appender, "append", append):
             self._fill(_Source())

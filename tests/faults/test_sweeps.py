@@ -261,40 +261,39 @@ def may_be_torn(kind: Kind, offset: int, rebooted: bool) -> bool:
     return any(one.offset <= offset < one.payload_offset for one in tail)
 
 
-def chosen(name: str, places: range) -> list[int]:
-    """All of them, or at a scale below 1 so large a part of them, rising."""
-    return sorted(seeded(name).sample(places, min(len(places), scaled(len(places)))))
+def chosen(name: str, data: bytes, part: int, parts: int) -> list[int]:
+    """A quarter of the bytes of a part at scale 1, all of them from scale 4 on, rising.
 
-
-def is_in_a_large_record(data: bytes, offset: int) -> bool:
-    """True if all bytes near are alike, which a few of them stand for."""
-    around = data[max(0, offset - 64) : offset + 64]
-    return len(set(around)) <= 2 and any(around)
+    Of padding, and of the large record, a few stand for all.
+    """
+    rng, size = seeded(f"{name} {part}"), len(data)
+    places = []
+    for offset in range(part * size // parts, (part + 1) * size // parts):
+        near = data[max(0, offset - 32) : offset + 32]
+        if len(set(near)) > 2 or rng.random() < 0.01:
+            places.append(offset)
+    return sorted(rng.sample(places, min(len(places), scaled(len(places) // 4))))
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("name", KINDS)
 def test_every_flipped_bit_is_found_and_never_read(name: str, part: int, tally: Any) -> None:
     kind, problems, rng = made(name), list[str](), seeded(f"bits {name} {part}")
-    data, size = kind.data, len(kind.data)
-    whole, count = verified(data), 0
-    for offset in chosen(f"flips {name} {part}", range(part * size // PARTS, (part + 1) * size // PARTS)):
-        if is_in_a_large_record(data, offset) and rng.random() > 0.01:
-            continue
-        count += 1
+    data, whole = kind.data, verified(kind.data)
+    offsets = chosen(f"flips {name}", data, part, PARTS)
+    for offset in offsets:
         bit = 1 << rng.randrange(8)
         flipped = data[:offset] + bytes([data[offset] ^ bit]) + data[offset + 1 :]
-        torn = may_be_torn(kind, offset, rebooted=False)
-        told = [what for maps in (False, True) for what in read_wrong(flipped, kind, maps, torn)]
-        for rebooted in (False, True):
-            found = goes_on(flipped, rebooted)
-            told += [] if found is None else lost(found, kind, may_be_torn(kind, offset, rebooted))
+        told = list(read_wrong(flipped, kind, rng.random() < 0.5, may_be_torn(kind, offset, rebooted=False)))
+        rebooted = rng.random() < 0.5
+        found = goes_on(flipped, rebooted)
+        told += [] if found is None else lost(found, kind, may_be_torn(kind, offset, rebooted))
         report = verified(flipped)
         if report is not None and not report.problems and report.chunks == whole.chunks:
             told.append("verify says sound")
         problems += [f"byte {offset}, bit {bit}: {what}" for what in told]
-    assert not problems, "\n".join([f"{len(problems)} of {count}", *problems[:20]])
-    tally("flipped bits", count)
+    assert not problems, "\n".join([f"{len(problems)} of {len(offsets)}", *problems[:20]])
+    tally("flipped bits", len(offsets))
 
 
 def read_wrong(data: bytes, kind: Kind, maps: bool, is_cut: bool) -> Iterator[str]:
@@ -305,17 +304,14 @@ def read_wrong(data: bytes, kind: Kind, maps: bool, is_cut: bool) -> Iterator[st
 @pytest.mark.parametrize("name", KINDS)
 def test_every_shorter_file_is_found_or_is_what_it_was_once(name: str, tally: Any) -> None:
     """Cut at an old seal, or between entries, it is an archive that a killed writer left: that is sound."""
-    kind, problems, count = made(name), list[str](), 0
-    data, rng = kind.data, seeded(f"lengths {name}")
-    for length in chosen(f"lengths {name}", range(len(data))):
-        if is_in_a_large_record(data, length) and rng.random() > 0.01:
-            continue
-        count += 1
-        cut = data[:length]
-        told = [what for maps in (False, True) for what in read_wrong(cut, kind, maps, is_cut=True)]
+    kind, problems, rng = made(name), list[str](), seeded(f"maps {name}")
+    lengths = chosen(f"lengths {name}", kind.data, 0, 1)
+    for length in lengths:
+        cut = kind.data[:length]
+        told = list(read_wrong(cut, kind, rng.random() < 0.5, is_cut=True))
         report = verified(cut)
         if report is not None and report.sealed and report.sound and cut[-24:-20] != b"edc3":
             told.append(f"verify says sealed and sound: {report}")
         problems += [f"cut to {length}: {what}" for what in told]
-    assert not problems, "\n".join([f"{len(problems)} of {count}", *problems[:20]])
-    tally("truncations", count)
+    assert not problems, "\n".join([f"{len(problems)} of {len(lengths)}", *problems[:20]])
+    tally("truncations", len(lengths))

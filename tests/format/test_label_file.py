@@ -6,10 +6,7 @@ import struct
 import zipfile
 import zlib
 
-import duckdb
 import numpy as np
-import pandas
-import polars
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
@@ -20,12 +17,15 @@ from edcache.format.label_file import (
     parse_label_table,
 )
 from label_files import pack_labels
+from optional import Library
 from range_server import serving
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptArchiveError
 from edcache.format import label_file, same_tables
+
+duckdb, pandas, polars = Library("duckdb"), Library("pandas"), Library("polars")
 
 ROWS = 100
 

@@ -4,8 +4,6 @@ checksums that fit, so that a fuzzer gets behind them.
 
 from __future__ import annotations
 
-import copy
-import io
 import json
 import os
 import struct
@@ -17,37 +15,17 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import torch
-from edcache.format.index_pages import pack_index, parse_index
-from edcache.format.tables import Failure, IndexTable, Records
 from fuzz_draw import Draw
-from label_files import pack_labels
 
-from edcache import CacheWriter, format
-from edcache.format import Header
-from edcache.writer.appender import Appender
+from edcache import CachedDataset, CacheWriter, format
+from edcache.format import CHUNK, COLUMN, HEAD, INDEX, NOTE, PAGE, ROOT, ROW, Header
+from edcache.writer import Appender
 
 UUID = bytes(range(16))
-INDEX_TYPES = {
-    "index": pa.int64(),
-    "offset": pa.uint64(),
-    "nbytes": pa.uint64(),
-    "crc32": pa.uint32(),
-    "schema": pa.uint16(),
-    "raw_nbytes": pa.uint64(),
-}
-INDEX_DTYPES = {name: kind.to_pandas_dtype() for name, kind in INDEX_TYPES.items()}
 _FIELDS = (
-    "samples",
-    "end_index",
-    "table_nbytes",
-    "table_crc",
-    "durable",
-    "seq",
-    "link",
-    "next",
-    "payload_nbytes",
+    *("first", "end", "table_nbytes", "table_crc32", "durable", "number", "link", "next", "nbytes", "crc32"),
+    "offset",
 )
 
 
@@ -71,55 +49,75 @@ def in_memory(data: bytes) -> Iterator[str]:
 
 @dataclass
 class Table:
-    """An Arrow table taken apart: integers by column, labels, and its metadata."""
+    """The table of a chunk taken apart.
 
-    columns: dict[str, list[int]]
-    labels: dict[str, Any]
-    meta: dict[str, Any]
+    rows: of each record the numbers of its row; offsets count from the first record.
+    keeps_sums: False lets the sum of each record fit its row.
+    """
 
-    def packed(self, make: Any) -> bytes:
-        arrays = {
-            name: pa.array(
-                np.array([v % (1 << INDEX_TYPES[name].bit_width) for v in values], np.uint64).astype(
-                    INDEX_DTYPES[name]
-                ),
-                INDEX_TYPES[name],
-            )
-            for name, values in self.columns.items()
-        } | self.labels
-        fields = [pa.field(name, array.type) for name, array in arrays.items()]
-        schema = pa.schema(fields, metadata={"edcache": json.dumps(self.meta)})
-        rows = max(map(len, arrays.values()), default=0)
-        short = [array if len(array) == rows else pa.nulls(rows, array.type) for array in arrays.values()]
-        sink = io.BytesIO()
-        with make(sink, schema) as writer:
-            writer.write_batch(pa.RecordBatch.from_arrays(short, schema=schema))
-        return sink.getvalue()
+    samples: list[int]
+    rows: list[list[int]]
+    meta: Any
+    stream: bytes
+    records: bytearray
+    keeps_sums: bool = False
+
+    def packed(self, start: int) -> tuple[bytes, int]:
+        """The payload of a chunk that starts at an offset, and the bytes of its table."""
+        text = json.dumps(self.meta, separators=(",", ":")).encode()
+        text = text.ljust(format.align(len(text), 8))
+        nbytes = 24 + len(self.rows) * (8 + ROW.itemsize) + len(text) + len(self.stream)
+        records = format.align(nbytes, 64)
+        prefix = struct.pack("<QQQ", len(self.rows), len(text), len(self.stream))
+        samples = b"".join(number(sample, 8) for sample in self.samples)
+        rows = b"".join(
+            row_bytes(sample, row, bytes(self.records), start + records, self.keeps_sums)
+            for sample, row in zip(self.samples, self.rows, strict=True)
+        )
+        table = b"".join([prefix, samples, rows, text, self.stream])
+        return table.ljust(records, b"\0") + self.records, nbytes
+
+
+def number(value: int, nbytes: int) -> bytes:
+    """The last bytes of a number."""
+    return (value % (1 << 8 * nbytes)).to_bytes(nbytes, "little")
+
+
+def row_bytes(sample: int, row: list[int], data: bytes, start: int, keeps_sum: bool) -> bytes:
+    """A row; its sum fits the bytes that it says, where these are in `data`, which starts at an offset."""
+    offset, nbytes, crc, schema, flags = row
+    if not keeps_sum and 0 <= offset <= len(data):
+        record = data[offset : offset + nbytes]
+        crc = format.record_crc32(record) ^ format.key(
+            sample % (1 << 64), schema % (1 << 16), flags % (1 << 16)
+        )
+    widths = (start + offset, 8), (nbytes, 8), (crc, 4), (schema, 2), (flags, 2)
+    return b"".join(number(*one) for one in widths)
 
 
 @dataclass
 class Part:
-    """One entry: `table` where it is a chunk or part of a seal, whose honest bytes are `packed`."""
+    """One entry. table: of a chunk. rows: of an index. root: the JSON of a root, whose places are made to fit
+    but for those in `lied`."""
 
     kind: int
-    packed: bytes
-    records: bytearray = field(default_factory=bytearray)
+    name: str
+    payload: bytes
     table: Table | None = None
-    samples: int = 0
-    end_index: int = 0
+    rows: list[list[int]] | None = None
+    root: Any = None
+    lied: set[str] = field(default_factory=set)
     lies: dict[str, int] = field(default_factory=dict)
-    table_nbytes: int = 0
-    is_changed: bool = False
-    keeps_crcs: bool = False
+    first: int = 0
+    end: int = 0
 
 
 @dataclass
 class Archive:
-    """head: its JSON. parts: the chain between head and seal. seal: index and labels, or nothing."""
+    """head: its JSON. parts: the entries behind it. directory_lie: a byte from its end that is changed."""
 
     head: bytes
     parts: list[Part]
-    seal: list[Part]
     directory_lie: int = -1
 
 
@@ -161,6 +159,14 @@ def _sparse(w: CacheWriter, samples: Any) -> None:
     w.abort()
 
 
+def _relabelled(w: CacheWriter, samples: Any) -> None:
+    _plain(w, samples)
+    cache = CachedDataset.from_cache(w.path)
+    cache.add_labels("z", [f"z {i}" for i in range(len(samples))])
+    cache.drop_labels("y")
+    cache.close()
+
+
 _BASES: list[tuple[Any, int, Any, dict[str, Any]]] = [
     (_number, 5, _plain, {"in_memory_keys": ["y", "s"], "chunk_size": 3}),
     (_fixed, 6, _plain, {"in_memory_keys": ["y"], "chunk_size": 4}),
@@ -169,6 +175,7 @@ _BASES: list[tuple[Any, int, Any, dict[str, Any]]] = [
     (_fixed, 4, _sparse, {"in_memory_keys": ["y"], "chunk_size": 2}),
     (_differing, 6, _plain, {}),
     (_number, 0, _plain, {"in_memory_keys": ["y"]}),
+    (_number, 4, _relabelled, {"in_memory_keys": ["y", "s"]}),
 ]
 
 
@@ -196,89 +203,50 @@ def _taken_apart(number: int) -> Archive:
     head = format.parse_header(data)
     assert head is not None
     _, cursor = format.read_head(pread, "base")
-    headers = list(format.walk(pread, len(data), UUID, cursor))
-    parts = [_part(header, data) for header in headers]
-    seal = parts[-2:] if parts and parts[-1].kind == format.KIND_LABELS else []
-    honest = [part for part in parts if part.kind not in (format.KIND_INDEX, format.KIND_LABELS)]
-    return Archive(data[head.nbytes : head.next].rstrip(), honest, seal)
+    groups = format.walk(pread, len(data), UUID, cursor)
+    return Archive(
+        data[head.payload_offset : head.next].rstrip(),
+        [_part(header, data) for group in groups for header in group],
+    )
 
 
 def _part(header: Header, data: bytes) -> Part:
-    packed = data[header.payload_offset : header.payload_offset + header.table_nbytes]
-    part = Part(header.kind, packed, samples=header.samples, end_index=header.end_index)
-    part.table_nbytes = header.table_nbytes
-    if header.kind == format.KIND_CHUNK:
-        read = pa.ipc.open_stream(packed).read_all()
-        nbytes = json.loads(read.schema.metadata[b"edcache"])["records_nbytes"]
-        start = header.payload_offset + -(-header.table_nbytes // 64) * 64
-        part.records = bytearray(data[start : start + nbytes])
-        part.packed = packed[: len(packed) - 4 * -(-nbytes // format.BLOCK_NBYTES)]
-        part.table = _table(read)
-    elif header.kind in (format.KIND_INDEX, format.KIND_LABELS):
-        part.packed = data[header.payload_offset : header.payload_end]
-        part.table = _index_table(part) if header.kind == format.KIND_INDEX else _label_table(part)
+    payload = data[header.payload_offset : header.payload_end]
+    part = Part(header.kind, header.name, payload, first=header.first, end=header.end)
+    if header.kind == CHUNK:
+        start = format.records_offset(header)
+        count, text, _ = struct.unpack_from("<QQQ", payload)
+        at = 24 + count * (8 + ROW.itemsize)
+        samples = np.frombuffer(payload, "<i8", count, 24).tolist()
+        rows = np.frombuffer(payload, ROW, count, 24 + 8 * count).tolist()
+        part.table = Table(
+            samples,
+            [[row[0] - start, *row[1:]] for row in rows],
+            json.loads(payload[at : at + text]),
+            payload[at + text : header.table_nbytes],
+            bytearray(data[start : header.payload_end]),
+        )
+    elif header.kind == INDEX:
+        part.rows = [list(row) for row in np.frombuffer(payload, ROW).tolist()]
+    elif header.kind == ROOT:
+        part.root = json.loads(payload)
     return part
-
-
-def _index_table(part: Part) -> Table:
-    index = parse_index(part.packed, part.samples, part.table_nbytes)
-    meta = {
-        "length": index.length,
-        "schemas": index.schemas,
-        "chunks": index.blocks.tolist(),
-        "failed": [failure.to_json() for failure in index.failures],
-        "labels": None if index.labels is None else [list(one) for one in index.labels],
-    }
-    return Table({name: column.tolist() for name, column in index.records.columns().items()}, {}, meta)
-
-
-def _label_table(part: Part) -> Table:
-    read = pa.ipc.open_file(part.packed).read_all()
-    return Table({}, {name: read.column(name).combine_chunks() for name in read.column_names}, {})
-
-
-def _pack_seal(part: Part) -> None:
-    """Make the bytes of index.pages or labels.arrow anew; what cannot be packed stays as it was."""
-    assert part.table is not None
-    columns, meta = part.table.columns, part.table.meta
-    refusals = (pa.ArrowException, ValueError, TypeError, OverflowError, KeyError, IndexError)
-    with suppress(*refusals, StopIteration):
-        if part.kind == format.KIND_LABELS:
-            data, part.table_nbytes = pack_labels(pa.table(part.table.labels))
-            part.packed = bytes(data)
-            return
-        records = {
-            name: np.array([v % (1 << 64) for v in values], np.uint64).astype(INDEX_DTYPES[name])
-            for name, values in columns.items()
-        }
-        blocks = np.array([[n % (1 << 64) for n in row] for row in meta["chunks"]], np.uint64)
-        failed = [Failure(*one) for one in meta.get("failed", [])]
-        rest = (meta["schemas"], blocks.astype(np.int64).reshape(-1, 3), failed)
-        index = IndexTable(Records(**records), meta["length"], *rest, meta.get("labels"))
-        part.packed, part.table_nbytes = pack_index(index)
-
-
-def _table(read: Any) -> Table:
-    own = {name: read.column(name).to_pylist() for name in read.column_names if name in INDEX_TYPES}
-    labels = {n: read.column(n).combine_chunks() for n in read.column_names if n not in INDEX_TYPES}
-    meta = json.loads(read.schema.metadata[b"edcache"])
-    return Table(own, labels, meta)
 
 
 def drawn(number: int) -> Archive:
     """A base archive that may be changed."""
     found = _taken_apart(number)
-    return Archive(
-        found.head, [_copied(part) for part in found.parts], [_copied(part) for part in found.seal]
-    )
+    return Archive(found.head, [_copied(part) for part in found.parts])
 
 
 def _copied(part: Part) -> Part:
     table = part.table
     if table is not None:
-        columns = {name: values.copy() for name, values in table.columns.items()}
-        table = Table(columns, table.labels.copy(), copy.deepcopy(table.meta))
-    return replace(part, records=part.records[:], table=table, lies=part.lies.copy())
+        rows, meta = [row.copy() for row in table.rows], json.loads(json.dumps(table.meta))
+        table = replace(table, samples=table.samples.copy(), rows=rows, meta=meta, records=table.records[:])
+    rows = None if part.rows is None else [row.copy() for row in part.rows]
+    root = json.loads(json.dumps(part.root))
+    return replace(part, table=table, rows=rows, root=root, lies=part.lies.copy(), lied=part.lied.copy())
 
 
 # --- putting together ---
@@ -286,104 +254,69 @@ def _copied(part: Part) -> Part:
 
 def assembled(archive: Archive) -> bytes:
     """The file, every checksum and link of which fits what stands there, lies included."""
-    head_nbytes = -(-(format.HEADER_NBYTES + len(archive.head) + 1) // format.PAGE) * format.PAGE
-    payload = archive.head.ljust(head_nbytes - format.HEADER_NBYTES - 1) + b"\n"
-    crc = format.crc32(payload)
-    head = Header(0, UUID, 0, 0, 0, len(payload), crc, head_nbytes, table_nbytes=len(payload), table_crc=crc)
-    out, link, headers = (
-        bytearray(format.pack_header(head) + payload),
-        format.link_after(format.pack_header(head)),
-        [],
-    )
-    for seq, part in enumerate(archive.parts):
-        table_nbytes, payload = _payload(part)
-        bare = Header(part.kind, UUID, seq, len(out), link, 0, 0)
-        total = -(-(bare.nbytes + len(payload)) // format.PAGE) * format.PAGE
-        payload = payload.ljust(total - bare.nbytes, b"\0")
-        header = _header(part, bare, payload, table_nbytes, len(out) + total)
+    start = format.header_nbytes(format.HEAD_NAME)
+    total = format.align(start + len(archive.head) + 1, PAGE)
+    payload = archive.head.ljust(total - start - 1) + b"\n"
+    head = Header(HEAD, format.HEAD_NAME, UUID, 0, 0, len(payload), format.crc32(payload), total, 0)
+    out = bytearray(format.pack_header(head) + payload)
+    cursor = format.Cursor(total, 1, format.link_after(out))
+    listed, places = {format.HEAD_NAME: head}, dict[str, list[int]]()
+    for part in archive.parts:
+        out += bytes(cursor.offset - len(out))
+        start = cursor.offset + format.header_nbytes(part.name)
+        payload, table_nbytes = _payload(part, start, bytes(out), places)
+        fields = {
+            "number": cursor.number,
+            "offset": cursor.offset,
+            "nbytes": len(payload),
+            "crc32": format.crc32(payload),
+            "next": format.align(start + len(payload), PAGE),
+            "link": cursor.link,
+            "first": part.first,
+            "end": part.end,
+            "table_nbytes": table_nbytes,
+            "table_crc32": format.crc32(payload[:table_nbytes]),
+        }
+        header = Header(part.kind, part.name, UUID, **(fields | part.lies))
+        listed.pop(part.name, None)
+        directory = b""
+        if part.kind == ROOT:
+            with suppress(TypeError, KeyError, AttributeError):  # a lie may be there
+                columns = set(map(format.column_name, part.root["labels"]))
+                listed = {k: one for k, one in listed.items() if one.kind != COLUMN or k in columns}
+            size = format.directory_nbytes([*listed, part.name])
+            following = format.align(start + len(payload) + size, PAGE)
+            header = replace(header, **({"next": following} | part.lies))
+            with suppress(struct.error):  # what is drawn may not be written
+                directory = format.pack_directory([*listed.values(), header], start + len(payload))
+        listed[part.name] = header
         packed = format.pack_header(header)
-        out += packed.ljust(bare.nbytes, b"\0")[: bare.nbytes] + payload
-        link = format.link_after(packed)
-        headers.append(header)
-    if archive.seal:
-        _seal(archive, out, link, [head, *headers])
+        if part.kind in (INDEX, COLUMN):
+            places[part.name] = [start, len(payload), fields["crc32"]]
+        out += packed + payload + directory
+        end = fields["next"] if part.kind != ROOT else format.align(len(out), PAGE)
+        cursor = format.Cursor(end, cursor.number + 1, format.link_after(packed))
+    if archive.directory_lie >= 0:
+        out[-1 - archive.directory_lie % 300] ^= 1
     return bytes(out)
 
 
-def _header(part: Part, bare: Header, payload: bytes, table_nbytes: int, end: int) -> Header:
-    fields: dict[str, int] = {
-        "payload_nbytes": len(payload),
-        "payload_crc": format.crc32(payload),
-        "next": end,
-        "samples": part.samples,
-        "end_index": part.end_index,
-        "table_nbytes": table_nbytes,
-        "table_crc": format.crc32(_table_of(part.kind, payload, table_nbytes)),
-    } | part.lies
-    return Header(bare.kind, UUID, **{"seq": bare.seq, "offset": bare.offset, "link": bare.link, **fields})
-
-
-def _table_of(kind: int, payload: bytes, nbytes: int) -> bytes:
-    if kind in (format.KIND_INDEX, format.KIND_LABELS):
-        return payload[max(0, len(payload) - nbytes) :]
-    return payload[:nbytes]
-
-
-def _payload(part: Part) -> tuple[int, bytes]:
-    if part.kind != format.KIND_CHUNK:
-        return len(part.packed), part.packed
-    if part.is_changed and part.table is not None:
-        _sign_records(part)
-        part.packed = part.table.packed(pa.ipc.new_stream)
-    records = memoryview(bytes(part.records))
-    starts = range(0, len(records), format.BLOCK_NBYTES)
-    crcs = [format.crc32(records[at : at + format.BLOCK_NBYTES]) for at in starts]
-    table = part.packed + struct.pack(f"<{len(crcs)}I", *crcs)
-    return len(table), table.ljust(-(-len(table) // 64) * 64, b"\0") + part.records
-
-
-def _sign_records(part: Part) -> None:
-    """Let each record's crc32 fit, wherever its row says that it lies."""
-    assert part.table is not None
-    columns = part.table.columns
-    if part.keeps_crcs or not {"offset", "nbytes", "crc32"} <= set(columns):
-        return
-    extents = zip(columns["offset"], columns["nbytes"], strict=False)
-    crcs = [format.crc32(bytes(part.records[at : at + nbytes])) for at, nbytes in extents]
-    columns["crc32"] = (crcs + columns["crc32"])[: len(columns["crc32"])]
-
-
-def _seal(archive: Archive, out: bytearray, link: int, listed: list[Header]) -> None:
-    index, labels = archive.seal
-    seq = len(archive.parts)
-    packed = []
-    for part in (index, labels):
-        if part.is_changed and part.table is not None:
-            if part is index and not part.keeps_crcs:
-                _sign_index(part.table, out)
-            _pack_seal(part)
-        packed.append(part.packed)
-    bare = [
-        _header(part, Header(part.kind, UUID, seq, len(out), link, 0, 0), data, part.table_nbytes, 0)
-        for part, data in zip((index, labels), packed, strict=True)
-    ]
-    first, second, directory = format.seal_headers(*bare, listed)
-    for header, data in ((first, packed[0]), (second, packed[1])):
-        start = header.offset
-        out[start:] = format.pack_header(header) + data
-    if archive.directory_lie >= 0:
-        at = archive.directory_lie % len(directory)
-        directory = directory[:at] + bytes([directory[at] ^ 1]) + directory[at + 1 :]
-    out += directory
-
-
-def _sign_index(table: Table, file: bytearray) -> None:
-    columns = table.columns
-    if {"offset", "nbytes", "crc32"} <= set(columns):
-        extents = zip(columns["offset"], columns["nbytes"], strict=False)
-        columns["crc32"] = [
-            format.crc32(bytes(file[at : at + min(nbytes, 1 << 16)])) for at, nbytes in extents
-        ]
+def _payload(part: Part, start: int, before: bytes, places: dict[str, list[int]]) -> tuple[bytes, int]:
+    """The bytes of an entry, and how many of them are the table of a chunk."""
+    if part.table is not None:
+        return part.table.packed(start)
+    if part.rows is not None:
+        rows = (row_bytes(k, row, before, 0, "sums" in part.lied) for k, row in enumerate(part.rows))
+        return b"".join(rows), 0
+    if part.root is None:
+        return part.payload, 0
+    said = part.root
+    with suppress(TypeError, KeyError, AttributeError, ValueError):  # a lie may be there
+        if "index" not in part.lied:
+            said["index"] = places["index.rows"]
+        for name, column in said["labels"].items() if "labels" not in part.lied else ():
+            column[:3] = places[format.column_name(name)]
+    return json.dumps(said, separators=(",", ":")).encode(), 0
 
 
 # --- lies ---
@@ -391,79 +324,77 @@ def _sign_index(table: Table, file: bytearray) -> None:
 
 def lie(archive: Archive, draw: Draw) -> None:
     """One change, drawn."""
-    what = draw.below(12)
-    every = [*archive.parts, *archive.seal]
-    part = draw.pick(every) if every else None
+    what, parts = draw.below(12), archive.parts
+    part = draw.pick(parts) if parts else None
     if what == 0:
         archive.head = draw.changed(archive.head)
-    elif what == 1 and len(archive.parts) > 1:
-        archive.parts.insert(
-            draw.below(len(archive.parts)), archive.parts.pop(draw.below(len(archive.parts)))
-        )
-    elif what == 2 and archive.parts:
-        archive.parts.append(_copied(draw.pick(archive.parts)))
+    elif what == 1 and len(parts) > 1:
+        parts.insert(draw.below(len(parts)), parts.pop(draw.below(len(parts))))
+    elif what == 2 and parts:
+        parts.append(_copied(draw.pick(parts)))
     elif what == 3:
-        archive.parts.append(_amendment(draw))
+        parts.insert(draw.below(len(parts) + 1), _note(draw))
     elif what == 4:
-        archive.seal = [] if draw.flag() else archive.seal
-        archive.directory_lie = -1 if draw.flag() else draw.byte()
+        archive.directory_lie = draw.byte()
     elif part is None:
         return
     elif what == 5:
         name = draw.pick(_FIELDS)
-        part.lies[name] = draw.number() % (1 << 32 if name == "table_crc" else 1 << 64)
-    elif what == 6:
-        part.packed, part.is_changed = draw.changed(part.packed), False
-    elif what == 7 and part.records:
-        part.records[:] = draw.changed(bytes(part.records))
-        part.is_changed = True
+        part.lies[name] = draw.number() % (1 << 32 if "crc32" in name else 1 << 64)
+    elif what == 6 and part.table is not None:
+        part.table.stream = draw.changed(part.table.stream)
+    elif what == 7 and part.table is not None:
+        part.table.records[:] = draw.changed(bytes(part.table.records))
     elif part.table is not None:
-        _lie_in_table(part, part.table, what, draw)
+        _lie_in_table(part.table, draw)
+    elif part.rows:
+        at = draw.below(len(part.rows))
+        part.rows[at][draw.below(5)] = draw.number()
+        part.lied |= {"sums"} if draw.below(4) == 3 else set()
+    elif part.root is not None:
+        part.lied |= {_lie_in_meta(part.root, draw)}
+    else:
+        part.payload = draw.changed(part.payload)
 
 
-def _amendment(draw: Draw) -> Part:
-    said = {draw.pick(("length", "lost", "failed", "other")): draw.value() for _ in range(1 + draw.below(2))}
-    kind = format.KIND_AMENDMENT if draw.below(4) else draw.below(6)
+def _note(draw: Draw) -> Part:
+    said = {
+        draw.pick(("length", "fingerprint", "failed", "other")): draw.value()
+        for _ in range(1 + draw.below(2))
+    }
     text = json.dumps(said).encode() if draw.flag() else draw.some()
-    return Part(kind if kind not in (0, 4, 5) else 3, text)
+    return Part(NOTE if draw.below(4) else 1 + draw.below(5), "notes/00000009", text)
 
 
-def _lie_in_table(part: Part, table: Table, what: int, draw: Draw) -> None:
-    part.is_changed, part.keeps_crcs = True, draw.below(4) == 3
-    names = sorted(table.columns)
-    if what in (8, 9) and names:
-        column = table.columns[draw.pick(names)]
-        if column:
-            at = draw.below(len(column))
-            column[at] = column[at] + draw.signed() if draw.flag() else draw.number()
-    elif what == 10:
+def _lie_in_table(table: Table, draw: Draw) -> None:
+    table.keeps_sums = draw.below(4) == 3
+    what = draw.below(4)
+    if what == 0 and table.samples:
+        table.samples[draw.below(len(table.samples))] = draw.signed()
+    elif what == 1:
         _lie_in_meta(table.meta, draw)
-    elif names and draw.flag():
-        table.columns.pop(draw.pick(names))
-    elif table.labels:
-        name = draw.pick(sorted(table.labels))
-        rows = len(table.labels[name])
-        values: list[Any] = [
-            [draw.signed()] * rows,
-            [draw.text()] * rows,
-            [None] * rows,
-            [[draw.byte()]] * rows,
-        ]
-        table.labels[draw.pick((name, "label/odd"))] = pa.array(draw.pick(values))
+    elif table.rows:
+        row = table.rows[draw.below(len(table.rows))]
+        at = draw.below(5)
+        row[at] = row[at] + draw.signed() if draw.flag() else draw.number()
 
 
-def _lie_in_meta(meta: dict[str, Any], draw: Draw) -> None:
+def _lie_in_meta(meta: Any, draw: Draw) -> str:
+    """Change something in an object of JSON; returns the key under which it stands."""
     if not meta:
-        return
+        return ""
     key = draw.pick(sorted(meta))
     # What an earlier lie put there may be anything.
     items = meta[key] if isinstance(meta[key], list) and meta[key] and draw.flag() else []
     at = draw.below(len(items) or 1)
     if items and isinstance(items[at], str):
         items[at] = draw.changed(items[at].encode()).decode("latin-1")
-    elif items and isinstance(items[at], list) and items[at]:
-        items[at][draw.below(len(items[at]))] = draw.number()
+    elif items:
+        items[at] = draw.number() if draw.flag() else draw.value()
     elif draw.below(8) == 7:
         del meta[key]
+    elif isinstance(meta[key], dict) and meta[key] and draw.flag():
+        _lie_in_meta(meta[key], draw)
     else:
         meta[key] = draw.number() if draw.flag() else draw.value()
+    return key

@@ -12,12 +12,11 @@ import threading
 from contextlib import suppress
 
 import numpy as np
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 import reference
 import torch
+from optional import Later, Library, made
 from scale import scaled
 from systems import WAYS, System, reading_by, replace_system
 
@@ -31,6 +30,8 @@ from edcache.errors import (
     OptionError,
     UnknownLabelError,
 )
+
+pd, pl = Library("pandas"), Library("polars")
 
 
 def sample(index):
@@ -127,19 +128,19 @@ GIVEN = {
     "large texts": pa.array(["a"] * 10, pa.large_string()),
     "views": pa.array(["a"] * 10, pa.string_view()),
     "zoned": pa.array([0] * 10, pa.timestamp("us", "Europe/Berlin")),
-    "series": pd.Series([1.5, None] * 5),
-    "categorical": pd.Series(["u", "v"] * 5, dtype="category"),
-    "polars": pl.Series([True, None] * 5),
+    "series": Later(lambda: pd.Series([1.5, None] * 5)),
+    "categorical": Later(lambda: pd.Series(["u", "v"] * 5, dtype="category")),
+    "polars": Later(lambda: pl.Series([True, None] * 5)),
     "nothing": [None] * 10,
 }
 
 
 @pytest.mark.parametrize("kind", GIVEN)
 def test_values_come_back_from_whatever_holds_them(path, kind):
-    given = list(GIVEN[kind]) if kind == "iterator" else GIVEN[kind]
+    given = list(GIVEN[kind]) if kind == "iterator" else made(GIVEN[kind])
     if isinstance(given, (pa.Array, pa.ChunkedArray)):
         expected = given.to_pylist()
-    elif isinstance(given, pd.Series):
+    elif kind in ("series", "categorical"):
         expected = [None if pd.isna(value) else value for value in given]
     elif isinstance(given, np.ndarray) and given.dtype.kind == "M":
         expected = given.tolist()
@@ -272,7 +273,11 @@ def test_options_that_do_not_go_together_are_refused(path):
 # ------------------------------------------------------------------------------------------ tables
 
 
-@pytest.mark.parametrize("wrap", [pa.table, pd.DataFrame, pl.DataFrame, dict])
+@pytest.mark.parametrize(
+    "wrap",
+    [pa.table, lambda table: pd.DataFrame(table), lambda table: pl.DataFrame(table), dict],
+    ids=["arrow", "pandas", "polars", "dict"],
+)
 def test_a_table_is_joined_on_a_column_that_both_have(path, wrap):
     given = wrap({"y": [30, 3, 1], "site": ["w", "v", "u"], "age": [1, 2, 3]})
     with pytest.warns(RuntimeWarning, match='^8 of 10 samples have no row in the table of "y", and get None'):
@@ -311,7 +316,7 @@ def test_what_cannot_be_joined_is_refused(path):
         ds.add_labels({"b": [1]}, on="y")
     with pytest.raises(LabelError, match='label "y" is int64 in the archive and string in the table'):
         ds.add_labels({"y": ["1"], "b": [1]}, on="y")
-    with pytest.raises(LabelError, match='no sample has a row in the table: "y" is 0 in the first, and the'):
+    with pytest.raises(LabelError, match='no sample has a row in the table: "y" is 0 for example, and the'):
         ds.add_labels({"y": [77, 78], "b": [1, 2]}, on="y")
     with pytest.raises(OptionError, match="the table has no column to add"):
         ds.add_labels({"y": list(range(10))}, on="y")
@@ -753,14 +758,18 @@ def test_an_array_of_labels_is_what_its_values_are_one_by_one(tmp_path, values, 
         ({3, 1, 2}, OptionError, "got a set; give one value per sample"),
         (frozenset("abc"), OptionError, "got a frozenset; give one value per sample"),
         (torch.zeros(3).to_sparse(), LabelError, "is no tensor for numpy"),
-        (pd.Series(pd.period_range("2020-01", periods=3, freq="M")), LabelError, "pandas.period"),
+        (
+            Later(lambda: pd.Series(pd.period_range("2020-01", periods=3, freq="M"))),
+            LabelError,
+            "pandas.period",
+        ),
     ],
     ids=["far days", "surrogates", "set", "frozenset", "sparse", "periods"],
 )
 def test_what_has_no_order_or_no_column_type_is_refused(tmp_path, values, error, message):
     cache = CachedDataset.from_cache(make(tmp_path / "a.zip", 3))
     with pytest.raises(error, match=message):
-        cache.add_labels("z", values)
+        cache.add_labels("z", made(values))
     assert "z" not in cache.labels
 
 

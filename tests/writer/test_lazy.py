@@ -262,6 +262,17 @@ def test_up_to_max_bytes_is_kept(path, nbytes, limit, options):
 
 
 @pytest.mark.filterwarnings("ignore:.*the archive would grow beyond max_bytes")
+def test_of_a_chunk_that_does_not_fit_the_samples_that_do_are_kept(path):
+    ds = CachedDataset(Sized(10_000, 400), path, lazy=True, max_bytes=2_000_000)
+    for i in range(400):
+        ds[i]
+    ds.close()
+    assert 1_900_000 < path.stat().st_size <= 2_000_000
+    assert Reader(path, allow_partial=True).present > 180
+    assert edcache.verify(path).problems == []
+
+
+@pytest.mark.filterwarnings("ignore:.*the archive would grow beyond max_bytes")
 def test_workers_together_keep_to_max_bytes(path):
     ds = CachedDataset(Sized(8_000, 800), path, lazy=True, max_bytes=1_000_000)
     for batch in DataLoader(ds, batch_size=5, num_workers=2, collate_fn=list):

@@ -68,6 +68,23 @@ def test_a_continues_unsealed_and_grows_sealed_archives(path):
     assert edcache.verify(path).sound
 
 
+def test_the_next_index_is_known_while_samples_are_pending(path):
+    with CacheWriter(path, publish_seconds=None) as w:
+        told = []
+        for change in (
+            lambda: w.append("a"),
+            lambda: w.write(7, "b"),
+            lambda: w.write(3, "c"),
+            lambda: w.append("d"),
+            lambda: w.write(2, "e"),
+            w.flush,
+        ):
+            change()
+            told.append(w.next_index)
+    assert told == [1, 8, 8, 9, 9, 9]
+    assert contents(path) == {0: "a", 2: "e", 3: "c", 7: "b", 8: "d"}
+
+
 def test_an_exception_leaves_an_unsealed_archive_that_opens_and_continues(path):
     with pytest.raises(RuntimeError, match="in the block"), CacheWriter(path) as w:
         w.extend("abc")

@@ -7,6 +7,7 @@ process that needs it meanwhile waits for that lock.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +19,12 @@ import numpy as np
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.evict import left_by_others
-from edcache.backends.mirror.sidecar import CLAIMS, MAP_OFFSET, ROOM, Note
+from edcache.backends.mirror.sidecar import CLAIMS, FIRST, MAP_OFFSET, ROOM, Note
 from edcache.base import ArchiveNotFoundError, Ints, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File, Prefetch
 from edcache.writer import PARTIAL, SIDE
+
+logger = logging.getLogger("edcache")
 
 Opener = Callable[[], ByteSource]
 Extents = Sequence[tuple[int, int]]
@@ -115,6 +118,17 @@ class Fetcher(Prefetch):
         self._allowed, self._looked = 0, -_SECONDS
         self._out: File | None = None
         self._origin: PerProcess[ByteSource] = PerProcess()
+
+    def hold(self) -> File:
+        """See the base class."""
+        side = File.open(self.pinned.copy + SIDE, "r")
+        side.share(FIRST)
+        return side
+
+    def is_held(self) -> bool:
+        """See the base class."""
+        with closing(File.open(self.pinned.copy + SIDE, "r")) as side:
+            return side.is_locked(FIRST, 1)
 
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
         """See the base class: whole blocks."""
@@ -230,12 +244,31 @@ class Fetcher(Prefetch):
 
     def read_far(self, extents: Extents) -> Sequence[bytes | memoryview]:
         """Read extents from the origin; StaleArchiveError if it has changed."""
-        origin = self._origin.get(self._opened_origin)
+        origin = self.origin
         if len(extents) > 1:
             origin.will_need(extents)
         data = origin.read_many(extents)
         self._check_identity(origin)
         return data
+
+    def download(self, side: File, tell: Callable[[int, int], object] | None) -> None:
+        """Fetch all of an origin without ranges, by one request; as `complete`."""
+        note, out = self.pinned.note, self._opened_out()
+        text = "%s: the server sends no ranges of it, so all %s are fetched by one request"
+        logger.warning(text, note.origin, base.human_bytes(note.nbytes))
+
+        def write(offset: int, piece: bytes) -> None:
+            out.pwrite(offset, piece)
+            if tell is not None:
+                tell(offset + len(piece), note.nbytes)
+
+        self.origin.download(write)
+        self.map.mark(side, 0, self.map.count)
+
+    @property
+    def origin(self) -> ByteSource:
+        """The origin, open in this process."""
+        return self._origin.get(self._opened_origin)
 
     def keep_origin(self, origin: ByteSource) -> None:
         """Read from this origin, which is open, and close it with this."""

@@ -19,7 +19,8 @@ import numpy as np
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.blocks import FULL, Fetcher, Opener, Pinned, blocks_of, gone
-from edcache.backends.mirror.complete import complete, state_of
+from edcache.backends.mirror.complete import THREADS, complete, state_of
+from edcache.backends.mirror.copy import Copying
 from edcache.backends.mirror.evict import limit_of
 from edcache.backends.mirror.sidecar import Note, locked_copy, locked_side, notes_of, whole_note
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError, StorageError
@@ -188,6 +189,9 @@ def _opened(
             raise StaleArchiveError(f"{where.path}: it changed while it was opened; open it again")
         try:
             storage.make_parent(copy)
+            if not origin.has_ranges:
+                Copying(copy, folder, THREADS, limit, [copy]).copy_from(origin)
+                continue
             with locked_copy(copy, note):
                 is_new = True
         except StorageError as error:

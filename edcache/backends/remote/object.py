@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from edcache import format, storage
 from edcache.backends import ObjectStore, Url
-from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, upload
+from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, prepare, upload
 from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
 from edcache.base import OptionError, PerProcess, ReadOptions, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
@@ -84,7 +84,8 @@ class RemoteObject(ByteSource):
         )
         self._head, size = bytes(head), self._stamp.size
         self._windows = deque([_Window(0, memoryview(self._head))], _MOST_WINDOWS)
-        if len(head) < size:
+        self.has_ranges = self._stamp.has_ranges
+        if len(head) < size and self.has_ranges:
             # What is aligned in the file is aligned in memory.
             start = -(-(size - len(tail)) // 64) * 64
             end = _Window(start, memoryview(bytes(tail[start - size :]))) if tail else self._end()
@@ -141,6 +142,11 @@ class RemoteObject(ByteSource):
             windows[bisect_right(starts, start) - 1].cut(start, end) if data is None else data
             for (start, end), data in zip(ranges, known, strict=True)
         ]
+
+    def download(self, write: Callable[[int, bytes], object]) -> None:
+        nbytes, engine = self._stamp.size, self._engine()
+        doing = f"reading all {nbytes:,} bytes"
+        run(self._requests.answer(doing, nbytes, lambda: engine.download(self._stamp, write)))
 
     def _clipped(self, offset: int, nbytes: int) -> tuple[int, int]:
         start = min(offset, self._stamp.size)
@@ -244,6 +250,9 @@ class RemoteStore(ObjectStore):
                 f"{self.url}: {self.url.scheme}:// is only read; write to s3://, gs:// or another store of "
                 "objects, or to a path"
             )
+
+    def prepare(self) -> None:
+        prepare(self.url)
 
     def put(self, path: str, tell: Callable[[int, int], object]) -> None:
         upload(self.url, path, tell)

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
-from edcache.base.wording import are_numbers, printable
+from edcache.base import are_numbers, printable
 
 _VOID = frozenset({"img", "meta", "br"})
 
@@ -20,21 +20,16 @@ class Markup(str):
 Part: TypeAlias = "str | Iterable[Part]"
 
 
-def joined(*parts: Part) -> Markup:
-    """The parts one after another, each escaped unless it is Markup."""
-    return Markup("".join(map(_escaped, parts)))
-
-
 def element(tag: str, *children: Part, **attributes: object) -> Markup:
     """An element with its children; `class_` is the attribute class, and None leaves an attribute out.
 
     >>> element("b", "1 < 2", title="ordered")
     '<b title="ordered">1 &lt; 2</b>'
     """
-    given = ((name.rstrip("_").replace("_", "-"), value) for name, value in attributes.items())
-    stated = "".join(f' {name}="{_escaped(str(value))}"' for name, value in given if value is not None)
-    inner = joined(*children)
-    return Markup(f"<{tag}{stated}>" if tag in _VOID else f"<{tag}{stated}>{inner}</{tag}>")
+    given = ((name.rstrip("_"), value) for name, value in attributes.items() if value is not None)
+    stated = "".join(f' {name}="{_escaped(str(value))}"' for name, value in given)
+    end = "" if tag in _VOID else f"{_escaped(children)}</{tag}>"
+    return Markup(f"<{tag}{stated}>{end}")
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
@@ -42,22 +37,17 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
     listed = list(rows)
     columns = list(zip(*listed, strict=True)) or [()] * len(header)
     sides = ["n" if are_numbers(column) else None for column in columns]
-    head = element("tr", (element("th", name, class_=side) for name, side in zip(header, sides, strict=True)))
-    body = (
-        element("tr", (element("td", cell, class_=side) for cell, side in zip(row, sides, strict=True)))
-        for row in listed
-    )
-    return element("table", head, body)
 
+    def line(tag: str, cells: Sequence[str]) -> Markup:
+        return element(
+            "tr", (element(tag, cell, class_=side) for cell, side in zip(cells, sides, strict=True))
+        )
 
-def pairs(items: Iterable[tuple[str, Part | None]]) -> Markup:
-    """Names and values as a table; a value that is None is left out."""
-    rows = ((name, value) for name, value in items if value is not None)
-    return element("table", (element("tr", element("th", n), element("td", v)) for n, v in rows))
+    return element("table", line("th", header), (line("td", row) for row in listed))
 
 
 def fragment(*parts: Part) -> Markup:
-    """What a notebook shows: the parts in a box with a style of its own, for light and dark pages."""
+    """Put parts in a box with a style of its own, for light and dark notebooks."""
     return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
 
 
