@@ -49,10 +49,8 @@ class Metadata:
             self.head, end = self._root.head, self.size
         else:
             self._chain = self._walked(before)
+            # If it ended with a root, bytes behind it show that samples may be lost: it grew, and was cut.
             self.head, end = self._chain.head, self._chain.cursor.offset
-            if self._chain.sealed and self._chain.root_header is not None:
-                end = self._chain.root_header.payload_end
-                self._root = None if skips_damage else self._chain.root
         self.sealed = self._root is not None
         # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
         # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
