@@ -148,7 +148,7 @@ def ours(url: str, local: str, way: Way) -> Any:
     from edcache import CachedDataset
     from edcache.samplers import ChunkShuffle
 
-    options = {"local": local, "max_bytes": way.max_bytes} if way.has_copy else {}
+    options = {"local": local, "max_bytes": way.max_bytes} if way.has_copy else {"local": False}
     if way.is_s3:
         endpoint, url = s3(url)
         options["storage_options"] = {"endpoint_url": endpoint}
@@ -243,20 +243,20 @@ def ways(mb: float, peers: list[str]) -> dict[str, Way]:
     """All of them, by name."""
     named = {"plain download": Way("plain")}
     orders = (("in order", False), ("ChunkShuffle", True))
-    for (behind, has_copy), (order, is_shuffled) in product((("", False), (", local=", True)), orders):
+    for (behind, has_copy), (order, is_shuffled) in product(((", local=False", False), ("", True)), orders):
         named[f"loader, {order}{behind}"] = Way("loader", is_shuffled, 0, has_copy)
         for n in (0, 2):
             way = Way("DataLoader", is_shuffled, n, has_copy)
             named[f"DataLoader, {n} workers, {order}{behind}"] = way
     for order, is_shuffled in orders:
-        named[f"loader, {order}, local=, S3"] = Way("loader", is_shuffled, 0, True, is_s3=True)
+        named[f"loader, {order}, S3"] = Way("loader", is_shuffled, 0, True, is_s3=True)
     for peer, is_shuffled, n in product(peers, (False, True), (0, 2)):
         order = "shuffled" if is_shuffled else "in order"
         named[f"{peer}, {n} workers, {order}"] = Way(peer, is_shuffled, n)
     for n in (4, 8):
-        named[f"{n} readers, ChunkShuffle, local="] = Way("loader", True, 0, True, readers=n)
+        named[f"{n} readers, ChunkShuffle"] = Way("loader", True, 0, True, readers=n)
     third = int(mb * 1e6 / 3)
-    named["a third of the room, ChunkShuffle, local="] = Way("loader", True, 0, True, third, epochs=2)
+    named["a third of the room, ChunkShuffle"] = Way("loader", True, 0, True, third, epochs=2)
     return named
 
 

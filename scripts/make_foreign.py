@@ -180,10 +180,15 @@ def litdata_pickled(i):
     return {"a": {1, i}}
 
 
+def litdata_bytes(i):
+    return {"a": i, "b": bytes([i]) * 300}
+
+
 def make_litdata(root):
     import litdata
 
-    for name, function in (("plain", litdata_sample), ("pickled", litdata_pickled)):
+    functions = {"plain": litdata_sample, "pickled": litdata_pickled, "bytes": litdata_bytes}
+    for name, function in functions.items():
         out = str(root / name)
         litdata.optimize(fn=function, inputs=list(range(4)), output_dir=out, chunk_bytes="1MB", num_workers=1)
 

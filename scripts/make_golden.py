@@ -20,7 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "conformance")]
 import golden_samples as samples  # noqa: E402
 
 import edcache  # noqa: E402
-from edcache.format import spec as format  # noqa: E402
+from edcache import format  # noqa: E402
 from edcache.reader import Reader  # noqa: E402
 from edcache.writer.appender import Appender  # noqa: E402
 
@@ -76,13 +76,6 @@ def _images(path: Path) -> None:
         w.extend(samples.picture(i, file) for i in range(9))
 
 
-def _pages(path: Path) -> None:
-    """More rows than a page of the index has, of each way in which a column of a page can differ."""
-    with _writer(path, chunk_size=900) as w:
-        for i in samples.PAGES:
-            w.write(i, samples.paged(i))
-
-
 def _relabelled(path: Path) -> None:
     """A column added, also to a sample that is absent, one that is changed, and one that is dropped."""
     with _writer(path, in_memory_keys=["label", "score"], chunk_size=3) as w:
@@ -95,8 +88,8 @@ def _relabelled(path: Path) -> None:
         w.write(2, samples.fixed(2))
 
 
-def _behind(path: Path) -> None:
-    """Two labels changed behind a seal, which stays: they are few of its bytes."""
+def _changed(path: Path) -> None:
+    """A column that is changed for two samples, one of which has none then."""
     with _writer(path, in_memory_keys=["label", "text"]) as w:
         w.extend(samples.text(i) for i in range(24))
     edcache.CachedDataset.from_cache(path).add_labels("label", {1: 71, 5: None})
@@ -107,11 +100,11 @@ def _torn(path: Path) -> None:
     w = _writer(path, in_memory_keys=["label"])
     w.extend(samples.fixed(i) for i in range(24))
     w.flush()
-    whole = path.stat().st_size
+    whole = -(-path.stat().st_size // 4096) * 4096
     w.extend(samples.fixed(i) for i in range(24, 30))
     w.abort()
     data = bytearray(path.read_bytes())
-    data[whole : whole + format.HEADER_NBYTES] = bytes(format.HEADER_NBYTES)
+    data[whole : whole + 4096] = bytes(4096)
     path.write_bytes(data[:-1000])
 
 
@@ -124,9 +117,9 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "grown": _grown,
     "failed": _failed,
     "relabelled": _relabelled,
-    "behind": _behind,
+    "changed": _changed,
     "torn": _torn,
-    "pages": _pages,
+    "large": _dense(samples.large, 5),
     "images": _images,
     "empty": _dense(samples.fixed, 0),
 }

@@ -46,6 +46,8 @@ class Pictures(Dataset):
     SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 
     def __init__(self, root: Path) -> None:
+        if not root.is_dir():
+            raise SystemExit(f"--data {root}: no such folder; or digits, or fashion-mnist")
         self.root = root
         self.files = sorted(p for p in root.rglob("*") if p.suffix.lower() in self.SUFFIXES)
         if not self.files:
@@ -105,8 +107,10 @@ def downloaded() -> Path:
 
 def idx(folder: Path, name: str) -> np.ndarray:
     """An IDX file, gzipped or not: two zero bytes, type 8, the number of dimensions, big-endian sizes."""
-    file = folder / f"{name}.gz"
-    data = gzip.decompress(file.read_bytes()) if file.exists() else (folder / name).read_bytes()
+    packed, plain = folder / f"{name}.gz", folder / name
+    if not (packed.exists() or plain.exists()):
+        raise SystemExit(f"--root {folder}: neither {packed.name} nor {name} is in it")
+    data = gzip.decompress(packed.read_bytes()) if packed.exists() else plain.read_bytes()
     shape = np.frombuffer(data, ">i4", data[3], 4)
     return np.frombuffer(data, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
 
@@ -118,7 +122,8 @@ def fill_and_be_killed(arguments: list[str], path: str) -> float:
     while child.poll() is None and share_cached(path) < 0.5:
         time.sleep(0.1)
     child.send_signal(signal.SIGKILL)
-    child.wait()
+    if child.wait() not in (0, -signal.SIGKILL):
+        raise SystemExit("the fill failed; its error stands above")
     return time.perf_counter() - began
 
 
@@ -142,6 +147,7 @@ def main() -> None:
     parser.add_argument("--root", help="the folder of Fashion-MNIST's four files")
     parser.add_argument("--only-fill", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    sys.stdout.reconfigure(line_buffering=True)
     # Two torch threads on a machine whose other core is busy are slower than one.
     torch.set_num_threads(1)
     call = {"data": options.data, "root": options.root}
@@ -149,6 +155,7 @@ def main() -> None:
         images(**call)
         return
 
+    source = images.uncached(**call)
     path = images.cache_path(**call)
     Path(path).unlink(missing_ok=True)
     print(f"1. Caching {options.data} into {path}, and killing the fill half-way with SIGKILL")
@@ -179,7 +186,6 @@ def main() -> None:
     print(f"   {len(view):,} samples in {filtered * 1e3:.1f} ms\n")
 
     print("5. Reading it through DataLoader(ds, batch_size=256, shuffle=True)")
-    source = images.uncached(**call)
     some = min(len(source), 500)
     began = time.perf_counter()
     for index in range(some):

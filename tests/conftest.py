@@ -1,10 +1,9 @@
 """What every test file shares."""
 
-import functools
 import gc
 import json
 import os
-import types
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -21,13 +20,16 @@ _LEFT_OUT = pytest.StashKey[Counter]()
 
 def pytest_addoption(parser):
     parser.addoption("--full", action="store_true", help="every test, at its full size (see scale.py)")
-    parser.addoption("--rest", action="store_true", help="with --full, where the quick tier has run already")
 
 
 def pytest_configure(config):
     config.stash[_LEFT_OUT] = Counter()
     # Before a test file reads it, and for the processes that run the tests.
     os.environ.setdefault("EDCACHE_TEST_SCALE", "1" if config.option.full else "0.02")
+    if not hasattr(config, "workerinput"):  # whose folder is its parent's
+        folder = tempfile.TemporaryDirectory(prefix="edcache-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(folder.cleanup)
+        os.environ["EDCACHE_DIR"] = folder.name
 
 
 def is_full(item):
@@ -36,24 +38,8 @@ def is_full(item):
     return bool(item.get_closest_marker("full") or {"spawn", "forkserver"}.intersection(case))
 
 
-_SCALES = {"scaled", "seeded", "SCALE"}
-
-
-@functools.cache
-def asks_for_its_scale(module):
-    """Whether a file of tests, or a function that it takes from the kit, tries more in the full tier."""
-    spaces = [vars(module), *(getattr(value, "__globals__", {}) for value in vars(module).values())]
-    spaces += [vars(value) for value in vars(module).values() if isinstance(value, types.ModuleType)]
-    return any(_SCALES & space.keys() for space in spaces)
-
-
-def is_larger_when_full(item):
-    """Whether the full tier tries more than the quick one."""
-    return is_full(item) or asks_for_its_scale(item.module)
-
-
 def pytest_collection_modifyitems(config, items):
-    """Those that are `full` are left out, unless all are asked for, or the rest that the quick tier leaves.
+    """Those that are `full` are left out, unless all are asked for.
 
     The tests of a file share a process, and what its fixtures made, but for those that are `spread`. Those
     come first: many of them fork thousands of times, which takes six times as long in a process that has
@@ -64,9 +50,6 @@ def pytest_collection_modifyitems(config, items):
         config.hook.pytest_deselected(items=left_out)
         config.stash[_LEFT_OUT].update(item.path.stem.removeprefix("test_") for item in left_out)
         items[:] = [item for item in items if not is_full(item)]
-    elif config.option.rest:
-        config.hook.pytest_deselected(items=[item for item in items if not is_larger_when_full(item)])
-        items[:] = [item for item in items if is_larger_when_full(item)]
     items.sort(key=lambda item: not item.get_closest_marker("spread"))
     for item in items:
         if not item.get_closest_marker("spread"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -82,13 +81,7 @@ class FileStore(Store):
 
     def part(self, fraction: float) -> int:
         there = os.path.getsize(self.path) if os.path.exists(self.path) else 0
-        return int(fraction * (self._free() + there))
-
-    def _free(self) -> int:
-        folder = os.path.dirname(os.path.abspath(self.path))
-        while not os.path.isdir(folder):
-            folder = os.path.dirname(folder)
-        return shutil.disk_usage(folder).free
+        return int(fraction * (storage.free(self.path) + there))
 
 
 def copy_bytes(source: ByteSource, file: File) -> None:

@@ -12,7 +12,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from edcache import base, format, storage, writer
@@ -57,6 +56,9 @@ class ObjectStore(Store):
     def check_writable(self) -> None:
         """Raise OptionError if nothing can be put there."""
 
+    def prepare(self) -> None:
+        """Have something where the object, which is absent, will be put; raise if that cannot be."""
+
     def state(self) -> Any:
         """The identity of the object; None if there is none."""
         try:
@@ -68,9 +70,6 @@ class ObjectStore(Store):
         self.check_writable()
         return Spool(self)
 
-    def check_lazy(self) -> None:
-        raise OptionError(f"{self.path}: lazy=True fills a file; for a URL all is filled at once")
-
     def appender(self, head: Head, sync: Sync) -> Appender:
         """Raise OptionError: nothing is appended to an object; see `stage`."""
         raise OptionError(f"{self.path}: an object, to which nothing is appended; fill it by CachedDataset")
@@ -79,15 +78,15 @@ class ObjectStore(Store):
 class Spool:
     """The file in which the archive of one object is filled; a `Stage`. It may not be there.
 
-    It lies in `$EDCACHE_SPOOL`, by default `~/.cache/edcache/spool`.
+    It lies in the folder "spool" of `storage.cache_folder()`.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
-        folder = os.environ.get("EDCACHE_SPOOL") or Path.home() / ".cache" / "edcache" / "spool"
+        folder = os.path.join(storage.absolute(storage.cache_folder()), "spool")
         digest = hashlib.sha256(store.key.encode()).hexdigest()[:16]
         name = re.sub(r"[^\w.,=+@-]+", "_", store.path.rpartition("/")[2]).strip(".")[:80]
-        self.path = os.path.join(storage.absolute(folder), f"{digest}-{name or 'archive'}")
+        self.path = os.path.join(folder, f"{digest}-{name or 'archive'}")
         self._before: Any = None
         self._replaces = False
 
@@ -99,6 +98,8 @@ class Spool:
                 f'{self._store.path}: exists already; use mode="a" to continue or grow it, mode="w" to '
                 "replace it"
             )
+        if self._before is None:
+            self._store.prepare()
         storage.make_parent(self.path)
 
     def prepare(self) -> Any:

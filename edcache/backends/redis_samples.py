@@ -66,6 +66,7 @@ class RedisDataset(Dataset[Any]):
         fingerprint: dict[str, Any] | bool | None = None,
     ) -> None:
         self._server = server = Server(Url(url))
+        source = writer.by_items(source)
         self.source, self.transform, self.path = source, transform, server.path
         self._length = writer.length_of(source, self.path)
         origin = identity(source, 0, fingerprint)

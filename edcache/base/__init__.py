@@ -1,4 +1,4 @@
-"""What every room stands on: the exception tree, options as objects, progress, small helpers."""
+"""Base of all rooms: the exception tree, options as objects, progress, small helpers."""
 
 from lazy_loader import attach_stub
 

@@ -99,7 +99,7 @@ class SampleIndexError(EdcacheError, IndexError):
     """An index outside [-n, n)."""
 
 
-class MissingSampleError(EdcacheError, LookupError):
+class MissingSampleError(EdcacheError, RuntimeError):
     """An index in range that has no record yet.
 
     Not an IndexError: iteration over a half-filled cache must stop loudly, not early.

@@ -6,10 +6,10 @@ import os
 import re
 import sys
 import sysconfig
+import threading
 import warnings
-from collections import deque
-from contextvars import ContextVar
-from typing import Any, Final
+from types import FrameType
+from typing import Final
 
 # Frames of the package, of torch.utils.data, which calls a dataset, and of the standard library, through
 # which the package calls itself.
@@ -20,21 +20,26 @@ _PASSED: Final = re.compile(
 )
 
 _warned: set[object] = set()
-# In a thread without frames of the user's: the list that warnings go to, see threads.py.
-deferred: ContextVar[deque[Any] | None] = ContextVar("deferred", default=None)
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning, once: object = None) -> None:
-    """Warn at the innermost line of the user's; with `once`, a key, only the first time in this process."""
+    """Warn at the innermost line of the user's; with `once`, a key, only the first time in this process.
+
+    A thread of the package's own has no such line: then it is the line at which the main thread waits.
+    """
     if once is not None and once in _warned:
         return
-    if (later := deferred.get()) is not None:
-        later.append((message, category, once))
-        return
-    frame = sys._getframe(1)
-    while frame.f_back is not None and _PASSED.match(frame.f_code.co_filename):
-        frame = frame.f_back
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    own = sys._getframe(1)
+    frame = _users(own) or _users(main) or own
     place, names = (frame.f_code.co_filename, frame.f_lineno), frame.f_globals
     registry = names.setdefault("__warningregistry__", {})
     warnings.warn_explicit(message, category, *place, names.get("__name__"), registry)
     _warned.add(once)
+
+
+def _users(frame: FrameType | None) -> FrameType | None:
+    """Find the user's innermost frame, at a frame or among its callers."""
+    while frame is not None and _PASSED.match(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame

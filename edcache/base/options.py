@@ -10,7 +10,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from inspect import Parameter
 from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, get_args
 
@@ -26,7 +26,7 @@ OnError: TypeAlias = Literal["raise", "skip", "skip_final"]
 OnStale: TypeAlias = Literal["error", "warn", "rebuild", "ignore"]
 Sync: TypeAlias = Literal["never", "seal", "chunk"] | float
 Workers: TypeAlias = int | Literal["auto"] | None
-Folder: TypeAlias = str | os.PathLike[str] | None
+Folder: TypeAlias = str | os.PathLike[str] | Literal[False] | None
 Show: TypeAlias = bool | Callable[[int, int | None], object] | None
 Transform: TypeAlias = Callable[[Any], Any] | None
 InMemoryKeys: TypeAlias = Sequence[Any] | Mapping[str, Any] | None
@@ -50,7 +50,7 @@ class Options:
 
     @classmethod
     def names(cls) -> frozenset[str]:
-        """The names of the options."""
+        """Names of the options."""
         return frozenset(field.name for field in fields(cls))
 
     @classmethod
@@ -68,7 +68,7 @@ class Options:
 
     @classmethod
     def part_of(cls: type[OptionsT], options: OptionsT) -> OptionsT:
-        """The options of this class alone, out of those of a class that has more."""
+        """Pick the options of this class out of those of a class that has more."""
         return cls(**{name: getattr(options, name) for name in cls.names()})
 
 
@@ -107,11 +107,13 @@ class ReadOptions(Options):
         preload: "shm" reads from a copy of a complete archive in shared memory. The copy is made once per
             host, for all processes of the user that ask for it. It cannot be combined with lazy=True.
         local: a folder on this machine for a copy of a remote, sealed archive. Reading can begin at once, and
-            what is read is copied; see `CachedDataset.from_cache`.
-        max_bytes: a limit in bytes, or as text such as "20GB". With `local` it limits what all copies in the
-            folder have on the disk; an archive that is larger streams. With lazy=True it limits the archive,
-            and a fraction such as 0.5 means that part of the free disk; samples that do not fit are computed
-            at every read.
+            what is read is copied, ahead of a loader or a sampler that knows its order. An archive behind a
+            URL is copied by default, into `$EDCACHE_DIR/copies` (`~/.cache/edcache/copies`). False reads
+            without a copy.
+        max_bytes: a limit in bytes, or as text such as "20GB"; a fraction such as 0.5 is that part of the
+            free disk. It limits what all copies in the folder of `local` have on the disk (by default 0.5);
+            what has no room is read from far. With lazy=True it limits the archive; samples that do not fit
+            are computed at every read.
     """
 
     verify: Verify = "touch"
@@ -126,7 +128,12 @@ class ReadOptions(Options):
     def _check(self) -> None:
         check_choice("verify", self.verify, get_args(Verify))
         check_choice("preload", self.preload, (None, *get_args(Preload)))
-        if self.local is not None and self.expected_digest is not None:
+        local: object = self.local
+        if local not in (None, False) and not isinstance(local, str | os.PathLike):
+            raise OptionError(
+                f"local={shown(local)}; give a folder, or False to read without a copy", option="local"
+            )
+        if self.local and self.expected_digest is not None:
             raise OptionError(
                 "expected_digest= needs the complete file, but local= reads parts of it; copy the archive "
                 "with copy_to_local(..., expected_digest=) and open the copy"
@@ -160,7 +167,7 @@ class OpenOptions(ReadOptions):
 
     transform: Transform = None
     batch_transform: Transform = None
-    storage_options: Mapping[str, Any] | None = None
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False)  # it may hold credentials
 
     def _check(self) -> None:
         checked_function("transform", self.transform)
@@ -302,12 +309,12 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
 
 
 def provisional(options: CacheOptions) -> ReadOptions:
-    """How to read what is there before it is known whether it is complete."""
+    """Options for reading an archive before it is known whether it is complete."""
     return replace(ReadOptions.part_of(options), allow_partial=True, max_bytes=None, preload=None)
 
 
 def checked_function(name: str, function: Any) -> Transform:
-    """The function that an option or an attribute is set to; OptionError for what is none, nor None."""
+    """Return the function that an option or an attribute is set to; OptionError unless it is one, or None."""
     if function is not None and not callable(function):
         raise OptionError(f"{name}={shown(function)}; give a function, or None", option=name)
     return function  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What is made once, for an object or a process; a lock that a fork does not freeze; names of modules.
+"""Objects made once per instance or process; a lock that a fork does not freeze; threads; names of modules.
 
 Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes: a fork while
 another thread computes leaves the child with that lock held, for ever. So does any lock; these do not.
@@ -10,10 +10,11 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
+Item = TypeVar("Item")
 Value = TypeVar("Value")
 
 # A script is `__main__`, and `__mp_main__` in the processes that it spawns; others import it by its name.
@@ -53,7 +54,7 @@ class PerProcess(Generic[Value]):
         self._made: dict[object, Value] = {}
 
     def get(self, make: Callable[[], Value]) -> Value:
-        """What this process has, made where it has none."""
+        """Return the thing of this process, made at the first call."""
         made = self._made.get(_process)
         return self._made.setdefault(_process, make()) if made is None else made
 
@@ -66,7 +67,7 @@ class ForkLock(PerProcess[AbstractContextManager[bool]]):
     """A reentrant lock, `with lock.held():`, that is free in a forked child whoever had it."""
 
     def held(self) -> AbstractContextManager[bool]:
-        """What holds it for a block, waiting for it."""
+        """Return the lock, for a `with` block that waits for it."""
         return self.get(threading.RLock)
 
 
@@ -82,8 +83,23 @@ def _begin_process() -> None:
 os.register_at_fork(after_in_child=_begin_process)
 
 
+def in_threads(
+    work: Callable[[Item], Value], items: Iterable[Item], take: Callable[[Value], Any], most: int, name: str
+) -> None:
+    """Call `work` with each item in at most `most` threads, whose names begin with `name`.
+
+    In the order of the items, the calling thread hands each result to `take`, and raises the first error;
+    what has not begun then never does.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # here, as most processes need no threads
+
+    with ThreadPoolExecutor(most, name) as pool:
+        for result in pool.map(work, items):
+            take(result)
+
+
 def module_name(thing: Any) -> str:
-    """The name by which the module of a class or a function can be imported; "?" where it has none.
+    """Name of the module of a class or a function, by which it can be imported; "?" if it has none.
 
     That of a program is the name after `python -m`, or its file's name without ".py"; without a file, as
     in a notebook, it is "__main__".
@@ -93,12 +109,12 @@ def module_name(thing: Any) -> str:
 
 
 def module_aliases(name: str) -> tuple[str, ...]:
-    """The names in `sys.modules` that a module of that `module_name` may have in this process."""
+    """Names in `sys.modules` that a module of that `module_name` may have in this process."""
     return *(main for main in MAIN_NAMES if main in sys.modules and _imported_name(main) == name), name
 
 
 def imported(module: str, qualname: str) -> Iterator[Any]:
-    """What has that name in each module that has the other, or None; nothing is imported or run."""
+    """Look a qualified name up in each module of a name; None where it is not. Nothing is imported or run."""
     for alias in module_aliases(module):
         held: Any = sys.modules.get(alias)
         for part in qualname.split("."):

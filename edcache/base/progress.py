@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import warnings
+from datetime import timedelta
 from functools import cache
 from typing import Any, Final
 
@@ -108,7 +109,7 @@ class Progress:
         if self._has_lines and kind is None:
             seconds = time.monotonic() - self._began
             if self._is_fill or seconds >= _LEAST_SECONDS:
-                self._print(f" in {_duration(seconds)}")
+                self._print(f" in {timedelta(seconds=round(seconds))}")
 
     def _count(self) -> str:
         if self._unit:
@@ -120,19 +121,18 @@ class Progress:
         text = f", {human_bytes(rate)}/s" if self._unit else f", {rate:,.1f}/s"
         if self._nbytes:
             text += f", {self._nbytes / seconds / 1e6:,.0f} MB/s"
-        return text if self._total is None else f"{text}, {_duration((self._total - self.done) / rate)} left"
+        if self._total is None:
+            return text
+        return f"{text}, {timedelta(seconds=round((self._total - self.done) / rate))} left"
 
     def _print(self, text: str) -> None:
-        what = (
-            f"{self._name}: {self._count()} cached"
-            if self._is_fill
-            else (f"{self._doing} {self._name}: {self._count()}")
-        )
-        print(f"{what}{text}", file=sys.stderr, flush=True)
+        done = f"{self._name}: {self._count()}"
+        line = f"{done} cached" if self._is_fill else f"{self._doing} {done}"
+        print(f"{line}{text}", file=sys.stderr, flush=True)
 
 
 def _shortened(name: str) -> str:
-    """The name in few printable characters, without its middle if it is longer."""
+    """Shorten a name to a few printable characters, in its middle."""
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     return name if len(name) <= _NAME else f"{name[: _NAME // 2 - 2]}...{name[1 - _NAME // 2 :]}"
 
@@ -171,12 +171,6 @@ def _bar_class() -> Any:
     renew()
     os.register_at_fork(after_in_child=renew)
     return LockedBar
-
-
-def _duration(seconds: float) -> str:
-    """Hours, minutes, seconds: 0:00:34, 123:00:00."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}"
 
 
 def _asked(show: Show) -> bool | None:

@@ -1,22 +1,25 @@
-"""How values, sizes and near names are put in messages: short, and never by a repr that may raise."""
+"""Text of values, sizes and near names in messages: short, and never by a repr that may raise."""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from itertools import zip_longest
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base.errors import UnknownLabelError
+from edcache.base.errors import OptionError, UnknownLabelError
 
 Ints = npt.NDArray[np.int64]
 
 _WIDEST: Final = 60
+_NARROWEST: Final = 12  # column of a table, if it has more text
 _NUMBER: Final = re.compile(r"[-+]?[\d,]+(\.\d+)?(e[-+]?\d+)?( bytes| [kMGTPE]B)?|nan|[-+]?inf")
 _MOST_BITS: Final = 2048
 _PREFIXES: Final = ("", "k", "M", "G", "T", "P", "E")
@@ -27,15 +30,11 @@ _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumera
 
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
-    """The error for a column that is not there, with those that are."""
+    """Make the error for a column that is not there; it lists the columns that are."""
     text = name if isinstance(name, str) else shown(name)
-    if known:
-        return UnknownLabelError(
-            f'no label "{text}"; this archive has: {", ".join(known)}{suggestion(text, known)}'
-        )
-    return UnknownLabelError(
-        f'no label "{text}"; this archive has no labels; build it with in_memory_keys=["{text}"]'
-    )
+    there = f"this archive has: {', '.join(known)}" if known else "this archive has no labels"
+    remedy = f'; make it one by in_memory_keys=["{text}"] or add_labels("{text}", values)'
+    return UnknownLabelError(f'no label "{text}"; {there}{suggestion(text, known) or remedy}')
 
 
 def shown(value: object) -> str:
@@ -51,7 +50,7 @@ def shown(value: object) -> str:
 
 
 def article(value: object) -> str:
-    """The name of a value's type with its article: "an int"."""
+    """Name a value's type with its article: "an int"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
 
@@ -79,13 +78,13 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """The arguments or the attributes in a fingerprint, which may be anybody's."""
+    """Return the arguments or the attributes in a fingerprint, which any program may have written."""
     values = fingerprint.get(key)
     return values if isinstance(values, dict) else {}
 
 
 def parsed_bytes(asked: object) -> int | None:
-    """How many bytes an int above 0, or a text such as "20GB" or "512 MiB", means; None for anything else."""
+    """Parse a size: an int above 0, or a text such as "20GB" or "512 MiB"; None for anything else."""
     if type(asked) is int:
         return asked if asked > 0 else None
     if not isinstance(asked, str):
@@ -98,6 +97,23 @@ def parsed_bytes(asked: object) -> int | None:
     except (ValueError, KeyError):
         return None
     return int(nbytes) if 0 < nbytes < float("inf") else None
+
+
+def bytes_limit(asked: int | float | str | None, part: Callable[[float], int]) -> int | None:
+    """Return the limit that `max_bytes=` sets, in bytes; None for none.
+
+    Args:
+        asked: bytes, text such as "20GB", or a fraction such as 0.5. part: the bytes of such a fraction.
+    """
+    if asked is None:
+        return None
+    if isinstance(asked, float) and 0 < asked <= 1:
+        return part(asked)
+    nbytes = parsed_bytes(asked)
+    if nbytes is None:
+        choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
+        raise OptionError(f"max_bytes={shown(asked)}; {choices}", option="max_bytes")
+    return nbytes
 
 
 def human_bytes(nbytes: float) -> str:
@@ -116,26 +132,41 @@ def brief(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """The first sixty characters, or fewer and dots."""
+    """Cut a text to sixty characters, the last three dots."""
     return text if len(text) <= _WIDEST else text[: _WIDEST - 3] + "..."
 
 
 def printable(text: str) -> str:
-    """The text with everything that could steer a terminal, or its direction, written as an escape."""
+    """Escape every character that could steer a terminal, or turn the direction of text."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def text_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right."""
+def text_table(
+    header: Sequence[str], rows: Iterable[Sequence[str]], most: int | None = None
+) -> Iterator[str]:
+    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right.
+
+    most: characters of a line; texts behind the first column go on in lines below, broken between words.
+    """
     lines = [header, *rows]
     columns = list(zip(*lines, strict=True))
-    widths = [max(map(len, column)) for column in columns]
+    widths = [max(1, *map(len, column)) for column in columns]
     places = [str.rjust if are_numbers(column[1:]) else str.ljust for column in columns]
-    for line in lines:
-        padded = (place(text, width) for text, width, place in zip(line, widths, places, strict=True))
-        yield "  ".join(padded).rstrip()
+    while most is not None and sum(widths) + 2 * len(widths) - 2 > most:
+        widest = max(widths[1:], default=0)
+        if widest <= _NARROWEST:
+            break
+        widths[widths.index(widest, 1)] -= 1
+    for first, *others in lines:
+        wrapped = (
+            textwrap.wrap(text, width) if len(text) > width else [text]
+            for text, width in zip(others, widths[1:], strict=True)
+        )
+        for texts in zip_longest([first], *wrapped, fillvalue=""):
+            padded = (place(text, width) for text, width, place in zip(texts, widths, places, strict=True))
+            yield "  ".join(padded).rstrip()
 
 
 def are_numbers(texts: Sequence[str]) -> bool:

@@ -1,9 +1,9 @@
-"""The flags that commands share, made from one table."""
+"""Options that several commands have, each by the name of the argument that it becomes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, TypeAlias, TypeVar, get_args
+from typing import Any, Final, TypeVar, get_args
 
 import click
 
@@ -16,86 +16,78 @@ PATH: Final = click.Path(readable=False)
 PATHS: Final = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 
 
-def size(ctx: click.Context, param: click.Parameter, text: str | None) -> int | None:
-    """The bytes of an option's text."""
-    nbytes = None if text is None else parsed_bytes(text)
-    if text is not None and nbytes is None:
+def size(text: str) -> int:
+    """Parse a size in bytes."""
+    nbytes = parsed_bytes(text)
+    if nbytes is None:
         raise click.BadParameter(f'"{text}"; write it as in 500MB, 1.5GB or 1TiB')
     return nbytes
 
 
-def _workers(ctx: click.Context, param: click.Parameter, text: str | None) -> int | str | None:
-    if text is None or text == "auto":
+def _workers(text: str) -> int | str:
+    if text == "auto":
         return text
-    if not text.isascii() or not text.isdigit():
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise click.BadParameter(f'"{text}"; give a number, or auto')
     return int(text)
 
 
-def _label_keys(ctx: click.Context, param: click.Parameter, keys: tuple[str, ...]) -> dict[str, str] | None:
-    """What --key asks for, as `in_memory_keys` takes it."""
-    named = {}
-    for key in keys:
-        name, _, field = key.partition("=")
-        named[name] = field if "=" in key else name
-        if not (name and named[name]):
-            raise click.BadParameter(f'"{key}"; write a field, as in label, or NAME=FIELD')
-    return named or None
+def _label_key(text: str) -> tuple[str, str]:
+    name, _, field = text.partition("=")
+    if not name or text.endswith("="):
+        raise click.BadParameter(f'"{text}"; write a field, as in label, or NAME=FIELD')
+    return name, field or name
 
 
-def _denied(ctx: click.Context, param: click.Parameter, given: bool) -> bool | None:
-    """False for a flag that stands for the argument's False."""
-    return False if given else None
+def _shared(name: str, help: str, *words: str, **details: Any) -> tuple[str, Callable[[Any], Any]]:
+    return name, click.option(*(words or (f"--{name.replace('_', '-')}",)), name, help=help, **details)
 
 
-_Option: TypeAlias = "tuple[tuple[str, ...], dict[str, Any]]"
-
-
-def _flag(name: str, help: str, *words: str, **details: Any) -> tuple[str, _Option]:
-    """An option by the name of the argument that it becomes; without other words that is its own too."""
-    return name, (words or (f"--{name.replace('_', '-')}",), {"help": help, **details})
-
-
-_FLAGS: Final[dict[str, _Option]] = dict(
-    [
-        _flag("allow_partial", "Take an archive that lacks samples, without them.", is_flag=True),
-        _flag("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
-        _flag("arguments", "An argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
-        _flag("as_json", "One JSON document instead of text.", "--json", is_flag=True),
-        _flag("chunk_size", "Most samples that one publication holds.", type=click.IntRange(1)),
-        _flag("codec", "native by default.", type=click.Choice(get_args(Codec))),
-        _flag("compression", "zstd or zstd:19; none by default.", metavar="TEXT"),
-        _flag("expected_digest", "The SHA-256 that the archive must have.", "--digest", metavar="DIGEST"),
-        _flag("form", "The rows as CSV.", "--csv", flag_value="csv"),
-        _flag("grow", "Add to an archive whose source has become longer.", is_flag=True, default=None),
-        _flag(
+_SHARED: Final = dict(
+    (
+        _shared("allow_partial", "Take an archive that lacks samples, without them.", is_flag=True),
+        _shared("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
+        _shared("arguments", "An argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
+        _shared("as_json", "One JSON document instead of text.", "--json", is_flag=True),
+        _shared(
+            "chunk_size", "Most samples that one publication holds.", metavar="N", type=click.IntRange(1)
+        ),
+        _shared("codec", "How samples are stored; native by default.", type=click.Choice(get_args(Codec))),
+        _shared("compression", "zstd, or zstd:19; none by default.", metavar="NAME"),
+        _shared("expected_digest", "The SHA-256 that the archive must have.", "--digest", metavar="DIGEST"),
+        _shared("form", "The rows as CSV.", "--csv", flag_value="csv"),
+        _shared("grow", "Add to an archive whose source has become longer.", is_flag=True, default=None),
+        _shared(
             *("in_memory_keys", "A label column; repeatable. import takes those of OLD by default.", "--key"),
             multiple=True,
             metavar="[NAME=]FIELD",
-            callback=_label_keys,
+            type=_label_key,
+            callback=lambda ctx, param, keys: dict(keys) or None,
         ),
-        _flag(
+        _shared(
             *("keep_existing", "Build anew, in the place of what is there.", "--rebuild"),
             is_flag=True,
-            callback=_denied,
+            callback=lambda ctx, param, is_given: False if is_given else None,
         ),
-        _flag("limit", "Most rows shown; of a table 20 by default.", metavar="N", type=click.IntRange(0)),
-        _flag(
+        _shared("limit", "Most rows shown; of a table 20 by default.", metavar="N", type=click.IntRange(0)),
+        _shared(
             "num_workers",
             "Processes that compute; -j alone, or auto: one for each processor that this process may use.",
             *("-j", "--num-workers"),
             metavar="[N]",
             is_flag=False,
             flag_value="auto",
-            callback=_workers,
+            type=_workers,
         ),
-        _flag("on_error", "What becomes of a sample that fails.", type=click.Choice(get_args(OnError))),
-        _flag("progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None),
-        _flag("skip_damaged", "Leave out samples that are damaged or missing.", is_flag=True),
-        _flag("timeout", "Seconds for one sample.", type=click.FloatRange(0, min_open=True)),
-        _flag("version", "Change it when the factory makes other samples.", metavar="VALUE"),
-        _flag("where", "Only samples whose labels fulfil this.", metavar="EXPR"),
-    ]
+        _shared("on_error", "What becomes of a sample that fails.", type=click.Choice(get_args(OnError))),
+        _shared(
+            "progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None
+        ),
+        _shared("skip_damaged", "Leave out samples that are damaged or missing.", is_flag=True),
+        _shared("timeout", "For one sample.", metavar="SECONDS", type=click.FloatRange(0, min_open=True)),
+        _shared("version", "Change it when the factory makes other samples.", metavar="VALUE"),
+        _shared("where", "Only samples whose labels fulfil this.", metavar="EXPR"),
+    )
 )
 
 
@@ -104,25 +96,19 @@ def flags(*names: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
-            words, details = _FLAGS[name]
-            command = click.option(*words, name, **details)(command)
+            command = _SHARED[name](command)
         return command
 
     return decorate
 
 
 def row_flags(command: Command) -> Command:
-    """The flags of a command that prints rows, which `output.print_rows` takes."""
+    """Add the flags of a command that prints rows, which `output.print_rows` takes."""
     as_json = click.option("--json", "form", flag_value="json", help="The rows as one JSON list.")
     return flags("limit", "form")(as_json(command))
 
 
 def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Command], Command]:
-    """Where a command writes."""
+    """Add the option -o, the path that a command writes."""
     defaults: dict[str, Any] = {"required": True, "metavar": "PATH", "type": PATH}
     return click.option("-o", "--output", "output", help=help, **defaults | details)
-
-
-def flag_of(option: str | None) -> str | None:
-    """Return the flag of an option of the library: that of keep_existing is --rebuild."""
-    return _FLAGS[option][0][-1] if option in _FLAGS else None

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edcache import __version__
-from edcache.cli import contents, conversion, housekeeping, maintenance, viewer
+from edcache.cli import build, look, tidy
 from edcache.cli.output import errors_in_one_line
 
 
@@ -17,14 +17,14 @@ class _Commands(click.Group):
     """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands as they were added: what makes archives, looks, checks, shares, tidies."""
+        """List the commands as they were added: make archives, look, check, share, tidy."""
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
         # Labels may have letters that the terminal has not.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
-        with errors_in_one_line():
+        with errors_in_one_line(ctx):
             return super().invoke(ctx)
 
 
@@ -55,12 +55,12 @@ def main() -> None:
 
     \b
     Environment:
-      EDCACHE_DIR=DIR     where caches without a path live (~/.cache/edcache)
+      EDCACHE_DIR=DIR     caches without a path, copies of URLs (~/.cache/edcache)
       EDCACHE_DEBUG=1     show the traceback of an error
       EDCACHE_PROGRESS=0  no progress (1: bars always)
 
     \b
-    Completion of commands, options and files, in ~/.bashrc (zsh_source and fish_source work too):
+    Completion, in ~/.bashrc (zsh_source and fish_source work too):
       eval "$(_EDCACHE_COMPLETE=bash_source edcache)"
 
     \b
@@ -70,10 +70,10 @@ def main() -> None:
 
 
 for _command in (
-    *(conversion.build, conversion.images, conversion.import_),
-    *(contents.info, contents.show, viewer.view, contents.ls, contents.labels, housekeeping.why),
-    *(maintenance.verify, maintenance.digest),
-    *(conversion.export, maintenance.copy),
-    housekeeping.caches,
+    *(build.build, build.images, build.import_),
+    *(look.info, look.show, look.view, look.ls, look.labels, tidy.why),
+    *(tidy.verify, tidy.digest),
+    *(build.export, tidy.copy),
+    tidy.caches,
 ):
     main.add_command(_command)

@@ -6,18 +6,20 @@ import csv
 import io
 import json
 import os
+import shutil
 import sys
+import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, islice
-from typing import Any, Final, NoReturn, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import click
 
 from edcache import dataset
 from edcache.base import EdcacheError, Progress, brief, plain, shortened, text_table
 from edcache.base import printable as printable  # what all commands print by
-from edcache.cli.flags import flag_of
 from edcache.storage import shown
 
 FAILED: Final = 1
@@ -42,24 +44,31 @@ def cell(value: object) -> str:
     return shortened(printable(brief(value)))
 
 
+def _columns() -> int | None:
+    """Return the width of the terminal that stdout is; None if it is a pipe or a file."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """Aligned columns, line by line; numbers and sizes to the right.
 
     In the first column nothing is shortened: it names what a row is about, and is typed elsewhere.
     """
     texts = ([printable(brief(row[0])), *map(cell, row[1:])] for row in rows)
-    return text_table(list(map(cell, header)), texts)
+    return text_table(list(map(cell, header)), texts, _columns())
 
 
 def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
     """Names and values that are not None, one pair a line, the values aligned."""
-    listed = [(name, value) for name, value in items if value is not None]
-    width = max((len(name) for name, _ in listed), default=0)
+    listed = [(name, printable(str(value))) for name, value in items if value is not None]
+    width = max((len(name) for name, _ in listed), default=0) + 2
+    lines = textwrap.TextWrapper(_columns() or sys.maxsize, subsequent_indent=" " * width)
+    lines.break_long_words = lines.break_on_hyphens = False  # of a path
     for name, value in listed:
-        yield f"{name.ljust(width)}  {printable(str(value))}".rstrip()
+        yield from lines.wrap(name.ljust(width) + value)
 
 
-def csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+def _csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
     """Lines of RFC 4180 with a header; a missing value is an empty field, a list its JSON."""
     for row in chain([header], rows):
         values = (json.dumps(v) if isinstance(v, (list, dict)) else v for v in map(plain, row))
@@ -88,7 +97,7 @@ def print_rows(
     Columns behind the first `fixed` ones are labels, whose names may be any: JSON has them as one object.
     """
     if form == "csv":
-        print_lines(csv_lines(header, islice(rows, limit)))
+        print_lines(_csv_lines(header, islice(rows, limit)))
     elif form == "json":
         sys.stdout.write("[")
         for number, row in enumerate(islice(rows, limit)):
@@ -129,8 +138,9 @@ def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str]
         except (EdcacheError, OSError) as error:
             if archives is None:
                 raise
-            document, lines, is_good = {"path": shown(path), "error": error_line(error)}, (), False
-            _print_error(error_line(error))
+            line = error_line(error, click.get_current_context().command)
+            document, lines, is_good = {"path": shown(path), "error": line}, (), False
+            print_error(line)
         documents.append(document)
         are_good.append(is_good)
         if not as_json:
@@ -147,37 +157,47 @@ def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> Progre
 
 
 @contextmanager
-def errors_in_one_line() -> Iterator[None]:
-    """Let an error end the command with a line on stderr and an exit code; click tells of wrong usage."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise  # click ends quietly when nobody reads on
-    except KeyboardInterrupt:
-        _fail("interrupted", _INTERRUPTED)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] != "torch":
+def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
+    """Let whatever a command of a group raises end it with a line on stderr; a warning is a line too.
+
+    click tells of wrong usage, and ends quietly when nobody reads on.
+    """
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: print_error(f"warning: {one_line(str(message))}")
+        try:
+            yield
+        except (BrokenPipeError, click.exceptions.Exit, click.Abort, click.ClickException):
             raise
-        _fail("this command reads samples, which takes torch; install it with: pip install torch", FAILED)
-    except (EdcacheError, OSError) as error:
-        if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
-            raise
-        _fail(error_line(error), FAILED)
+        except KeyboardInterrupt:
+            print_error("interrupted")
+            raise click.exceptions.Exit(_INTERRUPTED) from None
+        except Exception as error:
+            if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
+                raise
+            print_error(error_line(error, ctx.command.commands[ctx.invoked_subcommand]))  # type: ignore
+            raise click.exceptions.Exit(FAILED) from None
 
 
-def _fail(message: str, code: int) -> NoReturn:
-    _print_error(message)
-    raise click.exceptions.Exit(code)
-
-
-def _print_error(message: str) -> None:
+def print_error(message: str) -> None:
+    """Print a line on stderr."""
     click.echo(f"edcache: {message}", err=True)
 
 
-def error_line(error: Exception) -> str:
-    """Return the text of an error as one line, and the flag of the option that it names."""
+def error_line(error: Exception, command: click.Command) -> str:
+    """Return the text of an error as one line, and the flag of the command for the option that it names."""
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
+        return "this command reads samples, which takes torch; install it with: pip install torch"
     text = str(error)
-    if isinstance(error, OSError) and not isinstance(error, EdcacheError) and error.filename:
+    if isinstance(error, EdcacheError):
+        flags = [param.opts[-1] for param in command.params if param.name == error.option]
+        text = f"{text} ({flags[0]})" if flags else text
+    elif isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {error.strerror}"
-    flag = flag_of(getattr(error, "option", None))
-    return one_line(text if flag is None else f"{text} ({flag})")
+    elif not isinstance(error, OSError):
+        text = raised(error)
+    return one_line(text)
+
+
+def raised(error: BaseException) -> str:
+    """An exception that is not the package's own, as a user's code raises it."""
+    return f"{type(error).__name__}: {error}; EDCACHE_DEBUG=1 shows the traceback"

@@ -9,13 +9,13 @@ from .decoder import Decoders as Decoders
 from .decoder import aliased as aliased
 from .decoder import assembler as assembler
 from .decoder import decoder_of as decoder_of
-from .decoding import STORED as STORED
-from .decoding import Decode as Decode
-from .decoding import Decoding as Decoding
 from .encoder import Encoder as Encoder
 from .encoder import Repeated as Repeated
 from .foreign_pickles import restored as restored
 from .foreign_pickles import torch_loaded as torch_loaded
+from .images import STORED as STORED
+from .images import Decode as Decode
+from .images import Decoding as Decoding
 from .images import ImageFile as ImageFile
 from .images import children_of as children_of
 from .images import decoded_together as decoded_together

@@ -19,6 +19,7 @@ from edcache.codec import packages
 from edcache.codec.packages import ClassName, Form
 
 _Class = TypeVar("_Class", bound=type)
+_Entry = TypeVar("_Entry", type, Form)
 
 # By "module.qualname": `cls.__module__`, as it is in this process, or a name that was given.
 _registered: dict[str, type | Form] = {}
@@ -95,17 +96,20 @@ def _found(name: ClassName, *, may_import: bool = True) -> type | Form | None:
     return known or packages.listed(name, may_import=may_import)
 
 
-def is_registered(cls: type) -> bool:
-    """Tell whether this very class, an enum or a dataclass, may be stored."""
-    return _registered.get(own_name(cls)) is cls or packages.listed(class_name(cls), may_import=False) is cls
+def stored_as(cls: type) -> type | Form | None:
+    """How objects of this very class are stored: cls itself where by their parts, a Form, or None: not."""
+    known = _registered.get(own_name(cls))
+    if known is cls or (isinstance(known, Form) and known.cls is cls):
+        return known
+    return packages.form_of(cls) or packages.listed(class_name(cls), may_import=False)
 
 
-def registered(name: ClassName, *, may_import: bool = True) -> type:
-    """The class of that name, or CodecError; may_import: the module of an enum on the list."""
-    cls = _found(name, may_import=may_import)
-    if not isinstance(cls, type):
-        raise _unregistered(name, "")
-    return cls
+def lookup(name: ClassName, kind: type[_Entry], *, may_import: bool = True) -> _Entry:
+    """The class or the Form that records call so, or CodecError; may_import: the module of a listed enum."""
+    known = _found(name, may_import=may_import)
+    if not isinstance(known, kind):
+        raise _unregistered(name, ", encode=..., decode=..." if kind is Form else "")
+    return known
 
 
 def _unregistered(name: ClassName, arguments: str) -> CodecError:
@@ -115,20 +119,6 @@ def _unregistered(name: ClassName, arguments: str) -> CodecError:
         f"import it and call edcache.register({qualname.rpartition('.')[2]}{arguments}), "
         f'or where it is elsewhere now, register(..., name="{module}.{qualname}")'
     )
-
-
-def form_of(cls: type) -> Form | None:
-    """Return how objects of a class are stored, None if nobody said so."""
-    form = _registered.get(own_name(cls))
-    return form if isinstance(form, Form) and form.cls is cls else packages.form_of(cls)
-
-
-def form_named(name: ClassName) -> Form:
-    """Return how objects are stored that records call so; raises as `registered`."""
-    form = _found(name)
-    if not isinstance(form, Form):
-        raise _unregistered(name, ", encode=..., decode=...")
-    return form
 
 
 class EnumKey(NamedTuple):
@@ -141,14 +131,14 @@ class EnumKey(NamedTuple):
         return f"{self.name[1]}.{self.member}"
 
     def resolve(self) -> Any:
-        """Return the member; raises as `registered` and `member_named`."""
-        return member_named(registered(self.name), self.member)
+        """Return the member; raises as `lookup` and `member_named`."""
+        return member_named(lookup(self.name, type), self.member)
 
 
 def enum_key(name: ClassName, member: str) -> Any:
     """Return the member of an enum, or an EnumKey where that takes an import or a call of `register`."""
     try:
-        cls = registered(name, may_import=False)
+        cls = lookup(name, type, may_import=False)
     except CodecError:
         return EnumKey(name, member)
     return member_named(cls, member)
@@ -182,7 +172,7 @@ def is_namedtuple_class(cls: type) -> bool:
 
 
 def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Return the namedtuple class of that name that is registered, or imported; raises as `registered`."""
+    """Return the namedtuple class of that name that is registered, or imported; raises as `lookup`."""
     found: list[Any] = [
         cls for cls in (_found(name), *imported(*name)) if isinstance(cls, type) and is_namedtuple_class(cls)
     ]

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from edcache.base import CorruptRecordError, OptionError, shown
@@ -30,22 +30,18 @@ _TEXT = re.compile(r"zstd(?::(?P<level>[0-9]{1,2}))?")
 class _Contexts(threading.local):
     """zstd contexts are not shared between threads, and are costly to make."""
 
-    def __init__(self) -> None:
-        self.compressor = cache(_compressor)
-        self.decompressor = cache(_decompressor)
+    @cached_property
+    def compressor(self) -> Any:
+        import zstandard
 
+        # By level. A frame says its content size, and has no checksum: zstandard's defaults.
+        return cache(zstandard.ZstdCompressor)
 
-def _compressor(level: int) -> Any:
-    import zstandard
+    @cached_property
+    def decompressor(self) -> Any:
+        import zstandard
 
-    # A frame says its content size, and has no checksum: zstandard's defaults.
-    return zstandard.ZstdCompressor(level=level)
-
-
-def _decompressor() -> Any:
-    import zstandard
-
-    return zstandard.ZstdDecompressor()
+        return zstandard.ZstdDecompressor()
 
 
 _contexts = _Contexts()
@@ -110,7 +106,7 @@ def decompress(frame: Buffer) -> bytes:
 
     nbytes = content_nbytes(frame)
     try:
-        raw: bytes = _contexts.decompressor().decompress(frame, allow_extra_data=False)
+        raw: bytes = _contexts.decompressor.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise CorruptRecordError(f"zstd frame does not decompress: {error}") from error
     except MemoryError:

@@ -6,13 +6,14 @@ import collections
 import dataclasses
 import enum
 import functools
+import inspect
 import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from edcache.base import CorruptRecordError, EdcacheError
+from edcache.base import CodecError, CorruptRecordError, EdcacheError
 from edcache.codec import classes
-from edcache.codec.classes import EnumKey, class_name, dataclass_fields, is_registered, own_name
+from edcache.codec.classes import EnumKey, class_name, dataclass_fields, own_name
 from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
 from edcache.codec.packages import Form
 
@@ -27,16 +28,16 @@ _MISSING = object()
 def disassemble(value: Any) -> Parts:
     """The parts of an object whose parts have names; Refusal where it is none, or cannot be stored."""
     cls: Any = type(value)
-    form = classes.form_of(cls)
-    if form is not None:
-        return _disassemble_object(value, form)
+    known = classes.stored_as(cls)
+    if isinstance(known, Form):
+        return _disassemble_object(value, known)
     if classes.is_namedtuple_class(cls) and len(cls._fields) == len(value):
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
         if not classes.is_found(cls, classes.changes):
             raise Refusal(f"{type_name(value)}, which no module has; call edcache.register({cls.__name__})")
         return ("namedtuple", *class_name(cls), cls._fields), cls._fields, tuple(value)
-    if is_registered(cls) and dataclasses.is_dataclass(cls):
+    if known is cls and dataclasses.is_dataclass(cls):
         return _disassemble_dataclass(value)
     raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
 
@@ -62,6 +63,7 @@ _ADVICE = {f"builtins.{name}": f"convert it to a {target}" for name, target in _
     "numpy.ma.MaskedArray": "store its .data, its .mask and its .fill_value",
     "numpy.ma.core.MaskedArray": "store its .data, its .mask and its .fill_value",
     "numpy.ndarray": "call numpy.asarray() on it",
+    "numpy.generic": "call .item() on it",
 }
 
 
@@ -72,8 +74,12 @@ def _disassemble_dataclass(value: Any) -> Parts:
     lost = next((name for name, item in zip(fields, values, strict=True) if item is _MISSING), None)
     if lost is not None:
         raise Refusal(f"{type_name(value)} whose field {lost!r} is not set; set it")
-    for name in getattr(value, "__dict__", ()):
-        if name not in fields and not isinstance(getattr(cls, name, None), functools.cached_property):
+    slots = (
+        name for kin in cls.__mro__ for name, slot in vars(kin).items() if inspect.ismemberdescriptor(slot)
+    )
+    for name in (*getattr(value, "__dict__", ()), *slots):
+        is_cached = isinstance(getattr(cls, name, None), functools.cached_property)
+        if name not in fields and not is_cached and hasattr(value, name):
             raise Refusal(
                 f"{type_name(value)} with the attribute {name!r}, which is no field; make it a field"
             )
@@ -83,6 +89,8 @@ def _disassemble_dataclass(value: Any) -> Parts:
 def _disassemble_object(value: Any, form: Form) -> Parts:
     try:
         tree = form.encode(value)
+    except CodecError as error:
+        raise Refusal(f"{type_name(value)} {error}") from error
     except Exception as error:  # whatever a user's function raises
         raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
     return ("object", *form.name), ["encode()"], [tree]
@@ -106,7 +114,7 @@ def dump_key(key: Any) -> Any:
         return ("none",)
     remedy = ""
     if isinstance(key, enum.Enum) and isinstance(key, str):
-        if is_registered(kind) and kind.__members__.get(key.name) is key:
+        if classes.stored_as(kind) is kind and kind.__members__.get(key.name) is key:
             return "enum", *class_name(kind), key.name
         remedy = f"edcache.register({kind.__name__}), or "
     raise Refusal(
@@ -195,7 +203,7 @@ def _mapping(cls: type) -> ContainerKind:
 
 def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        cls = classes.registered(name)
+        cls = classes.lookup(name, type)
         fields = dataclass_fields(cls) if dataclasses.is_dataclass(cls) else ()
         if fields != keys:
             raise classes.fields_differ(name, keys, fields)
@@ -209,7 +217,7 @@ def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
 
 def _assemble_object(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        form = classes.form_named(name)
+        form = classes.lookup(name, Form)
         try:
             return form.decode(values[0])
         except EdcacheError:

@@ -16,8 +16,8 @@ import numpy as np
 from edcache.base import CodecError, CorruptRecordError, EdcacheError, once
 from edcache.codec import classes
 from edcache.codec.containers import CONTAINERS, OPAQUE, Assemble
-from edcache.codec.decoding import Decoding
 from edcache.codec.dtypes import TENSOR_DTYPES, Array
+from edcache.codec.images import Decoding
 from edcache.codec.leaves import reviver
 from edcache.codec.pickles import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse

@@ -97,7 +97,7 @@ PLAIN = {dtype.num: _describe(dtype) for dtype in map(np.dtype, "?bBhHiIlLqQefdF
 def describe(dtype: Dtype) -> Any:
     """Return what stands for a numpy dtype, in tuples, or None if the codec does not store it."""
     plain = PLAIN.get(dtype.num) if dtype.isnative else None
-    if plain is not None:
+    if plain is not None and dtype.metadata is None:
         return plain
     try:
         description = _describe(dtype)
@@ -105,7 +105,25 @@ def describe(dtype: Dtype) -> Any:
     except CorruptRecordError:
         return None
     # A dtype that another library added to numpy shows itself as plain void: refuse what does not come back.
-    return description if parsed == dtype and parsed.type is dtype.type else None
+    is_same = parsed == dtype and parsed.type is dtype.type and not _has_metadata(dtype)
+    return description if is_same else None
+
+
+def _has_metadata(dtype: Dtype) -> bool:
+    """True if somebody attached a dict to a dtype or to one of its fields, of which == takes no notice."""
+    fields: Any = (dtype.fields or {}).values()
+    return dtype.metadata is not None or any(_has_metadata(field[0]) for field in fields)
+
+
+def remedy(dtype: Dtype) -> str:
+    """How to store an array of a dtype that `describe` refuses, as the end of a message."""
+    if _has_metadata(dtype):
+        return "drop the metadata of its dtype with .astype()"
+    if dtype.names:
+        return "store each of its fields by itself"
+    if dtype.isbuiltin == 2:  # of ml_dtypes, say
+        return f'convert it with .astype("float32"), or store its bits, .view("u{dtype.itemsize}")'
+    return "convert it to a dtype of fixed size with .astype()"
 
 
 def parse(description: Any) -> Dtype:

@@ -177,6 +177,8 @@ def _children(items: Collection[Any], keys: Sequence[Any], is_attribute: bool, v
 
 
 def _dict(value: dict[Any, Any], values: _Values) -> Any:
+    if getattr(value, "__dict__", None):
+        raise Refusal(f"{type(value).__name__} with attributes beside its items; convert it to a dict")
     keys = tuple(value)
     is_plain = set(map(type, keys)) <= _TEXTS and "".join(keys).isascii()
     nodes = _children(value.values(), keys, False, values)

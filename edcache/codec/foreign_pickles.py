@@ -60,7 +60,7 @@ def _foreign_errors(place: str) -> Iterator[None]:
     """Errors of unpickling become ours; it raises whatever it likes."""
     try:
         yield
-    except _Refused as error:
+    except CodecError as error:
         raise CodecError(
             f"{place} needs {error}; if you trust its author, trust_pickle=True reads it as "
             "pickle does, which runs whatever code is in it",
@@ -71,14 +71,10 @@ def _foreign_errors(place: str) -> Iterator[None]:
         raise ArchiveError(f"{place} does not unpickle: {type(error).__name__}: {reason}") from error
 
 
-class _Refused(Exception):
-    """A name that is not in the allow-list."""
-
-
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ALLOWED:
-            raise _Refused(f"{module}.{name}")
+            raise CodecError(f"{module}.{name}")
         return _ALLOWED[module, name]
 
 
@@ -86,7 +82,7 @@ def _torch_load(data: bytes) -> Any:
     # torch.load runs TorchScript, which has a file of this name. Zips are read in more ways than one, so the
     # name is looked for in all bytes.
     if b"constants.pkl" in data:
-        raise _Refused("TorchScript, which is a program")
+        raise CodecError("TorchScript, which is a program")
     # weights_only=True would refuse arrays. Torch looks names up in this Unpickler; storages it makes itself.
     return torch.load(io.BytesIO(data), "cpu", pickle_module=_PICKLE, weights_only=False)
 
@@ -129,13 +125,13 @@ class _Dtype(_StandIn):
 
     def __init__(self, text: str, align: Any = False, copy: Any = True) -> None:
         if not isinstance(text, str) or not _DTYPE.fullmatch(text):
-            raise _Refused(f"an array of dtype {text!r:.40}")
+            raise CodecError(f"an array of dtype {text!r:.40}")
         self.dtype: np.dtype[Any] = np.dtype(text)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         _, order, parts, names, *_ = state
         if parts is not None or names is not None:
-            raise _Refused("an array of a dtype with fields")
+            raise CodecError("an array of a dtype with fields")
         if self.dtype.kind in "mM":
             unit, number, *_ = state[8][1]
             plain = unit.decode("ascii") if isinstance(unit, bytes) else unit
@@ -146,7 +142,7 @@ class _Dtype(_StandIn):
 
 
 def _ndarray(*arguments: object) -> None:
-    raise _Refused("a call of numpy.ndarray")
+    raise CodecError("a call of numpy.ndarray")
 
 
 class _Array(_StandIn):
@@ -154,7 +150,7 @@ class _Array(_StandIn):
 
     def __init__(self, kind: object, shape: object, code: object) -> None:
         if kind is not _ALLOWED["numpy", "ndarray"]:
-            raise _Refused("a subclass of numpy.ndarray")
+            raise CodecError("a subclass of numpy.ndarray")
         self._state: tuple[Any, ...] = ()
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -176,7 +172,7 @@ class _Tensor(_StandIn):
         is_typed = bool(more) and isinstance(more[0], torch.dtype)
         self._dtype = more[0] if is_typed else storage.dtype
         if any(more[is_typed:]):
-            raise _Refused("a tensor that is conjugated or negated by a bit")
+            raise CodecError("a tensor that is conjugated or negated by a bit")
 
     def value(self) -> Any:
         # as_strided ends in the storage, which torch's own function would make longer.

@@ -27,9 +27,8 @@ from edcache.base import (
     MissingDependencyError,
 )
 from edcache.codec import dtypes
-from edcache.codec.classes import class_name, is_registered, member_named, own_name, registered
-from edcache.codec.decoding import Decoding
-from edcache.codec.images import ImageFile, file_bytes, format_of, revived
+from edcache.codec.classes import class_name, lookup, member_named, own_name, stored_as
+from edcache.codec.images import Decoding, ImageFile, file_bytes, format_of, revived
 
 # A list at least this long whose items are all of one plain type is one leaf, whatever its length.
 PACKED_LENGTH = 8
@@ -70,10 +69,7 @@ def _int_bytes(value: int) -> bytes:
 def _array(value: dtypes.Array, values: list[Any]) -> Any:
     description = dtypes.describe(value.dtype)
     if description is None:
-        remedy = "convert it to a dtype of fixed size with .astype()"
-        if value.dtype.names:
-            remedy = "store each of its fields by itself"
-        raise Refusal(f"an array of dtype {value.dtype}; {remedy}")
+        raise Refusal(f"an array of dtype {value.dtype}; {dtypes.remedy(value.dtype)}")
     values.append(dtypes.own_bytes(value))
     return "array", description, value.ndim or ()
 
@@ -114,7 +110,7 @@ def _time(value: dt.time, values: list[Any]) -> Any:
 def encode_enum(value: enum.Enum, values: list[Any]) -> Any:
     """As in `ENCODERS`, of a member of any enum."""
     cls = type(value)
-    if not is_registered(cls):
+    if stored_as(cls) is not cls:
         raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
     # A combination of flags has no name, or one that leads nowhere.
     if value.name is None or cls.__members__.get(value.name) is not value:
@@ -335,7 +331,7 @@ LEAVES: dict[str, LeafKind] = {
     "numpy.bytes": LeafKind(lambda data: np.bytes_(bytes(data)), cls=np.bytes_, wire=bytes),
     "path": LeafKind(_revive_path, parse=_one_of(*_PATHS)),
     "enum": LeafKind(
-        lambda name: lambda data: member_named(registered(name), _text(data)), parse=parse_class
+        lambda name: lambda data: member_named(lookup(name, type), _text(data)), parse=parse_class
     ),
     "imagefile": LeafKind(
         lambda decoding: lambda data: revived(data, decoding),

@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-from edcache.base import MissingDependencyError
+from edcache.base import CodecError, MissingDependencyError
 
 ClassName = tuple[str, str]
 
@@ -164,13 +164,21 @@ def _image(cls: Any) -> _Functions:
     from PIL import Image
 
     def encode(image: Any) -> Any:
+        # An MPO is a photo of a telephone, whose other pictures are previews.
+        if getattr(image, "is_animated", False) and image.format != "MPO":
+            raise CodecError("of several pictures; .copy() has the shown one, edcache.ImageFile all of them")
         image.load()
+        added = vars(image).keys() - vars(Image.new("L", (1, 1))).keys()
+        if added and type(image) is Image.Image:
+            raise CodecError(f"with the attribute {min(added)!r}; store that beside it, and its .copy()")
         pixels, palette_mode, palette = image.tobytes(), None, None
         with suppress(ValueError):  # it has none
             palette_mode = image.im.getpalettemode()
             palette = bytes(image.im.getpalette(palette_mode, palette_mode))
         if not _fits(image.mode, image.size, len(pixels)):
-            raise ValueError(f'mode {image.mode}, size {image.size}; call .convert("RGB") or numpy.asarray()')
+            raise CodecError(
+                f'of mode {image.mode} and size {image.size}; call .convert("RGB") or numpy.asarray()'
+            )
         return image.mode, *image.size, pixels, palette_mode, palette, _plain(dict(image.info))
 
     def decode(tree: Any) -> Any:

@@ -68,7 +68,10 @@ class FlatPlan:
             return None
         try:
             for place in self._tensors:
-                values[place] = values[place].numpy()
+                tensor = values[place]
+                values[place] = tensor.numpy()
+                if tensor.__dict__ or tensor.grad is not None:
+                    return None
             for place, dtype, shape in self._arrays:
                 array = values[place]
                 if array.dtype is not dtype or array.shape != shape:

@@ -18,7 +18,7 @@ from edcache import base
 from edcache.base import CorruptRecordError
 from edcache.codec import dtypes
 from edcache.codec.containers import CONTAINERS, OPAQUE
-from edcache.codec.decoding import Decoding
+from edcache.codec.images import Decoding
 from edcache.codec.leaves import LEAVES
 from edcache.codec.pickles import PICKLE_SCHEMA
 

@@ -32,7 +32,7 @@ def memory_dtype(dtype: torch.dtype) -> Dtype:
 def encode_tensor(value: torch.Tensor, values: list[Any]) -> Any:
     """As in `leaves.ENCODERS`: appends the memory of a tensor, and returns its node. Raises Refusal."""
     name = _NUMPY_KNOWS.get(value.dtype)
-    if name is not None and not value.requires_grad:
+    if name is not None and not value.requires_grad and not value.__dict__ and value.grad is None:
         try:
             # numpy() refuses devices, layouts and lazy conjugation, all at once.
             array = value.numpy()
@@ -72,4 +72,9 @@ def _tensor_remedy(value: torch.Tensor) -> str:
         return f"a tensor of layout {value.layout}; call .to_dense() on it"
     if value.device.type != "cpu":
         return f"a tensor on device {value.device}; call .cpu() on it"
-    return "a tensor that requires grad; call .detach() on it" if value.requires_grad else ""
+    if value.requires_grad or value.grad is not None:
+        return "a tensor that requires grad, or has one; call .detach() on it"
+    if value.__dict__:
+        name = next(iter(value.__dict__))
+        return f"a tensor with the attribute {name!r}; store that beside it, and call .detach() on the tensor"
+    return ""

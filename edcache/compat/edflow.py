@@ -1,4 +1,4 @@
-"""edflow's names over archives: CachedDataset, PathCachedDataset and cachable.
+"""edflow's CachedDataset, PathCachedDataset and cachable over archives.
 
 Samples are dicts with "index_" (numpy.int64) added; the archive of a dataset with `root` and `name` is
 `<root>/cached/<name>.zip`. `edcache import` makes it of an old zip. docs/migrating.md has what is different.
@@ -14,51 +14,12 @@ from typing import Any
 import numpy as np
 
 import edcache.dataset
-from edcache.base import OptionError, SampleIndexError
 from edcache.writer import source_fingerprint
 
 __all__ = ["CachedDataset", "PathCachedDataset", "cachable"]
 
 
-class PathCachedDataset(edcache.dataset.CachedDataset):
-    """edflow's PathCachedDataset: an archive at a path; the dataset may be None if it is complete.
-
-    Options are those of `edcache.CachedDataset`; by default what is missing is computed now.
-    """
-
-    base_dataset: Any
-
-    def __init__(self, dataset: Any, path: str | os.PathLike[str], **options: Any) -> None:
-        self.base_dataset = dataset
-        if dataset is not None:
-            # The fingerprint is that of the dataset, as without these names.
-            options = {"chunk_size": 64, "fingerprint": source_fingerprint(dataset)} | options
-        super().__init__(None if dataset is None else Indexed(dataset), path, **options)
-
-    def cache_dataset(self) -> None:
-        """Compute every missing sample now, as `warmup`."""
-        self.warmup()
-
-    def get_example(self, i: int) -> Any:
-        """The sample at an index, as `self[i]`."""
-        return self[i]
-
-    @property
-    def store_path(self) -> str:
-        """The archive."""
-        return self.path
-
-    @property
-    def root(self) -> str:
-        """The folder above `cached`."""
-        return os.path.dirname(os.path.dirname(self.path))
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return state | {"base_dataset": None} if self.complete else state
-
-
-class CachedDataset(PathCachedDataset):
+class CachedDataset(edcache.dataset.CachedDataset):
     """edflow's CachedDataset over an archive at `<root>/cached/<name>.zip`.
 
     Args:
@@ -78,34 +39,64 @@ class CachedDataset(PathCachedDataset):
         _legacy: bool = True,
         **options: Any,
     ) -> None:
-        root, name = getattr(dataset, "root", None), getattr(dataset, "name", None)
-        if root is None or name is None:
-            raise OptionError(
-                f"the dataset, a {type(dataset).__name__}, has no `root` and `name` to make the path of its "
-                "cache from; set them, or use PathCachedDataset(dataset, path)"
-            )
-        filling = {"lazy": not force_cache, "keep_existing": keep_existing or not force_cache}
-        super().__init__(dataset, _path(os.fspath(root), str(name)), **filling, **options)
+        if dataset is not None:
+            # The fingerprint is that of the dataset, as without these names.
+            filling = {"lazy": not force_cache, "keep_existing": keep_existing or not force_cache}
+            options = {"chunk_size": 64, "fingerprint": source_fingerprint(dataset)} | filling | options
+        super().__init__(dataset if dataset is None else Indexed(dataset), **options)
 
     @classmethod
     def from_cache(  # type: ignore[override]
         cls, root: str, name: str, _legacy: bool = True, **options: Any
     ) -> PathCachedDataset:
         """Open `<root>/cached/<name>.zip` without the dataset that made it."""
-        return PathCachedDataset(None, _path(os.fspath(root), name), **options)
+        return PathCachedDataset(None, os.path.join(root, "cached", f"{name}.zip"), **options)
+
+    def cache_dataset(self) -> None:
+        """Compute every missing sample now, as `warmup`."""
+        self.warmup()
+
+    def get_example(self, i: int) -> Any:
+        """The sample at an index, as `self[i]`."""
+        return self[i]
+
+    @property
+    def append_labels(self) -> bool:
+        """False, and so is `expand`. They cannot be set: a `transform=` does what either did."""
+        return False
+
+    expand = append_labels
+
+    def __mul__(self, times: int) -> edcache.dataset.View:
+        """This dataset several times, one after the other, with its labels."""
+        return self.repeat(times)
+
+    __rmul__ = __mul__
+
+    @property
+    def store_path(self) -> str:
+        """The archive."""
+        return self.path
+
+    @property
+    def root(self) -> str:
+        """The folder above `cached`."""
+        return os.path.dirname(os.path.dirname(self.path))
+
+
+class PathCachedDataset(CachedDataset):
+    """A CachedDataset at a path, filled at once; the dataset may be None if the archive is complete."""
+
+    def __init__(self, dataset: Any, path: str | os.PathLike[str], **options: Any) -> None:
+        super().__init__(dataset, True, path=path, **options)
 
 
 def cachable(path: str | os.PathLike[str], **options: Any) -> Any:
-    """Cache the datasets that a function makes, at a path, as edflow's decorator was meant to.
+    """Cache the datasets that a function makes, as `edcache.cachable` with a path and its other options.
 
-    Args:
-        path: the archive.
-        options: as for `edcache.cachable`: in_memory_keys, num_workers, version, ...
-    Returns:
-        A decorator; the decorated function returns an `edcache.CachedDataset` of dicts with "index_".
-
-    Calls with other arguments raise StaleCacheError, where edflow returned the first call's samples; name
-    them in the path ("cache/{split}.zip") to have a cache for each.
+    The decorated function returns an `edcache.CachedDataset` of dicts with "index_". Calls with other
+    arguments raise StaleCacheError, where edflow returned the first call's samples; name them in the path
+    ("cache/{split}.zip") to have a cache for each.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., edcache.dataset.CachedDataset]:
@@ -122,20 +113,11 @@ class Indexed:
     """A dataset of dicts, with "index_" added as edflow did: numpy.int64."""
 
     def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-        self.in_memory_keys = getattr(dataset, "in_memory_keys", None)
+        self.dataset, self.in_memory_keys = dataset, getattr(dataset, "in_memory_keys", None)
+        self.root, self.name = getattr(dataset, "root", None), getattr(dataset, "name", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> dict[Any, Any]:
-        if not 0 <= index < len(self):
-            raise SampleIndexError(f"index {index} not in [0, {len(self)})")
-        sample = self.dataset[index]
-        if not isinstance(sample, dict):
-            raise OptionError(f"sample {index} is a {type(sample).__name__}; samples of edflow are dicts")
-        return {**sample, "index_": np.int64(index)}
-
-
-def _path(root: str, name: str) -> str:
-    return os.path.join(root, "cached", f"{name}.zip")
+        return {**self.dataset[index], "index_": np.int64(index)}

@@ -2,8 +2,7 @@
 
 The transforms before the first random one run once, and their results are cached in
 `<cache_dir>/<hash>.zip`. The hash is of the data and of hash_transform. The other transforms run at every
-access. CacheDataset has such a file too, without `cache_dir` in a temporary folder that is deleted with the
-dataset. docs/migrating.md has what is different.
+access. docs/migrating.md has what is different.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ import hashlib
 import os
 import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing.util import Finalize
 from typing import Any
 
 import monai.data
@@ -44,20 +43,19 @@ class PersistentDataset(monai.data.PersistentDataset):  # type: ignore[misc]
     ) -> None:
         self._cache: Any = None
         super().__init__(data, transform, cache_dir, *args, **options)
-        self._open()
+        self.set_data(data)
 
     def set_data(self, data: Sequence[Any]) -> None:
         """Take other data, and remove the archive of the data before."""
         if self._cache is not None:
-            _discard(self._cache)
-        self.data = data
-        self._open()
-
-    def _open(self) -> None:
-        self._cache = None
-        if self.cache_dir is not None and len(self.data):
-            path = _path(self, self.cache_dir, self.data, self.transform_hash)
-            self._cache = CachedDataset(_Prepared(self), path, lazy=True)
+            # Another rank, which was given the same data, may have removed it.
+            with suppress(StaleArchiveError, FileNotFoundError):
+                self._cache.close()
+                os.remove(self._cache.path)
+        self.data, self._cache = data, None
+        if self.cache_dir is not None and len(data):
+            path = _path(self, self.cache_dir, data, self.transform_hash)
+            self._cache = CachedDataset(_Prepared(self, range(len(data))), path, lazy=True)
 
     def _cached(self, index: int) -> Any:
         item = self._pre_transform(copy.deepcopy(self.data[index]))
@@ -74,49 +72,35 @@ class CacheDataset(monai.data.CacheDataset):  # type: ignore[misc]
 
     Args:
         data, transform, cache_num, cache_rate, hash_as_key, hash_func: as MONAI's.
-        num_workers: processes that fill it, where it is more than 1. progress: whether they show a bar.
+        num_workers: processes that fill it, if it is more than 1. progress: False shows no bar.
         runtime_cache: anything but False fills it as its samples are asked for.
-        cache_dir: where the archive lies, under a hash of the data.
+        cache_dir: where the archive lies; None is a temporary folder, deleted with the dataset.
         options: MONAI's others, which are without meaning.
     Raises: as `CachedDataset`.
     """
 
-    runtime_cache: Any
-
     def __init__(
         self,
         data: Sequence[Any],
-        transform: Any = None,
         *args: Any,
-        cache_dir: str | os.PathLike[str] | None = None,
+        cache_dir: Any = None,
+        runtime_cache: Any = False,
         **options: Any,
     ) -> None:
-        self._is_temporary = cache_dir is None
-        self._folder = tempfile.mkdtemp(prefix="edcache-") if cache_dir is None else os.fspath(cache_dir)
-        if self._is_temporary:
-            weakref.finalize(self, _remove, self._folder, os.getpid())
-        self._cache: Any = []
-        super().__init__(data, transform, *args, **options)
+        self._folder, self._is_lazy = cache_dir, runtime_cache not in (False, None)
+        super().__init__(data, *args, **options)
         self.copy_cache = False
-
-    def set_data(self, data: Sequence[Any]) -> None:
-        """Take other data, and fill the archive of it."""
-        if self._is_temporary and self._cache:
-            _discard(self._cache)
-        self._is_lazy = self.runtime_cache not in (False, None)
-        runtime_cache, self.runtime_cache = self.runtime_cache, False
-        try:
-            super().set_data(data)
-        finally:
-            self.runtime_cache = runtime_cache
 
     def _fill_cache(self, indices: Any = None) -> Any:
         if not indices:
             return []
-        path = _path(self, self._folder, [self.data[index] for index in indices])
+        source, folder = _Prepared(self, indices), self._folder
+        if folder is None:
+            folder = tempfile.mkdtemp(prefix="edcache-")
+            Finalize(source, shutil.rmtree, (folder, True), exitpriority=0)  # not in a forked child
         return CachedDataset(
-            _Prepared(self, indices),
-            path,
+            source,
+            _path(self, folder, [self.data[index] for index in indices]),
             lazy=self._is_lazy,
             num_workers=self.num_workers if (self.num_workers or 0) > 1 else 0,
             progress=None if self.progress else False,
@@ -132,10 +116,9 @@ class _Prepared(Dataset[Any]):
     The path has MONAI's hash of the items. Transforms keep what they read, so only their names are compared.
     """
 
-    def __init__(self, dataset: Any, indices: Sequence[int] | None = None) -> None:
-        self._dataset = copy.copy(dataset)
+    def __init__(self, dataset: Any, indices: Sequence[int]) -> None:
+        self._dataset, self._indices = copy.copy(dataset), indices
         self._dataset._cache = None
-        self._indices = range(len(dataset.data)) if indices is None else indices
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -155,16 +138,3 @@ def _path(dataset: Any, folder: Any, data: Sequence[Any], more: str = "") -> str
     for item in data:
         digest.update(dataset.hash_func(item) + b"\n")
     return os.path.join(folder, f"{digest.hexdigest()}.zip")
-
-
-def _discard(cache: CachedDataset) -> None:
-    # Another rank, which was given the same data, may have removed it.
-    with suppress(StaleArchiveError, FileNotFoundError):
-        cache.close()
-        os.remove(cache.path)
-
-
-def _remove(folder: str, process: int) -> None:
-    # A forked child has the dataset too; the folder is its parent's.
-    if os.getpid() == process:
-        shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,7 @@
 """torch_xla's CachedDataset, which releases 1.6 to 2.0 had in torch_xla.utils.cached_dataset.
 
-`CachedDataset(data_set, path)` computes a sample when it is first asked for, `warmup()` all of them,
-`CachedDataset(None, path)` opens what is there. A cache is one file, `<path>.zip`; `edcache import` makes it
-of an old folder. docs/migrating.md has what is different.
+A cache is one file, `<path>.zip`; `edcache import` makes it of an old folder. docs/migrating.md has what is
+different.
 """
 
 from __future__ import annotations
@@ -11,18 +10,20 @@ import os
 from typing import Any
 
 import edcache.dataset
+from edcache.writer import store_at
 
 __all__ = ["CachedDataset"]
 
 
 class CachedDataset(edcache.dataset.CachedDataset):
-    """torch_xla's CachedDataset over an archive.
+    """torch_xla's CachedDataset over an archive: computes a sample when it is first asked for.
 
     Args:
         data_set: the dataset to cache; None opens what is there.
         path: the archive, or a URL; one that does not end in ".zip" gets the ending.
         max_files_per_folder, compress: without meaning.
-        options: as for `edcache.CachedDataset`; by default lazy=True.
+        options: as for `edcache.CachedDataset`; by default lazy=True for a file. Behind a URL everything is
+            computed at once, and put there when it is complete.
     Raises: as `edcache.CachedDataset`.
     """
 
@@ -35,4 +36,6 @@ class CachedDataset(edcache.dataset.CachedDataset):
         **options: Any,
     ) -> None:
         where = os.fspath(path).rstrip("/").removesuffix(".zip") + ".zip"
-        super().__init__(data_set, where, **({} if data_set is None else {"lazy": True}) | options)
+        if data_set is not None and not store_at(where, options.get("storage_options")).by_request:
+            options = {"lazy": True} | options
+        super().__init__(data_set, where, **options)

@@ -6,7 +6,6 @@ from .cached import CachedDataset as CachedDataset
 from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
-from .decorator import default_directory as default_directory
 from .indexing import label_fields as label_fields
 from .indexing import readers_of as readers_of
 from .mixture import mix as mix

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,8 +29,9 @@ _REQUESTS: Final = 8
 # At least so many samples of the order are looked at together, and at most so many before they are read.
 _STEP, _MOST_SAMPLES = 64, 1 << 17
 _SECONDS: Final = 0.01
-# The first batch has the wire for itself until it is there, but no longer than so many seconds.
-_HEAD_START: Final = 0.2
+# The first batches of all readers of a copy have the wire for themselves until they are there, or for so many
+# seconds; that of a DataLoader, which does not tell, for fewer.
+_HEAD_START, _UNTOLD_HEAD_START = 10.0, 0.2
 
 
 class Ahead:
@@ -45,6 +47,7 @@ class Ahead:
     ) -> None:
         self._sessions, self._take = sessions, take
         self._reached, self._stop = start, stop
+        self._head_start = _UNTOLD_HEAD_START
         self._begun, self._ended = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="edcache-ahead", daemon=True)
 
@@ -52,9 +55,13 @@ class Ahead:
         """Fetch from now on: the first batch is there."""
         self._begun.set()
 
-    def follow(self, items: Iterator[Item], step: int) -> Iterator[Item]:
-        """Yield the items of the order, `step` at a time, while others are fetched behind them."""
+    def follow(self, items: Iterator[Item], step: int, *, tells: bool = False) -> Iterator[Item]:
+        """Yield the items of the order, `step` at a time, while others are fetched behind them.
+
+        tells: `begin` will be called.
+        """
         is_ending = sys.is_finalizing
+        self._head_start = _HEAD_START if tells else _UNTOLD_HEAD_START
         try:
             self._thread.start()
             for item in items:
@@ -67,10 +74,24 @@ class Ahead:
             if not is_ending() and self._thread.is_alive():
                 self._thread.join()
 
+    def _let_others_begin(self) -> None:
+        """Wait until the first batch of this reader is there, and then for those of others."""
+        held = [prefetch.hold() for prefetch in self._prefetches()]
+        self._begun.wait(self._head_start)
+        for one in held:
+            one.close()
+        end = time.monotonic() + _HEAD_START
+        while time.monotonic() < end and any(one.is_held() for one in self._prefetches()):
+            if self._ended.wait(_SECONDS):
+                return
+
+    def _prefetches(self) -> list[Prefetch]:
+        return [session.file.ahead for session in self._sessions if session.file.ahead is not None]
+
     def _run(self) -> None:
-        self._begun.wait(_HEAD_START)
         pool = ThreadPoolExecutor(_REQUESTS, "edcache-ahead")
         try:
+            self._let_others_begin()
             self._fetch_ahead(pool)
         except Exception as error:  # noqa: BLE001 - the read of the sample meets it too, and raises it
             logger.debug("%s: looking ahead ended: %s", self._sessions[0].path, error)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from edcache import labels
-from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, SampleIndexError
+from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, ReadOptions, SampleIndexError
 from edcache.codec import Node, assembler
 from edcache.labels import Labels, integers, is_array
-from edcache.reader import FieldPath, Group, Projection, Reader
-from edcache.storage import Location
+from edcache.reader import FieldPath, Group, Projection
+from edcache.writer import store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -56,14 +56,16 @@ class ArrayDataset:
 
     def __init__(
         self,
-        path: str | os.PathLike[str] | Location,
+        path: str | os.PathLike[str],
         *,
         fields: Sequence[FieldPath] | None = None,
         zero_copy: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        self._reader = Reader(path, storage_options=storage_options, **keywords)
+        self._reader = store_at(path, storage_options).reader(
+            ReadOptions.of(None, keywords, "edcache.numpy.open")
+        )
         self._reader._as_arrays = True
         self._reader.open()  # what is wrong with the archive is said here
         self._zero_copy = zero_copy

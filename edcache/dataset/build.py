@@ -33,9 +33,7 @@ class Building:
             )
         self._store = store
         self._stage = store.stage()
-        if self._is_lazy:
-            store.check_lazy()
-        self._max_bytes = writer.bytes_limit(options.max_bytes, store.path)
+        self._max_bytes = base.bytes_limit(options.max_bytes, store.part)
         self._reading = provisional(options)
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
@@ -66,6 +64,8 @@ class Building:
         archive = self._done() if keep_existing else None
         if archive is not None:
             return None, archive
+        if self._is_lazy and self._store.by_request:
+            raise OptionError(f"{path}: lazy=True fills a file; for a URL all is filled at once")
         if self._is_stream or not self._is_lazy:
             self.fill(self.job.options, rebuild=not keep_existing and not self._store.begin_anew())
             return None, None

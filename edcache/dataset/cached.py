@@ -22,7 +22,7 @@ from edcache.base import (
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.archive_paths import Path, expand_paths
 from edcache.dataset.build import Building, identity
-from edcache.dataset.concatenation import Concat
+from edcache.dataset.concatenation import Concat, add
 from edcache.dataset.indexing import T_co
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
@@ -45,7 +45,8 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     Args:
         source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in
-            its order until it ends. None opens an archive that exists.
+            its order until it ends. A KDDataset of KappaData is stored by its items: a dict of getitem_x, ...
+            and "index". None opens an archive that exists.
         path: the archive file. Without a path it is `<root>/cached/<name>.zip`, where `root` and `name` are
             attributes of the source. "shm://name" is an archive in shared memory, for all processes of the
             user on this host; it is freed when the last of them closes it or ends.
@@ -104,6 +105,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         self, store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool | None
     ) -> None:
         check_fillable(options)
+        source = writer.by_items(source)
         writer.check_source(source, store.path)
         origin = identity(source, options.num_workers, fingerprint)
         # What is missing is computed, or was told; max_bytes is of what is filled.
@@ -174,9 +176,10 @@ class CachedDataset(ArchiveDataset[T_co]):
         read. A sample that is missing raises MissingSampleError. If the length was never declared, len() may
         be too small.
 
-        Behind a URL, or with `local`, only the bytes that reads need are fetched; see the guide to object
-        stores. If the remote archive is replaced while it is open, the next read of what is not here raises
-        StaleArchiveError, and refresh() opens the new state.
+        Behind a URL, or with `local`, only the bytes that reads need are fetched, once for all processes of
+        this machine: they are kept in a copy that fills, see the guide to object stores. If the remote
+        archive is replaced while it is open, the next read of what is not here raises StaleArchiveError;
+        open it again. With `local=False` nothing is kept, and refresh() opens the new state.
         """
         OpenOptions.of(None, keywords, "from_cache")
         if name is not None:
@@ -204,13 +207,15 @@ class CachedDataset(ArchiveDataset[T_co]):
         assert isinstance(path, str | bytes | os.PathLike)
         return cls(None, os.fsdecode(path), **keywords)
 
+    __add__ = add
+
     def __repr__(self) -> str:
+        if "_reader" not in vars(self):  # its options were refused
+            return "CachedDataset(not open)"
         try:
             names = base.printable(", ".join(self._reader.label_names))
-        except base.ArchiveError:
-            if not self._reader.closed:
-                raise
-            return f"CachedDataset({self.path!r}, closed)"
+        except base.EdcacheError:  # a repr is asked for where an error is shown, also that of the opening
+            return f"CachedDataset({self.path!r}, {'closed' if self._reader.closed else 'not open'})"
         lack = "not sealed" if self._reader.has_all else f"{len(self) - self._reader.present:,} missing"
         state = "" if self.complete else f", {lack}"
         labels = f", labels: {names}" if names else ""

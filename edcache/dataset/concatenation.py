@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+from torch.utils.data import ConcatDataset
 
 from edcache.base import EdcacheError, Ints, OptionError
 from edcache.codec import Node
@@ -63,6 +64,11 @@ def concat(datasets: Iterable[Samples]) -> Concat:
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
     return Concat([datasets] if isinstance(datasets, Samples) else list(datasets))
+
+
+def add(one: Samples, other: Any) -> Any:
+    """`concat` of a dataset and another one; torch's ConcatDataset if that is none of edcache."""
+    return concat([one, other]) if isinstance(other, Samples) else ConcatDataset([one, other])
 
 
 class Combined(Root, Samples):
@@ -164,6 +170,7 @@ class Concat(Combined):
     """
 
     called = "concat"
+    __add__ = add
     _together: tuple[tuple[int, int], Together | None] = _NEVER, None
 
     def __init__(self, parts: Sequence[Samples]) -> None:

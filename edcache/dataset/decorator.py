@@ -10,7 +10,6 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
 
 from edcache import base, writer
@@ -19,7 +18,7 @@ from edcache.dataset.build import label_differences, warn_of_code
 from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
 from edcache.dataset.indexing import T_co
 from edcache.reader import Reader
-from edcache.storage import shown
+from edcache.storage import cache_folder, shown
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -219,11 +218,6 @@ def cachable(
     return decorate
 
 
-def default_directory() -> Path:
-    """Where caches without a path live: `$EDCACHE_DIR`, else `~/.cache/edcache`."""
-    return Path(os.environ.get("EDCACHE_DIR") or Path.home() / ".cache" / "edcache")
-
-
 def _default_path(factory: Any, described: Mapping[str, Any], slugs: Mapping[str, str]) -> str:
     # With the module: functions of one name in two projects have a file each.
     full_name = writer.qualified_name(factory)
@@ -231,7 +225,7 @@ def _default_path(factory: Any, described: Mapping[str, Any], slugs: Mapping[str
     digest = hashlib.sha256(text.encode("ascii")).hexdigest()[:8]
     call = ",".join(f"{name}={slug}" for name, slug in slugs.items())[:80]
     name = _slug(full_name.replace(":", "."))
-    return str(default_directory() / f"{'-'.join(filter(None, (name, call, digest)))}.zip")
+    return os.path.join(cache_folder(), f"{'-'.join(filter(None, (name, call, digest)))}.zip")
 
 
 def _slug(value: object, described: Any = None) -> str:

@@ -76,9 +76,10 @@ class EpochSampler(DistributedSampler[Any]):
     draws c + r, c + r + n, c + r + 2n, ... So a state goes on exactly with any other number of ranks, batch
     size or workers. With `global_batch_size` this holds in each step, whose first draw is c.
 
-    Each iteration that reaches its end advances to the next epoch. An iteration that stops early repeats its
-    epoch. Its end is the last draw, which the workers of a DataLoader make ahead of the last batch: give each
-    DataLoader a sampler of its own. A sampler does not see samples that are added after it was made.
+    Each iteration that reaches its end advances to the next epoch. Behind one that stops early the next
+    begins at the same draw: that of the loaded state, or the first of the epoch. The end is the last draw,
+    which the workers of a DataLoader make ahead of the last batch: give each DataLoader a sampler of its own.
+    A sampler does not see samples that are added after it was made.
     """
 
     def __init_subclass__(cls) -> None:
@@ -303,11 +304,9 @@ class EpochSampler(DistributedSampler[Any]):
             self._taken = self._items(start)
 
     def _begin(self) -> Any:
-        """Go where an iteration begins: to a loaded place, to the next epoch, or to this one again."""
+        """Go where an iteration begins: to the next epoch, or to the beginning of this iteration again."""
         if self._is_complete and not (self._is_resumed and self._is_set):
             self.set_epoch(self.epoch + 1)
-        if not self._is_resumed:
-            self._start = 0
         self._taken, self._is_resumed, self._is_set, self._iteration = 0, False, False, object()
         return self._order(self.epoch, self._start)
 

@@ -177,7 +177,9 @@ class Readable(Dataset[T_co]):
                 samples.append(self[position])
             except Exception as error:  # noqa: BLE001 - it is shown
                 samples.append(error)
-        return display.SampleGrid(positions, samples, self.labels)
+        # As `indices` has them, without the whole of it.
+        at = np.array(positions, np.int64)
+        return display.SampleGrid(self._root_indices(at).tolist(), samples, self.labels.take(at))
 
     def _repr_html_(self) -> str:
         """What a notebook shows: no user's code is run for it, and nothing that is far away is fetched."""
@@ -188,7 +190,7 @@ class Readable(Dataset[T_co]):
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
             return display.dataset_html(self, repr(self), readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged
-            return base.fragment(str(error))
+            return display.fragment(str(error))
 
     @property
     def _readers(self) -> list[Reader]:
@@ -243,8 +245,8 @@ class Readable(Dataset[T_co]):
             batch_size: the number of samples in a batch; None if the sampler gives complete batches, as those
                 of `edcache.samplers` do with `global_batch_size`.
             shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it.
-                An epoch that you leave early (`break`, `next(iter(loader))`) begins again with the same
-                order. Call `loader.set_epoch(n)`, or keep one iterator.
+                An epoch that you leave early (`break`, `next(iter(loader))`) begins again where it began,
+                with the same order. Call `loader.set_epoch(n)`, or keep one iterator.
             sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch
                 among the ranks of a job; without one each rank reads all samples.
             drop_last: True leaves out a last batch that is not full.

@@ -42,8 +42,13 @@ _WORTH_A_SLICE = 1 << 14
 class Loader:
     """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and tells its options.
 
+    It has the attributes of a DataLoader by which trainers tell an epoch, and skip batches of one: `dataset`,
+    `sampler`, `batch_size`, and `batch_sampler`, which is None if the sampler gives positions.
     Safety: one iteration at a time. Abandoning an iteration ends its threads.
     """
+
+    # accelerate's skip_first_batches takes 2 from what has none, which a DataLoader without workers refuses.
+    prefetch_factor = None
 
     def __init__(
         self,
@@ -63,7 +68,7 @@ class Loader:
         check_count("num_threads", num_threads)
         check_count("prefetch", prefetch)
         _check_device(device)
-        self._dataset, self.batch_size, self._drop_last = dataset, batch_size, drop_last
+        self.dataset, self.batch_size, self._drop_last = dataset, batch_size, drop_last
         self._num_threads, self._prefetch = num_threads, prefetch
         self._pin_memory, self._reuse, self._asked_device = pin_memory, reuse, device
         self._read: Callable[[Ints], Batch] = dataset._batch
@@ -71,12 +76,12 @@ class Loader:
             if shuffle:
                 text = "shuffle=True cannot be combined with sampler=; let the sampler shuffle"
                 raise OptionError(text, option="shuffle")
-            self._sampler = _order_of(dataset, sampler, batch_size)
+            self.sampler = _order_of(dataset, sampler, batch_size)
         elif shuffle:
             seed = int(torch.randint(1 << 62, ())) if seed is None else seed
-            self._sampler = Shuffle(dataset, seed, num_replicas=1, rank=0)
+            self.sampler = Shuffle(dataset, seed, num_replicas=1, rank=0)
         else:
-            self._sampler = Sequential(dataset, num_replicas=1, rank=0)
+            self.sampler = Sequential(dataset, num_replicas=1, rank=0)
         if sampler is None or batch_size is not None:
             check_count("batch_size", batch_size)
         elif drop_last:
@@ -88,16 +93,21 @@ class Loader:
         self._seconds_a_batch = math.inf
 
     def __repr__(self) -> str:
-        sampler = self._sampler
+        sampler = self.sampler
         return f"Loader({sampler._samples:,} samples, batch_size={self.batch_size}, epoch {sampler.epoch})"
+
+    @property
+    def batch_sampler(self) -> EpochSampler | None:
+        """The sampler, if it gives batches; else None."""
+        return self.sampler if self.sampler._gives_lists else None
 
     def __len__(self) -> int:
         """Batches of an epoch; TypeError where the sampler has no length."""
-        return len(self._starts(len(self._sampler)))
+        return len(self._starts(len(self.sampler)))
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, at its start or where a loaded state stopped."""
-        self._sampler.set_epoch(epoch)
+        self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> State:
         """The position behind the batches that were handed out, as plain numbers and strings.
@@ -108,25 +118,28 @@ class Loader:
         Raises:
             OptionError: the sampler is not of `edcache.samplers`; it keeps its own state.
         """
-        return self._sampler.state_dict()
+        return self.sampler.state_dict()
 
     def load_state_dict(self, state: State) -> None:
         """Begin the next iteration where a `state_dict` was taken, with any batch size and ranks.
 
         Args and errors are those of `edcache.samplers.Shuffle.load_state_dict`.
         """
-        self._sampler.load_state_dict(state)
+        self.sampler.load_state_dict(state)
 
     def __iter__(self) -> Iterator[Any]:
-        sampler = self._sampler
+        sampler = self.sampler
         order = sampler._begin()
         epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
         iteration = sampler._iteration
         batches = iter(order) if self.batch_size is None else _slices(order, starts)
-        ahead = self._dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
+        ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
-            batches = ahead.follow(batches, starts.step)
-        batches = known_draws(sampler, self._dataset, batches)
+            batches = ahead.follow(batches, starts.step, tells=True)
+        batches = known_draws(sampler, self.dataset, batches)
+        # Who counts batches does not ask for one more than there are, so the last one takes what is dropped.
+        last = sampler._items(start, sampler.rank) if self._drop_last else len(starts) * starts.step
+        reached = itertools.chain(starts[1:], [last] if starts else [])
         self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
         asked = self._asked_device
@@ -138,13 +151,11 @@ class Loader:
             ring = self._ring or _Ring(self._pin_memory, self._reuse)
             self._ring = None
         try:
-            for number, batch in enumerate(self._made(batches, ring), 1):
-                if ahead is not None and number == 1:
+            for taken, batch in zip(reached, self._made(batches, ring), strict=True):
+                if ahead is not None:
                     ahead.begin()
                 if sampler._iteration is iteration:
-                    # Who counts batches does not ask for one more than there are.
-                    is_cut = number == len(starts) and self._drop_last
-                    sampler._taken = sampler._items(start, sampler.rank) if is_cut else number * starts.step
+                    sampler._taken = taken
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
@@ -359,9 +370,8 @@ class _Ring:
 
     def hand_out(self, slot: _Slot) -> None:
         """Note that the caller gets a batch of this one now, and needs the one before the last no more."""
-        self._held.append(slot)
-        if len(self._held) > _HELD:
-            left = self._held.popleft()
-            # The batches of a slot come in a row.
-            if not any(left is slot for slot in self._held):
-                self.free.append(left)
+        held = self._held
+        held.append(slot)
+        # The batches of a slot come in a row.
+        if len(held) > _HELD and (left := held.popleft()) is not held[0]:
+            self.free.append(left)

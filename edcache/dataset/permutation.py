@@ -1,8 +1,9 @@
-"""A random permutation that is computed element by element, in constant time and memory.
+"""Random permutations: of up to a million things shuffled by numpy, of more computed element by element.
 
-The function is version 1 of docs/reference/orders.md, and stays: test_permutation.py has its values.
-A position is two digits, which take turns in adding a hash of the other one: a Feistel network over the
-numbers below a * b, where b is about a, of 10 rounds as in NIST's FF1. What comes out at count or above
+The functions are version 1 of docs/reference/orders.md, and stay: test_permutation.py has their values.
+Shuffled is by numpy's RandomState, whose stream numpy has frozen. Computed is by a Feistel network, in
+constant time and memory: a position is two digits, which take turns in adding a hash of the other one, over
+the numbers below a * b, where b is about a, in 10 rounds as in NIST's FF1. What comes out at count or above
 goes through it again. A word of 64 bits says which order it is.
 """
 
@@ -16,13 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints
+from edcache.base import Ints, once
 
 _Words = npt.NDArray[np.uint64]
 
 _VERSION = 1
 # The fractions of the golden ratio and of pi, as odd numbers of 64 bits.
 _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0x243F6A8885A308D3
+# Up to so many are listed: 60,000 take 1 ms (the network: 8), 2**20 25 ms (35) and 8 MiB, 2**22 170 ms (140).
+_LISTED = 1 << 20
 # Up to so many, more rounds make each of the orders of a few things as likely as any other.
 _FEW = 1 << 16
 _ROUNDS, _ROUNDS_OF_FEW = 10, 24
@@ -112,7 +115,7 @@ class Computed:
     """
 
     def __init__(self, count: int) -> None:
-        self._count, self._block = count, _NEAR
+        self._count = count
         self._near: tuple[int, Ints] = (0, np.empty(0, np.int64))
 
     def at(self, position: int) -> int:
@@ -125,15 +128,15 @@ class Computed:
     def take(self, positions: Ints) -> Ints:
         """What stands at positions in [0, count): int64 [len(positions)]."""
         start, near = self._near
-        if not 0 < len(positions) <= self._block:
+        if not 0 < len(positions) <= _NEAR:
             return self._computed(positions)
         # numpy's min() and max() take three times as long as argmin().
         first, last = int(positions[positions.argmin()]), int(positions[positions.argmax()])
         if not start <= first <= last < start + len(near):
-            start = first // self._block * self._block
-            if last >= start + self._block:
+            start = first // _NEAR * _NEAR
+            if last >= start + _NEAR:
                 return self._computed(positions)
-            near = self._computed(np.arange(start, min(start + self._block, self._count)))
+            near = self._computed(np.arange(start, min(start + _NEAR, self._count)))
             self._near = start, near
         return near[positions - start]
 
@@ -141,15 +144,48 @@ class Computed:
         raise NotImplementedError
 
 
-class Permutation(Computed):
-    """An order of 0 to count - 1, each as likely as any other: a function of the count and of a key.
+def permutation(count: int, *key: int) -> Listed | Permutation:
+    """Return an order of 0 to count - 1, each as likely as any other: a function of the count and of a key.
 
     Args:
         count: how many, up to 2**63 - 1.
         key: integers, such as a seed and an epoch. Other keys give orders that have nothing in common.
 
-    Cost: 0.03 us for each of many positions, 120 us for a single one that is far from the last ones. Up to
-    65,536 are computed once.
+    It is pickled as count and key.
+    """
+    return (Listed if count <= _LISTED else Permutation)(count, *key)
+
+
+class Listed:
+    """A shuffled array, made when it is first asked for. Cost: 20 ns and 8 bytes a position."""
+
+    def __init__(self, count: int, *key: int) -> None:
+        self._count, self._key = count, key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Listed, (self._count, *self._key)
+
+    @once
+    def _order(self) -> Ints:
+        number = word(self._count, *self._key)
+        order = np.arange(self._count, dtype=np.int64)
+        np.random.RandomState([number & 0xFFFFFFFF, number >> 32]).shuffle(order)
+        return order
+
+    def at(self, position: int) -> int:
+        """What stands at a position in [0, count)."""
+        return int(self._order[position])
+
+    def take(self, positions: Ints) -> Ints:
+        """What stands at positions in [0, count): int64 [len(positions)]."""
+        taken: Ints = self._order[positions]
+        return taken
+
+
+class Permutation(Computed):
+    """An order that the network computes, of more things than are listed.
+
+    Cost: 0.03 us for each of many positions, 120 us for a single one that is far from the last ones.
     """
 
     def __init__(self, count: int, *key: int) -> None:
@@ -159,10 +195,8 @@ class Permutation(Computed):
         # Where both were odd, each round would be an even permutation, and so would the order.
         self._low = root + root % 2
         self._high = -(-count // self._low)
-        rounds, first = _ROUNDS, word(count, *key)
-        if count <= _FEW:
-            rounds, self._block = _ROUNDS_OF_FEW, _FEW
-        self._rounds = [first + number * _FIRST & _WORD for number in range(rounds)]
+        first = word(count, *key)
+        self._rounds = [first + number * _FIRST & _WORD for number in range(_ROUNDS)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Permutation, (self._count, *self._key)

@@ -8,14 +8,13 @@ from __future__ import annotations
 import copy
 import errno
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edcache import labels
 from edcache.base import (
-    CorruptArchiveError,
     LabelError,
     OptionError,
     StaleArchiveError,
@@ -57,9 +56,7 @@ def given(
     if isinstance(values, Mapping):
         stored = None
         if name in cache._reader.label_names:
-            # Damaged labels are sealed anew (test_behind_seal.py, test_a_damaged_table_of_labels_*).
-            with suppress(CorruptArchiveError):
-                stored = cache.labels.schema.field(name).type
+            stored = cache.labels.schema.field(name).type
         index, column = labels.given_rows(name, values, len(cache), stored)
         return LabelChange(pa.table({name: column}), index)
     column = labels.given_column(name, values)

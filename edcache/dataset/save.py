@@ -28,6 +28,7 @@ from edcache.base import (
     OptionError,
     StaleArchiveError,
 )
+from edcache.codec import stored_fields
 from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
 from edcache.format import PRESENT, Failure, Head, Rows, pa
 from edcache.reader import OnProgress, Reader, Session, fits
@@ -108,8 +109,8 @@ class StoredRecords:
         readers, sessions: the archives in which the records lie. schemas: texts, each once.
         rows: `format.ROW` [k], of each record, by rising place in the view, as its archive has it.
         places: int64 [k], in the view. ends: bytes of the records up to each.
-        source, sample, schema: int64 [k], of each row the number of its archive, the index of its sample there,
-            and its position in `schemas`.
+        source, sample, schema: int64 [k], of each row the number of its archive, its sample there, and its
+            position in `schemas`.
         failures: why samples have no record, by rising place.
         is_whole: the view is all of one archive, in its order.
         skips_damage: damaged records are left out; `damaged` gets their places.
@@ -141,6 +142,19 @@ class StoredRecords:
         self.is_whole = len(shares) == 1 and np.array_equal(shares[0][1], own)
         if not skips_damage:
             self._check_missing(samples)
+        self._warn_of_mixture()
+
+    def _warn_of_mixture(self) -> None:
+        """Warn if samples of two archives have no structure in common, as tensors and image files."""
+        first, *others = [list(map(_fields_text, one.index.schemas)) for one in self.sessions]
+        for session, own in zip(self.sessions[1:], others, strict=True):
+            if first and own and not {*first} & {*own}:
+                path = self.sessions[0].path
+                base.warn(
+                    f"save(): samples of {path} have {first[0]}, those of {session.path} have {own[0]}; no "
+                    "batch holds both"
+                )
+                return
 
     def _found(self, number: int, share: Stored) -> tuple[Ints, Rows, Ints, Ints, Ints]:
         """The records of samples of one archive: places, rows, schemas, the archive's number and samples."""
@@ -231,6 +245,14 @@ class StoredRecords:
             labels=tuple((name, fields.get(name)) for name in self.labels.column_names),
             claim_size=first.claim_size,
         )
+
+
+def _fields_text(schema: str) -> str:
+    """The fields of samples and their kinds, in words."""
+    fields = (
+        f"{'.'.join(map(str, field.path)) or 'sample'}: {field.kind}" for field in stored_fields(schema)
+    )
+    return ", ".join(fields) or "no fields"
 
 
 def _way_of(head: Head) -> str:

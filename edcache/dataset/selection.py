@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import Ints
-from edcache.dataset.permutation import Permutation
+from edcache.dataset.permutation import permutation
 
 _BLOCK = 1 << 13
 
@@ -100,7 +100,7 @@ class Cycle(Selection):
 
 
 class Order(Protocol):
-    """A bijection of [0, n), as `Permutation` is one."""
+    """A bijection of [0, n), as `permutation` gives one."""
 
     def at(self, position: int) -> int: ...
 
@@ -127,7 +127,7 @@ class Shuffled(Selection):
 
 def shuffled(selection: Selection, *key: int) -> Selection:
     """A selection in the random order that a key determines; holds nothing."""
-    return Shuffled(range(len(selection)), selection, Permutation(len(selection), *key))
+    return Shuffled(range(len(selection)), selection, permutation(len(selection), *key))
 
 
 def repeated(selection: Selection, times: int) -> Selection:

@@ -18,7 +18,7 @@ from edcache import base, labels
 from edcache.base import Ints, OptionError, Transform
 from edcache.codec import Decoding
 from edcache.dataset import split
-from edcache.dataset.indexing import Readable, Root, T_co, readers_of
+from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.sampler_columns import warn_of_absent
 from edcache.dataset.save import save, tolerant
@@ -382,7 +382,7 @@ class Samples(Readable[T_co]):
         from edcache import display
 
         name = os.path.basename(getattr(self._root, "path", repr(self._root)))
-        one = display.Shown(name, lambda: self.labels, lambda: self, "ds", readers_of)
+        one = display.Shown(name, lambda: self.labels, lambda: self, "ds")
         return display.view([one], port=port, open_browser=open_browser, block=block)
 
     # ------------------------------------------------------------------------------- making views
@@ -435,10 +435,9 @@ class View(Samples[T_co]):
         whole = getattr(self._root, "path", self._root)
         try:
             return f"View({whole!r}, {len(self):,} samples)"
-        except base.ArchiveError:
-            if not any(reader.closed for reader in self._readers):
-                raise
-            return f"View({whole!r}, closed)"
+        except base.EdcacheError:
+            is_closed = any(reader.closed for reader in self._readers)
+            return f"View({whole!r}, {'closed' if is_closed else 'not open'})"
 
     @property
     def _root(self) -> Root:

@@ -1,4 +1,4 @@
-"""What a person sees of a dataset: pictures of values, samples as trees, summaries, notebooks."""
+"""Views of a dataset for a person: pictures of values, samples as trees, summaries, notebooks, a page."""
 
 from lazy_loader import attach_stub
 

@@ -1,3 +1,4 @@
+from .markup import fragment as fragment
 from .notebook import SampleGrid as SampleGrid
 from .notebook import Schema as Schema
 from .notebook import dataset_html as dataset_html

@@ -12,14 +12,12 @@ from edcache.base import CodecError, EdcacheError, MissingSampleError, SampleInd
 from edcache.display.media import MOST_LEAVES, Media, gray, lines_of, main_media, media_of, png, thumbnail
 from edcache.display.tree import leaf, leaves_of, sample_tree
 
-# Smaller pictures are shown with their pixels as squares.
-_SMALL: Final = 128
 _EXCERPT: Final = 300
 _MOST_POINTS: Final = 1_000
 
 
 def cell(sample: Any) -> dict[str, Any]:
-    """What the grid shows of a sample, or of the error that reading it raised.
+    """Describe a sample for the grid, or the error that reading it raised.
 
     One of "png" in base64, "lines" of a signal, "text", and "why" there is nothing to see.
     """
@@ -34,14 +32,11 @@ def cell(sample: Any) -> dict[str, Any]:
         return {"text": media.data[:_EXCERPT]}
     if media.kind == "signal":
         return {"lines": lines_of(media.data, 120)}
-    picture = thumbnail(media)
-    if picture is None:
-        return {"text": f"{media.kind}, {len(media.data):,} bytes"}
-    return {"png": base64.b64encode(picture).decode("ascii"), "small": _is_small(media)}
+    return {"png": base64.b64encode(thumbnail(media)).decode("ascii")}
 
 
 def error_text(error: Exception) -> str:
-    """Why a sample cannot be read, for somebody who may not know this machine: no traceback, no paths."""
+    """Say why a sample cannot be read, without a traceback or paths of this machine."""
     if isinstance(error, CodecError) and error.option == "allow_pickle":
         return "This sample is a pickle. A pickle runs code when it is opened; the viewer opens none."
     if isinstance(error, EdcacheError):
@@ -51,7 +46,7 @@ def error_text(error: Exception) -> str:
 
 
 def described_leaves(sample: Any) -> list[dict[str, Any]]:
-    """The leaves of a sample by number, each with what its numbers are like and what can be seen of it."""
+    """Describe the leaves of a sample: type, shape, statistics, and a picture or text if there is one."""
     leaves = []
     for number, (path, value) in enumerate(islice(leaves_of(sample), MOST_LEAVES)):
         media = media_of(value)
@@ -67,31 +62,19 @@ def _described(media: Media) -> dict[str, Any]:
         return {"kind": media.kind, "text": media.data}
     if media.kind == "signal":
         return {"kind": "signal", "lines": lines_of(media.data, _MOST_POINTS)}
-    if media.kind == "volume":
-        return {"kind": "volume", "sizes": list(media.data.shape), "small": _is_small(media)}
-    return {"kind": media.kind, "small": media.kind == "image" and _is_small(media)}
+    return {"kind": media.kind} | ({"sizes": list(media.data.shape)} if media.kind == "volume" else {})
 
 
-def _is_small(media: Media) -> bool:
-    shape: tuple[int, ...] = media.data.shape
-    return max(shape[:2] if media.kind == "image" else shape) < _SMALL
-
-
-def leaf_media(sample: Any, number: int, kinds: tuple[str, ...]) -> Media:
-    """What is seen of the leaf of a number, which must be of some kinds.
+def picture(sample: Any, number: int, axis: int, at: int) -> bytes:
+    """Encode a leaf, an image or the slice of a volume along an axis, as a PNG file.
 
     Raises:
-        SampleIndexError: it is not, or there is none.
+        SampleIndexError: the leaf is no picture, or there is none.
     """
     leaves = islice(() if isinstance(sample, Exception) else leaves_of(sample), MOST_LEAVES)
     media = next((media_of(value) for _, value in islice(leaves, number, None)), None)
-    if media is None or media.kind not in kinds:
-        raise SampleIndexError(f"this sample has nothing of that kind at leaf {number}")
-    return media
-
-
-def picture(media: Media, axis: int, at: int) -> bytes:
-    """An image, or the slice of a volume along an axis, as a PNG file."""
+    if media is None or media.kind not in ("image", "volume"):
+        raise SampleIndexError(f"this sample has no picture at leaf {number}")
     if media.kind == "image":
         return png(media.data)
     if axis >= 3 or at >= media.data.shape[axis]:

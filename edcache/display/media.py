@@ -1,7 +1,6 @@
-"""What of a value can be seen or heard, and pictures as PNG files.
+"""Pictures, curves and texts of values, and PNG files of pictures.
 
-A picture is always decoded and encoded again: nothing that a stranger wrote reaches a browser as it is, but
-for sound and film, which go by a type from a fixed list.
+A picture is always decoded and encoded again: nothing that a stranger wrote reaches a browser as it is.
 """
 
 from __future__ import annotations
@@ -28,36 +27,23 @@ _MOST_LINES: Final = 16
 _SHOWN_LINES: Final = 8
 _LONG_TEXT: Final = 30
 _LONGEST_TEXT: Final = 100_000
-_SIGNATURES: Final = (
-    (0, b"ID3", "audio", "audio/mpeg"),
-    (0, b"\xff\xfb", "audio", "audio/mpeg"),
-    (0, b"fLaC", "audio", "audio/flac"),
-    (0, b"OggS", "audio", "audio/ogg"),
-    (8, b"WAVE", "audio", "audio/wav"),
-    (4, b"ftyp", "video", "video/mp4"),
-    (0, b"\x1aE\xdf\xa3", "video", "video/webm"),
-)
 _COLOR_TYPES: Final = {1: 0, 3: 2, 4: 6}
 Array = npt.NDArray[Any]
 
 
 class Media(NamedTuple):
-    """What can be seen or heard of a leaf.
+    """Picture, curve or text of a leaf.
 
-    Attributes:
-        kind, data: "image": uint8 [h, w] or [h, w, 3 or 4]. "volume": numbers [d, h, w]. "signal": numbers
-            [lines, n]. "text": a str. "audio", "video": the bytes of a file. "note": a sentence that says why
-            there is nothing to see.
-        mime: the type of audio and video.
+    kind, data: "image": uint8 [h, w] or [h, w, 3 or 4]. "volume": numbers [d, h, w]. "signal": numbers
+    [lines, n]. "text": a str. "note": a sentence that says why there is nothing to see.
     """
 
     kind: str
     data: Any
-    mime: str | None = None
 
 
 def media_of(value: Any) -> Media | None:
-    """What can be seen of a leaf; None of numbers, small arrays and anything else that is no picture.
+    """Find the picture, curve or text of a leaf; None of numbers, small arrays and other values.
 
     Arrays and tensors are images as [H, W], [H, W, C] and [C, H, W] with 1, 3 or 4 channels, of 4 dimensions
     the middle one of a film; volumes as [D, H, W] and [1, D, H, W]; signals as [n], [lines, n], [n, lines].
@@ -66,14 +52,12 @@ def media_of(value: Any) -> Media | None:
     if isinstance(value, str):
         return Media("text", value[:_LONGEST_TEXT])
     if isinstance(value, (bytes, bytearray)):
-        return _of_file(bytes(value))
+        return _of_image_file(ImageFile(bytes(value))) if format_of(bytes(value)) else None
     if isinstance(value, ImageFile):
         return _of_image_file(value)
     if hasattr(value, "getpixel") and hasattr(value, "convert"):
-        return Media(
-            "image",
-            _strided(np.asarray(value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB"))),
-        )
+        picture = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
+        return Media("image", _strided(np.asarray(picture)))
     array = as_array(value) if hasattr(value, "shape") and hasattr(value, "dtype") else None
     return None if array is None or array.dtype.kind not in "biuf" else _of_array(array)
 
@@ -101,13 +85,6 @@ def _of_array(array: Array) -> Media | None:
 def _of_colors(array: Array) -> Media:
     pixels = gray(_strided(array))
     return Media("image", pixels[..., 0] if pixels.shape[2] == 1 else pixels)
-
-
-def _of_file(data: bytes) -> Media | None:
-    for at, start, kind, mime in _SIGNATURES:
-        if data[at : at + len(start)] == start:
-            return Media(kind, data, mime)
-    return _of_image_file(ImageFile(data)) if format_of(data) else None
 
 
 def _of_image_file(image: ImageFile) -> Media:
@@ -156,13 +133,10 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
     )
 
 
-def thumbnail(media: Media) -> bytes | None:
-    """A small PNG file of an image, or of the middle slice of a volume; None of what is neither."""
-    if media.kind == "image":
-        return png(_reduced(media.data))
-    if media.kind == "volume":
-        return png(_reduced(gray(_strided(media.data[len(media.data) // 2]))))
-    return None
+def thumbnail(media: Media) -> bytes:
+    """A small PNG file of an image, or of the middle slice of a volume."""
+    is_image = media.kind == "image"
+    return png(_reduced(media.data if is_image else gray(_strided(media.data[len(media.data) // 2]))))
 
 
 def lines_of(data: Array, most: int) -> list[list[float | None]]:
@@ -181,7 +155,7 @@ def lines_of(data: Array, most: int) -> list[list[float | None]]:
 
 
 def main_media(sample: Any) -> Media | None:
-    """What stands for a sample: a picture, else sound or film, a long text or a signal, a short text."""
+    """Choose the leaf that stands for a sample: a picture, a long text or a signal, a short text."""
     best = None
     for _, value in islice(leaves_of(sample), MOST_LEAVES):
         media = media_of(value)
@@ -197,11 +171,11 @@ def _rank(media: Media) -> int:
         return 2 if len(media.data) >= _LONG_TEXT else 4
     if media.kind == "signal":
         return 2 if media.data.dtype.kind == "f" else 3  # integers may be tokens of a text
-    return {"image": 0, "volume": 0, "audio": 1, "video": 1, "note": 5}[media.kind]
+    return 5 if media.kind == "note" else 0
 
 
 def _reduced(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The mean of squares of pixels, so that no side is longer than a thumbnail's."""
+    """Reduce a picture to a thumbnail: means of squares of pixels."""
     step = -(-max(pixels.shape[:2]) // _THUMBNAIL_SIDE)
     if step <= 1:
         return pixels

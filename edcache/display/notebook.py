@@ -7,19 +7,21 @@ from itertools import chain
 from typing import Any, Final
 
 from edcache import base, reader
-from edcache.base import Markup, element, fragment, human_bytes, pairs, table
+from edcache.base import human_bytes
 from edcache.display.cells import cell
+from edcache.display.markup import Markup, element, fragment, table
 from edcache.display.summary import field_rows, fields_of
-from edcache.labels import Labels, bars
+from edcache.labels import Histogram, Labels, histograms
 
 _SCHEMAS: Final = 4
 _FIELDS: Final = 24
 _CAPTION: Final = 3
+_WIDEST: Final = 200  # text of a bar
 _HEADER: Final = ("field", "kind", "dtype", "shape")
 
 
 class Schema(list[dict[str, Any]]):
-    """The schemas of a dataset, most used first: dicts with "samples", and "fields", a list of dicts.
+    """Schemas of a dataset, most used first: dicts with "samples", and "fields", a list of dicts.
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None. Printed it is a table.
     """
@@ -40,7 +42,7 @@ def _samples(count: int) -> str:
 
 
 def schema_of(archives: Sequence[reader.Reader]) -> Schema:
-    """The schemas of several archives as one list."""
+    """Join the schemas of several archives in one list."""
     merged: dict[str, dict[str, Any]] = {}
     for schema in chain.from_iterable(map(fields_of, archives)):
         one = merged.setdefault(str(schema["fields"]), schema | {"samples": 0})
@@ -52,15 +54,15 @@ class SampleGrid:
     """Some samples side by side: pictures in a notebook, a line each in print.
 
     Attributes:
-        positions: of the samples, in the dataset that `samples` came from.
+        indices: of the samples, in the dataset that a view is of.
         samples: themselves, or the error that reading one raised.
     """
 
-    def __init__(self, positions: Sequence[int], samples: Sequence[Any], labels: Labels) -> None:
-        self.positions, self.samples = list(positions), list(samples)
-        self._names, taken = list(labels)[:_CAPTION], labels.take(self.positions)
-        columns = zip(*map(taken.to_list, self._names), strict=True)
-        self._captions = list(columns) or [()] * len(self.positions)
+    def __init__(self, indices: Sequence[int], samples: Sequence[Any], labels: Labels) -> None:
+        self.indices, self.samples = list(indices), list(samples)
+        self._names = list(labels)[:_CAPTION]
+        columns = zip(*map(labels.to_list, self._names), strict=True)
+        self._captions = list(columns) or [()] * len(self.indices)
 
     def __repr__(self) -> str:
         lines = (f"{self._caption(k)}  {_line(sample)}" for k, sample in enumerate(self.samples))
@@ -70,7 +72,7 @@ class SampleGrid:
         return fragment(self.grid())
 
     def grid(self) -> Markup:
-        """The pictures, as a part of a larger whole."""
+        """Draw the pictures, as a part of a page."""
         figures = (
             element("figure", _picture(sample), element("figcaption", self._short(k), title=self._caption(k)))
             for k, sample in enumerate(self.samples)
@@ -79,12 +81,12 @@ class SampleGrid:
 
     def _short(self, k: int) -> str:
         labels = (base.shortened(base.brief(value)) for value in self._captions[k])
-        return ", ".join([f"{self.positions[k]:,}", *labels])
+        return ", ".join([f"{self.indices[k]:,}", *labels])
 
     def _caption(self, k: int) -> str:
         values = zip(self._names, self._captions[k], strict=True)
         named = (f"{name}={base.shown(value)}" for name, value in values)
-        return "  ".join([f"{self.positions[k]:,}", *named])
+        return "  ".join([f"{self.indices[k]:,}", *named])
 
 
 def _picture(sample: Any) -> Markup:
@@ -121,15 +123,16 @@ def _line(sample: Any) -> str:
 def dataset_html(
     dataset: Any, title: str, archives: Sequence[reader.Reader], samples: SampleGrid | None
 ) -> str:
-    """What a notebook shows of a dataset, which has a length and labels.
+    """Draw a dataset, which has a length and labels, for a notebook.
 
     Cost: opens what is not open yet; reads the labels, and the samples that are given.
     """
     tables = list(schema_tables(schema_of(archives)))
     # The labels of what is far away are fetched when somebody asks for them.
-    spreads = "" if any(archive.by_request for archive in archives) else bars(dataset.labels)
+    spreads = [] if any(archive.by_request for archive in archives) else _bars(dataset.labels)
     columns = element("div", tables, spreads, class_="columns")
-    facts = pairs(_facts(dataset, archives))
+    stated = (pair for pair in _facts(dataset, archives) if pair[1] is not None)
+    facts = element("table", (element("tr", element("th", n), element("td", v or "")) for n, v in stated))
     return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
 
 
@@ -145,8 +148,31 @@ def _facts(dataset: Any, archives: Sequence[reader.Reader]) -> Iterator[tuple[st
     yield "made by", str(made.get("factory") or made.get("type") or "") or None
 
 
+def _bars(labels: Labels) -> list[Markup]:
+    """Draw each label as bars of its values."""
+    drawn = list(map(_histogram, histograms(labels)))
+    more = len(labels) - len(drawn)
+    return [*drawn, element("div", f"{more:,} more columns", class_="dim")] if more else drawn
+
+
+def _histogram(of: Histogram) -> Markup:
+    greatest = max((bar.count for bar in of.bars), default=0) or 1
+    rows = (
+        element(
+            *("div", element("span", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
+            element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
+            element("b", f"{bar.count:,}"),
+            class_="bar",
+        )
+        for bar in of.bars
+    )
+    rest = f"{of.rest_values:,} more values of {of.rest:,} samples" if of.rest else ""
+    title = element("div", of.name[:_WIDEST], element("span", f" {of.type[:_WIDEST]}", class_="dim"))
+    return element("div", title, rows, element("div", rest, class_="dim"))
+
+
 def schema_tables(schema: Schema) -> Iterator[Markup]:
-    """The most used schemas, each as a table of its fields."""
+    """Draw the most used schemas, each as a table of its fields."""
     for one in schema[:_SCHEMAS]:
         rows = field_rows(one)
         more = len(rows) - _FIELDS

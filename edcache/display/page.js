@@ -196,7 +196,14 @@ function restart() {
   layout(0);
 }
 
+// Say what is waited for; "" for nothing. A moment passes before the page shows it.
+function busy(text) {
+  $("busy").hidden = text === "";
+  $("busy").firstChild.textContent = text;
+}
+
 function say(title, text, action, run) {
+  busy("");
   $("empty").hidden = false;
   $("empty").replaceChildren(el("strong", { text: title }), el("p", { text }),
     ...(action ? [el("button", { text: action, on: { click: run } })] : []));
@@ -266,6 +273,8 @@ function draw() {
   }
   if (grid.cells.has(state.current)) $("grid").setAttribute("aria-activedescendant", `cell-${state.current}`);
   else $("grid").removeAttribute("aria-activedescendant");
+  const waits = [...grid.cells.values()].some((cell) => !cell.data);
+  busy(!waits ? "" : grid.shape === null ? "Reading the first samples. PyTorch is loaded for them, which takes a while." : "Reading samples");
   if (last > first) ask(Math.floor(first / BLOCK), Math.floor((last - 1) / BLOCK));
 }
 
@@ -302,9 +311,14 @@ function fill(cell, data) {
 }
 
 function face(data) {
-  if (data.url) return el("img", { src: data.url, alt: "", class: data.small ? "small" : "", decoding: "async" });
+  if (data.url) return el("img", { src: data.url, alt: "", decoding: "async", on: { load: sharpened } });
   if (data.lines) return drawing(data.lines);
   return el("p", { class: data.why ? "why" : "", text: data.why ?? data.text ?? "", dir: "auto" });
+}
+
+// A picture of few pixels is shown with these as squares.
+function sharpened({ target }) {
+  target.classList.toggle("small", Math.max(target.naturalWidth, target.naturalHeight) < 64);
 }
 
 function drawing(lines) {
@@ -460,30 +474,28 @@ function table(names, lines, kind = "") {
 }
 
 function figure(row, leaf) {
-  const { media } = leaf, base = `/api/${state.set}`;
-  const picture = (axis, at) => `${base}/picture/${row}/${leaf.number}?axis=${axis}&at=${at}`;
+  const { media } = leaf;
+  const picture = (axis, at) => `/api/${state.set}/picture/${row}/${leaf.number}?axis=${axis}&at=${at}`;
   let body;
-  if (media.kind === "image") body = el("div", { class: "picture" }, image(picture(0, 0), leaf.path, media.small));
-  else if (media.kind === "volume") body = el("div", { class: "slices" }, ...media.sizes.map((n, axis) => slice(picture, axis, n, media.small)));
+  if (media.kind === "image") body = el("div", { class: "picture" }, image(picture(0, 0), leaf.path));
+  else if (media.kind === "volume") body = el("div", { class: "slices" }, ...media.sizes.map((n, axis) => slice(picture, axis, n)));
   else if (media.kind === "signal") body = drawing(media.lines);
   else if (media.kind === "text") body = el("pre", { text: media.text, dir: "auto", tabindex: "0", "aria-label": leaf.path });
-  else if (media.kind === "audio" || media.kind === "video") {
-    body = el(media.kind, { src: `${base}/media/${row}/${leaf.number}`, controls: true, preload: "metadata", "aria-label": leaf.path });
-  } else body = el("p", { class: "weak", text: media.text ?? "" });
+  else body = el("p", { class: "weak", text: media.text ?? "" });
   const about = [leaf.shape?.join(" \u00d7 "), leaf.dtype].filter(Boolean).join("  ");
   return el("figure", {}, el("figcaption", {}, el("span", { class: "key", text: leaf.path || "sample", dir: "auto" }), el("span", { class: "weak", text: about })), body);
 }
 
-function image(src, name, small) {
-  return el("img", { src, alt: name || "sample", class: small ? "small" : "", on: { error: (event) => {
+function image(src, name) {
+  return el("img", { src, alt: name || "sample", on: { load: sharpened, error: (event) => {
     event.target.replaceWith(el("p", { class: "weak", text: "This picture cannot be shown." }));
   } } });
 }
 
-function slice(picture, axis, n, small) {
+function slice(picture, axis, n) {
   const middle = Math.floor(n / 2);
   const note = el("small", { text: `axis ${axis}: ${middle} of ${n}` });
-  const img = image(picture(axis, middle), `slice along axis ${axis}`, small);
+  const img = image(picture(axis, middle), `slice along axis ${axis}`);
   const slider = el("input", { type: "range", min: 0, max: n - 1, value: middle, "aria-label": `slice along axis ${axis}` });
   slider.addEventListener("input", () => {
     img.src = picture(axis, slider.value);
@@ -494,25 +506,6 @@ function slice(picture, axis, n, small) {
 
 // --------------------------------------------------------------------------------- the other panels
 
-async function about() {
-  await panel("about", "summary", (summary) => {
-    const blocks = summary.archives.flatMap(archive);
-    const left = summary.all - summary.archives.length;
-    if (left > 0) blocks.push(el("p", { text: `and ${plural(left, "more archive")}` }));
-    return blocks.length ? blocks : [el("h2", { text: state.info.name })];
-  });
-}
-
-function archive(one) {
-  const blocks = [el("h2", { text: one.path }), table(["What", "Value"], one.facts, "facts")];
-  if (one.made_by.length) blocks.push(el("h3", { text: "Made by" }), table(["What", "Value"], one.made_by, "facts"));
-  for (const schema of one.schemas) {
-    blocks.push(el("h3", { text: `Fields of ${plural(schema.samples, "sample")}` }),
-      table(["Field", "Kind", "Data type", "Shape"], schema.fields, "facts"));
-  }
-  return blocks;
-}
-
 function text(value) {
   if (value === null || value === undefined) return "None";
   if (typeof value === "number") return String(value);
@@ -521,31 +514,29 @@ function text(value) {
 }
 
 async function missing() {
-  await panel("missing", "missing", (report) => {
-    if (!report.count) return [el("h2", { text: "Nothing is missing" }), el("p", { text: "Every sample has a record." })];
-    const blocks = [el("h2", { text: `${plural(report.count, "sample")} without a record` })];
-    if (report.failed.length) {
-      blocks.push(el("h3", { text: "Failed when they were made" }), table(["Sample", "Error", "Next fill"], report.failed.map((one) =>
-        [number(one.row), [one.error, one.message], one.final ? "leaves it out" : "tries it again"]), "failed"));
-      if (report.more_failed) blocks.push(el("p", { text: `and ${number(report.more_failed)} more` }));
-    }
-    if (report.others.length) {
-      const more = report.more_others ? ` and ${number(report.more_others)} more` : "";
-      blocks.push(el("h3", { text: "Not made yet" }), el("p", { text: report.others.map(number).join("  ") + more }));
-    }
-    return blocks;
-  });
-}
-
-async function panel(id, path, build) {
-  const node = $(id), set = state.set;
+  const node = $("missing"), set = state.set;
   node.replaceChildren(el("p", { class: "weak", text: "Reading." }));
   try {
-    const body = await get(`${set}/${path}`);
-    if (set === state.set) node.replaceChildren(...build(body));
+    const report = await get(`${set}/missing`);
+    if (set === state.set) node.replaceChildren(...gaps(report));
   } catch (error) {
     node.replaceChildren(el("p", { class: "wrong", text: error.message }));
   }
+}
+
+function gaps(report) {
+  if (!report.count) return [el("h2", { text: "Nothing is missing" }), el("p", { text: "Every sample has a record." })];
+  const blocks = [el("h2", { text: `${plural(report.count, "sample")} without a record` })];
+  if (report.failed.length) {
+    blocks.push(el("h3", { text: "Failed when they were made" }), table(["Sample", "Error", "Next fill"], report.failed.map((one) =>
+      [number(one.row), [one.error, one.message], one.final ? "leaves it out" : "tries it again"]), "failed"));
+    if (report.more_failed) blocks.push(el("p", { text: `and ${number(report.more_failed)} more` }));
+  }
+  if (report.others.length) {
+    const more = report.more_others ? ` and ${number(report.more_others)} more` : "";
+    blocks.push(el("h3", { text: "Not made yet" }), el("p", { text: report.others.map(number).join("  ") + more }));
+  }
+  return blocks;
 }
 
 function show(tab) {
@@ -555,7 +546,6 @@ function show(tab) {
     one.tabIndex = chosen ? 0 : -1;
     $(one.getAttribute("aria-controls")).hidden = !chosen;
   }
-  if (tab.id === "tab-about") about();
   if (tab.id === "tab-missing") missing();
   if (tab.id === "tab-samples" && state.info) layout(Math.floor(grid.top / grid.height) * grid.columns);
 }
@@ -596,7 +586,7 @@ function steered(event) {
 }
 
 function pressed(event) {
-  const into = event.target, typing = into.matches("input, select, audio, video");
+  const into = event.target, typing = into.matches("input, select");
   if (event.ctrlKey || event.metaKey || event.altKey || $("help").open) return;
   if (event.key === "Escape") {
     if (typing) into.blur();
@@ -619,16 +609,17 @@ async function choose(set) {
   state.info = null;
   grid.shape = null;
   $("empty").hidden = true;
+  busy("Opening the archive");
   try {
     state.info = await get(`${set}`);
     document.title = `${shown(state.info.name)} - edcache`;
-    $("name").textContent = shown(state.info.name);
+    $("name").textContent = shown(state.info.name.split("/").pop());
     $("name").title = shown(state.info.name);
     Object.assign(state, { where: "", count: state.info.samples, current: 0 });
     restart();
     columns();
     if (isSet(filter())) await apply();
-    for (const [id, load] of [["about", about], ["missing", missing]]) if (!$(id).hidden) load();
+    if (!$("missing").hidden) missing();
   } catch (error) {
     state.info = { samples: 0, columns: [], code: "" };
     state.count = 0;
@@ -677,7 +668,10 @@ async function begin() {
     const { sets } = await get("sets");
     $("sets-label").hidden = sets.length < 2;
     $("name").hidden = sets.length > 1;
-    $("sets").replaceChildren(...sets.map((one, i) => el("option", { value: i, text: one.name })));
+    // Without the folder that all are in.
+    let folder = sets[0].name;
+    do folder = folder.slice(0, folder.lastIndexOf("/", folder.length - 2) + 1); while (!sets.every((one) => one.name.startsWith(folder)));
+    $("sets").replaceChildren(...sets.map((one, i) => el("option", { value: i, text: one.name.slice(folder.length), title: one.name })));
     $("sets").addEventListener("change", () => { $("where").value = ""; state.bars.clear(); remember(); choose(Number($("sets").value)); });
     const set = clamp(Number(hash.get("set") ?? 0) || 0, 0, sets.length - 1);
     $("sets").value = set;

@@ -1,4 +1,4 @@
-"""The viewer's HTTP server: it answers one person on this machine, and trusts neither archives nor web pages.
+"""HTTP server of the viewer: it answers one person on this machine, and trusts no archive and no web page.
 
 It listens on 127.0.0.1 alone. Whoever knows the token of its URL gets a cookie, and without the cookie
 nothing is answered. It answers to its own host name, and never to a page of another origin.
@@ -12,21 +12,26 @@ import json
 import os
 import re
 import secrets
+import socket
 import sys
 import threading
 import webbrowser
 from collections.abc import Sequence
+from contextlib import suppress
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs, urlencode, urlsplit
 
-from edcache.base import EdcacheError, Markup, SampleIndexError, StorageError, element
+from edcache.base import EdcacheError, SampleIndexError, StorageError
+from edcache.display.markup import Markup, element
 from edcache.display.shown import Shown
 
 _MOST_CELLS: Final = 200
 _COOKIE_SECONDS: Final = 7 * 24 * 3600
+_SILENT_SECONDS: Final = 60
+_LOOK: Final = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 _STATIC: Final = {
     "/": ("page.html", "text/html; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
@@ -36,7 +41,7 @@ _STATIC: Final = {
 }
 _HEADERS: Final = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; media-src 'self'; "
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     ),
@@ -58,9 +63,11 @@ _Response: TypeAlias = "tuple[bytes, str]"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One connection; every way out adds the headers that keep a browser from doing more than it should."""
+    """One request; every way out adds the headers that keep a browser from doing more than it should.
 
-    protocol_version = "HTTP/1.1"
+    As in HTTP/1.0 a connection ends with its answer: one that waits for another request would hold a thread.
+    """
+
     timeout = 60
     server: _Server
 
@@ -76,7 +83,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._refuse(code, "this is no request that a browser sends")
 
     def _refuse(self, status: int, reason: str) -> None:
-        self.close_connection = True
         self.request_version = self.protocol_version  # in HTTP/0.9 there would be no headers
         self._send(status, *_json({"error": reason}))
 
@@ -96,7 +102,7 @@ class _Handler(BaseHTTPRequestHandler):
         except EdcacheError as error:
             self._refuse(404 if isinstance(error, SampleIndexError) else 422, str(error))
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            self.close_connection = True
+            pass  # nobody listens any more
         except Exception as error:  # noqa: BLE001 - what a user's transform raises too; it may name files
             self._refuse(500, f"{type(error).__name__} while this was read")
 
@@ -128,7 +134,7 @@ class _Handler(BaseHTTPRequestHandler):
             )
 
     def _routed(self, path: str, query: dict[str, str]) -> _Response:
-        """What lies at a path: a file of the page, or what a dataset says."""
+        """Answer for a path: a file of the page, or data of a dataset."""
         if path in _STATIC:
             name, content_type = _STATIC[path]
             return Path(__file__).with_name(name).read_bytes(), content_type
@@ -146,8 +152,6 @@ class _Handler(BaseHTTPRequestHandler):
         own = {"Content-Type": content_type, "Content-Length": str(len(body))}
         for name, value in (_HEADERS | own | headers).items():
             self.send_header(name.replace("_", "-"), value)
-        if self.close_connection:
-            self.send_header("Connection", "close")
         self.end_headers()
         self.wfile.write(body)
 
@@ -157,7 +161,7 @@ def _json(document: object) -> _Response:
 
 
 def _joined(shown: Shown, query: dict[str, str]) -> str:
-    """The where-string of a request: its text, and one of the chosen bars of each column."""
+    """Join the where-string of a request: its text, and the chosen bars of each column."""
     where = query.get("where", "").strip()
     try:
         columns = [" or ".join(wheres) for wheres in json.loads(query.get("bars", "[]"))]
@@ -172,7 +176,7 @@ def _joined(shown: Shown, query: dict[str, str]) -> str:
 
 
 def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Response:
-    """What one dataset answers; the numbers are those in the path."""
+    """Answer for one dataset; the numbers are those in the path."""
     match what, numbers:
         case None, []:
             return _json(shown.about())
@@ -191,10 +195,6 @@ def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: 
             return _json(shown.sample(row))
         case "picture", [row, leaf]:
             return shown.picture(row, leaf, _number(query, "axis"), _number(query, "at")), "image/png"
-        case "media", [row, leaf]:
-            return shown.media(row, leaf)
-        case "summary", []:
-            return _json(shown.summary())
         case "missing", []:
             return _json(shown.missing())
     raise _RequestError(404, "there is nothing at this path")
@@ -208,18 +208,28 @@ def _number(query: dict[str, str], name: str) -> int:
 
 
 class _Server(ThreadingHTTPServer):
-    """The listening socket, who may come in, and what there is to see."""
+    """Listening socket, token and cookie, and the datasets that are shown."""
 
     daemon_threads = True
-    allow_reuse_address = True
+    request_queue_size = 1_024
 
     def __init__(self, shown: Sequence[Shown], port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
+        if hasattr(socket, "TCP_DEFER_ACCEPT"):
+            # The system keeps a connection until it says something: browsers open some ahead, each a thread.
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
         self.shown = shown
         self.token = secrets.token_urlsafe(24)
         self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
         # Cookies know no ports: two viewers at once need two names.
         self.cookie = f"edcache-{self.server_port}", secrets.token_urlsafe(24)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        """Close a connection that has said nothing for as long as the system kept it."""
+        try:
+            return not hasattr(socket, "TCP_DEFER_ACCEPT") or bool(request.recv(1, _LOOK))
+        except OSError:
+            return False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A connection that breaks is no news."""
@@ -254,21 +264,11 @@ class Viewer:
         )
         return element("p", "The viewer is at ", link, ". close() ends it.")
 
-    def open_browser(self) -> None:
-        """Show the page in a browser, where there is a screen; one in the terminal would take it over."""
-        has_screen = sys.platform == "darwin" or "DISPLAY" in os.environ
-        if has_screen or "WAYLAND_DISPLAY" in os.environ:
-            webbrowser.open(self.url)
-
     def wait(self) -> None:
         """Serve until Ctrl-C, or until another thread closes."""
-        try:
+        with self, suppress(KeyboardInterrupt):
             while self._thread.is_alive():
                 self._thread.join(1)
-        except KeyboardInterrupt:
-            pass
-        finally:
-            self.close()
 
     def close(self) -> None:
         """Stop serving; idempotent."""
@@ -305,8 +305,10 @@ def view(
     if block:
         forward = f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} HOST"
         print(f"{viewer.url}\nCtrl-C ends it. To see it from another machine: {forward}", flush=True)
-    if open_browser:
-        viewer.open_browser()
+    # One in the terminal would take it over.
+    has_screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    if open_browser and has_screen:
+        webbrowser.open(viewer.url)
     if block:
         viewer.wait()
     return viewer

@@ -6,40 +6,21 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
-from functools import lru_cache
-from typing import Any, Final, Generic, TypeVar
+from functools import cache, lru_cache
+from typing import Any, Final
 
 import numpy as np
 
 from edcache.base import Ints, SampleIndexError, brief
 from edcache.display import cells
-from edcache.display.summary import facts, field_rows, provenance, summary
 from edcache.labels import Histogram, Labels, matching_rows
-from edcache.reader import Reader
 
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
 _MOST_HISTOGRAMS: Final = 40
 _MOST_MISSING: Final = 500
 _MOST_CAPTIONS: Final = 4
-_MOST_ARCHIVES: Final = 20
-_MOST_SCHEMAS: Final = 8
 _LONGEST: Final = 300
-Value = TypeVar("Value")
-
-
-class _Once(Generic[Value]):
-    """A value that the first who asks makes, while others wait; an error is raised again each time."""
-
-    def __init__(self, make: Callable[[], Value]) -> None:
-        self._make, self._lock = make, threading.Lock()
-        self._made: list[Value] = []
-
-    def __call__(self) -> Value:
-        with self._lock:
-            if not self._made:
-                self._made.append(self._make())
-            return self._made[0]
 
 
 class Shown:
@@ -48,9 +29,8 @@ class Shown:
     Args:
         name: what the page calls it.
         labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
-        dataset: opens it; called once, by a thread of its own.
+        dataset: opens it; called by the threads that ask first, until one has it.
         code: the line of Python that opens it.
-        archives: returns the archives underneath what `dataset` has opened.
     """
 
     def __init__(
@@ -59,10 +39,9 @@ class Shown:
         labels: Callable[[], Labels],
         dataset: Callable[[], Any],
         code: str,
-        archives: Callable[[Any], Sequence[Reader]],
     ) -> None:
-        self.name, self._code, self._archives = name, code, archives
-        self._labels, self._dataset = _Once(labels), _Once(dataset)
+        self.name, self._code = name, code
+        self._labels, self._dataset = cache(labels), cache(dataset)
         self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
         self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._counted)
@@ -80,7 +59,7 @@ class Shown:
     # ------------------------------------------------------------------------------ the label side
 
     def about(self) -> dict[str, Any]:
-        """What the page begins with; opens the dataset in the background."""
+        """Describe the dataset for the start of the page; opens it in the background."""
         labels = self._labels()
         self.start()
         columns = [{"name": field.name, "type": str(field.type)} for field in labels.schema]
@@ -92,7 +71,7 @@ class Shown:
         }
 
     def histogram(self, column: int) -> dict[str, Any]:
-        """How often each value of a column occurs, the column by its number."""
+        """Count the values of a column, by its number."""
         return asdict(self._histogram(column))
 
     def _counted(self, column: int) -> Histogram:
@@ -103,16 +82,16 @@ class Shown:
         return labels.histogram(names[column])
 
     def kept(self, where: str, column: int) -> list[int | None]:
-        """How many samples of each bar of a histogram fulfil a where-string; None where nobody can tell."""
+        """Count the samples of each bar of a histogram that fulfil a where-string; None if a bar has none."""
         bars, labels = self._histogram(column).bars, self._matching_labels(where)
         return [None if bar.where is None else len(matching_rows(labels, {}, bar.where)) for bar in bars]
 
     def rows(self, where: str) -> Ints | range:
-        """The rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
+        """Find the rows that fulfil a where-string; all for an empty one. Raises as `matching_rows`."""
         return self._matching(where) if where else range(self._labels().num_rows)
 
     def position(self, where: str, row: int) -> dict[str, Any]:
-        """Where a row stands among those of a filter, or the next that does."""
+        """Find the position of a row among those of a filter, or of the next one."""
         rows = self.rows(where)
         position = row if isinstance(rows, range) else int(np.searchsorted(rows, row))
         if not len(rows) or row >= self._labels().num_rows:
@@ -123,20 +102,20 @@ class Shown:
     # ----------------------------------------------------------------------------- the sample side
 
     def cells(self, where: str, start: int, count: int) -> list[dict[str, Any]]:
-        """What the grid shows of a window of the rows that fulfil a where-string."""
+        """Describe a window of the rows that fulfil a where-string, for the grid."""
         window = [int(row) for row in self.rows(where)[start : start + count]]
         read = zip(window, self._captions(window), self._read(window), strict=True)
         return [{"row": row, "labels": caption} | _cell(sample) for row, caption, sample in read]
 
     def _captions(self, rows: list[int]) -> list[list[str]]:
-        """The first labels of rows, as texts."""
+        """Return the first labels of rows, as texts."""
         labels = self._labels()
         taken = labels.take(np.array(rows, np.int64))
         columns = [taken.to_list(name) for name in list(labels)[:_MOST_CAPTIONS]]
         return [[brief(column[k])[:_LONGEST] for column in columns] for k in range(len(rows))]
 
     def _read(self, rows: list[int]) -> Sequence[Any]:
-        """The sample of each row, or the error that reading it raised."""
+        """Read the sample of each row, or return the error that reading it raised."""
         try:
             samples: Sequence[Any] = self._dataset().__getitems__(rows)
             return samples
@@ -168,23 +147,10 @@ class Shown:
 
     def picture(self, row: int, leaf: int, axis: int, at: int) -> bytes:
         """A leaf that is an image, or a slice of one that is a volume, as a PNG file."""
-        return cells.picture(cells.leaf_media(self._sample(row), leaf, ("image", "volume")), axis, at)
-
-    def media(self, row: int, leaf: int) -> tuple[bytes, str]:
-        """A leaf that is a file of sound or film, and its type, from a fixed list."""
-        media = cells.leaf_media(self._sample(row), leaf, ("audio", "video"))
-        assert media.mime is not None
-        return media.data, media.mime
-
-    # -------------------------------------------------------------------------------- as a whole
-
-    def summary(self) -> dict[str, Any]:
-        """Describe the archives underneath."""
-        archives = self._archives(self._dataset())
-        return {"archives": [_summary(one) for one in archives[:_MOST_ARCHIVES]], "all": len(archives)}
+        return cells.picture(self._sample(row), leaf, axis, at)
 
     def missing(self) -> dict[str, Any]:
-        """The rows without a record, and of those that failed, why."""
+        """List the rows without a record, and the errors of the rows that failed."""
         dataset = self._dataset()
         rows = dataset.missing.tolist()
         failed = {
@@ -199,17 +165,6 @@ class Shown:
             "others": others[:_MOST_MISSING],
             "more_others": max(0, len(others) - _MOST_MISSING),
         }
-
-
-def _summary(archive: Reader) -> dict[str, Any]:
-    of = summary(archive)
-    schemas = of["schemas"][:_MOST_SCHEMAS]
-    return {
-        "path": of["path"],
-        "facts": [pair for pair in facts(of) if pair[1] is not None],
-        "made_by": list(provenance(of["fingerprint"])),
-        "schemas": [{"samples": one["samples"], "fields": field_rows(one)} for one in schemas],
-    }
 
 
 def _cell(sample: Any) -> dict[str, Any]:

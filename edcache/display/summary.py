@@ -1,4 +1,4 @@
-"""What an archive holds and where it comes from, as JSON has it; no sample is read."""
+"""Contents and origin of an archive, as JSON; no sample is read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edcache.base import CorruptArchiveError, human_bytes, named
 
 
 def summary(archive: reader.Reader) -> dict[str, Any]:
-    """What an archive says of itself.
+    """Summarise an archive.
 
     "path", "samples", "missing", "nbytes", "labels" (type by name), "schemas" (see `fields_of`),
     "fingerprint" of the call that made it, and so on: the document of `edcache info --json`.
@@ -49,7 +49,7 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
     yield "samples", f"{of['samples']:,}"
     yield "missing", f"{of['missing']:,}"
     yield "failed", f"{of['failed']:,}" if of["failed"] else None
-    yield "sealed", "yes" if of["sealed"] else "no, it may still grow"
+    yield "sealed", "yes" if of["sealed"] else "no: it is being filled, was not finished, or was cut"
     yield "chunks", None if of["chunks"] is None else f"{of['chunks']:,}"
     yield "file", f"{human_bytes(of['nbytes'])} ({of['nbytes']:,} bytes)"
     if record["max"] is not None:
@@ -62,7 +62,7 @@ def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
 
 
 def provenance(fingerprint: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
-    """The call that made an archive, as its fingerprint has it; which may be anybody's."""
+    """Describe the call that made an archive, from its fingerprint, which any program may have written."""
     of = fingerprint or {}
     yield from ((key, str(of[key])) for key in ("type", "factory") if of.get(key) is not None)
     for word in ("argument", "attribute"):
@@ -77,7 +77,7 @@ def _value_text(value: object) -> str:
 
 
 def call_text(fingerprint: Mapping[str, Any] | None) -> str:
-    """The call that a fingerprint describes, as Python has it: "make(split='train', n=6)"."""
+    """Write the call of a fingerprint as Python has it: "make(split='train', n=6)"."""
     of = fingerprint or {}
     if "factory" not in of:
         return str(of.get("type", ""))
@@ -86,7 +86,7 @@ def call_text(fingerprint: Mapping[str, Any] | None) -> str:
 
 
 def fields_of(archive: reader.Reader) -> list[dict[str, Any]]:
-    """The schemas, most used first: how many "samples" have each, and its "fields".
+    """List the schemas, most used first: how many "samples" have each, and its "fields".
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
     """

@@ -17,7 +17,7 @@ _ATOMS: Final = (type(None), bool, int, float, str, bytes)
 
 
 def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], Any]]:
-    """The leaves of a sample with their paths; a long list of plain values is one leaf."""
+    """Walk the leaves of a sample with their paths; a long list of plain values is one leaf."""
     children = children_of(value) if len(path) < _DEEPEST else None
     is_long = isinstance(value, (list, tuple)) and len(value) > SHOWN_ITEMS
     if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
@@ -28,7 +28,7 @@ def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple
 
 
 def sample_tree(sample: Any) -> Iterator[dict[str, Any]]:
-    """The leaves of a sample as JSON has them; of one that contains itself there is no end.
+    """Describe the leaves of a sample as JSON; there is no end of one that contains itself.
 
     Each has "path" and "type"; arrays, tensors and images "dtype" and "shape"; a short leaf "value", a long
     array "min", "mean" and "max" of what is finite, and "nonfinite"; a list, text or bytes "items".
@@ -70,7 +70,7 @@ def _array_leaf(value: Any) -> dict[str, Any]:
 
 
 def as_array(value: Any) -> npt.NDArray[Any] | None:
-    """The numbers as numpy, where a float type that numpy lacks becomes float64; None where that has none."""
+    """Convert to numpy, a float type that numpy lacks to float64; None if that fails."""
     if isinstance(value, (np.ndarray, np.generic)):
         return np.asarray(value)
     try:

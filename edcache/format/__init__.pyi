@@ -25,7 +25,6 @@ from .contents import StoredLabels as StoredLabels
 from .entries import CHUNK as CHUNK
 from .entries import COLUMN as COLUMN
 from .entries import FILLERS as FILLERS
-from .entries import HEAD as HEAD
 from .entries import INDEX as INDEX
 from .entries import LATTICE as LATTICE
 from .entries import LOCK_APPEND as LOCK_APPEND
@@ -41,7 +40,6 @@ from .entries import ROOT as ROOT
 from .entries import VERSION as VERSION
 from .entries import Cursor as Cursor
 from .entries import Header as Header
-from .entries import PRead as PRead
 from .entries import align as align
 from .entries import column_name as column_name
 from .entries import crc32 as crc32
@@ -72,7 +70,6 @@ from .records import keys as keys
 from .records import pack_table as pack_table
 from .records import read_table as read_table
 from .records import record_alignment as record_alignment
-from .records import record_crc32 as record_crc32
 from .records import records_offset as records_offset
 from .records import renumbered as renumbered
 from .records import stored_ends as stored_ends
@@ -86,7 +83,6 @@ from .root import directory_nbytes as directory_nbytes
 from .root import pack_directory as pack_directory
 from .root import pack_root as pack_root
 from .root import read_root as read_root
-from .root import root_place as root_place
 from .types import EXACT as EXACT
 from .types import Clash as Clash
 from .types import ColumnType as ColumnType

@@ -2,10 +2,10 @@
 
 States of an archive, all of them told by what the last groups of its chain are:
 
-    only the head                      nothing is there
-    ... chunk or note                  not sealed: what the last root says, if there is one, and what follows it
-    ... root                           sealed: what the root says
-    bytes that are no whole group      a torn tail, which the next writer cuts off; or damage (`damage`)
+    only the head             nothing is there
+    ... chunk or note         not sealed: what the last root says, if there is one, and what follows it
+    ... root                  sealed: what the root says
+    no whole group behind     a torn tail, which the next writer cuts off; or damage (`damage`)
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class Chain:
         cursor: where the next entry belongs. chunks: all of them, in order.
         root: the last one; its header is `root_header`. behind: chunks that follow it.
         sealed: neither a chunk nor a note follows the root.
-        length: of the dataset, if the head, the root or a note says it. origin: the head, with the fingerprint
-            and the length of the source that was the last to lengthen it. end_index: one more than the
-            highest sample.
+        length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint
+            and length of the source that was the last to lengthen it. end_index: one more than the highest
+            sample.
         failures: by index, the number of the entry that says it, and the failure; a record may follow.
         durable: bytes up to here were synced.
         unread: the last root or note whose payload fails its crc32, and the offset of its group; None once a
@@ -96,11 +96,16 @@ class Chain:
         return self.cursor != before
 
     def add(self, pread: PRead, group: list[Header]) -> None:
-        """Take in the group that belongs at the cursor, which moves last."""
+        """Take in the group that belongs at the cursor.
+
+        The cursor moves last: after an interrupt the same group is taken in again, which changes nothing
+        (tests/faults/soak_interrupts.py).
+        """
         last = group[-1]
         if last.kind == CHUNK:
-            self.chunks.append(last)
-            self.behind.append(last)
+            for chunks in (self.chunks, self.behind):
+                if not chunks or chunks[-1].number < last.number:
+                    chunks.append(last)
             self.end_index = max(self.end_index, last.end)
             self.sealed = False
         elif last.kind == NOTE:
@@ -175,7 +180,8 @@ class Chain:
 
     def directory(self, pread: PRead) -> bytes:
         """The zip directory that belongs behind the root of a sealed archive."""
-        assert self.root is not None and self.root_header is not None
+        assert self.root is not None
+        assert self.root_header is not None
         listed = self.listed(self.root.labels)
         return pack_directory([self.head_header(pread), *listed], self.root_header.payload_end)
 
@@ -184,7 +190,8 @@ class Chain:
         """Where the file ends if nothing is torn."""
         if not self.sealed:
             return self.cursor.offset
-        assert self.root is not None and self.root_header is not None
+        assert self.root is not None
+        assert self.root_header is not None
         names = [header.name for header in self.listed(self.root.labels)]
         return self.root_header.payload_end + directory_nbytes([HEAD_NAME, *names])
 

@@ -7,6 +7,7 @@ takes all at once.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ WINDOW: Final = 1 << 21
 # Tables are read again for each window and column, but for so many bytes together.
 _MOST_KEPT_NBYTES: Final = 1 << 26
 _PIECE_NBYTES: Final = 1 << 24
+_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class Contents:
@@ -96,14 +98,26 @@ class Contents:
         )
         self.label_types = whole.types()
 
+    def present(self) -> int:
+        """How many samples have a record; by the chunks, as an archive of 10**9 samples may have few."""
+        root = self._root if self._trusts_index else None
+        samples = [table.samples for table, _ in self._tables(0, self.length)]
+        new = np.unique(np.concatenate([np.empty(0, np.int64), *samples]))
+        if root is None:
+            return len(new)
+        old = new[new < root.length]
+        data = self._pread(root.index.offset, root.index.nbytes)
+        known = np.frombuffer(data, ROW)["flags"][old] & PRESENT
+        return root.present + len(new) - int(np.count_nonzero(known))
+
     def rows(self, start: int, stop: int) -> Rows:
         """The rows of samples from `start` to `stop`, in new memory; of an absent one all zeros."""
         root = self._root
         try:
-            rows = np.zeros(stop - start, ROW)
-        except (MemoryError, ValueError) as error:  # numpy says so of more than it can count
-            count = f"{stop - start:,} samples are more than fit in memory; fill it and seal it"
-            raise CorruptArchiveError(f"{self._chain.where}: the rows of {count}") from error
+            rows = _absent_rows(stop - start)
+        except (MemoryError, ValueError, OverflowError, OSError) as error:
+            what = f"the rows of {stop - start:,} samples are more than fit in memory; fill it and seal it"
+            raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
         if root is not None and self._trusts_index and start < root.length:
             count = min(stop, root.length) - start
             data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)
@@ -245,6 +259,16 @@ class StoredLabels:
                     path=self._where,
                 )
             self._columns[name] = read_column(data, name, self._stored[name].type.arrow, self.num_rows)
+
+
+def _absent_rows(count: int) -> Rows:
+    """Rows of zeros; their memory is taken as they are written."""
+    try:
+        return np.zeros(count, ROW)
+    except MemoryError:  # more than the machine has: most of them stay zeros
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        memory = mmap.mmap(-1, count * ROW.itemsize, flags)
+        return np.frombuffer(memory, ROW)
 
 
 def _check_index(pread: PRead, root: Root, where: str) -> None:

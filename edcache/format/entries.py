@@ -1,4 +1,4 @@
-"""Entries of an archive: a zip local header with a private field, and the groups in which they are published."""
+"""Entries of an archive: zip local headers with a private field, and the groups that are published."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOCK_CLAIM: Final = LOCK_APPEND + (1 << 32)
 MAGIC: Final = b"PK\x03\x04"
 LOCAL: Final = struct.Struct("<4sHHHHHIIIHH")  # 30 bytes
 _ZIP64: Final = struct.Struct("<HHQQ")  # 20 bytes
-# id, size, version, kind, uuid, number, offset, next, link, durable, first, end, table bytes, table crc32, crc32
+# id, size, version, kind, uuid, number, offset, next, link, durable, first, end, table bytes and crc32, crc32
 _PRIVATE: Final = struct.Struct("<HHHH16sQQQQQQQQII")  # 96 bytes
 _PRIVATE_ID: Final = 0x6465
 _FIXED_NBYTES: Final = LOCAL.size + _ZIP64.size + _PRIVATE.size

@@ -55,8 +55,8 @@ class Root:
 
     length: samples of the dataset. present: those that have a record. chunks: of the file. index: the rows,
     one a sample. labels: the columns by name, one value a sample. dropped: columns that chunks have and the
-    archive no more. uniform: (schema, nbytes) that all records have, or None. fingerprint:
-    of the source that was the last to lengthen the archive.
+    archive no more. uniform: the schema of all records, and their least and most bytes; None if they have
+    several, or if one is compressed or absent. fingerprint: of the source that was the last to lengthen it.
     """
 
     head: Head
@@ -68,7 +68,7 @@ class Root:
     labels: Mapping[str, Column] = field(default_factory=dict)
     dropped: Sequence[str] = ()
     failures: Sequence[Failure] = ()
-    uniform: tuple[int, int] | None = None
+    uniform: tuple[int, int, int] | None = None
     fingerprint: dict[str, Any] | None = None
 
     @property
@@ -117,7 +117,7 @@ def parse_root(data: bytes | memoryview, size: int) -> Root:
         and root.present <= root.length
         and root.index.nbytes == ROW.itemsize * root.length
         and all(type(name) is str for name in root.dropped)
-        and (root.uniform is None or (len(root.uniform) == 2 and all(map(is_count, root.uniform))))
+        and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
         and isinstance(root.fingerprint, dict | None)
     )
     if not sound:
@@ -136,7 +136,7 @@ def _place(value: Any, size: int) -> Place:
 
 
 def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
-    """The zip directory of entries as it stands at `offset`, with a comment that points at the last, the root."""
+    """The zip directory of entries, as it stands at `offset`; its comment points at the last, the root."""
     root, central = headers[-1], b"".join(map(_pack_central, headers))
     count, end = len(headers), offset + len(central)
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
@@ -192,9 +192,9 @@ def checked_root(data: bytes | memoryview, size: int, where: str) -> Root:
     """The root of its bytes, whose crc32 holds; CorruptArchiveError if no release wrote it."""
     try:
         return parse_root(data, size)
-    except (ValueError, TypeError, KeyError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CorruptArchiveError(
-            f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: build the "
-            "archive again",
+            f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: "
+            "build the archive again",
             path=where,
         ) from error

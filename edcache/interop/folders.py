@@ -7,12 +7,12 @@ import os
 from array import array
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from torch.utils.data import Dataset
 
-from edcache.base import OptionError, SampleIndexError
+from edcache.base import OptionError, SampleIndexError, warn
 from edcache.codec import Decode, ImageFile
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -31,7 +31,9 @@ def image_folder(
     Returns:
         A map-style dataset of {"image": ImageFile, "label": int, "path": str}, with `classes` (the folders'
         names, sorted) and `class_to_idx`; paths are relative to root, with slashes. Its order and its labels
-        are those of torchvision's ImageFolder. Its labels and paths are cached as label columns.
+        are those of torchvision's ImageFolder. The label columns of its cache are "label", "path" and
+        "class_name": `ds.filter(class_name="dog")`. Images in root itself, which have no class, are left out
+        with a warning.
     Raises:
         OptionError: there is no such folder, it has no folders in it, or one of them has no image.
 
@@ -44,10 +46,15 @@ def image_folder(
     return ImageFolder(root, decode, extensions)
 
 
+def _class_name(sample: dict[str, Any]) -> str:
+    name: str = sample["path"].partition("/")[0]
+    return name
+
+
 class ImageFolder(Dataset[dict[str, Any]]):
     """What `image_folder` returns."""
 
-    in_memory_keys = ("label", "path")
+    in_memory_keys: ClassVar[dict[str, Any]] = {"label": "label", "path": "path", "class_name": _class_name}
 
     def __init__(
         self,
@@ -61,7 +68,12 @@ class ImageFolder(Dataset[dict[str, Any]]):
         self.decoding = ImageFile(b"", decode).decoding
         named = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         self.extensions = tuple(extension.lower() for extension in named)
-        self.classes = _folders(self.folder)
+        self.classes, loose = _folders(self.folder, self.extensions)
+        if loose:
+            warn(
+                f"{self.folder}: {len(loose):,} images lie in the folder itself, and have no class: "
+                f"{loose[0]!r} and so on; they are left out"
+            )
         self.class_to_idx = {name: number for number, name in enumerate(self.classes)}
         self.paths: list[str] = []
         self._labels = array("q")
@@ -104,15 +116,18 @@ class ImageFolder(Dataset[dict[str, Any]]):
         return {"names": self.paths, "sizes and times": stats, "decode": ", ".join(decode)}
 
 
-def _folders(root: str) -> list[str]:
+def _folders(root: str, extensions: tuple[str, ...]) -> tuple[list[str], list[str]]:
+    """The folders of a folder, which are the classes, and the images beside them; both sorted."""
     try:
         with os.scandir(root) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
+            is_folder = {entry.name: entry.is_dir() for entry in entries}
     except OSError as error:
         raise OptionError(f"{root}: {error.strerror}; give a folder that has one folder a class") from error
-    if not names:
+    folders = sorted(name for name in is_folder if is_folder[name])
+    if not folders:
         raise OptionError(f"{root}: no folder in it; an image folder has one for each class: root/dog/1.jpg")
-    return names
+    images = (name for name in is_folder if not is_folder[name] and name.lower().endswith(extensions))
+    return folders, sorted(images)
 
 
 def _files(root: str, name: str, extensions: tuple[str, ...]) -> Iterator[str]:

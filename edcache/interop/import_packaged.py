@@ -158,6 +158,18 @@ class Litdata(_Packaged):
             )
         return StreamingDataset(self.path)
 
+    def _read(self, index: int) -> Any:
+        return _own_bytes(super()._read(index))
+
+
+def _own_bytes(value: Any) -> Any:
+    """A sample of litdata whose bytes, which are views of its chunk, are copies."""
+    if isinstance(value, memoryview):
+        return bytes(value)
+    if type(value) is dict:
+        return {key: _own_bytes(item) for key, item in value.items()}
+    return type(value)(map(_own_bytes, value)) if type(value) in (list, tuple) else value
+
 
 def _unsafe_containers(spec: dict[str, Any]) -> list[str]:
     """The containers that litdata would make by importing what the file names."""

@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from tarfile import TarError
 from typing import Any, Final
 
 import numpy as np
@@ -104,11 +105,13 @@ def files_below(path: str) -> Iterator[str]:
 
 @contextmanager
 def foreign_errors(place: str) -> Iterator[None]:
-    """Errors of the system become ForeignCacheErrors."""
+    """Let errors of the system, and of a damaged tar, be ArchiveErrors."""
     try:
         yield
     except OSError as error:
         raise ArchiveError(f"{place}: {error.strerror}") from error
+    except TarError as error:
+        raise ArchiveError(f"{place}: does not read as a tar: {error.args[0]}") from error
 
 
 def read_file(path: str) -> bytes:

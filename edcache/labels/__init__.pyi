@@ -21,8 +21,8 @@ from .histogram import Histogram as Histogram
 from .label_spec import LabelSpec as LabelSpec
 from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels
-from .labels import bars as bars
 from .labels import checked_indices as checked_indices
+from .labels import histograms as histograms
 from .labels import integers as integers
 from .labels import is_array as is_array
 from .labels import origin as origin

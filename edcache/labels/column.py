@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import fragment, shown, table, text_table
+from edcache.base import shown, text_table
 from edcache.format import (
     is_text,
     missing_rows,
@@ -161,9 +161,6 @@ class Description(tuple[ColumnSummary, ...]):
 
     def __repr__(self) -> str:
         return "\n".join(text_table(_HEADER, map(_cells, self)))
-
-    def _repr_html_(self) -> str:
-        return fragment(table(_HEADER, map(_cells, self)))
 
 
 def _cells(column: ColumnSummary) -> tuple[str, ...]:

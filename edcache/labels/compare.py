@@ -88,6 +88,7 @@ class Column:
         self.type: pa.DataType = origin(labels)[0].column(name).type
         self._labels = labels
         self._family = family(self.type)
+        self.texts: list[list[str]] = []  # that == and in looked for
 
     @once
     def _arrow(self) -> pa.ChunkedArray:
@@ -111,6 +112,10 @@ class Column:
             numbers = numbers if rows is None else numbers[rows]
         return numbers.view(np.int64) if numbers.dtype.kind in "mM" else numbers
 
+    def unique(self) -> list[Any]:
+        """The values that rows have, each once, in the order of the rows."""
+        return pc.unique(self._arrow).drop_null().to_pylist()  # type: ignore[no-any-return]
+
     def is_null(self) -> Truth:
         """True where the value is missing."""
         missing = self._always(False).possible
@@ -121,6 +126,8 @@ class Column:
         if value is None and operation in ("==", "!="):
             return self.is_null() if operation == "==" else ~self.is_null()
         self._check_order(operation)
+        if operation == "==" and self._family == "text" and isinstance(value, str):
+            self.texts.append([value])
         place = self._place(value)
         if place is None or (not place.is_equal and operation in ("==", "!=")):
             return self._always(operation == "!=")
@@ -139,6 +146,8 @@ class Column:
             values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
         values = list(values)
         present = [value for value in values if value is not None]
+        if self._family == "text":
+            self.texts.append([value for value in present if isinstance(value, str)])
         wanted = self._wanted(present)
         if not len(wanted):
             is_in = self._always(False)

@@ -193,11 +193,11 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         places = {value: row for row, value in enumerate(known.to_pylist()) if value is not None}
         rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
     if len(rows) and rows.null_count == len(rows):
-        example = f"{as_python(known[0])!r} for example" if len(known) else "no rows"
-        raise LabelError(
-            f'no sample has a row in the table: "{on}" is {as_python(keys[0])!r} in the first, and the table '
-            f"has {example}"
+        here, there = (
+            f"{as_python(column[0])!r} for example" if len(column) else "no value"
+            for column in (keys.drop_null(), present)
         )
+        raise LabelError(f'no sample has a row in the table: "{on}" is {here}, and the table has {there}')
     if rows.null_count:
         warn(f'{rows.null_count:,} of {len(rows):,} samples have no row in the table of "{on}", and get None')
     rest = [name for name in table.column_names if name != on]

@@ -13,12 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Markup, element, fragment
 from edcache.format import family, from_numpy, is_text, number_values, one_chunk, pa, to_numpy
 
 _MANY_ROWS = 200_000
 _HEAD = 10_000  # rows that usually tell whether a column has many values
-_WIDEST = 200  # characters of a text on a page
 _LONGEST = 1_000  # characters of a where-string that is worth a click
 
 
@@ -52,25 +50,6 @@ class Histogram:
     bars: tuple[HistogramBar, ...]
     rest: int = 0
     rest_values: int = 0
-
-    def _repr_html_(self) -> str:
-        return fragment(self.drawn())
-
-    def drawn(self) -> Markup:
-        """The bars as a part of a page."""
-        greatest = max((bar.count for bar in self.bars), default=0) or 1
-        rows = (
-            element(
-                *("div", element("span", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
-                element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
-                element("b", f"{bar.count:,}"),
-                class_="bar",
-            )
-            for bar in self.bars
-        )
-        rest = f"{self.rest_values:,} more values of {self.rest:,} samples" if self.rest else None
-        title = element("div", self.name[:_WIDEST], element("span", f" {self.type[:_WIDEST]}", class_="dim"))
-        return element("div", title, rows, "" if rest is None else element("div", rest, class_="dim"))
 
 
 def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) -> Histogram:

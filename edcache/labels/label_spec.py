@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from edcache.base import LabelError, OptionError, article, shown
+from edcache.format import MAX_NAME_NBYTES, column_name
 
 FieldPath: TypeAlias = "str | int | tuple[str | int, ...]"
 LabelSource: TypeAlias = "FieldPath | Callable[[Any], Any]"
@@ -84,6 +85,10 @@ def checked_name(name: object, told: str = "in_memory_keys holds") -> str:
         name.encode()
     except UnicodeEncodeError:
         raise OptionError(f"{told} the column name {name!a}, which is not UTF-8") from None
+    if len(column_name(name)) > MAX_NAME_NBYTES:
+        raise OptionError(
+            f"{told} a column name of {len(name):,} characters, {shown(name)}; give a shorter one"
+        )
     return name
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import LabelError, OptionError, SampleIndexError, element
+from edcache.base import LabelError, OptionError, SampleIndexError
 from edcache.format import StoredLabels, from_numpy, is_text, missing_rows, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
 from edcache.labels.histogram import Histogram, has_many_texts, histogram
@@ -94,11 +94,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     def __repr__(self) -> str:
         columns = base.printable(", ".join(f"{field.name}: {field.type}" for field in self.schema))
         return f"Labels({columns or 'no columns'}; {self.num_rows} rows)"
-
-    def _repr_html_(self) -> str:
-        return base.fragment(
-            element("h4", f"{self.num_rows:,} samples"), element("div", bars(self), class_="columns")
-        )
 
     @property
     def num_rows(self) -> int:
@@ -317,14 +312,14 @@ def integers(indices: Any, length: int) -> Rows:
     return array.astype(np.int64)
 
 
-def bars(labels: Labels) -> base.Markup:
-    """The histograms as HTML, of as many columns as are drawn in a quarter of a second."""
-    drawn, began = [], time.monotonic()
+def histograms(labels: Labels) -> list[Histogram]:
+    """The histograms of the first columns, of as many as are counted in a quarter of a second."""
+    counted: list[Histogram] = []
+    began = time.monotonic()
     for name in labels:
         column = labels._whole.column(name)
         many = Histogram(name, f"{column.type}: many values; labels.histogram(name) counts them", ())
-        drawn.append((many if has_many_texts(column) else labels.histogram(name, 12)).drawn())
-        if time.monotonic() - began > 0.25 and len(drawn) < len(labels):
-            drawn.append(element("div", f"{len(labels) - len(drawn):,} more columns", class_="dim"))
+        counted.append(many if has_many_texts(column) else labels.histogram(name, 12))
+        if time.monotonic() - began > 0.25:
             break
-    return base.joined(*drawn)
+    return counted

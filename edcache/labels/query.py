@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import LabelError, OptionError, described, unknown_label
+from edcache.base import LabelError, OptionError, described, shown, suggestion, unknown_label, warn
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
 from edcache.labels.compare import Column, Mask, Truth
 from edcache.labels.labels import Labels, Rows, checked_indices, comparable_column, origin, read_together
 from edcache.labels.where import where_truth
+
+# How many values a message names, and among how many it looks for the one that was meant.
+_NAMED, _SIMILAR = 8, 1000
 
 
 def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Rows:
@@ -45,15 +48,17 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     read_together(labels, conditions)
     masks: list[Mask] = []  # of the rows of `labels`
     found: list[Mask] = []  # of the rows seen
+    columns: dict[str, Column] = {}
     for name, value in conditions.items():
         if callable(value):
             what = f'the condition on label "{name}"'
             masks.append(_called(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
         else:
-            found.append(_condition(Column(name, seen), value).sure)
+            columns[name] = Column(name, seen)
+            found.append(_condition(columns[name], value).sure)
     chosen: Rows | None = None
     if isinstance(where, str):
-        found.append(where_truth(where, seen).sure)
+        found.append(where_truth(where, seen, columns).sure)
     elif callable(where):
         masks.append(_called(where, _table(labels), "where", _TABLE_FORM, labels.num_rows))
     elif where is not None and isinstance(where, pc.Expression):
@@ -64,7 +69,23 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     if not masks:
         return np.arange(labels.num_rows, dtype=np.int64) if chosen is None else chosen
     mask = reduce(and_, masks)
-    return np.flatnonzero(mask).astype(np.int64, copy=False) if chosen is None else chosen[mask[chosen]]
+    fulfilling = np.flatnonzero(mask).astype(np.int64, copy=False) if chosen is None else chosen[mask[chosen]]
+    if not len(fulfilling):
+        _warn_of_absent(columns, whole)
+    return fulfilling
+
+
+def _warn_of_absent(columns: Mapping[str, Column], labels: Labels) -> None:
+    """Warn of the first text that was looked for and that no row has: it may be misspelt."""
+    for name, column in columns.items():
+        every = Column(name, labels)
+        for texts in column.texts:
+            if texts and labels.num_rows and not every.one_of(texts).sure.any():
+                known, sought = every.unique(), " or ".join(map(shown, texts[:_NAMED]))
+                there = ", ".join(map(shown, known[:_NAMED])) + (", ..." if len(known) > _NAMED else "")
+                near = suggestion(texts[0], known[:_SIMILAR])
+                warn(f'filter() finds no sample: label "{name}" is {sought} nowhere, but {there}{near}')
+                return
 
 
 def _condition(column: Column, value: Any) -> Truth:

@@ -57,14 +57,15 @@ _HINTS = {
 }
 
 
-def where_truth(text: str, labels: Labels) -> Truth:
+def where_truth(text: str, labels: Labels, columns: dict[str, Column] | None = None) -> Truth:
     """Evaluate a where-string of at most 10,000 characters over the rows of `labels`.
 
+    columns: gets those that it compares.
     Raises OptionError, which names the column of text, UnknownLabelError or LabelError.
     """
     if len(text) > _MAX_TEXT:
         raise OptionError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
-    where = _Where(text, labels)
+    where = _Where(text, labels, {} if columns is None else columns)
     try:
         # In parentheses it may have several lines.
         tree = ast.parse(f"({text}\n)", mode="eval")
@@ -86,10 +87,10 @@ def where_truth(text: str, labels: Labels) -> Truth:
 class _Where:
     """Walks the syntax tree of a where-string; what is not allowed by name is refused."""
 
-    def __init__(self, text: str, labels: Labels) -> None:
+    def __init__(self, text: str, labels: Labels, columns: dict[str, Column]) -> None:
         self._text = text
         self._labels = labels
-        self._columns: dict[str, Column] = {}
+        self._columns = columns
 
     def error(self, problem: str, line: int, column: int) -> OptionError:
         """A OptionError; line and column count from 1, behind an opening parenthesis."""

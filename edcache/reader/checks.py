@@ -1,4 +1,4 @@
-"""Checks of records against their sums: at their first read in a process, one or many at once, or by request."""
+"""Checks of records against their sums: at the first read in a process, or when they were fetched."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ class Checks:
         self.is_done = verify == "never"
         self._always = verify == "always" or view is None
         # One bit a sample: its record was checked. Of large records in parts: one bit a block.
-        self._bits = bytearray(0 if self.is_done or self._always else -(-index.length // 8))
+        nbytes = 0 if self.is_done or self._always else -(-index.length // 8)
+        self._bits = np.zeros(nbytes, np.uint8).data  # takes memory as it is written
         self._left = index.present
         self._blocks: dict[int, int] = {}
 
@@ -80,15 +81,14 @@ class Checks:
             self._check_blocks(index, row, behind, wanted)
 
     def check_place(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError if a row points out of the file, or is another one than all are said to be."""
+        """Raise CorruptRecordError if a row points out of the file, or is not as all are said to be."""
         offset, nbytes, _, schema, _ = row
         end = offset + nbytes + format.behind_nbytes(nbytes)
         if end > self.size:
             raise self._error(index, row, f"it ends at {end:,}, the file at {self.size:,}")
-        if self.index.only_schema is not None and (schema, nbytes) != (
-            self.index.only_schema,
-            self.index.only_nbytes,
-        ):
+        said = self.index
+        is_said = schema == said.only_schema and said.least_nbytes <= nbytes <= said.most_nbytes
+        if said.only_schema is not None and not is_said:
             raise self._error(index, row, "its row is damaged")
 
     def compare(self, index: int, row: Row, record: memoryview, behind: memoryview) -> None:
@@ -129,7 +129,7 @@ class Checks:
             self._note(index)
 
     def _note(self, index: int) -> None:
-        # No lock: a fork could freeze it. Two threads may check one record, or lose a bit: it is checked again.
+        # No lock: a fork could freeze it. If two threads lose a bit, a record is checked again.
         if not self._always:
             self._bits[index >> 3] |= 1 << (index & 7)
             self._left -= 1
@@ -137,7 +137,7 @@ class Checks:
 
     def _settle(self) -> None:
         if self._left <= 0:
-            self._left = self.index.present - int.from_bytes(self._bits, "little").bit_count()
+            self._left = self.index.present - int.from_bytes(self._bits.tobytes(), "little").bit_count()
             self.is_done = not self._left
 
     # --- many ---
@@ -196,7 +196,8 @@ class Checks:
             return False
         if index.only_schema is None:
             return True
-        return bool(np.all(rows["schema"] == index.only_schema) and np.all(nbytes == index.only_nbytes))
+        is_sized = index.least_nbytes <= int(nbytes.min()) and int(nbytes.max()) <= index.most_nbytes
+        return is_sized and bool(np.all(rows["schema"] == index.only_schema))
 
 
 def fits(index: int, row: Row, record: memoryview | bytes, behind: memoryview | bytes) -> bool:
@@ -292,7 +293,7 @@ class Requested:
         return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
 
     def _again(self, index: int, row: Row) -> Piece:
-        """A whole record once more: the transfer was damaged, the archive replaced, or its copy is damaged."""
+        """Fetch a whole record again: the transfer, or a copy, was damaged, or the archive was replaced."""
         offset, nbytes = row[:2]
         self._file.check_damaged(offset, nbytes)
         data = self._file.read_many([(offset, nbytes + format.behind_nbytes(nbytes))])[0]

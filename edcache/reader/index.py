@@ -8,9 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from edcache import format
 from edcache.base import CorruptArchiveError, Ints
-from edcache.format import COMPRESSED, PRESENT, ROW, Failure, Place, Root, Rows
+from edcache.format import PRESENT, ROW, Failure, Place, Root, Rows
 
 Fetch = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
 """`fetch(extents)` reads bytes (offset, nbytes) of the file together."""
@@ -28,9 +27,10 @@ class RecordIndex:
     Args:
         rows: `format.ROW` [length], or None if `fetch` reads them. place: where they lie in the file then.
         schemas, failures: of the archive. present: how many samples have a record.
-        uniform: (schema, nbytes) that all records are said to have; each record is checked for it.
+        uniform: the schema that all records are said to have, and their least and most bytes; each record is
+            checked for it.
     Attributes:
-        only_schema, only_nbytes: those of `uniform`; None if there is none.
+        only_schema, least_nbytes, most_nbytes: those of `uniform`; None and 0 if there is none.
     Safety: threads and forks may use it at once; two may fetch the same rows.
     """
 
@@ -41,14 +41,14 @@ class RecordIndex:
         present: int,
         schemas: Sequence[str],
         failures: Sequence[Failure],
-        uniform: tuple[int, int] | None = None,
+        uniform: tuple[int, int, int] | None = None,
         *,
         place: Place | None = None,
         fetch: Fetch | None = None,
     ) -> None:
         self.length, self.present, self.schemas, self.failures = length, present, schemas, failures
         self.only_schema: int | None = None if uniform is None else uniform[0]
-        self.only_nbytes: int | None = None if uniform is None else uniform[1]
+        self.least_nbytes, self.most_nbytes = (0, 0) if uniform is None else uniform[1:]
         self.is_dense = present == length
         self.nbytes = 0
         self._rows, self._place, self._fetch = rows, place, fetch
@@ -62,11 +62,6 @@ class RecordIndex:
         rows = None if memory is None else np.frombuffer(memory, ROW, root.length)
         said = root.length, root.present, root.schemas, root.failures, root.uniform
         return cls(rows, *said, place=root.index, fetch=fetch)
-
-    @property
-    def chunk_bits(self) -> int:
-        """Rows are fetched in runs of 2 ** this."""
-        return _RUN_BITS
 
     # --- one row ---
 
@@ -86,36 +81,31 @@ class RecordIndex:
         """The rows of samples in [0, length), copied: `format.ROW` [n]."""
         if self._rows is not None:
             return self._rows[indices]
-        self.prepare(indices)
         rows, runs = np.empty(len(indices), ROW), indices >> _RUN_BITS
-        for run in sorted(set(runs.tolist())):
+        for run, fetched in self._fetched(sorted(set(runs.tolist()))).items():
             chosen = runs == run
-            rows[chosen] = self._kept[run][indices[chosen] - (run << _RUN_BITS)]
+            rows[chosen] = fetched[indices[chosen] - (run << _RUN_BITS)]
         return rows
 
-    def prepare(self, indices: Ints) -> None:
-        """Fetch rows that are not in memory, all at once."""
-        if self._rows is not None:
-            return
-        assert self._place is not None and self._fetch is not None
-        if self._place.nbytes <= _SMALL_NBYTES:
-            new = [run for run in range(-(-self.length >> _RUN_BITS) + 1) if run not in self._kept]
-        else:
-            new = sorted(set((indices >> _RUN_BITS).tolist()) - self._kept.keys())
-        stop = self._place.offset + self._place.nbytes
-        step = ROW.itemsize << _RUN_BITS
-        extents = []
-        for run in new:
-            at = self._place.offset + run * step
-            extents.append((at, max(0, min(step, stop - at))))
-        if not new:
-            return
-        kept = {} if self.nbytes + step * len(new) > _MOST_KEPT_NBYTES else self._kept.copy()
-        for run, data in zip(new, self._fetch(extents), strict=True):
-            kept[run] = np.frombuffer(data, ROW)
-        wanted = {run: self._kept[run] for run in set((indices >> _RUN_BITS).tolist()) & self._kept.keys()}
-        self._kept = kept | wanted
-        self.nbytes = sum(rows.nbytes for rows in self._kept.values())
+    def _fetched(self, runs: list[int]) -> dict[int, Rows]:
+        """Runs of rows; those that are not in memory are fetched, all at once."""
+        assert self._place is not None
+        assert self._fetch is not None
+        before, step = self._kept, ROW.itemsize << _RUN_BITS
+        all_runs = range(-(-self.length >> _RUN_BITS))
+        wanted = all_runs if self._place.nbytes <= _SMALL_NBYTES else runs
+        new = [run for run in wanted if run not in before]
+        # Another thread may let go of runs meanwhile: this one holds those that it needs.
+        found = {run: before[run] for run in runs if run in before}
+        if new:
+            start, stop = self._place.offset, self._place.offset + self._place.nbytes
+            extents = [(start + run * step, min(step, stop - start - run * step)) for run in new]
+            fetched = zip(new, self._fetch(extents), strict=True)
+            found |= {run: np.frombuffer(data, ROW) for run, data in fetched}
+            kept = {} if self.nbytes + step * len(new) > _MOST_KEPT_NBYTES else self._kept
+            self._kept = kept | found
+            self.nbytes = sum(rows.nbytes for rows in self._kept.values())
+        return {run: found[run] for run in runs}
 
     def offsets(self, indices: Ints) -> Ints:
         """Where records begin, in bytes from the start of the file: int64 [n]."""
@@ -126,8 +116,8 @@ class RecordIndex:
 
     def sizes(self, indices: Ints) -> Ints:
         """The bytes of records as they are stored: int64 [n]."""
-        if self.only_nbytes is not None:
-            return np.full(len(indices), self.only_nbytes)
+        if self.only_schema is not None and self.least_nbytes == self.most_nbytes:
+            return np.full(len(indices), self.most_nbytes)
         if self._words is not None:
             found: Ints = self._words[indices, 1]
             return found
@@ -144,7 +134,8 @@ class RecordIndex:
         """The rows of all samples; a view, if they are in memory."""
         if self._rows is not None:
             return self._rows
-        assert self._place is not None and self._fetch is not None
+        assert self._place is not None
+        assert self._fetch is not None
         return np.frombuffer(self._fetch([self._place[:2]])[0], ROW)
 
     def held(self) -> Ints | None:
@@ -154,7 +145,8 @@ class RecordIndex:
         held = np.flatnonzero(self.all_rows()["flags"] & PRESENT)
         if len(held) != self.present:
             raise CorruptArchiveError(
-                f"index.rows has {len(held):,} samples with a record, root.json says {self.present:,}; it is damaged"
+                f"index.rows has {len(held):,} samples with a record, root.json says {self.present:,}; it is "
+                "damaged"
             )
         return held
 
@@ -162,14 +154,3 @@ class RecordIndex:
     def memory(self) -> Rows | None:
         """The rows, if they are in memory."""
         return self._rows
-
-
-def is_compressed(flags: int) -> bool:
-    """True if a record is a zstd frame."""
-    return bool(flags & COMPRESSED)
-
-
-def sums(samples: Ints, rows: Rows) -> npt.NDArray[np.uint32]:
-    """The crc32 that each record must have: uint32 [n]."""
-    found: npt.NDArray[np.uint32] = rows["crc32"] ^ format.keys(samples, rows)
-    return found

@@ -46,7 +46,7 @@ class Metadata:
         found = None if skips_damage else format.read_root(file.pread, self.size, self.path)
         if found is not None:
             self._root, self._root_place = found
-            self.head, end = self._root.head, self._root_place.offset + self._root_place.nbytes
+            self.head, end = self._root.head, self.size
         else:
             self._chain = self._walked(before)
             self.head, end = self._chain.head, self._chain.cursor.offset
@@ -102,10 +102,7 @@ class Metadata:
 
     @property
     def is_durable(self) -> bool:
-        """False if it is sealed and was never synced before that, so that a power cut may have taken some of it.
-
-        Nothing is asked of a file that was written since this machine started.
-        """
+        """False if it was sealed without a sync, and a power cut may have taken some of it since."""
         if (
             self._root_place is None
             or not isinstance(self.file, File)
@@ -143,8 +140,9 @@ class Metadata:
             return RecordIndex.of(root, memory, extents.read_many)
         contents = self._contents
         rows = contents.rows(0, contents.length)
-        present = int((rows["flags"] & format.PRESENT).astype(bool).sum())
-        return RecordIndex(rows, contents.length, present, contents.schemas, contents.failures(rows))
+        return RecordIndex(
+            rows, contents.length, contents.present(), contents.schemas, contents.failures(rows)
+        )
 
     def check(self) -> None:
         """Check index and labels; CorruptArchiveError if one is damaged. It reads all of them."""
@@ -159,19 +157,20 @@ class Metadata:
     @once
     def _contents(self) -> Contents:
         """Rows and labels of an archive that is not sealed."""
-        chain, pread = self.chain, self.extents.pread
-        return Contents(chain, pread, self._sound_table, trusts_index=not self.skips_damage)
+        # It does not hold the session: a cycle would keep the mapping until the next garbage collection.
+        pread, path, tables, damaged = self.extents.pread, self.path, self._tables, self.damaged
 
-    def _sound_table(self, header: Header) -> ChunkTable | None:
-        """The table of a chunk; None if a power cut left its header without its payload."""
-        if header.number not in self._tables:
-            try:
-                table = format.read_table(self.extents.pread, header, self.path)
-            except CorruptArchiveError as error:
-                self.damaged.append(str(error))
-                table = None
-            self._tables[header.number] = table
-        return self._tables[header.number]
+        def sound_table(header: Header) -> ChunkTable | None:
+            """The table of a chunk; None if a power cut left its header without its payload."""
+            if header.number not in tables:
+                try:
+                    tables[header.number] = format.read_table(pread, header, path)
+                except CorruptArchiveError as error:
+                    damaged.append(str(error))
+                    tables[header.number] = None
+            return tables[header.number]
+
+        return Contents(self.chain, pread, sound_table, trusts_index=not self.skips_damage)
 
     # --- samples that are there ---
 

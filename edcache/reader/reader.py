@@ -55,8 +55,7 @@ class Reader:
         PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
             was killed, or the file was truncated: samples may be missing. Once per process.
 
-    Cost: opening a sealed archive reads the table of the pages of its index: 72 bytes for 4,096 samples, at
-    most 0.6 MB. A page is checked at its first use. Of an unsealed archive the table of every chunk is read.
+    Cost: opening a sealed archive reads its last 64 KiB. Of an unsealed one the table of every chunk is read.
     There is no Python object per sample. Nothing imports torch until a sample is read.
     Safety: threads, fork, spawn, forkserver. A forked process inherits the session, which has no file
     position. A pickle has under 2 kB, and no session.
@@ -75,7 +74,7 @@ class Reader:
     ) -> None:
         if options is None or keywords:
             options = ReadOptions.of(options, keywords, "Reader")
-        if options.local is None and options.max_bytes is not None:
+        if not options.local and options.max_bytes is not None:
             raise base.OptionError(
                 f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given",
                 option="max_bytes",
@@ -85,7 +84,7 @@ class Reader:
         self._where = located(path, storage_options)
         self.path, self.by_request = self._where.path, self._where.by_request
         self.preload = options.preload
-        self.local = None if options.local is None else absolute(options.local)
+        self.local = absolute(options.local) if options.local else None
         self._max_bytes: Any = options.max_bytes
         self.verify, self.allow_partial = options.verify, options.allow_partial
         expected = options.expected_digest
@@ -190,7 +189,7 @@ class Reader:
         try:
             options = self.verify, self.allow_pickle, self.decoding
             session = Session(file, *options, skips_damage=self._skips_damage)
-            if self.local is not None and not session.sealed:  # only a sealed archive is copied
+            if file.is_copy and not session.sealed:
                 raise base.CorruptArchiveError(
                     f"{self.path}: the end of its copy is damaged; open it again", path=self.path
                 )
@@ -212,7 +211,7 @@ class Reader:
     def refresh(self) -> bool:
         """Open what was added to the file since, or saved over it. Returns whether anything changed.
 
-        Arrays and samples that were returned before stay valid. With `local=` the samples of the copy do not
+        Arrays and samples that were returned before stay valid. The samples of a copy (`local=`) do not
         change; a copy that is nearly complete is completed, and mapped from then on.
 
         Raises:
@@ -220,7 +219,7 @@ class Reader:
                 an expected_digest.
         """
         before = self.session
-        if self.local is not None:
+        if before.file.is_copy:
             if before.file.by_request:
                 file = before.file.reopened()
                 if file.by_request:
@@ -322,20 +321,18 @@ class Reader:
         return self.session.index.schemas
 
     def chunk_of(self, indices: Ints) -> Ints:
-        """The number of the run of the file that each sample lies in; -1 without a record.
+        """The number of the part of the file that each sample lies in; -1 without a record.
 
-        A run has as many samples as a chunk on average.
+        There are as many parts as chunks, of equal size in bytes.
 
         Args:
             indices: int64 [n], each in [0, len(self)).
-        Returns: int64 [n], a copy. Cost: it reads only the index, and sorts; 48 bytes of memory per sample.
+        Returns: int64 [n], a copy. Cost: it reads only the index; 32 bytes of memory per sample.
         """
         rows = self.session.index.rows(indices)
-        order = np.argsort(rows["offset"], kind="stable")
-        runs = np.empty(len(indices), np.int64)
-        runs[order] = np.arange(len(indices)) // -(-self.present // max(1, self.chunks))
-        runs[rows["flags"] == 0] = -1
-        return runs
+        parts = rows["offset"].astype(np.int64) // -(-self.nbytes // max(1, self.chunks))
+        parts[rows["flags"] == 0] = -1
+        return parts
 
     def chunk_size(self) -> int | None:
         """The number of samples in a chunk, on average.

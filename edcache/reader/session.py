@@ -189,7 +189,11 @@ class Session(Metadata):
                 data = memoryview(codec.decompress(data))
             except base.CorruptRecordError as error:
                 raise error.within(self.checks.place(index), self.path, index) from error
-        return data, self._decoders.get(row[3]) or self.decoder_at(index, row[3])
+        decoder = self._decoders.get(row[3]) or self.decoder_at(index, row[3])
+        if len(data) < decoder.fixed_nbytes:
+            what = f"it has {len(data):,} bytes, its schema needs {decoder.fixed_nbytes:,}"
+            raise base.CorruptRecordError(f"{self.checks.place(index)}: {what}", path=self.path, index=index)
+        return data, decoder
 
     def _stored(self, index: int, row: Row, wanted: Part = None, *, is_announced: bool = False) -> memoryview:
         """The stored bytes of a record; at least the wanted ones are checked."""
@@ -296,9 +300,10 @@ class Session(Metadata):
         index = self.index
         if not len(indices):
             return None
-        if index.only_schema is not None and index.only_nbytes is not None:
+        if index.only_schema is not None:
             decoder = self.decoder_at(int(indices[0]), index.only_schema)
-            return (decoder, False) if _is_gathered(decoder, index.only_nbytes, index.only_nbytes) else None
+            fits = _is_gathered(decoder, index.least_nbytes, index.most_nbytes)
+            return (decoder, False) if fits else None
         rows = index.rows(indices)
         schemas, flags = rows["schema"], rows["flags"]
         if not np.all(flags & PRESENT) or np.any(schemas != schemas[0]):
@@ -358,7 +363,7 @@ class Session(Metadata):
 
 
 def _is_gathered(decoder: Decoder, least: int, most: int) -> bool:
-    """True if a gather of records of so many bytes stays within them; else reading one by one works, or raises."""
+    """True if a gather of records of so many bytes stays within them; else they are read one by one."""
     fits = least >= decoder.fixed_nbytes and (decoder.nbytes is None or most == decoder.nbytes == least)
     return decoder.structure is not None and fits
 

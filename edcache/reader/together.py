@@ -46,7 +46,7 @@ class Together:
         self._starts = np.cumsum([0, *self._lengths[:-1].tolist()])
         self._records = GroupRecords(self.decoder, space.data, self._sizes_of)
         # What is checked is checked for this too.
-        limits = [one.nbytes - (one.index.only_nbytes or 0) for one in sessions]
+        limits = [one.nbytes - one.index.most_nbytes for one in sessions]
         is_trusted = any(one.verify == "never" for one in sessions)
         self._limits = np.array(limits, np.uint64) if is_trusted else None
 

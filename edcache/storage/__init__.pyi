@@ -11,9 +11,11 @@ from .file import Stamp as Stamp
 from .file import absolute as absolute
 from .file import written_since_boot as written_since_boot
 from .paths import allocated as allocated
+from .paths import cache_folder as cache_folder
 from .paths import copy_permissions as copy_permissions
 from .paths import exists as exists
 from .paths import followed as followed
+from .paths import free as free
 from .paths import make_parent as make_parent
 from .paths import move as move
 from .paths import names_in as names_in

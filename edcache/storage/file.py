@@ -391,7 +391,7 @@ class File(_Handle, ByteSource):
     @contextmanager
     def locked(self, start: int) -> Iterator[None]:
         """Hold the lock on byte `start` for the block, waiting for it as long as it takes."""
-        # Twice over: an interrupt may come within the first way out (tests/faults/test_interrupts.py).
+        # Twice over: an interrupt may come within the first way out (tests/faults/soak_interrupts.py).
         try:
             try:
                 self.lock(start)

@@ -12,6 +12,11 @@ from edcache.storage.errors import storage_error, storage_errors, with_errno
 from edcache.storage.file import File, Stamp, absolute, stamp_of
 
 
+def cache_folder() -> str:
+    """The folder of files whose path nobody chose: `$EDCACHE_DIR`, by default `~/.cache/edcache`."""
+    return os.environ.get("EDCACHE_DIR") or os.path.join(os.path.expanduser("~"), ".cache", "edcache")
+
+
 def replace(source: str, target: str) -> None:
     """Rename the file `source` to `target` atomically, then sync the folder."""
     with storage_errors(target, f"giving {source} its name"):
@@ -108,6 +113,14 @@ def allocated(path: str) -> int:
         return 512 * _stat_path(path).st_blocks  # of 512 bytes on every file system
     except ArchiveNotFoundError:
         return 0
+
+
+def free(path: str) -> int:
+    """Bytes that are free on the disk of a path, where nothing need be."""
+    path = os.path.abspath(path)
+    while not os.path.isdir(path):
+        path = os.path.dirname(path)
+    return shutil.disk_usage(path).free
 
 
 def _stat_path(path: str) -> os.stat_result:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from edcache.base import Ints
+
+
+class Held(Protocol):
+    """See `Prefetch.hold`."""
+
+    def close(self) -> None:
+        """Let it go."""
 
 
 class Prefetch(ABC):
@@ -17,6 +24,14 @@ class Prefetch(ABC):
     @abstractmethod
     def has_room(self) -> bool:
         """True if more can be kept now."""
+
+    @abstractmethod
+    def hold(self) -> Held:
+        """Let no process of this machine look ahead in the copy until what is returned is closed."""
+
+    @abstractmethod
+    def is_held(self) -> bool:
+        """True if `hold` of this process or another one holds."""
 
     @abstractmethod
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
@@ -39,6 +54,8 @@ class ByteSource(ABC):
         by_request: each read is a request to another machine. The source is one state of the object: if the
             object changes, reading raises an error.
         is_live: other processes may append to it while it is open.
+        is_copy: it is a copy of a sealed archive, which may be partial.
+        has_ranges: parts of it can be read; if not, all of it by `download`, and its first page.
         token: opens the same copy in another process. It pickles.
         ahead: fetches bytes before they are read; None if nothing is missing, or nothing is kept.
     Raises: StorageError, the bytes cannot be read.
@@ -48,6 +65,8 @@ class ByteSource(ABC):
     path: str
     by_request: bool = False
     is_live: bool = False
+    is_copy: bool = False
+    has_ranges: bool = True
     token: Any = None
     ahead: Prefetch | None = None
 
@@ -95,6 +114,10 @@ class ByteSource(ABC):
 
         If it is read by request, all requests run concurrently.
         """
+
+    def download(self, write: Callable[[int, bytes], object]) -> None:
+        """Read all of a source without ranges by one request; `write(offset, piece)` takes the pieces."""
+        raise NotImplementedError
 
     @abstractmethod
     def map(self, nbytes: int) -> memoryview:

@@ -48,7 +48,7 @@ class Listed:
 
 
 def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
-    """The archives in a folder and in those below it, the oldest first.
+    """List the archives in a folder and in those below it, the oldest first.
 
     Files that are no archives are left out. A damaged archive and an unreadable file or folder are listed
     with their problem. Symbolic links are not followed. OptionError where there is no such folder.
@@ -136,7 +136,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
 
 
 def head_of(path: str | os.PathLike[str]) -> Head:
-    """The head of an archive at a path or URL; raises as `format.read_head`."""
+    """Read the head of an archive at a path or URL; raises as `format.read_head`."""
     with closing(located(path).open()) as file:
         return format.read_head(file.pread, file.path)[0]
 
@@ -151,7 +151,7 @@ def _on_disk(path: str) -> tuple[int, float]:
 
 
 def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int | None) -> list[Listed]:
-    """The oldest archives, so many that without them both conditions hold.
+    """Choose the oldest archives, so many that without them both conditions hold.
 
     Args:
         archives: in the order of `archives_in`. One that cannot be read is neither chosen nor counted.

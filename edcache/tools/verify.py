@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -151,6 +152,7 @@ class Survey:
         self._reads_records, self._on_progress = reads_records, on_progress
         self._outdated_nbytes = 0
         self._unread: set[int] = set()
+        self._padding, self._padding_nbytes = b"", 0
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
@@ -158,7 +160,7 @@ class Survey:
         for group in format.walk(self._pread, self.size, head.uuid, cursor):
             self.chain.add(self._pread, group)
             for header in group:
-                self._check_entry(header, is_last=header is group[-1])
+                self._check_entry(header)
         self.root = format.read_root(self._pread, self.size, self.path)
         self._check_end()
         self.contents = self._joined()
@@ -167,12 +169,16 @@ class Survey:
             self._check_rows(self.contents)
             self._check_labels(self.contents)
         self._needed_nbytes -= self._outdated_nbytes
-        if self.chain.sealed and self.chain.root is not None and self.chain.root_header is not None:
-            names = self.chain.listed(self.chain.root.labels)
-            self._needed_nbytes += sum(one.next - one.offset for one in names if one.kind in _SEALED)
-            self._needed_nbytes -= self.chain.root_header.next - self.chain.end
+        root = self.chain.root
+        if root is not None:  # what follows it is merged with what it says
+            listed = [one for one in self.chain.listed(root.labels) if one.kind in _SEALED]
+            self._needed_nbytes += sum(one.next - one.offset for one in listed)
+            self._needed_nbytes -= listed[-1].next - max(listed[-1].payload_end, self._directory_end())
         self.dead = max(0, self.size - self._needed_nbytes)
         self._passed(self.size)
+
+    def _directory_end(self) -> int:
+        return self.chain.end if self.chain.sealed else 0
 
     def _passed(self, offset: int) -> None:
         if self._on_progress is not None:
@@ -185,58 +191,60 @@ class Survey:
 
     # --- entries ---
 
-    def _check_entry(self, header: Header, is_last: bool) -> None:
-        is_chunk = header.kind == format.CHUNK
+    def _check_entry(self, header: Header) -> None:
+        is_chunk, crc = header.kind == format.CHUNK, None
         if is_chunk:
-            self._check_chunk(header)
-        if not is_chunk or self._reads_records:
+            crc = self._chunk_crc32(header)
+        if crc is None and (not is_chunk or self._reads_records):
             crc = format.payload_crc32(self._pread, header)
-            if crc != header.crc32:
-                expected = f"its header says {header.crc32:#010x}"
-                self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
-        start, end = header.payload_end, min(header.next, self.size)
-        if header.kind == format.ROOT:
-            # Each root has its own directory; that of a root that others follow is dead.
-            chain, start = self.chain, min(self.chain.end, self.size)
-            if chain.sealed and start >= chain.end:
-                directory = chain.directory(self._pread)
-                if self._pread(header.payload_end, len(directory)) != directory:
-                    self._problem(header.payload_end, "the zip directory does not list what the chain holds")
-        if self._pread(start, max(0, end - start)).strip(b"\0"):
-            self._problem(start, f"bytes behind {header.name} are not zero")
+        if crc not in (None, header.crc32):
+            expected = f"its header says {header.crc32:#010x}"
+            self._problem(header.offset, f"{header.name} has crc32 {crc:#010x}, {expected}")
+        # What lies behind the last entry may be a torn tail.
+        if self._padding.strip(b"\0"):
+            self._problem(header.offset, f"bytes before {header.name} are not zero")
+        start = header.payload_end
+        if header.kind == format.ROOT and self.chain.sealed:
+            start = self.chain.end  # each root has its own directory
+            directory = self.chain.directory(self._pread)
+            if self._pread(header.payload_end, len(directory)) != directory:
+                self._problem(header.payload_end, "the zip directory does not list what the chain holds")
         if is_chunk or header.kind == format.NOTE:
-            self._needed_nbytes += end - header.offset
+            self._needed_nbytes += header.payload_end - header.offset
+        self._needed_nbytes += self._padding_nbytes
+        self._padding_nbytes = 0 if header.kind in _SEALED else header.next - header.payload_end
+        self._padding = self._pread(start, max(0, header.next - start))
         self._passed(header.next)
 
-    def _check_chunk(self, header: Header) -> None:
-        """Check the table of a chunk, and its records by it."""
+    def _chunk_crc32(self, header: Header) -> int | None:
+        """Check the table of a chunk, and its records by it; the crc32 of its payload, if that was read."""
         table = self._table(header)
         if table is None:
-            return
+            return None
         rows = table.rows
         self._outdated_nbytes += int(rows["nbytes"].sum())
         alignment = np.where(rows["nbytes"] >= 1024, 64, format.LATTICE).astype(np.uint64)
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
-        if self._reads_records:
-            self._report(header, table, self._failed(header, table), "fails its crc32")
-
-    def _failed(self, header: Header, table: ChunkTable) -> Ints:
-        """The records of a chunk that fail their sums, by their rows."""
-        rows, start = table.rows, format.records_offset(header)
-        if header.payload_end - start > _WINDOW or int(rows["nbytes"].max()) > format.BLOCK_NBYTES:
+        if not self._reads_records:
+            return None
+        pread: Callable[[int, int], Any] = self._pread
+        data = b""
+        if header.nbytes <= _WINDOW:
+            data = self._pread(header.payload_offset, header.nbytes)
+            pread = partial(_part, memoryview(data), header.payload_offset)
+        nbytes = rows["nbytes"].astype(np.int64)
+        if data and nbytes.max() <= format.BLOCK_NBYTES:
+            offset = rows["offset"].astype(np.int64) - header.payload_offset
+            extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
+            crcs = np.fromiter(
+                map(format.crc32, map(memoryview(data).__getitem__, extents)), np.uint32, len(rows)
+            )
+            is_sound = crcs == rows["crc32"] ^ format.keys(table.samples, rows)
+        else:
             pairs = zip(table.samples.tolist(), rows.tolist(), strict=True)
-            return np.flatnonzero([not self._is_sound(sample, row) for sample, row in pairs])
-        data = memoryview(self._pread(start, header.payload_end - start))
-        offset = rows["offset"].astype(np.int64) - start
-        extents = map(slice, offset.tolist(), (offset + rows["nbytes"].astype(np.int64)).tolist())
-        crcs = np.fromiter(map(format.crc32, map(data.__getitem__, extents)), np.uint32, len(rows))
-        failed: Ints = np.flatnonzero(crcs != rows["crc32"] ^ format.keys(table.samples, rows))
-        return failed
-
-    def _is_sound(self, sample: int, row: tuple[int, int, int, int, int]) -> bool:
-        offset, nbytes = row[:2]
-        behind = self._pread(offset + nbytes, format.behind_nbytes(nbytes))
-        return fits(sample, row, self._pread(offset, nbytes), behind)
+            is_sound = np.array([_is_sound(pread, sample, row) for sample, row in pairs])
+        self._report(header, table, np.flatnonzero(~is_sound), "fails its crc32")
+        return format.crc32(data) if data else None
 
     def _report(self, header: Header, table: ChunkTable, rows: Ints, what: str) -> None:
         for row in rows[:_SHOWN].tolist():
@@ -341,3 +349,13 @@ class Survey:
                         column.place.offset, f"the label column {name!r} has other values than its chunks"
                     )
                     break
+
+
+def _part(data: memoryview, start: int, offset: int, nbytes: int) -> memoryview:
+    """Bytes of the file, of those that were read from `start` on."""
+    return data[offset - start : offset - start + nbytes]
+
+
+def _is_sound(pread: Callable[[int, int], Any], sample: int, row: tuple[int, int, int, int, int]) -> bool:
+    offset, nbytes = row[:2]
+    return fits(sample, row, pread(offset, nbytes), pread(offset + nbytes, format.behind_nbytes(nbytes)))

@@ -8,6 +8,7 @@ from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .crew import worker_count as worker_count
 from .description import qualified_name as qualified_name
+from .features import by_items as by_items
 from .features import declared as declared
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
@@ -24,7 +25,6 @@ from .job import check_source as check_source
 from .job import claim_size as claim_size
 from .job import length_of as length_of
 from .lazy import LazyFiller as LazyFiller
-from .lazy import bytes_limit as bytes_limit
 from .log import LabelChange as LabelChange
 from .recovery import never_created as never_created
 from .recovery import recover as recover

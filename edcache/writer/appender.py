@@ -180,9 +180,9 @@ class Appender:
             return self._label_types[1]
         if chain.root is None or not chain.chunks:
             return None
-        names = [name for name, _ in self.head.labels]
-        known = {name: column.type for name, column in chain.root.labels.items() if name in names}
         # A column that was dropped takes any values again, which nobody sees.
+        names, dropped = [name for name, _ in self.head.labels], chain.root.dropped
+        known = {name: column.type for name, column in chain.root.labels.items() if name not in dropped}
         return LabelTypes({name: known.get(name, format.no_type()) for name in names})
 
     def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
@@ -212,8 +212,8 @@ class Appender:
     def change_labels(self, change: LabelChange) -> None:
         """Publish label columns of a sealed archive, and drop others; it stays sealed.
 
-        Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive. After
-        a StorageError all of it is there or none.
+        Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive.
+        After a StorageError all of it is there or none.
         """
         with self._appending():
             root = self.chain.root

@@ -115,7 +115,7 @@ class CacheWriter:
         self._local = storage.followed(local) if self._replaces else local
         self._session = temporary.start(self._local) if self._replaces else None
         work = self._local if self._session is None else self._session.path
-        # No ExitStack: what it cannot take, where memory ends, would stay open (test_out_of_memory.py).
+        # No ExitStack: what it cannot take, where memory ends, would stay open (soak_out_of_memory.py).
         try:
             self._appender = Appender.open(
                 work,
@@ -140,12 +140,14 @@ class CacheWriter:
         except BaseException:
             self._close_files()
             raise
-        self._appending = True
+        # Whether the pending samples continue the archive; else behind the last of their given indices.
+        self._appending, self._given_end = True, 0
 
     @property
     def next_index(self) -> int:
         """The index that the next `append` gets, if no other process appends meanwhile."""
-        return self._appender.chain.end_index + (self._publisher.pending if self._appending else 0)
+        end = self._appender.chain.end_index
+        return end + self._publisher.pending if self._appending else max(end, self._given_end)
 
     def append(self, sample: object) -> None:
         """Add a sample after the last one.
@@ -207,6 +209,7 @@ class CacheWriter:
             )
         self._switch(appending=False)
         self._add(index, sample)
+        self._given_end = max(self._given_end, index + 1)
 
     def flush(self) -> None:
         """Store the samples appended so far: readers see them, and a kill of this process keeps them."""
@@ -271,7 +274,7 @@ class CacheWriter:
         # A chunk holds either given indices or ones that continue the archive, never both.
         if appending != self._appending:
             self.flush()
-            self._appending = appending
+            self._appending, self._given_end = appending, 0
 
     def _add(self, index: int, sample: object) -> None:
         self._check_usable()

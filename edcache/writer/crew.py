@@ -29,6 +29,9 @@ from edcache.writer.worker import work
 
 logger = logging.getLogger("edcache")
 
+# Of a worker that imports a script without a main guard, and comes to the call that started it.
+_NO_GUARD: Final = 77
+_NAME: Final = "edcache-"
 # A sample that ends its process so often is not tried again; memory may have been short before.
 _DEATHS: Final = 3
 _TICK_SECONDS: Final = 0.2
@@ -73,6 +76,9 @@ class Crew:
         Raises the error of a worker at once, and SourceError for samples that ended their process after the
         others are filled; SourceError if workers end and no sample is to blame.
         """
+        process = multiprocessing.current_process()
+        if process.name.startswith(_NAME) and getattr(process, "_inheriting", False):
+            os._exit(_NO_GUARD)
         try:
             for _ in range(self._size):
                 self._start()
@@ -97,7 +103,7 @@ class Crew:
             place = self._context.RawArray("q", 2)
             results, end = self._context.Pipe(duplex=False)
             process = self._context.Process(
-                target=work, args=(self._job, place, number, end), name=f"edcache-{number}"
+                target=work, args=(self._job, place, number, end), name=f"{_NAME}{number}"
             )
             process.start()
             self._workers.append(_Worker(process, results, place))
@@ -122,6 +128,11 @@ class Crew:
         self._reap(worker)
         if isinstance(message, Carried):
             raise message.restored()
+        if worker.process.exitcode == _NO_GUARD:
+            raise OptionError(
+                f"{self._path}: each worker process imports this script anew, and comes to this call again; "
+                'put the call below `if __name__ == "__main__":`, or use num_workers=0'
+            )
         if message is not None:
             if not worker.is_late:
                 self._note_death(message, worker.process.exitcode)
@@ -155,11 +166,9 @@ class Crew:
             if count == _DEATHS:
                 self._set_aside(index, "SourceError", f"ended its process {count} times ({ending})")
         elif count > _DEATHS * self._size:
-            method = self._context.get_start_method()
-            guard = f'; {method} needs `if __name__ == "__main__":` above the call' * (method != "fork")
             raise SourceError(
                 f"{self._path}: {count} worker processes ended ({ending}) while they computed no sample; use "
-                f"num_workers=0 to see why{guard}",
+                "num_workers=0 to see why",
                 path=self._path,
             )
 

@@ -32,7 +32,7 @@ import numpy as np
 
 from edcache.base import MAIN_NAMES, ForkLock, module_name
 
-LONG: Final = 300
+LONG: Final = 120
 OWN: Final = "__edcache_fingerprint__()"
 _SHOWN: Final = 80
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
@@ -79,11 +79,9 @@ def described(value: Any, texts: Texts | None = None) -> Any:
         raise NoDescription(f"a {type(value).__name__} that is nested too deep") from None
 
 
-def shortened(text: str, most: int = LONG) -> str:
-    """Cut a text longer than `most` characters to its beginning and a digest of all."""
-    if len(text) <= most:
-        return text
-    return f"{text[: min(most // 2, _SHOWN)]}... sha256:{digest_of(text)}"
+def shortened(text: str) -> str:
+    """Cut a text longer than `LONG` characters to its beginning and a digest of all."""
+    return text if len(text) <= LONG else f"{text[:_SHOWN]}... sha256:{digest_of(text)}"
 
 
 def digest_of(data: bytes | str | memoryview) -> str:
@@ -134,10 +132,11 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         return dict(inspect.getgeneratorlocals(value))
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
         return dict(zip(kind._fields, value, strict=True))
-    if isinstance(value, _NO_OBJECT) or is_function(value):
+    if isinstance(value, _NO_OBJECT) or is_function(value) or _is_table(value):
         return None
     modules = sys.modules.get("torch.nn")
-    if is_installed(kind) and not (modules is not None and isinstance(value, modules.Module)):
+    is_module = modules is not None and isinstance(value, modules.Module)
+    if is_installed(kind) and not is_module:
         make, arguments, state, *more = _reduced(value)
         is_plain = make is copyreg.__newobj__ and arguments == (kind,)  # type: ignore[attr-defined]
         return state if is_plain and type(state) is dict and not any(more) else None
@@ -146,7 +145,8 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         for name, slot in vars(kin).items():
             if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
                 fields[name] = getattr(value, name)
-    if modules is not None and isinstance(value, modules.Module):
+    if modules is not None and is_module:
+        # Under private names, what cannot be described would be no part of the model.
         parts = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
         blank = vars(modules.Module())
         fields = {name: held for name, held in fields.items() if name not in blank or name == "training"}
@@ -172,6 +172,11 @@ def _reduced(value: Any) -> tuple[Any, ...]:
 def is_function(value: Any) -> bool:
     """True for a function, a method, or an object in the place of one by functools.wraps."""
     return inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__"))
+
+
+def _is_table(value: Any) -> bool:
+    """True for a table of pandas, whose own parts are other ones after it was read."""
+    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc")
 
 
 def is_empty(value: Any) -> bool:
@@ -215,7 +220,15 @@ class Texts:
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
         self._open[id(value)] = len(self._open)
         try:
-            return self._array(value) or self._compound(value)
+            array = self._array(value)
+            if array is None:
+                return self._compound(value)
+            held = getattr(value, "__dict__", None)
+            return f"{array} with {', '.join(self._parts(held))}" if held else array
+        except (NoDescription, RecursionError):
+            raise
+        except Exception as error:  # of the user's code, or of a library about a value that it half supports
+            raise NoDescription(f"a {kind.__name__}, which raised {error!r:.100},") from error
         finally:
             del self._open[id(value)]
 
@@ -250,9 +263,9 @@ class Texts:
             if isinstance(value, types.GeneratorType):
                 name = f"{value.__qualname__} code:{digest_of_code(value.gi_code)}"
             return f"{name}({', '.join(self._parts(fields))})"
-        if kind.__module__.startswith("pandas.") and hasattr(value, "iloc"):
-            return self._table(value)
-        return self._pickled(value)
+        if isinstance(value, np.ma.MaskedArray):
+            return f"masked{self.text((value.data, np.ma.getmaskarray(value), value.fill_value))}"
+        return self._table(value) if _is_table(value) else self._pickled(value)
 
     def _repr_is_text(self, values: Any) -> bool:
         """True for a list or a tuple of plain values, or of tuples of them; a million need no loop here."""
@@ -273,11 +286,10 @@ class Texts:
                     yield f"{name}={self.text(part)}"
 
     def _table(self, value: Any) -> str:
-        """A table of pandas: its index, and each column by its dtype and its values."""
+        """A table of pandas: attributes, names, its index, and each column by its dtype and its values."""
         columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
-        parts = [value.index, *columns]
-        texts = []
-        for part in parts:
+        texts = [self.text((value.attrs, [list(axis.names) for axis in value.axes]))]
+        for part in (value.index, *columns):
             held = part.cat if hasattr(part, "cat") else part
             has_categories = hasattr(held, "categories")
             values = [held.categories, held.codes, held.ordered] if has_categories else [part]
@@ -290,7 +302,7 @@ class Texts:
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             return f"{value.dtype}({value.item()!r})"
         if isinstance(value, np.ma.MaskedArray):
-            return f"masked({self.text(value.data)}, {self.text(np.ma.getmaskarray(value))})"
+            return None
         if torch is not None and isinstance(value, torch.Tensor):
             return self._tensor(value, torch)
         if not isinstance(value, np.ndarray):
@@ -303,10 +315,14 @@ class Texts:
         return f"{header}, sha256:{digest_of(flat.data)})"
 
     def _tensor(self, value: Any, torch: Any) -> str:
+        if value.is_nested:
+            return f"nested {value.layout} {self.text(value.unbind())}"
         header = f"{type(value).__name__}({value.dtype}{list(value.shape)}"
         if value.is_meta:
             raise NoDescription(f"{header}) without data")
-        if value.is_nested or value.layout != torch.strided or value.is_quantized:
+        if value.is_quantized:
+            return f"{header}, {value.qscheme()}, {self.text((value.int_repr(), value.dequantize()))})"
+        if value.layout != torch.strided:
             return f"{header}, {value.layout}, {self._pickled(value.detach().cpu())})"
         flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
         # The stride of a single value may be any number, and must be 1 for a view.

@@ -1,6 +1,6 @@
-"""Samples of a Hugging Face dataset with the dtypes that its features declare, and many of them at once.
+"""Datasets of other libraries: KappaData's by items; Hugging Face's with their dtypes; any by columns.
 
-Without a format, such a dataset gives lists of Python numbers for arrays. They become arrays again: ArrayXD
+Without a format, one of Hugging Face gives lists of Python numbers for arrays. They become arrays: ArrayXD
 whole, and sequences of numbers one by one, so that ragged ones stay possible. What is None, or has a None in
 it, stays as it is. A dataset with a format (`with_format`, `set_transform`) gives what that says.
 """
@@ -40,6 +40,30 @@ def declared(source: Any) -> Any:
     if convert is None:
         return source
     return _FeatureStream(source, convert) if is_stream else _FeatureRows(source, convert)
+
+
+def by_items(source: Any) -> Any:
+    """The samples of a KDDataset, which has getitem_x in place of [index], as dicts; else the source."""
+    read = getattr(type(source), "__getitem__", None)
+    if read is not None and not getattr(read, "__module__", "").startswith("kappadata.datasets."):
+        return source
+    attributes = {*dir(source), *dir(getattr(source, "root_dataset", None))}
+    names = sorted(name[8:] for name in attributes if name.startswith("getitem_"))
+    return _Items(source, names) if names else source
+
+
+class _Items(Dataset[Any]):
+    def __init__(self, source: Any, names: list[str]) -> None:
+        self.source, self.names = source, names
+        self.in_memory_keys = getattr(source, "in_memory_keys", None)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        context: dict[str, Any] = {}  # items of one sample may share what they draw
+        items = {name: getattr(self.source, f"getitem_{name}")(index, context) for name in self.names}
+        return {"index": index, **items}
 
 
 def columns_of(source: Any) -> ColumnsOf | None:

@@ -102,10 +102,10 @@ def _compute(job: Job, appender: Appender, presence: Presence) -> None:
 
     shown = base.Progress(name, job.options.progress, is_first=is_first)
 
-    def ending() -> str:
+    def ending(goes_on: bool = True) -> str:
         with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive
             presence.update()
-        return outcome(job.path, presence.count, job.length)
+        return outcome(job.path, presence.count, job.length, goes_on)
 
     with (
         shown.begin(presence.count, job.length) as progress,

@@ -11,10 +11,11 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from types import FunctionType, GeneratorType, ModuleType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 
@@ -36,7 +37,6 @@ from edcache.writer.description import (
 
 # The head of an archive is one page.
 _MOST_ATTRIBUTES: Final = 16
-_SHORT: Final = 80
 _ATTRIBUTES_NBYTES: Final = 2_200
 _CODE_NBYTES: Final = 1_200
 _PLAIN: Final = (bool, bytes, complex, float, frozenset, int, os.PathLike, str, tuple)
@@ -111,17 +111,13 @@ def with_samples_of(
     code = {**named(fingerprint, "code"), **_code([type(source)])}
     if hasattr(type(source), "__edcache_fingerprint__"):
         return {**fingerprint, "attributes": _answer_of(source, lengths), "code": code}
-    attributes = {}
     try:
         leaves, count = _leaves(source), len(source) if hasattr(source, "__len__") else -1
     except Exception:  # noqa: BLE001 - len() and properties are the user's code; a call needs none
         return {**fingerprint, "code": code}
-    for name, value in leaves.items():
-        if OWN in name or _has_parts(value, count):
-            try:
-                attributes[name] = _described(_cut(value, lengths), Texts(_roots(leaves)))
-            except NoDescription:
-                continue
+    of_samples = {name for name, value in leaves.items() if OWN in name or _has_parts(value, count)}
+    attributes = dict(_described(leaves, of_samples, lengths, Texts(_roots(leaves))))
+    attributes = {name: value for name, value in attributes.items() if not isinstance(value, NoDescription)}
     return {**fingerprint, "attributes": _fitting(attributes, _CODE_NBYTES), "code": code}
 
 
@@ -211,12 +207,9 @@ def _is_elsewhere(old: Any, new: Any) -> bool:
 
 def _is_same_file(old: Any, new: Any) -> bool:
     """True if two paths, one of them an absolute one, lead to one file."""
-    if not (type(old) is type(new) is str and (os.path.isabs(old) or os.path.isabs(new))):
-        return False
-    try:
-        return os.path.samefile(old, new)
-    except (OSError, ValueError):
-        return False
+    with suppress(OSError, TypeError, ValueError):
+        return (os.path.isabs(old) or os.path.isabs(new)) and os.path.samefile(old, new)
+    return False
 
 
 def _shown(value: Any) -> str:
@@ -225,12 +218,6 @@ def _shown(value: Any) -> str:
 
 
 # ------------------------------------------------------------------------------ attributes of a source
-
-
-class _Kind(NamedTuple):
-    """The class of an object whose attributes stand beside it."""
-
-    of: type
 
 
 def _answer_of(source: Any, lengths: tuple[int, int] | None) -> dict[str, Any]:
@@ -246,43 +233,46 @@ def _attributes(source: Any, lengths: tuple[int, int] | None) -> tuple[dict[str,
     except NoDescription as error:
         raise OptionError(f"{error} has no description; give it anew, or pass fingerprint=False") from None
     texts = Texts(_roots(leaves))
-    texts.met += [value.of if isinstance(value, _Kind) else type(value) for value in leaves.values()]
-    known: dict[int, Any] = {}  # by id(): a list of files often has two names
+    texts.met += [value if isinstance(value, type) else type(value) for value in leaves.values()]
+    compared = {name for name, value in leaves.items() if not (_is_private(name) and is_empty(value))}
     attributes: dict[str, Any] = {}
-    for name, value in leaves.items():
-        if _is_private(name) and is_empty(value):
-            continue
-        try:
-            if id(value) not in known:
-                known[id(value)] = _described(_cut(value, lengths), texts)
-            attributes[shortened(name, _SHORT)] = known[id(value)]
-        except NoDescription as error:
-            if _is_private(name):
-                continue
+    for name, text in _described(leaves, compared, lengths, texts):
+        if not isinstance(text, NoDescription):
+            attributes[name] = text
+        elif not _is_private(name):
             raise OptionError(
-                f'attribute "{name}" of the source, a {name_of(type(source))}: {error} has no description '
+                f'attribute "{name}" of the source, a {name_of(type(source))}: {text} has no description '
                 "that is the same in every process; begin its name with an underscore if it makes no other "
                 "samples, let a method __edcache_fingerprint__() of the source return what does, or compare "
                 "nothing with fingerprint=False"
-            ) from None
+            )
     return _fitting(attributes, _ATTRIBUTES_NBYTES), texts.met
 
 
+def _described(
+    leaves: Mapping[str, Any], names: Collection[str], lengths: tuple[int, int] | None, texts: Texts
+) -> Iterator[tuple[str, Any]]:
+    """Yield the name and the JSON value of chosen attributes, or NoDescription. A path is its text."""
+    known: dict[int, Any] = {}  # by id(): a list of files often has two names
+    for name, value in leaves.items():
+        if name in names and id(value) not in known:
+            plain = os.fsdecode(value) if isinstance(value, os.PathLike) else _cut(value, lengths)
+            is_root = isinstance(plain, str) and os.path.isabs(plain)
+            try:
+                known[id(value)] = described(plain, Texts() if is_root else texts)
+            except NoDescription as error:
+                known[id(value)] = error
+        if name in names:
+            yield shortened(name), known[id(value)]
+
+
 def _fitting(values: dict[str, Any], most: int) -> dict[str, Any]:
-    """The values, shortened if all of them as JSON have more bytes; a digest stands for the last of many."""
-    if len(json.dumps(values)) <= most:
-        return values
-    kept, others = {name: _brief(value) for name, value in values.items()}, {}
+    """The values, or where all of them as JSON have more bytes, the first ones and a digest of the others."""
+    kept, others = dict(values), {}
     while len(json.dumps(kept)) > most:
         name, value = kept.popitem()
         others[name] = value
     return {**kept, "others": digest_of(json.dumps(others))} if others else kept
-
-
-def _brief(value: Any) -> Any:
-    if isinstance(value, list):
-        return [shortened(value[0], _SHORT)]
-    return shortened(value, _SHORT) if isinstance(value, str) else value
 
 
 def _leaves(source: Any) -> dict[str, Any]:
@@ -302,7 +292,7 @@ def _leaves(source: Any) -> dict[str, Any]:
         parts = _parts_of(name, value)
         if parts and len(leaves) + len(parts) <= _MOST_ATTRIBUTES:
             seen.add(id(value))
-            leaves[name] = _Kind(type(value))
+            leaves[name] = type(value)
             leaves |= parts
             waiting += parts
     return leaves
@@ -324,7 +314,7 @@ def _parts_of(name: str, value: Any) -> dict[str, Any]:
 def _try_fields(value: Any) -> dict[str, Any] | None:
     try:
         return None if isinstance(value, GeneratorType) else fields_of(value)
-    except NoDescription:
+    except Exception:  # noqa: BLE001 - `described` says it, with its name, if it counts
         return None
 
 
@@ -337,15 +327,6 @@ def _roots(leaves: Mapping[str, Any]) -> dict[str, str]:
     texts = {name: value for name, value in leaves.items() if isinstance(value, (str, os.PathLike))}
     paths = {os.fsdecode(value): name for name, value in reversed(texts.items())}
     return {os.path.join(path, ""): name for path, name in paths.items() if os.path.isabs(path)}
-
-
-def _described(value: Any, texts: Texts) -> Any:
-    """The JSON value of an attribute. A path is the same as its text."""
-    if isinstance(value, _Kind):
-        return [name_of(value.of)]
-    if isinstance(value, os.PathLike):
-        value = os.fsdecode(value)
-    return described(value, Texts() if isinstance(value, str) and os.path.isabs(value) else texts)
 
 
 def _cut(value: Any, lengths: tuple[int, int] | None) -> Any:

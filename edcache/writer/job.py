@@ -16,7 +16,6 @@ from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.cache import adopt_labels
-from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.fingerprint import comparable, differences, stale_message
 from edcache.writer.publisher import FailureOf, Publisher
 from edcache.writer.store import Store, store_at
@@ -73,16 +72,14 @@ class Job:
             raise
         return appender
 
-    def publisher(
-        self, appender: Appender, *, keeps_failures: bool = True, chunk_nbytes: int = CHUNK_NBYTES
-    ) -> Publisher:
+    def publisher(self, appender: Appender, *, keeps_failures: bool = True) -> Publisher:
         """Make a publisher with the label columns that the archive was begun with.
 
         keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
         """
         spec = adopt_labels(appender.head, self.spec, self.path)
         failure_of = self.failure_of if keeps_failures else None
-        return Publisher(appender, spec, self.chunk_size, chunk_nbytes, failure_of, path=self.path)
+        return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
 
     def compute(self, index: int) -> Any:
         """One sample from the source; SourceError if it raises."""
@@ -129,26 +126,29 @@ def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
 
 
 @contextmanager
-def errors_with(outcome: Callable[[], str]) -> Iterator[None]:
-    """Append `outcome()` to the text of an EdcacheError or KeyboardInterrupt that the block raises."""
+def errors_with(outcome: Callable[[bool], str]) -> Iterator[None]:
+    """Append the outcome to the text of an EdcacheError or KeyboardInterrupt that the block raises.
+
+    outcome: gets whether the same call may go on, which names the same label again after a LabelError.
+    """
     try:
         yield
     except KeyboardInterrupt as stop:
         where = " ".join(["interrupted", *map(str, stop.args[:1])])
-        raise KeyboardInterrupt(f"{where}; {outcome()}") from None
+        raise KeyboardInterrupt(f"{where}; {outcome(True)}") from None
     except base.EdcacheError as error:
-        error.args = (f"{error}; {outcome()}", *error.args[1:])
+        error.args = (f"{error}; {outcome(not isinstance(error, base.LabelError))}", *error.args[1:])
         raise
 
 
-def outcome(path: str, kept: int, length: int | None) -> str:
+def outcome(path: str, kept: int, length: int | None, goes_on: bool = True) -> str:
     """Say how many samples an archive keeps, of its length if that is known, when a fill ends early."""
     if temporary.is_temporary(path):
         return temporary.KEPT
     if storage.is_in_memory(path):
         return f"{path} keeps what was computed as long as another process has it open"
     text = f"{path} keeps {kept:,} " + ("samples" if length is None else f"of {length:,} samples")
-    return f"{text}; the same call computes the rest"
+    return f"{text}; {'the same call computes the rest' if goes_on else 'keep_existing=False begins anew'}"
 
 
 def _text_of(error: BaseException) -> str:

@@ -7,6 +7,7 @@ overdue, appends it in that read.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from contextlib import closing
@@ -14,30 +15,16 @@ from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
 from edcache import base
-from edcache.base import ForkLock, OptionError, StorageError, parsed_bytes
-from edcache.writer.chunk import CHUNK_NBYTES
+from edcache.base import EdcacheError, ForkLock, StorageError
+from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
-from edcache.writer.store import store_at
+
+logger = logging.getLogger("edcache")
 
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.ENOMEM)
-# Chunks have at most this part of `max_bytes`: as much may stay unused, if the last one does not fit.
-_CHUNK_PART: Final = 16
 
 _opening: Final = ForkLock()
-
-
-def bytes_limit(asked: int | float | str | None, path: str) -> int | None:
-    """How large `max_bytes=` lets an archive grow: bytes, text such as "20GB", or a part of the disk."""
-    if asked is None:
-        return None
-    if isinstance(asked, float) and 0 < asked <= 1:
-        return store_at(path).part(asked)
-    nbytes = parsed_bytes(asked)
-    if nbytes is None:
-        choices = 'give bytes, text such as "20GB", or a part of the free disk such as 0.5'
-        raise OptionError(f"max_bytes={base.shown(asked)}; {choices}", option="max_bytes")
-    return nbytes
 
 
 class LazyFiller:
@@ -101,8 +88,16 @@ class LazyFiller:
                 self._open = _OpenArchive(self._job, self._max_bytes)
                 # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
                 # open archive is held, so that a filler that is dropped goes, and takes it along.
-                multiprocessing_util.Finalize(self, self._open.close, exitpriority=10)
+                multiprocessing_util.Finalize(self, _close, (self._open,), exitpriority=10)
             return self._open
+
+
+def _close(archive: _OpenArchive) -> None:
+    """Append what is pending as Python ends, or as the cache is dropped: no caller can take an error."""
+    try:
+        archive.close()
+    except EdcacheError as error:
+        logger.warning("%s; samples that were computed and not appended are lost", error)
 
 
 class _OpenArchive:
@@ -111,10 +106,9 @@ class _OpenArchive:
     def __init__(self, job: Job, max_bytes: int | None) -> None:
         self._pid = os.getpid()
         self._max_bytes = max_bytes
-        chunk_nbytes = CHUNK_NBYTES if max_bytes is None else min(CHUNK_NBYTES, max_bytes // _CHUNK_PART + 1)
         self._appender = job.open()
         self._presence = Presence(self._appender, job.length)
-        self._publisher = job.publisher(self._appender, keeps_failures=False, chunk_nbytes=chunk_nbytes)
+        self._publisher = job.publisher(self._appender, keeps_failures=False)
         # Reentrant, as a signal handler may read too.
         self._turn = threading.RLock()
         self._is_full = False
@@ -164,7 +158,7 @@ class _OpenArchive:
             self._presence.update()
             new = chunk.without({index for index in chunk.indices if self._presence.has(index)})
             if new.count:
-                self._appender.append(new, max_bytes=self._max_bytes)
+                self._append_part(new)
             self._presence.update()
             if self._presence.complete:
                 self._appender.seal()
@@ -175,3 +169,17 @@ class _OpenArchive:
             base.warn(f"{error}; samples that are not stored yet are computed at every read")
         finally:
             self.pending.clear()
+
+    def _append_part(self, chunk: Chunk) -> None:
+        """Append a chunk; of one that does not fit under `max_bytes` halves, down to a sample.
+
+        Raises: StorageError, not all of it fitted.
+        """
+        try:
+            self._appender.append(chunk, max_bytes=self._max_bytes)
+        except StorageError as error:
+            if error.errno != errno.EFBIG or chunk.count == 1:
+                raise
+            first = chunk.indices[: chunk.count // 2]
+            self._append_part(chunk.without({*chunk.indices[chunk.count // 2 :]}))
+            self._append_part(chunk.without({*first}))

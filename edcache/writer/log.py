@@ -63,7 +63,8 @@ class Log:
     """The entries of an archive, as far as this process has seen them, and how others are added.
 
     Attributes:
-        chain: the entries. syncs: False if nothing is ever synced. failed: why nothing may be published any more; None while all is well.
+        chain: the entries. syncs: False if nothing is ever synced.
+        failed: why nothing may be published any more; None while all is well.
     """
 
     def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
@@ -273,8 +274,8 @@ class Log:
         if change.index is None:
             if len(given) != root.length:
                 raise LabelError(
-                    f'{self.file.path}: label "{name}" has {len(given):,} values, the archive {root.length:,} '
-                    "samples; give one value per sample"
+                    f'{self.file.path}: label "{name}" has {len(given):,} values, the archive '
+                    f"{root.length:,} samples; give one value per sample"
                 )
             return given
         stored = pa.nulls(root.length)
@@ -283,11 +284,15 @@ class Log:
                 stored = StoredLabels(root, self._sound, self.file.path).column(name)
             elif contents is not None and name in contents.schema.names:
                 stored = contents.column(name, 0, root.length)
-        both = format.unify_column(
-            name,
-            [pa.chunked_array([stored]) if isinstance(stored, pa.Array) else stored, given],
-            self.file.path,
-        )
+        if isinstance(stored, pa.Array):
+            stored = pa.chunked_array([stored])
+        try:
+            both = format.unify_column(name, [stored, given], self.file.path)
+        except LabelError:
+            raise LabelError(
+                f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in '
+                f'labels that were added; add them under another name, or drop_labels("{name}") first'
+            ) from None
         pick = np.arange(root.length)
         pick[change.index] = root.length + np.arange(len(given))
         return pa.chunked_array([both.take(format.from_numpy(pick, pa.int64()))])
@@ -313,29 +318,31 @@ class _Seen:
     """What the rows of a seal have in common."""
 
     def __init__(self) -> None:
-        self.present = self._absent = 0
-        self._alike: set[tuple[int, int, int]] = set()
+        self.present = 0
+        self._least, self._most = 1 << 62, 0
+        self._schemas: set[int] = set()
+        self._is_plain = True
 
     def add(self, rows: format.Rows) -> None:
         """Take rows in."""
-        present = rows[rows["flags"] & format.PRESENT > 0]
+        flags = rows["flags"]
+        present = rows[flags & format.PRESENT > 0]
         self.present += len(present)
-        self._absent += len(rows) - len(present)
-        if len(self._alike) < 2 and len(present):
-            first = present[0]
-            key = int(first["schema"]), int(first["nbytes"]), int(first["flags"])
-            same = (
-                (present["schema"] == key[0]) & (present["nbytes"] == key[1]) & (present["flags"] == key[2])
-            )
-            self._alike |= {key} if np.all(same) else {key, (-1, -1, -1)}
+        self._is_plain = self._is_plain and bool(np.all(flags == format.PRESENT))
+        if self._is_plain and len(rows):
+            self._schemas |= {int(rows["schema"].min()), int(rows["schema"].max())}
+            self._least = min(self._least, int(rows["nbytes"].min()))
+            self._most = max(self._most, int(rows["nbytes"].max()))
 
     @property
-    def uniform(self) -> tuple[int, int] | None:
-        """(schema, nbytes) of all records; None if they differ, are compressed, or one is absent."""
-        if len(self._alike) != 1 or self._absent:
+    def uniform(self) -> tuple[int, int, int] | None:
+        """The schema of all records, and their least and most bytes.
+
+        None if the schemas differ, or if one is compressed or absent.
+        """
+        if not self._is_plain or len(self._schemas) != 1:
             return None
-        schema, nbytes, flags = next(iter(self._alike))
-        return (schema, nbytes) if flags == format.PRESENT else None
+        return next(iter(self._schemas)), self._least, self._most
 
 
 class _Entry:
@@ -361,7 +368,7 @@ class _Entry:
 
 
 class _Group:
-    """The entries of a seal, which are published together: their payloads, a sync, headers from last to first.
+    """Entries that are published together: their payloads, a sync, then headers from last to first.
 
     So a kill leaves all of them or none. The zip directory is written behind the root before its header, but
     for its end: who finds that knows that the headers are there.

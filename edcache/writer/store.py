@@ -38,9 +38,6 @@ class Store(Location):
             return None
         return reader
 
-    def check_lazy(self) -> None:
-        """Raise OptionError if samples cannot be added one by one, as they are asked for."""
-
     @abstractmethod
     def appender(self, head: Head, sync: base.Sync) -> Appender:
         """Open it for appending, made with `head` where nothing is there yet; as `Appender.open`."""

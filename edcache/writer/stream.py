@@ -55,9 +55,9 @@ def fill_stream(job: Job) -> None:
         count, name = 0, os.path.basename(job.path)
         with Progress(name, job.options.progress, is_first=is_first).begin(len(kept), None) as progress:
 
-            def ending() -> str:
+            def ending(goes_on: bool) -> str:
                 present = len(set(appender.indices_of(appender.chain.chunks).tolist()))
-                return outcome(job.path, present, None)
+                return outcome(job.path, present, None, goes_on)
 
             with errors_with(ending):
                 try:

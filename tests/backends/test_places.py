@@ -1,6 +1,7 @@
 """Archives behind URLs: the same samples, by few requests for few bytes, of one state of the object."""
 
 import copy
+import functools
 import multiprocessing
 import pickle
 import subprocess
@@ -18,6 +19,7 @@ from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
+from optional import need, needs
 from range_server import serving
 from torch.utils.data import DataLoader, default_collate
 
@@ -37,9 +39,10 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format.spec import BLOCK_NBYTES
+from edcache.format import BLOCK_NBYTES
 from edcache.reader import Reader
 
+from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 1500
 SECRET = "s3cr3t-t0ken"
 GOLDEN = sorted((Path(__file__).parents[1] / "conformance" / "golden").glob("*.zip"))
@@ -67,7 +70,7 @@ def served(local):
 
 
 def opened(served, **options):
-    ds = CachedDataset.from_cache(served.url, **options)
+    ds = from_cache(served.url, **options)
     served.forget()
     return ds
 
@@ -76,7 +79,7 @@ def opened(served, **options):
 
 
 def test_an_archive_opens_by_two_requests(served):
-    ds = CachedDataset.from_cache(served.url)
+    ds = from_cache(served.url)
     assert len(ds) == COUNT
     assert len(served.requests) == 2
     assert served.sent == 4096 + (1 << 16)
@@ -90,7 +93,7 @@ def test_a_server_that_knows_no_range_from_the_end_takes_one_request_more(served
         return is_from_end
 
     served.faults.append(refuse)
-    assert same(CachedDataset.from_cache(served.url)[77], sample(77))
+    assert same(from_cache(served.url)[77], sample(77))
     assert len(served.requests) == 3 + 1
 
 
@@ -102,14 +105,14 @@ def test_an_end_of_another_state_is_not_taken(served):
         return is_from_end
 
     served.faults.append(other)
-    assert same(CachedDataset.from_cache(served.url)[77], sample(77))
+    assert same(from_cache(served.url)[77], sample(77))
 
 
 def test_one_of_many_samples_opens_by_three(tmp_path):
     with serving(
         written(tmp_path / "a.zip", lambda k: {"label": k}, 9000, chunk_size=None).read_bytes()
     ) as served:
-        ds = CachedDataset.from_cache(served.url)
+        ds = from_cache(served.url)
         assert len(ds) == 9000
         assert len(served.requests) == 3
         assert served.sent < len(served.data) / 2
@@ -121,7 +124,7 @@ def test_an_index_that_is_not_fetched_whole_takes_no_other_request(tmp_path):
         for first in range(0, 200_000, 50_000):
             writer.extend_columns({"n": np.arange(first, first + 50_000)})
     with serving((tmp_path / "a.zip").read_bytes()) as served:
-        ds = CachedDataset.from_cache(served.url)
+        ds = from_cache(served.url)
         assert len(ds) == 200_000
         assert len(served.requests) == 3
         assert served.sent < 4096 + (1 << 16) + 10_000
@@ -144,7 +147,7 @@ def test_one_sample_is_one_request_for_its_bytes(served):
     ds = opened(served)
     assert same(ds[77], sample(77))
     assert len(served.requests) == 1
-    assert served.sent == ds._reader.records.nbytes[77]
+    assert served.sent == ds._reader.rows["nbytes"][77]
 
 
 def test_a_batch_is_one_concurrent_fetch(served):
@@ -154,7 +157,7 @@ def test_a_batch_is_one_concurrent_fetch(served):
     assert same(ds.batch(indices), default_collate([sample(k) for k in indices.tolist()]))
     assert len(served.requests) == len(indices)
     assert served.most_in_flight > 8
-    assert served.sent == ds._reader.records.nbytes[indices].sum()
+    assert served.sent == ds._reader.rows["nbytes"][indices].sum()
 
 
 def test_neighbours_come_by_one_request(served):
@@ -230,13 +233,13 @@ def test_a_field_without_bytes_is_read(tmp_path):
 def test_a_damaged_block_is_never_read(tmp_path, verify):
     path = written(tmp_path / "a.zip", wide, 4, chunk_size=4)
     reader = Reader(path)
-    start, nbytes = int(reader.records.offset[2]), int(reader.records.nbytes[2])
+    start, nbytes = int(reader.rows["offset"][2]), int(reader.rows["nbytes"][2])
     data = bytearray(path.read_bytes())
     low, _ = reader.session.decoder_of(2).extent([reader.session.decoder_of(2).structure.at("small")])
     data[start + low] ^= 1
     assert nbytes > BLOCK_NBYTES
     with serving(bytes(data)) as served:
-        ds = CachedDataset.from_cache(served.url, verify=verify)
+        ds = from_cache(served.url, verify=verify)
         assert same(ds.select("small")[1], {"small": torch.tensor([1] * 3)})
         assert same(ds.select("small").batch([0, 3])["small"], torch.tensor([[0] * 3, [3] * 3]))
         for read in (lambda: ds.select("small")[2], lambda: ds.select("small").batch([1, 2]), lambda: ds[2]):
@@ -244,7 +247,7 @@ def test_a_damaged_block_is_never_read(tmp_path, verify):
                 read()
             else:
                 with pytest.raises(
-                    CorruptRecordError, match=f"a.zip: record 2 at offset {start:,}: crc32 0x"
+                    CorruptRecordError, match=f"a.zip: record 2 at offset {start:,}: it fails its crc32"
                 ):
                     read()
 
@@ -256,7 +259,7 @@ def test_an_unsealed_archive_takes_one_request_a_chunk(tmp_path):
         w.flush()
         data = (tmp_path / "a.zip").read_bytes()
     with serving(data) as served:
-        ds = CachedDataset.from_cache(served.url, allow_partial=True)
+        ds = from_cache(served.url, allow_partial=True)
         assert len(ds) == 40
         assert len(served.requests) <= 4 + 3
         assert same(list(ds.__getitems__([39, 2])), [sample(39), sample(2)])
@@ -282,8 +285,7 @@ def in_memory():
 def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
     options = {"allow_pickle": True}
     here, there = (
-        CachedDataset.from_cache(p, **options, allow_partial=True)
-        for p in (golden, in_memory(golden.read_bytes()))
+        from_cache(p, **options, allow_partial=True) for p in (golden, in_memory(golden.read_bytes()))
     )
     assert len(here) == len(there)
     for read in (
@@ -300,9 +302,9 @@ def test_golden_archives_read_the_same_behind_a_url(golden, in_memory):
 
 def test_a_published_digest_is_checked(served, local):
     digest = edcache.digest(local)
-    assert CachedDataset.from_cache(served.url, expected_digest=digest)[3]["label"] == 3
+    assert from_cache(served.url, expected_digest=digest)[3]["label"] == 3
     with pytest.raises(edcache.errors.ArchiveError):
-        CachedDataset.from_cache(served.url, expected_digest="0" * 64)
+        from_cache(served.url, expected_digest="0" * 64)
 
 
 def test_it_verifies(served):
@@ -357,7 +359,7 @@ def test_a_record_of_many_parts_is_whole(tmp_path):
         ds = opened(served)
         assert same(ds[1], large(1))
         assert len(served.requests) == 6
-        assert served.sent == ds._reader.records.nbytes[1]
+        assert served.sent == ds._reader.rows["nbytes"][1]
 
 
 # --- one state of the object ------------------------------------------------------------------------
@@ -401,7 +403,7 @@ def test_tags_of_other_kinds_do_not_compare(served):
         served.faults = [lambda h, s, e, headers=headers: (h.answer(s, e, headers=headers), True)[1]]
         assert same(ds[3], sample(3))
     served.faults = [lambda h, s, e: (h.answer(s, e, headers=unquoted), True)[1]]
-    again = CachedDataset.from_cache(served.url)
+    again = from_cache(served.url)
     assert same(again[3], sample(3))
     assert "If-Match" not in served.requests[-1][3]
 
@@ -412,7 +414,7 @@ def test_a_deleted_object_is_an_error(served):
     with pytest.raises(StaleArchiveError, match="404 Not Found; the object was replaced or deleted since"):
         ds[3]
     with pytest.raises(ArchiveNotFoundError, match=r"a\.zip: no such object; check the URL"):
-        CachedDataset.from_cache(served.url)
+        from_cache(served.url)
 
 
 def test_refresh_goes_on_to_a_newer_state_and_not_to_another_archive(tmp_path, local):
@@ -436,13 +438,13 @@ def test_refresh_goes_on_to_a_newer_state_and_not_to_another_archive(tmp_path, l
 def test_what_is_no_archive_is_told(served):
     served.data = b"<html>" * 1000
     with pytest.raises(edcache.errors.CorruptArchiveError, match=r"a\.zip: not an edcache archive"):
-        CachedDataset.from_cache(served.url)
+        from_cache(served.url)
     served.data = b""
     with pytest.raises(edcache.errors.CorruptArchiveError, match="it is empty"):
-        CachedDataset.from_cache(served.url)
+        from_cache(served.url)
     served.data = Path(GOLDEN[0]).read_bytes()[:100]
     with pytest.raises(CorruptArchiveError):
-        CachedDataset.from_cache(served.url)
+        from_cache(served.url)
 
 
 # --- engines ----------------------------------------------------------------------------------------
@@ -459,13 +461,13 @@ def s3_of(served):
 
 def test_an_object_of_s3_is_read_by_s3fs_and_a_changed_one_is_noticed(served, tmp_path):
     url, options = s3_of(served)
-    ds = CachedDataset.from_cache(url, storage_options=options)
+    ds = from_cache(url, storage_options=options)
     assert sorted(request[0] for request in served.requests) == ["GET", "GET", "HEAD"]
     served.forget()
     served.delay = 0.05
     indices = np.arange(0, COUNT, 40)
     assert ds.batch(indices)["label"].tolist() == indices.tolist()
-    assert served.sent == ds._reader.records.nbytes[indices].sum()
+    assert served.sent == ds._reader.rows["nbytes"][indices].sum()
     assert served.most_in_flight > 12  # s3fs alone would ask for ten at a time
     served.delay = 0
     served.data, served.etag = written(tmp_path / "b.zip", other).read_bytes(), "v2"
@@ -481,13 +483,13 @@ def test_credentials_that_s3_refuses_are_not_shown(served):
     url, options = s3_of(served)
     text = "give credentials in storage_options=, or in the environment"
     with pytest.raises(StorageError, match=text) as raised:
-        CachedDataset.from_cache(url, storage_options=options)
+        from_cache(url, storage_options=options)
     assert SECRET not in str(raised.value)
 
 
 def test_a_chain_of_file_systems_is_read(tmp_path, in_memory):
     url = in_memory(written(tmp_path / "a.zip", count=30).read_bytes())
-    ds = CachedDataset.from_cache(f"simplecache::{url}")
+    ds = from_cache(f"simplecache::{url}")
     assert ds.path == f"simplecache::{url}"
     assert same(ds[3], sample(3))
 
@@ -536,7 +538,7 @@ def raising(error):
 def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, message):
     fsspec.register_implementation("odd", Odd, clobber=True)
     Odd().pipe_file("/b/a.zip", written(tmp_path / "a.zip", count=30).read_bytes())
-    ds = CachedDataset.from_cache("odd://b/a.zip", storage_options={"token": SECRET, "request_tries": 2})
+    ds = from_cache("odd://b/a.zip", storage_options={"token": SECRET, "request_tries": 2})
     # A tail so short that this record is not in it.
     ds._reader.session.file._windows.clear()
     monkeypatch.setattr(Odd, "does", staticmethod(does))
@@ -548,7 +550,7 @@ def test_whatever_a_file_system_does_is_one_error(tmp_path, monkeypatch, does, m
 
 def test_a_file_system_that_cannot_be_made_is_told():
     with pytest.raises(StorageError, match=r"ftp://127.0.0.1:9/a.zip: ConnectionRefusedError: ") as raised:
-        CachedDataset.from_cache(f"ftp://user:{SECRET}@127.0.0.1:9/a.zip")
+        from_cache(f"ftp://user:{SECRET}@127.0.0.1:9/a.zip")
     assert SECRET not in str(raised.value)
     assert raised.value.__context__ is None
 
@@ -561,7 +563,7 @@ def test_what_is_no_file_is_told(tmp_path, told, message):
     fsspec.register_implementation("odd", Odd, clobber=True)
     Odd().pipe_file("/b/a.zip", b"x")
     with pytest.raises(StorageError, match=message):
-        CachedDataset.from_cache("odd://b/a.zip", storage_options={"told": told})
+        from_cache("odd://b/a.zip", storage_options={"told": told})
 
 
 # --- credentials ------------------------------------------------------------------------------------
@@ -576,7 +578,7 @@ OPTIONS = {"headers": {"X-Key": SECRET}}
 
 def test_credentials_are_sent_and_shown_nowhere(served, caplog):
     caplog.set_level(0)
-    ds = CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS)
+    ds = from_cache(secret_url(served), storage_options=OPTIONS)
     headers = served.requests[-1][3]
     assert headers["Authorization"].startswith("Basic ")
     assert headers["X-Key"] == SECRET
@@ -592,7 +594,7 @@ def test_a_proxy_is_heeded(served, monkeypatch):
     # A client is of a process, and sees the environment once.
     monkeypatch.setattr(requests, "_cached", PerProcess())
     monkeypatch.setenv("http_proxy", served.url.rpartition("/")[0])
-    ds = CachedDataset.from_cache("http://far.invalid/a.zip")
+    ds = from_cache("http://far.invalid/a.zip")
     assert same(ds[3], sample(3))
     assert served.requests[-1][3]["Host"] == "far.invalid"
 
@@ -616,22 +618,22 @@ def test_urls_that_differ_in_their_query_are_two_archives(tmp_path, way):
 
         served.faults = [by_query]
         options = {"preload": "shm"} if way == "preload" else {"local": tmp_path / "near"}
-        first = CachedDataset.from_cache(served.url + "?id=a", **options)
+        first = from_cache(served.url + "?id=a", **options)
         assert {sample["of"] for sample in first} == {"aaaa"}
         first.refresh()
         if way == "offline":
             served.faults = [lambda handler, *_: (handler.say(403, {}, b""), True)[1]]
             with pytest.raises(StorageError):
-                CachedDataset.from_cache(served.url + "?id=b", **options)
+                from_cache(served.url + "?id=b", **options)
         else:
-            assert CachedDataset.from_cache(served.url + "?id=b", **options)[5]["of"] == "bbbb"
+            assert from_cache(served.url + "?id=b", **options)[5]["of"] == "bbbb"
 
 
 def test_headers_of_the_configuration_of_fsspec_are_sent(served, monkeypatch):
     monkeypatch.setitem(fsspec.config.conf, "http", {"headers": {"X-Key": "one"}, "block_size": 5})
-    CachedDataset.from_cache(served.url)
+    from_cache(served.url)
     assert served.requests[-1][3]["X-Key"] == "one"
-    CachedDataset.from_cache(served.url, storage_options={"headers": {"X-Key": "two"}})
+    from_cache(served.url, storage_options={"headers": {"X-Key": "two"}})
     assert served.requests[-1][3]["X-Key"] == "two"
 
 
@@ -640,12 +642,12 @@ def test_a_url_of_any_letters_is_quoted_once(served):
     for name, asked in [("my é.zip", "my%20%C3%A9.zip"), ("a%20b.zip?s=%2F+x", "a%20b.zip?s=%2F+x")]:
         asking = []
         served.faults = [lambda handler, *_, asking=asking: asking.append(handler.path)]
-        CachedDataset.from_cache(f"{folder}/{name}")
+        from_cache(f"{folder}/{name}")
         assert set(asking) == {f"/data/{asked}"}
 
 
 def test_a_copy_keeps_its_credentials(served):
-    ds = copy.deepcopy(CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS))
+    ds = copy.deepcopy(from_cache(secret_url(served), storage_options=OPTIONS))
     served.forget()
     assert same(ds[3], sample(3))
     assert served.requests[-1][3]["X-Key"] == SECRET
@@ -660,13 +662,13 @@ def guarded(handler, start, end):
 
 def test_a_pickle_has_no_credentials_and_the_error_says_so(served):
     served.faults = [guarded]
-    ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
+    ds = from_cache(served.url, storage_options=OPTIONS)
     packed = pickle.dumps(ds)
     assert len(packed) < 2000
     with pytest.raises(StorageError, match="403 Forbidden; it was opened with credentials, which"):
         pickle.loads(packed)[3]
     with pytest.raises(StorageError, match="403 Forbidden; give credentials in storage_options="):
-        CachedDataset.from_cache(served.url)
+        from_cache(served.url)
 
 
 def test_a_pickle_for_a_process_that_is_being_spawned_has_them(served):
@@ -684,7 +686,7 @@ def test_a_pickle_for_a_process_that_is_being_spawned_has_them(served):
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_workers_read_it_with_its_credentials_after_the_parent_did(served, method):
     served.faults = [guarded]
-    ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
+    ds = from_cache(served.url, storage_options=OPTIONS)
     indices = list(range(0, COUNT, 5))
     assert same(ds[3], sample(3))
     workers = 2 if method == "fork" else 1
@@ -715,7 +717,7 @@ def test_generations_of_forks_read_while_their_parent_does(served):
 def test_credentials_stay_with_the_server_that_they_are_for(served, local):
     with serving(local.read_bytes()) as elsewhere:
         served.faults = [lambda h, s, e: (h.say(302, {"Location": elsewhere.url}, b""), True)[1]]
-        ds = CachedDataset.from_cache(secret_url(served), storage_options=OPTIONS)
+        ds = from_cache(secret_url(served), storage_options=OPTIONS)
         assert same(ds[3], sample(3))
         told = [str(request[3]) for request in elsewhere.requests]
         assert told
@@ -783,8 +785,9 @@ def test_nothing_is_imported_and_no_thread_begun_before_the_first_use():
     ],
 )
 def test_wrong_options_are_told(path, options, message):
+    need("aiohttp")
     with pytest.raises(OptionError, match=message):
-        CachedDataset.from_cache(path, storage_options=options)
+        from_cache(path, storage_options=options)
 
 
 @pytest.mark.parametrize(
@@ -807,7 +810,7 @@ def test_a_missing_library_is_told_with_its_pip_command(monkeypatch, scheme, mod
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, scheme, raising=False)
     with pytest.raises(MissingDependencyError, match=message):
-        CachedDataset.from_cache(f"{scheme}://bucket/a.zip")
+        from_cache(f"{scheme}://bucket/a.zip")
 
 
 def test_what_only_files_allow_is_refused(served):
@@ -816,15 +819,16 @@ def test_what_only_files_allow_is_refused(served):
         ds.add_labels("x", np.arange(COUNT))
 
 
+@needs("aiohttp")
 def test_a_closed_port_is_told():
     with pytest.raises(
         StorageError, match="http://127.0.0.1:9/a.zip: opening it: no connection: .*; asked once"
     ):
-        CachedDataset.from_cache("http://127.0.0.1:9/a.zip", storage_options={"request_tries": 1})
+        from_cache("http://127.0.0.1:9/a.zip", storage_options={"request_tries": 1})
 
 
 def test_a_file_url_is_a_path(local):
-    ds = CachedDataset.from_cache(local.as_uri())
+    ds = from_cache(local.as_uri())
     assert ds.path == str(local)
     assert not ds._reader.by_request
 
@@ -854,5 +858,5 @@ def test_the_command_line_reads_urls_and_shows_no_credentials(served, monkeypatc
 
 def test_the_first_root_of_edflow_may_be_a_url(served):
     root = served.url.removesuffix("/a.zip")
-    assert len(CachedDataset.from_cache(root, name="a")) == COUNT
+    assert len(from_cache(root, name="a")) == COUNT
     assert served.requests

@@ -1,5 +1,6 @@
 """A server that misbehaves: a read ends in the right bytes or in one typed error, within a bounded time."""
 
+import functools
 import socket
 import struct
 import time
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from likeness import same
+from optional import needs
 from range_server import serving
 from scale import scaled, seeded, thinned
 
@@ -22,6 +24,7 @@ from edcache.errors import (
     StorageError,
 )
 
+from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 400
 SECRET = "s3cr3t-t0ken"
 # A request is given up after so long, so that a stall costs no more; each is made twice.
@@ -245,7 +248,7 @@ def test_an_accident_ends_in_the_right_bytes_or_one_typed_error(archive, name, t
     rng, dice = seeded(name), seeded(f"{name} dice")
     reads = scaled(4)
     with serving(archive) as served:
-        ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
+        ds = from_cache(served.url, storage_options=OPTIONS)
         served.faults = [lambda *asked: dice.random() < 0.3 and (fault(*asked), True)[1]]
         for _ in range(reads):
             indices = rng.sample(range(COUNT), 3)
@@ -265,7 +268,7 @@ def test_misbehaviour_that_stays_is_one_error_that_names_url_and_extent(archive,
     fault, allowed = FAULTS[name]
     with serving(archive) as served:
         url = served.url.replace("http://", f"http://user:{SECRET}@") + f"?sig={SECRET}"
-        ds = CachedDataset.from_cache(url, storage_options=OPTIONS | {"headers": {"X-Key": SECRET}})
+        ds = from_cache(url, storage_options=OPTIONS | {"headers": {"X-Key": SECRET}})
         served.faults = [lambda *asked: (fault(*asked), True)[1]]
         began = time.monotonic()
         with pytest.raises(allowed) as raised:
@@ -285,13 +288,13 @@ def test_a_server_that_misbehaves_from_the_start_is_a_typed_error(archive, name)
     fault, _ = FAULTS[name]
     with serving(archive) as served:
         served.faults = [lambda *asked: (fault(*asked), True)[1]]
-        found = ending(lambda: CachedDataset.from_cache(served.url, storage_options=OPTIONS)[7])
+        found = ending(lambda: from_cache(served.url, storage_options=OPTIONS)[7])
         assert served.url in str(found) if isinstance(found, EdcacheError) else same(found, sample(7))
 
 
 def test_retry_after_is_waited_for(archive):
     with serving(archive) as served:
-        ds = CachedDataset.from_cache(served.url, storage_options=OPTIONS)
+        ds = from_cache(served.url, storage_options=OPTIONS)
         times = []
 
         def busy(handler, start, end):
@@ -308,7 +311,7 @@ def test_retry_after_is_waited_for(archive):
 @pytest.mark.parametrize(("code", "tries"), [(503, 20), (429, 20), (500, 5)])
 def test_a_busy_store_is_asked_longer_than_a_broken_one(archive, code, tries):
     with serving(archive) as served:
-        ds = CachedDataset.from_cache(served.url)
+        ds = from_cache(served.url)
         asked = []
 
         def fault(handler, start, end):
@@ -327,7 +330,7 @@ def test_a_busy_store_is_asked_longer_than_a_broken_one(archive, code, tries):
 
 def test_a_redirect_to_nowhere_is_refused_at_once(archive):
     with serving(archive) as served:
-        ds = CachedDataset.from_cache(served.url, storage_options={"request_tries": 9})
+        ds = from_cache(served.url, storage_options={"request_tries": 9})
         served.forget()
         served.faults = [lambda handler, start, end: (handler.say(302, {}, b""), True)[1]]
         with pytest.raises(StorageError, match="a redirect to nowhere, or away from https; asked once"):
@@ -335,6 +338,7 @@ def test_a_redirect_to_nowhere_is_refused_at_once(archive):
         assert len(served.requests) == 1
 
 
+@needs("aiohttp")
 def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch):
     monkeypatch.setattr(http, "_CONNECT_SECONDS", 0.3)
     monkeypatch.setattr(requests, "_cached", PerProcess())
@@ -345,13 +349,13 @@ def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch):
         waiting.connect(listening.getsockname())  # and nobody takes it, so that the next has no place
         url = "http://127.0.0.1:{1}/a.zip".format(*listening.getsockname())
         with pytest.raises(StorageError, match="no whole answer: .*Timeout.*; asked 2 times"):
-            CachedDataset.from_cache(url, storage_options=options)
+            from_cache(url, storage_options=options)
 
 
 def test_a_batch_survives_many_accidents(archive):
     dice = seeded("batch")
     with serving(archive) as served:
-        ds = CachedDataset.from_cache(served.url, storage_options={"request_timeout": 5, "request_tries": 12})
+        ds = from_cache(served.url, storage_options={"request_timeout": 5, "request_tries": 12})
 
         def fault(handler, start, end):
             if dice.random() < 0.3:

@@ -1,5 +1,6 @@
 """Archives in repositories of a Hugging Face hub: a server that speaks its API, and the CDN it leads to."""
 
+import functools
 import hashlib
 import json
 import re
@@ -17,6 +18,7 @@ from edcache.errors import ArchiveNotFoundError, StorageError
 
 pytest.importorskip("huggingface_hub")
 
+from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 120
 TOKEN = "hf_s3cr3t"
 URL = "hf://datasets/user/data/sub/a.zip"
@@ -128,7 +130,7 @@ def hub(tmp_path):
 
 def opened(hub, url=URL, **options):
     told = {"endpoint": hub.hub, "token": TOKEN, "request_tries": 2} | options
-    return CachedDataset.from_cache(url, storage_options=told)
+    return from_cache(url, storage_options=told)
 
 
 def test_an_archive_in_a_repository_is_read_by_ranges(hub):

@@ -1,5 +1,6 @@
 """Archives on real servers: nginx, an S3, a Google Cloud Storage."""
 
+import functools
 import os
 from itertools import count
 
@@ -8,11 +9,13 @@ import object_servers
 import pytest
 import torch
 from likeness import same
+from optional import need
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveNotFoundError, StaleArchiveError
 
+from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 300
 
 
@@ -33,7 +36,7 @@ class Place:
         self.url, self.options, self.put = url, options, put
 
     def open(self, name="a.zip"):
-        return CachedDataset.from_cache(self.url + name, storage_options=self.options)
+        return from_cache(self.url + name, storage_options=self.options)
 
 
 @pytest.fixture(scope="module")
@@ -73,6 +76,7 @@ def put(system, name, data):
 
 @pytest.fixture(params=["nginx", "s3", "gs"])
 def place(request, tmp_path):
+    need("aiohttp")
     place = request.getfixturevalue(request.param)
     place.put("a.zip", written(tmp_path / "a.zip"))
     return place

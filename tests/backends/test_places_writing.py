@@ -22,6 +22,7 @@ from edcache.errors import (
     OptionError,
     SourceError,
     StaleCacheError,
+    StorageError,
 )
 from edcache.writer.store import store_at
 
@@ -32,7 +33,7 @@ COUNT = 120
 @pytest.fixture(autouse=True)
 def spool(tmp_path, monkeypatch):
     folder = tmp_path / "spool"
-    monkeypatch.setenv("EDCACHE_SPOOL", str(folder))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     return folder
 
 
@@ -127,17 +128,17 @@ def test_what_an_error_interrupted_is_continued(memory, spool):
 @pytest.mark.parametrize("mode", ["a", "w"])
 def test_what_was_interrupted_does_not_overwrite_what_came_meanwhile(memory, tmp_path, monkeypatch, mode):
     url, folders = "memory://bucket/a.zip", [str(tmp_path / "one"), str(tmp_path / "two")]
-    monkeypatch.setenv("EDCACHE_SPOOL", folders[0])
+    monkeypatch.setenv("EDCACHE_DIR", folders[0])
     with CacheWriter(url) as w:
         w.append(1)
     w = CacheWriter(url, "a")
     w.append(2)
     w.abort()
-    monkeypatch.setenv("EDCACHE_SPOOL", folders[1])
+    monkeypatch.setenv("EDCACHE_DIR", folders[1])
     with CacheWriter(url, mode) as w:
         w.append(3)
     published = memory.cat_file("/bucket/a.zip")
-    monkeypatch.setenv("EDCACHE_SPOOL", folders[0])
+    monkeypatch.setenv("EDCACHE_DIR", folders[0])
     with pytest.raises(ArchiveExistsError, match="another archive was put there since .* was begun; delete"):
         CacheWriter(url, "a")
     assert memory.cat_file("/bucket/a.zip") == published
@@ -230,7 +231,7 @@ def test_the_same_fill_on_another_machine_may_win(memory, log, tmp_path, monkeyp
         def __getitem__(self, k):
             if k == COUNT - 1:
                 with monkeypatch.context() as patch:
-                    patch.setenv("EDCACHE_SPOOL", str(tmp_path / "other"))
+                    patch.setenv("EDCACHE_DIR", str(tmp_path / "other"))
                     CachedDataset(Source(log), url)
             return sample(k)
 
@@ -248,12 +249,30 @@ def test_what_cannot_be_written_is_told_before_anything_is_computed(url, log):
     assert computed(log) == []
 
 
+def test_a_folder_is_made_before_anything_is_computed(tmp_path, log):
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"a\.zip: opening it: NotADirectoryError: .*; asked once"):
+        CachedDataset(Source(log), f"local://{tmp_path}/file/a.zip", storage_options={"request_tries": 1})
+    assert computed(log) == []
+    assert len(CachedDataset(Source(log), f"local://{tmp_path}/new/folder/a.zip")) == COUNT
+
+
 def test_a_lazy_cache_is_a_file(log):
     with pytest.raises(OptionError, match="lazy=True fills a file; for a URL all is filled at once"):
         CachedDataset(Source(log), "memory://bucket/a.zip", lazy=True)
 
 
 # --- S3 ---------------------------------------------------------------------------------------------
+
+
+def test_a_bucket_that_is_not_there_is_told_before_anything_is_computed(s3, log):
+    _, options, _ = s3
+    message = "s3://bucte/train.zip: no bucket bucte; check the URL, or make it first"
+    with pytest.raises(ArchiveNotFoundError, match=message):
+        CachedDataset(Source(log), "s3://bucte/train.zip", storage_options=options)
+    with pytest.raises(ArchiveNotFoundError, match=message):
+        CacheWriter("s3://bucte/train.zip", storage_options=options)
+    assert computed(log) == []
 
 
 def test_a_fill_goes_to_s3_whole(s3, log, spool):
@@ -263,10 +282,19 @@ def test_a_fill_goes_to_s3_whole(s3, log, spool):
     assert same(ds.batch([3, 4])["label"].tolist(), [3, 4])
     assert CachedDataset(Source(log), url, storage_options=options).complete
     assert len(computed(log)) == COUNT
-    with pytest.raises(ArchiveNotFoundError, match="s3://later/a.zip: no such object; check the URL"):
-        CachedDataset(Source(log), "s3://later/a.zip", storage_options=options)
+
+    class Losing(Source):
+        def __getitem__(self, k):
+            if k == COUNT - 1:
+                system.call_s3("delete_bucket", Bucket="later")
+            return super().__getitem__(k)
+
     system.call_s3("create_bucket", Bucket="later")
-    assert CachedDataset(Source(log), "s3://later/a.zip", storage_options=options).complete
+    with pytest.raises(ArchiveNotFoundError, match="s3://later/a.zip: no such object; check the URL"):
+        CachedDataset(Losing(log), "s3://later/a.zip", storage_options=options, fingerprint=False)
+    system.call_s3("create_bucket", Bucket="later")
+    again = CachedDataset(Source(log), "s3://later/a.zip", storage_options=options, fingerprint=False)
+    assert again.complete
     assert len(computed(log)) == 2 * COUNT
     assert files(spool) == []
 

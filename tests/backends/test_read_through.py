@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import random
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from far import Far, is_sample, make
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -31,6 +33,8 @@ from edcache import CachedDataset, CacheWriter, copy_to_local, storage, verify
 from edcache.backends.mirror.blocks import BLOCK_NBYTES
 from edcache.backends.mirror.read_through import ReadThrough, open_copy
 from edcache.backends.remote.object import TAIL_NBYTES
+from edcache.base import human_bytes
+from edcache.cli import main
 from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
@@ -126,8 +130,8 @@ def damage(path: Path, start: int, nbytes: int = 1) -> None:
 
 
 def extent(ds: CachedDataset, i: int) -> tuple[int, int]:
-    records = ds._reader.records
-    return int(records.offset[i]), int(records.nbytes[i])
+    rows = ds._reader.rows
+    return int(rows["offset"][i]), int(rows["nbytes"][i])
 
 
 # ------------------------------------------------------------------------------------------ reading
@@ -408,10 +412,75 @@ def test_what_local_does_not_go_with_is_said(far, ssd, tmp_path):
     writer = CacheWriter(far, "a")
     writer.append({"x": np.zeros(NBYTES, np.uint8), "n": 0, "y": 0})
     writer.abort()
-    with pytest.raises(
-        OptionError, match=r"train\.zip: it is not sealed, so it may still grow; copy it when"
+    with pytest.raises(OptionError, match="local=True; give a folder, or False to read without a copy"):
+        opened(far, True)
+
+
+def test_an_archive_that_is_not_sealed_is_read_without_a_copy(far, ssd):
+    writer = CacheWriter(far, "a")
+    writer.append({"x": np.zeros(NBYTES, np.uint8), "n": COUNT, "y": 0})
+    writer.flush()
+    ds = opened(far, ssd, allow_partial=True)
+    assert len(ds) == COUNT + 1
+    writer.append({"x": np.zeros(NBYTES, np.uint8), "n": COUNT + 1, "y": 0})
+    writer.flush()
+    assert ds.refresh()
+    assert ds[COUNT + 1]["n"] == COUNT + 1
+    assert not ssd.exists()
+    writer.abort()
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(far, ssd):
+    class Refusing(System):
+        def make_folders(self, path: str) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    with (
+        replace_system(Refusing()),
+        pytest.warns(RuntimeWarning, match=f"Permission denied; {far} is read without a copy"),
     ):
-        opened(far, ssd)
+        ds = opened(far, ssd)
+    read(ds, range(0, COUNT, 7))
+    assert not ssd.exists()
+
+
+# --------------------------------------------------------------------------- what nobody asked for
+
+
+def test_a_url_is_read_by_a_copy_in_the_cache_folder(far, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path / "cache"))
+    copies = tmp_path / "cache" / "copies"
+    with serving(far.read_bytes()) as served:
+        report = CliRunner().invoke(main, ["info", served.url])
+        assert report.exit_code == 0
+        edcache.verify(served.url)
+        read(CachedDataset.from_cache(served.url, local=False), [3])
+        assert not copies.exists()
+        assert not caplog.text
+        ds = CachedDataset.from_cache(served.url)
+        free = human_bytes(storage.free(str(tmp_path)) // 2)
+        (said,) = caplog.messages
+        assert f"{served.url}: what is read is kept in {copies}, at most " in said
+        assert free.partition(".")[0] in said
+        for batch in ds.loader(16, shuffle=True, num_threads=1):
+            assert (batch["x"][:, 0] == batch["n"] % 251).all()
+        again = CachedDataset.from_cache(served.url)
+        arrays = edcache.numpy.open(served.url)
+        served.forget()
+        read(again, range(COUNT))
+        read(arrays, range(COUNT))
+        assert not served.requests
+        assert len(caplog.messages) == 1
+
+
+def test_an_object_that_is_deleted_is_not_there_though_a_copy_is(far, tmp_path, monkeypatch):
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
+    with serving(far.read_bytes()) as served:
+        read(CachedDataset.from_cache(served.url), range(COUNT))
+        CachedDataset.from_cache(served.url)
+        served.faults = [lambda handler, *_: (handler.say(404, {}, b""), True)[1]]
+        with pytest.raises(ArchiveNotFoundError, match="no such object"):
+            CachedDataset.from_cache(served.url)
 
 
 def test_a_reader_whose_copy_is_gone_says_so(far, ssd):

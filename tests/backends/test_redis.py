@@ -16,6 +16,7 @@ import redis_server
 import torch
 from click.testing import CliRunner
 from likeness import outcome, same
+from optional import needs
 from scale import scaled, seeded
 from torch.utils.data import DataLoader
 
@@ -27,7 +28,10 @@ from edcache.compat.kappadata import RedisDataset
 PASSWORD = "s3cret-word"
 COUNT = 60
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
+pytestmark = [
+    needs("redis"),
+    pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +45,7 @@ def shared_server():
 def server(shared_server, monkeypatch, tmp_path):
     """A server with nothing in it, whose password is in the environment."""
     monkeypatch.setenv("EDCACHE_REDIS_PASSWORD", PASSWORD)
-    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     shared_server.raw.config_set("maxmemory", 0)
     shared_server.raw.config_set("maxmemory-policy", "noeviction")
     shared_server.raw.flushall()
@@ -131,7 +135,7 @@ def test_an_archive_is_filled_once_and_opened_filtered_and_labelled_as_any(serve
     factory = cachable(server.url("digits-{split}", f":{PASSWORD}@"))(lambda split: Source(log))
     assert factory("a b").path == factory.cache_path("a b") == server.url("digits-a_b")
     with pytest.raises(errors.OptionError, match="lazy=True fills a file; for a URL all is filled at once"):
-        CachedDataset(Source(), url, lazy=True)
+        CachedDataset(Source(), f"{url}2", lazy=True)
 
 
 def test_samples_of_any_form_are_those_of_a_file(server, tmp_path):

@@ -122,7 +122,7 @@ def shelf(tmp_path, monkeypatch):
     )
     monkeypatch.syspath_prepend(installed)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), *sys.path]))
-    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     return f"sqlite://{tmp_path}/shelf.db/train.zip"
 
 
@@ -178,7 +178,7 @@ def test_whatever_takes_a_url_takes_it(shelf, tmp_path):
     with pytest.raises(OptionError, match="train.zip: this takes a path; copy the archive from its URL"):
         CachedDataset.from_cache(shelf).save(shelf)
     with pytest.raises(OptionError, match="lazy=True fills a file; for a URL all is filled at once"):
-        CachedDataset(Source(tmp_path / "log"), shelf, lazy=True, fingerprint=False)
+        CachedDataset(Source(tmp_path / "log"), shelf.replace("train", "lazy"), lazy=True)
 
 
 def test_a_path_is_told_from_a_url_once(shelf, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import signal
@@ -22,6 +23,7 @@ from edcache import CachedDataset, concat, samplers, storage
 from edcache.backends.mirror.blocks import BLOCK_NBYTES
 from edcache.backends.mirror.read_through import ReadThrough
 
+from_cache = functools.partial(CachedDataset.from_cache, local=False)
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning"),
@@ -44,7 +46,7 @@ def ssd(tmp_path: Path) -> Path:
 
 
 def opened(far: Path | str, ssd: Path, limit: int | None = LIMIT, **options: Any) -> CachedDataset:
-    return CachedDataset.from_cache(far, local=ssd, max_bytes=limit, **options)
+    return from_cache(far, local=ssd, max_bytes=limit, **options)
 
 
 def on_disk(ssd: Path) -> int:

@@ -48,9 +48,11 @@ def made(path: Path) -> Path:
 def of_a_newer_format(path: Path) -> bytes:
     """Make the archive say that it is of the next format version; its bytes."""
     data = bytearray(path.read_bytes())
-    at = 30 + len("edcache.json") + 4
+    at = 30 + len("edcache.json") + 24
     assert int.from_bytes(data[at : at + 2], "little") == format.VERSION
     data[at : at + 2] = (format.VERSION + 1).to_bytes(2, "little")
+    assert data[-24:-20] == b"edc3"
+    data[-24:-20] = b"edc4"
     path.write_bytes(data)
     return bytes(data)
 

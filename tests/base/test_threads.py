@@ -33,7 +33,7 @@ def test_the_first_error_in_order_is_raised_and_what_has_not_begun_never_does() 
 
     def fail(k: int) -> int:
         begun.append(k)
-        time.sleep(0.02 if k == 3 else 0)
+        time.sleep(0.02 if k == 3 else 0.005)
         if k in (3, 4):
             raise ValueError(f"error {k}")
         return k
@@ -41,14 +41,14 @@ def test_the_first_error_in_order_is_raised_and_what_has_not_begun_never_does() 
     with pytest.raises(ValueError, match="^error 3$"):
         base.in_threads(fail, range(1000), taken.append, 4, "test")
     assert taken == [0, 1, 2]
-    assert len(begun) < 20
+    assert len(begun) < 100
     assert not any(thread.name.startswith("test_") for thread in threading.enumerate())
 
 
-def test_a_warning_that_is_made_an_error_ends_it_after_its_result_was_taken() -> None:
+def test_a_warning_that_is_made_an_error_ends_it() -> None:
     taken = list[int]()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(UserWarning, match="^warning [0-9]+$"):
             base.in_threads(work, range(20), taken.append, 4, "test")
-    assert taken == [0]
+    assert taken == []

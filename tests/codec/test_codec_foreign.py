@@ -37,7 +37,7 @@ VALUES = {
     "bytes array": np.array([b"x", b""]),
     "dates": np.array(["2020-01-01", "2021-02-03"], "M8[ns]"),
     "durations": np.array([1, 2], "m8[3h]"),
-    "no unit": np.array([1, 2], "m8"),
+    "no unit": np.array([1, 2]).view("m8"),
     "float32": np.float32(3),
     "int64": np.int64(-5),
     "bool_": np.bool_(True),

@@ -153,8 +153,32 @@ def test_an_image_whose_file_is_cut_is_refused():
         encode({"image": opened})
 
 
+@pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF", "MPO"])
+def test_a_file_of_several_pictures_is_refused_unless_it_is_one_of_a_telephone(kind):
+    buffer = io.BytesIO()
+    noise("RGB", (16, 8)).save(buffer, kind, save_all=True, append_images=[Image.new("RGB", (16, 8))])
+    opened = Image.open(buffer)
+    if kind != "MPO":
+        message = r"PIL.*ImageFile of several pictures; .copy\(\) has the shown one, edcache.ImageFile all"
+        with pytest.raises(CodecError, match=message):
+            encode(opened)
+    alike(round_trip(opened.copy()), opened.copy())
+    buffer = io.BytesIO()
+    noise("RGB", (16, 8)).save(buffer, "JPEG" if kind == "MPO" else kind)
+    alike(round_trip(Image.open(buffer)), Image.open(buffer).copy())
+
+
+def test_an_attribute_of_an_image_is_refused():
+    image = noise("RGB", (2, 2))
+    image.label = 3
+    message = r"cannot store PIL.Image.Image with the attribute 'label'; store that beside it, and its .copy"
+    with pytest.raises(CodecError, match=message):
+        encode([image])
+    alike(round_trip(image.copy()), image)
+
+
 def test_an_image_without_pixels_may_not_be_long():
-    text = r'mode L, size \(0, 65537\); call .convert\("RGB"\) or numpy.asarray\(\)'
+    text = r'of mode L and size \(0, 65537\); call .convert\("RGB"\) or numpy.asarray\(\)'
     with pytest.raises(CodecError, match=text):
         encode(Image.new("L", (0, (1 << 16) + 1)))
 

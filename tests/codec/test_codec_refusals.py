@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import datetime as dt
 import enum
@@ -75,6 +76,22 @@ class Located(torch.Tensor):
     pass
 
 
+class Hidden:
+    __slots__ = ("place",)
+
+
+@register
+@dataclasses.dataclass
+class Shown(Hidden):
+    a: int = 0
+
+
+def having(value, **attributes):
+    for name, attribute in attributes.items():
+        setattr(value, name, attribute)
+    return value
+
+
 class Cell(np.void):
     pass
 
@@ -94,9 +111,17 @@ class Code(enum.Enum):
 CASES = {
     "set": ({"meta": [0, 1, {1}]}, 'sample["meta"][2]: cannot store set; convert it to a list, or choose codec="pickle"'),
     "root": (frozenset(), "sample: cannot store frozenset; convert it to a list"),
-    "grad": ([torch.ones(1, requires_grad=True)], "sample[0]: cannot store a tensor that requires grad; call .detach() on it"),
+    "grad": ([torch.ones(1, requires_grad=True)], "sample[0]: cannot store a tensor that requires grad, or has one; call .detach() on it"),
     "parameter": (torch.nn.Parameter(torch.ones(1)), "cannot store torch.nn.parameter.Parameter; call .detach() on it"),
     "meta": (torch.ones(1, device="meta"), "cannot store a tensor on device meta; call .cpu() on it"),
+    "gradient": (having(torch.ones(1), grad=torch.ones(1)), "a tensor that requires grad, or has one; call .detach() on it"),
+    "tensor attribute": ([having(torch.ones(1), place=3)], "sample[0]: cannot store a tensor with the attribute 'place'; store that beside it, and call .detach() on the tensor"),
+    "half attribute": (having(torch.ones(1, dtype=torch.bfloat16), place=3), "a tensor with the attribute 'place'"),
+    "mapping attribute": (having(collections.OrderedDict(), place=3), "cannot store OrderedDict with attributes beside its items; convert it to a dict"),
+    "slot": (having(Shown(), place=3), "Shown with the attribute 'place', which is no field; make it a field"),
+    "dtype metadata": (np.zeros(1, np.dtype("f4", metadata={"unit": "m"})), "an array of dtype float32; drop the metadata of its dtype with .astype()"),
+    "field metadata": (np.zeros(1, [("a", np.dtype("f4", metadata={"unit": "m"}))]), "drop the metadata of its dtype with .astype()"),
+    "record": (np.rec.array([(1,)], dtype=[("a", "i4")])[0], "cannot store numpy.record; call .item() on it, which drops"),
     "sparse": (torch.ones(2, 2).to_sparse(), "cannot store a tensor of layout torch.sparse_coo; call .to_dense() on it"),
     "function": (len, "cannot store builtin_function_or_method; convert it to tensors"),
     "object": (np.array([None]), "cannot store an array of dtype object; convert it to a dtype of fixed size"),
@@ -161,6 +186,34 @@ def test_refusal(value, message):
 def test_tensors_of_another_kind_are_refused(make, message):
     with pytest.raises(CodecError, match=re.escape(message)):
         Encoder().encode(make())
+
+
+def test_dtypes_of_ml_dtypes_are_refused_with_both_ways_to_store_them():
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for name, bits in (("bfloat16", "u2"), ("float8_e5m2", "u1"), ("int4", "u1")):
+        array = np.ones(2, getattr(ml_dtypes, name))
+        remedy = f'dtype {name}; convert it with .astype("float32"), or store its bits, .view("{bits}")'
+        with pytest.raises(CodecError, match=re.escape(remedy)):
+            Encoder().encode(array)
+        encode([array.astype("float32"), array.view(bits)])
+        with pytest.raises(CodecError, match=rf"{name}; call .item\(\) on it"):
+            Encoder().encode(array[0])
+
+
+@pytest.mark.parametrize(
+    "like", [torch.ones(3), torch.ones(3, dtype=torch.bfloat16), collections.OrderedDict(a=1)]
+)
+def test_an_attribute_behind_samples_without_one_is_refused(like):
+    """A flat sample like the last one takes another way to its record."""
+    encoder = Encoder()
+    for _ in range(2):
+        encode({"a": copy.deepcopy(like), "n": 1}, encoder)
+    for sample in ({"a": having(copy.deepcopy(like), place=3), "n": 1}, {"a": like, "n": 1}):
+        if sample["a"] is like:
+            encode(sample, encoder)
+            continue
+        with pytest.raises(CodecError, match=r'^sample\["a"\]: cannot store .* attribute'):
+            encoder.encode(sample)
 
 
 def test_a_tensor_without_memory_of_its_own_is_refused():

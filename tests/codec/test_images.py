@@ -19,8 +19,8 @@ from codec_samples import encoded_bytes
 from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optional import Library, needs
 from pictures import FILES, as_pillow, by_library
-from PIL import Image
 from scale import scaled, seeded
 from systems import reading_by
 from torch.utils.data import DataLoader, default_collate
@@ -31,6 +31,9 @@ from edcache.codec import images
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
 from edcache.errors import ImageError, MissingDependencyError, OptionError
+
+Image = Library("PIL.Image")
+pytestmark = needs("PIL")
 
 FORMS = ("pil", "numpy", "tensor", None)
 START_METHODS = [m for m in ("fork", "spawn") if m in multiprocessing.get_all_start_methods()]
@@ -49,7 +52,7 @@ def opened(path, decode="stored", **options):
 @pytest.fixture
 def archive(path):
     """Every kind of file, each with its name."""
-    return written(path, [{"image": ImageFile(data), "name": name} for name, (data, _) in FILES.items()])
+    return written(path, [{"image": ImageFile(pictures.file(name)[0]), "name": name} for name in FILES])
 
 
 # --- the leaf -----------------------------------------------------------------------------------------
@@ -119,7 +122,7 @@ def test_what_is_no_source_and_no_decoding_is_refused():
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_form_is_what_pillow_makes_of_the_file(name, archive, tally):
-    data, mode = FILES[name]
+    data, mode = pictures.file(name)
     place = list(FILES).index(name)
     plain = as_pillow(data)
     found = opened(archive, "pil")[place]["image"]
@@ -148,7 +151,7 @@ def test_each_form_is_what_pillow_makes_of_the_file(name, archive, tally):
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 @pytest.mark.parametrize("name", FILES)
 def test_a_mode_is_what_pillow_converts_to(name, mode, archive):
-    data, first = FILES[name]
+    data, first = pictures.file(name)
     place = list(FILES).index(name)
     expected = as_pillow(data, first).convert(mode)
     assert opened(archive, Decoding("pil", mode))[place]["image"].tobytes() == expected.tobytes()
@@ -214,9 +217,9 @@ def test_simplejpeg_decodes_what_it_decodes_as_pillow_does_and_nothing_else(monk
     assert set(asked) == {"RGB", "GRAY"}
     asked.clear()
     for name in ("jpeg-cmyk", "png"):
-        ImageFile(FILES[name][0]).decode("tensor")
-    ImageFile(FILES["jpeg"][0]).decode(Decoding("tensor", "L"))
-    ImageFile(FILES["jpeg"][0]).decode("pil")
+        ImageFile(pictures.file(name)[0]).decode("tensor")
+    ImageFile(pictures.file("jpeg")[0]).decode(Decoding("tensor", "L"))
+    ImageFile(pictures.file("jpeg")[0]).decode("pil")
     assert asked == []
 
 
@@ -256,7 +259,7 @@ def refusal(data, decode="tensor"):
 @pytest.mark.parametrize("name", [n for n in FILES if n not in ("jpeg-of-one-pixel", "gif-animated")])
 def test_half_a_file_is_refused_in_every_form(name, form):
     """Of the animated one, the picture that is decoded is whole in that."""
-    data = FILES[name][0]
+    data = pictures.file(name)[0]
     assert "does not decode: " in refusal(data[: len(data) // 2], form)
     assert refusal(data[:4], form)
 
@@ -264,7 +267,7 @@ def test_half_a_file_is_refused_in_every_form(name, form):
 def test_what_is_cut_off_anywhere_is_refused_or_decodes_to_the_whole_picture(tally):
     """A file that ends within what no picture needs, as a trailer, may decode; never to other pixels."""
     for name in ("jpeg", "jpeg-progressive", "png", "webp", "gif-animated", "bmp"):
-        data, mode = FILES[name]
+        data, mode = pictures.file(name)
         whole = np.asarray(as_pillow(data, mode))
         for end in range(3, len(data), max(1, len(data) // scaled(60))):
             try:
@@ -309,9 +312,9 @@ def test_a_decompression_bomb_is_refused_within_pillows_limit(path, monkeypatch)
     # The limit is the user's to set, for simplejpeg too; half of it is Pillow's warning, an error here.
     file = pictures.jpeg(20, 20)
     for limit in (100, 300):
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", limit)
         assert f"exceeds limit of {limit * (2 if limit == 100 else 1)} pixels" in refusal(file)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", None)
     assert ImageFile(file).decode("tensor").shape == (3, 20, 20)
 
 
@@ -342,8 +345,8 @@ def test_lack_of_memory_is_a_typed_error(monkeypatch):
         raise MemoryError
 
     with monkeypatch.context() as patched:
-        patched.setattr(Image, "open", fails)
-        assert refusal(FILES["png"][0]) == (
+        patched.setattr("PIL.Image.open", fails)
+        assert refusal(pictures.file("png")[0]) == (
             "PNG does not fit into the memory of this process when it is decoded; "
             "decode=None gives the bytes as they are"
         )
@@ -420,7 +423,7 @@ def test_every_way_of_reading_names_the_sample_that_does_not_decode(path):
 @pytest.mark.parametrize("form", ["numpy", "tensor"])
 def test_a_batch_is_default_collate_of_the_samples(path, form, options):
     names = ["jpeg", "jpeg-444", "png", "webp", "tiff"]
-    samples = [{"image": ImageFile(FILES[names[i % 5]][0]), "y": i} for i in range(20)]
+    samples = [{"image": ImageFile(pictures.file(names[i % 5])[0]), "y": i} for i in range(20)]
     ds = opened(written(path, samples, **options), form)
     order = seeded("batch").sample(range(20), 20)
     expected = default_collate([ds[i] for i in order])
@@ -432,7 +435,7 @@ def test_a_batch_is_default_collate_of_the_samples(path, form, options):
 
 
 def test_greys_make_batches_of_one_channel(path):
-    grey = FILES["jpeg-grey"][0]
+    grey = pictures.file("jpeg-grey")[0]
     written(path, [ImageFile(grey)] * 3)
     assert opened(path, "tensor").batch([0, 1]).shape == (2, 1, 17, 23)
     assert opened(path, "numpy").batch([0, 1]).shape == (2, 17, 23)
@@ -450,7 +453,7 @@ def test_pictures_of_several_sizes_are_refused_by_default_collate_and_taken_by_o
 
 
 def test_a_grey_picture_is_not_spread_over_the_colours_of_a_batch(path):
-    written(path, [ImageFile(FILES[name][0], "tensor") for name in ("jpeg", "jpeg-grey", "jpeg")])
+    written(path, [ImageFile(pictures.file(name)[0], "tensor") for name in ("jpeg", "jpeg-grey", "jpeg")])
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         opened(path).batch(range(3))
     assert opened(path, Decoding("tensor", "RGB")).batch(range(3)).shape == (3, 3, 17, 23)

@@ -11,14 +11,17 @@ import numpy as np
 import pictures
 import pytest
 import torch
+from optional import Library, needs
 from pictures import FILES, as_pillow, by_library
-from PIL import Image, ImageOps
 from scale import scaled, seeded
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
-from edcache.codec.photos import crop_of
+from edcache.codec.images import part_of
 from edcache.errors import ImageError, OptionError
+
+Image, ImageOps = Library("PIL.Image"), Library("PIL.ImageOps")
+pytestmark = needs("PIL")
 
 
 def written(path, files):
@@ -72,7 +75,7 @@ SIZES = [(32, 32), (7, 40), (30, 12)]
 @pytest.mark.parametrize("name", FILES)
 def test_every_kind_of_file_is_resized_as_pillow_does(name, size):
     """To a grey level. Some are smaller than the size, one is a pixel."""
-    data, mode = FILES[name]
+    data, mode = pictures.file(name)
     plain = as_pillow(data, mode)
     ways = [
         ({}, squeezed(plain, size)),
@@ -121,7 +124,7 @@ def test_a_decoder_is_asked_for_no_more_pixels_than_the_resize_needs(monkeypatch
 
 def test_what_is_resized_keeps_its_layout():
     """torch would make planes, which takes as long as half of the resize, and the caller turn them back."""
-    resized = crop_of(Decoding(size=(20, 30)), 60, 80).resized(np.asarray(smooth(80, 60)))
+    resized = part_of(Decoding(size=(20, 30)), 60, 80).resized(np.asarray(smooth(80, 60)), (20, 30))
     assert resized.shape == (20, 30, 3)
     assert resized.flags.c_contiguous
 
@@ -144,7 +147,7 @@ def test_sixteen_bits_and_cmyk_and_palettes_are_bytes_before_they_are_resized():
     for form in ("numpy", "pil"):
         assert difference(array(deep, form, size=(9, 8)), expected)[1] <= 1
     for name in ("jpeg-cmyk", "tiff-cmyk", "png-palette", "png-bits", "jpeg-grey"):
-        assert array(FILES[name][0], "pil", mode="RGB", size=5).shape == (5, 5, 3)
+        assert array(pictures.file(name)[0], "pil", mode="RGB", size=5).shape == (5, 5, 3)
     wide = pictures.encoded("TIFF", Image.new("F", (3, 2)))
     with pytest.raises(ImageError, match="TIFF of mode F has no form in bytes"):
         array(wide, "pil", size=5)
@@ -184,7 +187,7 @@ def test_damaged_files_and_bombs_are_refused_at_every_size(crop, monkeypatch):
             with by_library(library), pytest.raises(ImageError, match="JPEG does not decode: "):
                 array(file[:cut], size=20, crop=crop)
     # What is decoded at an eighth counts as what it is.
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 900 * 700 - 1)
+    monkeypatch.setattr("PIL.Image.MAX_IMAGE_PIXELS", 900 * 700 - 1)
     for library in ("simplejpeg", "pillow"):
         with by_library(library), pytest.raises(ImageError, match="JPEG is larger than Pillow's limit"):
             array(file, size=20, crop=crop)
@@ -244,7 +247,7 @@ def test_workers_give_the_batches_of_this_process(path):
 
 
 def test_grey_among_colours_takes_a_mode(path):
-    written(path, [FILES[name][0] for name in ("jpeg", "jpeg-grey")])
+    written(path, [pictures.file(name)[0] for name in ("jpeg", "jpeg-grey")])
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         opened(path, size=8).batch([0, 1])
     assert opened(path, size=8, mode="RGB").batch([0, 1])["image"].shape == (2, 3, 8, 8)

@@ -215,10 +215,7 @@ def same(found: Any, expected: Any) -> bool:
     return bool(found == expected)
 
 
-# Samples one after the other, of one size; some apart from others; some written backwards; of many sizes.
-PAGES = [*range(4200), *range(6000, 6600, 3), *range(8000, 7900, -1)]
-
-
-def paged(i: int) -> dict[str, Any]:
-    """Small, and from 6,000 on of a size of its own."""
-    return {"i": i, "x": np.full(3 if i < 6000 else i % 60, i % 251, np.uint8)}
+def large(i: int) -> dict[str, Any]:
+    """Of several blocks, so that each is checked alone; of sizes around one block."""
+    nbytes = (1 << 16) - 24 + 8 * i
+    return {"x": (np.arange(nbytes) % 251).astype(np.uint8), "label": i}

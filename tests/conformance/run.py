@@ -1,7 +1,6 @@
 """Hold a reader of the format to the suite: python -m tests.conformance.run --reader "CMD {path}"
 
-README.md beside this file says what CMD prints. The golden archives take nothing but Python; --attacks takes
-edcache with its test requirements, which makes the hostile files.
+README.md beside this file says what CMD prints. It takes nothing but Python.
 """
 
 from __future__ import annotations
@@ -9,11 +8,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shlex
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,62 +77,12 @@ def golden(reader: str, only: list[str] | None = None) -> Iterator[tuple[str, st
             yield path.name, answer.harm or answer.refusal or difference(found, expected)
 
 
-def flaw(answer: Answer, sound: Any, forged: bool, longer: bool) -> str | None:
-    """What is wrong with an answer about a hostile file that was made from a sound archive.
-
-    Args:
-        sound: the reader's document of that archive. forged: values may be others; longer: so may the length.
-    """
-    if answer.document is None or forged:
-        return answer.harm
-    length, samples, labels = (answer.document[name] for name in ("length", "samples", "labels"))
-    if length > sound["length"] and not longer:
-        return f"length {length}, sound {sound['length']}"
-    for index, value in samples.items():
-        is_refused = isinstance(value, dict) and "refused" in value
-        if not is_refused and value != sound["samples"].get(index):
-            return f"sample {index}: {difference(value, sound['samples'].get(index))}"
-    for name, values in labels.items():
-        known = sound["labels"].get(name)
-        if known is not None and any(
-            v is not None and v not in known[k : k + 1] for k, v in enumerate(values)
-        ):
-            return f"label {name} has other values"
-    return None
-
-
-def attacks(reader: str, every: int = 1) -> Iterator[tuple[str, str | None]]:
-    """Every so many-th hostile file by name, with what is wrong with the reader's answer."""
-    sys.path[:0] = [str(HERE), str(HERE / "attacks"), *(str(HERE.parent / d) for d in ("kit", "conformance"))]
-    from sound import original
-    from test_attacks import NUMBERED, forged
-
-    with tempfile.TemporaryDirectory() as name:
-        folder, bases, documents = Path(name), {}, {}
-        for number, attack in NUMBERED[::every]:
-            if attack.base not in bases:
-                bases[attack.base] = original(attack.base, folder)
-                answer = asked(reader, bases[attack.base].path)
-                documents[attack.base] = answer.document
-                yield f"sound {attack.base}", answer.harm or answer.refusal
-            path = folder / f"attack-{number}.zip"
-            forged(attack, bases[attack.base], path)
-            sound = documents[attack.base] or {"length": 0, "samples": {}, "labels": {}}
-            yield f"{number} {attack.name}", flaw(asked(reader, path), sound, attack.forged, attack.longer)
-            if os.path.lexists(path) and not path.is_dir():
-                path.unlink()
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance.run", description=__doc__)
     parser.add_argument("--reader", required=True, help='a command, as "CMD {path}"')
     parser.add_argument("--only", nargs="*", help="names of golden archives, as fixed; none with no name")
-    parser.add_argument("--attacks", action="store_true", help="try the hostile files too")
-    parser.add_argument("--every", type=int, default=1, help="only every so many-th hostile file")
     options = parser.parse_args(arguments)
     tried = [*golden(options.reader, options.only)]
-    if options.attacks:
-        tried += attacks(options.reader, options.every)
     wrong = [f"{name}: {what}" for name, what in tried if what is not None]
     print(*wrong, f"{len(tried) - len(wrong)} of {len(tried)} as expected", sep="\n")
     return 1 if wrong else 0

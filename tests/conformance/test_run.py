@@ -18,7 +18,6 @@ import client_reference
 import golden_samples as samples
 import pytest
 import run
-from scale import SCALE
 from test_golden import EXPECTED, GOLDEN, LENGTHS, expected_labels
 
 import edcache
@@ -81,17 +80,14 @@ def test_both_clients_give_the_expected_documents(client: Any, name: str) -> Non
 
 
 def test_the_reference_reader_passes_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--reader", CLIENT["reference"], "--only", "fixed", "torn", "pages"]) == 0
+    assert run.main(["--reader", CLIENT["reference"], "--only", "fixed", "torn", "large"]) == 0
     assert capsys.readouterr().out == "3 of 3 as expected\n"
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("client", "every"), [("reference", 6), ("edcache", 30)])
-def test_clients_pass_the_whole_suite(client: str, every: int, capsys: pytest.CaptureFixture[str]) -> None:
-    # Each file is a process, which imports torch for the client of the package.
-    every = round(every / min(1, SCALE))
-    status = run.main(["--reader", CLIENT[client], "--attacks", "--every", str(every)])
-    assert status == 0, capsys.readouterr().out
+@pytest.mark.parametrize("client", CLIENT)
+def test_clients_pass_the_whole_suite(client: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--reader", CLIENT[client]]) == 0, capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -107,36 +103,8 @@ def test_clients_pass_the_whole_suite(client: str, every: int, capsys: pytest.Ca
     ],
 )
 def test_a_reader_that_is_wrong_is_noticed(script, says, tmp_path, monkeypatch, capsys):
-    (tmp_path / "expected").write_text(json.dumps(client_reference.document(str(GOLDEN / "v2-fixed.zip"))))
+    (tmp_path / "expected").write_text(json.dumps(client_reference.document(str(GOLDEN / "v3-fixed.zip"))))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(run.asked, "__defaults__", (1.0,))
     assert run.main(["--reader", shlex.join(["sh", "-c", script]), "--only", "fixed"]) == 1
     assert says in capsys.readouterr().out
-
-
-SOUND = {
-    "length": 2,
-    "samples": {"0": {"int": "1"}, "1": {"int": "2"}},
-    "labels": {"y": [{"int": "5"}, None]},
-}
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({}, None),
-        ({"length": 1, "samples": {"1": {"int": "2"}}, "labels": {}}, None),
-        ({"samples": {"0": {"refused": "crc32"}, "1": {"int": "2"}}}, None),
-        ({"length": 3}, "length 3"),
-        ({"samples": {"0": {"int": "2"}}}, "sample 0"),
-        ({"samples": {"2": {"int": "2"}}}, "sample 2"),
-        ({"labels": {"y": [None, {"int": "5"}]}}, "label y"),
-        ({"labels": {"z": [{"int": "5"}]}}, None),
-    ],
-)
-def test_a_hostile_file_may_be_refused_or_read_as_what_it_was(changes: Any, says: str | None) -> None:
-    flaw = run.flaw(run.Answer(SOUND | changes), SOUND, forged=False, longer=False)
-    assert flaw is None if says is None else says in str(flaw)
-    assert run.flaw(run.Answer(SOUND | changes), SOUND, forged=True, longer=True) is None
-    assert run.flaw(run.Answer(refusal="refused"), SOUND, forged=False, longer=False) is None
-    assert run.flaw(run.Answer(harm="exit status -11"), SOUND, forged=True, longer=True) is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 from far import make
 from range_server import serving
+from systems import ended, in_child
 from torch.utils.data import BatchSampler, DataLoader
 
 from edcache import CachedDataset, samplers
@@ -82,6 +84,30 @@ def test_an_order_is_fetched_ahead_of_who_reads_it(far, tmp_path, way):
         # Every process opens it.
         assert served.sent <= 1.03 * nbytes + 3 * (PAGE + TAIL_NBYTES)
         assert not is_ahead()
+
+
+@pytest.mark.parametrize("way", ["loader", "sampler"])
+def test_nobody_looks_ahead_before_the_first_batch_of_each_reader_is_there(far, tmp_path, way):
+    with serving(far.read_bytes()) as served:
+        ds = opened(served.url, tmp_path)
+        prefetch = ds._reader.session.file.ahead
+        assert prefetch is not None
+
+        def wait() -> None:
+            held = prefetch.hold()
+            time.sleep(60)
+            held.close()
+
+        pid = in_child(wait)
+        assert becomes(prefetch.is_held)
+        batches = iter(WAYS[way](ds))
+        next(batches)
+        time.sleep(0.5)
+        assert served.sent < far.stat().st_size / 2
+        os.kill(pid, signal.SIGKILL)
+        ended(pid)
+        assert becomes(lambda: served.sent > 0.9 * far.stat().st_size)
+        assert sum(len(batch["n"]) for batch in batches) == COUNT - 8
 
 
 def test_it_goes_so_far_ahead_and_no_further(far, tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 import torch
 from codec_samples import Color, Point, encode, run_script, same, samples
 from hypothesis import given
+from optional import needs
 from range_server import serving
 from systems import reading_by
 from torch.utils.data import default_collate
@@ -261,6 +262,7 @@ print("read")
         assert run_script(WITHOUT_TORCH + script) == "read\n"
 
 
+@needs("PIL")
 def test_what_takes_another_package_says_which(tmp_path):
     path = tmp_path / "dtypes.zip"
     with CacheWriter(path) as w:
@@ -306,6 +308,7 @@ def test_a_dtype_that_numpy_lacks_comes_as_integers_of_its_bits(tmp_path):
     assert (found.dtype, found.tolist()) == (np.uint8, [0, 1, 2, 3])
 
 
+@needs("PIL")
 def test_images_that_decode_to_tensors_are_arrays_with_channels_last(tmp_path):
     path = GOLDEN / "v2-images.zip"
     ds, torch_ds = edcache.numpy.open(path), CachedDataset.from_cache(path)

@@ -206,7 +206,7 @@ def test_each_part_keeps_its_fields_and_transforms(two):
 
 def test_a_damaged_record_is_named_whichever_archive_it_is_in(two):
     path = two[1].path
-    offset = int(two[1]._reader.records.offset[4])
+    offset = int(two[1]._reader.rows["offset"][4])
     with open(path, "r+b") as file:
         file.seek(offset + 8)
         file.write(b"\xff\xff\xff\xff")

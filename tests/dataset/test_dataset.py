@@ -21,6 +21,7 @@ from edcache import CachedDataset, CacheWriter, View
 from edcache.errors import (
     ArchiveNotFoundError,
     CodecError,
+    EdcacheError,
     LabelError,
     MissingSampleError,
     OptionError,
@@ -406,6 +407,21 @@ def test_repr_tells_what_is_missing(path: Path) -> None:
     with CacheWriter(path) as writer:
         writer.write(2, "two")
     assert repr(CachedDataset.from_cache(path)) == f"CachedDataset({str(path)!r}, 3 samples, 2 missing)"
+
+
+def test_what_failed_to_open_has_a_repr_for_tracebacks_and_debuggers(path: Path) -> None:
+    path.write_bytes(b"no archive")
+    for source, name, options in (
+        (None, path, {}),
+        (None, f"{path}.not", {}),
+        ([1], f"{path}.new", {"allow_partial": True}),
+    ):
+        with pytest.raises(EdcacheError) as caught:
+            CachedDataset(source, name, **options)
+        values = (value for entry in caught.traceback for value in entry.locals.values())
+        held = [value for value in values if isinstance(value, CachedDataset)]
+        assert held
+        assert {*map(repr, held)} <= {"CachedDataset(not open)", f"CachedDataset({str(name)!r}, not open)"}
 
 
 def test_refresh_shows_what_was_added(cache: CachedDataset, path: Path) -> None:

@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pytest
 import torch
+from optional import Later, Library, made
 
 from edcache import CachedDataset, cachable
 from edcache.errors import OptionError, SourceError, StaleCacheError
+
+pd, datasets = Library("pandas"), Library("datasets")
 
 CALLS: list[Any] = []
 COMPUTED: list[int] = []
@@ -79,9 +81,7 @@ class Made:
 
 
 def hf_dataset(columns: Any) -> Any:
-    from datasets import Dataset
-
-    return Dataset.from_dict(columns)
+    return datasets.Dataset.from_dict(columns)
 
 
 @pytest.fixture(autouse=True)
@@ -279,14 +279,17 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
         ({"k": 1}, {"k": 2}),
         (b"a", "b'a'"),
         (np.zeros(3), np.zeros(3, np.float32)),
-        (pd.DataFrame({"v": range(100)}), pd.DataFrame({"v": [*range(50), -1, *range(51, 100)]})),
-        (pd.Series([1, 2]), pd.Series([1, 2], index=[1, 0])),
-        (pd.Series([1, 2]), pd.Series([1, 2], dtype="int8")),
+        (
+            Later(lambda: pd.DataFrame({"v": range(100)})),
+            Later(lambda: pd.DataFrame({"v": [*range(50), -1, *range(51, 100)]})),
+        ),
+        (Later(lambda: pd.Series([1, 2])), Later(lambda: pd.Series([1, 2], index=[1, 0]))),
+        (Later(lambda: pd.Series([1, 2])), Later(lambda: pd.Series([1, 2], dtype="int8"))),
         (np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[1, 0])),
         (deque([np.arange(2000)]), deque([np.arange(2000) * (np.arange(2000) != 999)])),
         (re.compile("a" * 300 + "b"), re.compile("a" * 300 + "c")),
         (torch.tensor([1 + 2j]).conj(), torch.tensor([1 + 2j])),
-        (hf_dataset({"v": [1]}), hf_dataset({"v": [3]})),
+        (Later(lambda: hf_dataset({"v": [1]})), Later(lambda: hf_dataset({"v": [3]}))),
         (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),
         (pa.table({"v": [1]}), pa.table({"v": [2]})),
         (torch.eye(2).to_sparse(), torch.ones(2, 2).to_sparse()),
@@ -294,9 +297,9 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
 )
 def test_arguments_that_differ_are_told_apart(tmp_path: Path, before: Any, after: Any) -> None:
     numbers = factory_at(tmp_path / "n.zip")
-    numbers(a=before)
+    numbers(a=made(before))
     with pytest.raises(StaleCacheError, match="argument a: "):
-        numbers(a=after)
+        numbers(a=made(after))
 
 
 def load(root: str, split: str = "train") -> Squares:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from filled import computed, note
 from likeness import same
+from optional import Library, need
 from torch.utils.data import (
     BatchSampler,
     ConcatDataset,
@@ -23,10 +24,11 @@ from torch.utils.data import (
     WeightedRandomSampler,
     random_split,
 )
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 from edcache import CachedDataset, CacheWriter
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
+
+torchdata = Library("torchdata.stateful_dataloader")
 
 COUNT = 61
 
@@ -243,7 +245,7 @@ def expected_of(ds, options):
 def test_a_stateful_data_loader_resumes_our_samplers_exactly(archive, make, workers, tally):
     def fresh():
         ds = CachedDataset.from_cache(archive)
-        return StatefulDataLoader(ds, **make(ds), num_workers=workers)
+        return torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers)
 
     ds = CachedDataset.from_cache(archive)
     this, following = expected_of(ds, make(ds))
@@ -265,9 +267,9 @@ def test_a_stateful_data_loader_resumes_our_samplers_exactly(archive, make, work
 def test_a_stateful_data_loader_that_finished_an_epoch_goes_on_with_the_next(archive, make, workers):
     ds = CachedDataset.from_cache(archive)
     this, following = expected_of(ds, make(ds))
-    loader = told(StatefulDataLoader(ds, **make(ds), num_workers=workers), 1)
+    loader = told(torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers), 1)
     assert indices(loader) == this
-    other = StatefulDataLoader(ds, **make(ds), num_workers=workers)
+    other = torchdata.StatefulDataLoader(ds, **make(ds), num_workers=workers)
     other.load_state_dict(loader.state_dict())
     assert indices(other) == following
 
@@ -277,15 +279,44 @@ def test_a_stateful_data_loader_that_finished_an_epoch_goes_on_with_the_next(arc
 def test_a_stateful_data_loader_resumes_its_own_shuffle_on_a_cache(pair, workers):
     found = []
     for ds in pair:
-        loader = StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
+        loader = torchdata.StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
         iterator = iter(loader)
         head = list(itertools.islice(iterator, 2))
         state = loader.state_dict()
-        other = StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
+        other = torchdata.StatefulDataLoader(ds, 8, shuffle=True, generator=seeded(), num_workers=workers)
         other.load_state_dict(state)
         found.append(head + list(other))
         assert sorted(flat(indices(found[-1]))) == sorted(s["index"] for s in pair[1])
     assert_alike(*found)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_accelerate_goes_on_amid_an_epoch_with_other_ranks(archive, tmp_path, ranks):
+    """By its checkpoints, and by skipping batches."""
+    need("accelerate")
+    from accelerate import Accelerator, skip_first_batches
+
+    ds = CachedDataset.from_cache(archive)
+
+    def loaders(count):
+        of = [{"num_replicas": count, "rank": rank} for rank in range(count)]
+        return [ds.loader(None, sampler=Shuffle(ds, 5, global_batch_size=8, **each)) for each in of]
+
+    accelerator = Accelerator(cpu=True)
+    first = accelerator.prepare(loaders(2)[0])
+    accelerator.register_for_checkpointing(first)
+    assert len(list(itertools.islice(first, 3))) == 3
+    accelerator.save_state(tmp_path / "state")
+    found = []
+    for rank, loader in enumerate(loaders(ranks)):
+        accelerator = Accelerator(cpu=True)
+        accelerator.register_for_checkpointing(loader)
+        accelerator.load_state(tmp_path / "state")
+        found.append(indices(loader))
+        assert found[-1] == indices(skip_first_batches(loaders(ranks)[rank], 3))
+    whole = loaders(1)[0].sampler
+    steps = [sorted(flat(shares)) for shares in zip(*found, strict=True)]
+    assert steps == [sorted(whole.which(step).tolist()) for step in range(3, 8)]
 
 
 def flat(batches):
@@ -403,28 +434,35 @@ def test_a_lightning_checkpoint_amid_an_epoch_resumes_our_samplers(archive, tmp_
 
     ds = CachedDataset.from_cache(archive)
     whole, first, second = Tiny(), Tiny(), Tiny()
-    trainer().fit(whole, StatefulDataLoader(ds, **OURS[name](ds)))
-    trainer(callbacks=[Interrupted(tmp_path / "c.ckpt")]).fit(first, StatefulDataLoader(ds, **OURS[name](ds)))
-    trainer().fit(second, StatefulDataLoader(ds, **OURS[name](ds)), ckpt_path=tmp_path / "c.ckpt")
+    trainer().fit(whole, torchdata.StatefulDataLoader(ds, **OURS[name](ds)))
+    trainer(callbacks=[Interrupted(tmp_path / "c.ckpt")]).fit(
+        first, torchdata.StatefulDataLoader(ds, **OURS[name](ds))
+    )
+    trainer().fit(second, torchdata.StatefulDataLoader(ds, **OURS[name](ds)), ckpt_path=tmp_path / "c.ckpt")
     assert first.seen[:11] + second.seen == whole.seen
     assert same(second.layer.weight.data, whole.layer.weight.data)
 
 
 @pytest.mark.full
 @quiet_lightning
-def test_a_lightning_checkpoint_amid_an_epoch_goes_on_with_other_devices(archive, tmp_path):
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_lightning_checkpoint_amid_an_epoch_goes_on_with_other_devices(archive, tmp_path, workers):
     from lightning_parts import Interrupted, Tiny, trainer
 
     ds = CachedDataset.from_cache(archive)
 
     def loader():
-        return ds.loader(None, sampler=Shuffle(ds, 5, global_batch_size=8))
+        sampler = Shuffle(ds, 5, global_batch_size=8)
+        if workers is None:
+            return ds.loader(None, sampler=sampler)
+        return torchdata.StatefulDataLoader(ds, batch_sampler=sampler, num_workers=workers)
 
     def seen(devices, name, **options):
         folder = tmp_path / name
         folder.mkdir()
         checkpoint = options.pop("ckpt_path", None)
         many = {"devices": devices, "strategy": "ddp_fork"} if devices > 1 else {}
+        many["use_distributed_sampler"] = workers is None
         trainer(**many, **options).fit(Tiny(folder), loader(), ckpt_path=checkpoint)
         ranks = [json.loads((folder / str(rank)).read_text()) for rank in range(devices)]
         return [

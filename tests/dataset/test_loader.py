@@ -446,7 +446,7 @@ def test_what_a_batch_transform_raises_amid_several_comes_at_its_batch(plain_arc
 def test_a_slice_that_is_gathered_with_a_corrupt_record_comes_up_to_it(tmp_path, plain_archive):
     path = tmp_path / "b.zip"
     path.write_bytes(plain_archive.read_bytes())
-    flip(path, int(CachedDataset.from_cache(path)._reader.records.offset[777]))
+    flip(path, int(CachedDataset.from_cache(path)._reader.rows["offset"][777]))
     loader = CachedDataset.from_cache(path).loader(2)
     for _ in range(3):
         found, error = consume(loader)
@@ -532,12 +532,12 @@ def consume(loader):
 def test_a_corrupt_record_raises_at_its_batch(tmp_path, archive):
     path = tmp_path / "b.zip"
     path.write_bytes(archive.read_bytes())
-    flip(path, int(CachedDataset.from_cache(path)._reader.records.offset[45]))
+    flip(path, int(CachedDataset.from_cache(path)._reader.rows["offset"][45]))
     ds = CachedDataset.from_cache(path)
     loader = ds.loader(10)
     found, error = consume(loader)
     assert type(error) is CorruptRecordError
-    assert re.search("record 45 at offset .*: crc32 0x", str(error))
+    assert re.search("record 45 at offset .*: it fails its crc32", str(error))
     assert found == list(range(40))
     assert consume(loader)[0] == found
     assert labels(ds.loader(10, sampler=range(46, COUNT))) == list(range(46, COUNT))
@@ -546,7 +546,7 @@ def test_a_corrupt_record_raises_at_its_batch(tmp_path, archive):
 def test_batches_before_the_one_that_fails_are_all_given(tmp_path):
     with CacheWriter(tmp_path / "a.zip") as w:
         w.extend({"label": k} for k in range(3000))
-    flip(tmp_path / "a.zip", int(CachedDataset.from_cache(tmp_path / "a.zip")._reader.records.offset[2777]))
+    flip(tmp_path / "a.zip", int(CachedDataset.from_cache(tmp_path / "a.zip")._reader.rows["offset"][2777]))
     for threads in (1, 3):
         loader = CachedDataset.from_cache(tmp_path / "a.zip").loader(1, num_threads=threads)
         for _ in range(2):

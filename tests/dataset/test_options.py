@@ -149,3 +149,13 @@ def test_a_message_has_no_address_of_an_object(tmp_path, name):
     with pytest.raises(OptionError, match=f"{name}=<object>") as caught:
         CachedDataset([1], tmp_path / "a.zip", lazy=name == "max_bytes", **{name: object()})
     assert "0x" not in str(caught.value)
+
+
+def test_options_show_no_credentials_also_in_the_frames_of_a_traceback():
+    secret = {"headers": {"Authorization": "s3cr3t"}, "request_tries": 1}
+    assert "s3cr3t" not in repr(edcache.CacheOptions(storage_options=secret))
+    with pytest.raises(edcache.errors.StorageError) as raised:
+        edcache.CachedDataset.from_cache("http://127.0.0.1:1/a.zip", storage_options=secret)
+    held = [entry.frame.f_locals.get("options") for entry in raised.traceback]
+    assert any(held)
+    assert "s3cr3t" not in repr(held)

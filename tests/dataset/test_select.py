@@ -446,7 +446,7 @@ def reads(view):
 @pytest.mark.parametrize("place", [0, 16384, MIB // 2, MIB - 32768])
 @pytest.mark.parametrize("fields", [("mask",), ("boxes",), ("label", "mask"), ("boxes", "label")])
 def test_damage_far_from_the_field_is_not_met(big, place, fields):
-    offset = int(big._reader.records.offset[1])
+    offset = int(big._reader.rows["offset"][1])
     damaged = flipped(big, offset + place)
     for read in reads(damaged.select(*fields)):
         read()
@@ -469,7 +469,7 @@ def test_damage_far_from_the_field_is_not_met(big, place, fields):
 def test_damage_in_the_field_is_met(big, field):
     start = {"mask": MIB, "boxes": MIB + 65536, "label": MIB + 65536 + 64}[field]
     size = {"mask": 65536, "boxes": 64, "label": 8}[field]
-    offset = int(big._reader.records.offset[1]) + start
+    offset = int(big._reader.rows["offset"][1]) + start
     for place in (0, size - 1):
         damaged = flipped(big, offset + place)
         for read in reads(damaged.select(field)):
@@ -481,7 +481,7 @@ def test_damage_in_the_field_is_met(big, field):
 
 
 def test_a_field_that_was_checked_says_nothing_of_the_others(big):
-    damaged = flipped(big, int(big._reader.records.offset[1]) + 5000)
+    damaged = flipped(big, int(big._reader.rows["offset"][1]) + 5000)
     for _ in range(3):
         assert same(
             damaged.select("mask").batch([0, 1, 2])["mask"], torch.stack([large(k)["mask"] for k in range(3)])
@@ -493,7 +493,7 @@ def test_a_field_that_was_checked_says_nothing_of_the_others(big):
 
 
 def test_always_checks_the_whole_record_and_never_none_of_it(big):
-    flipped(big, int(big._reader.records.offset[1]) + 5)
+    flipped(big, int(big._reader.rows["offset"][1]) + 5)
     for read in reads(CachedDataset.from_cache(big.path, verify="never").select("image")):
         read()
     for read in reads(CachedDataset.from_cache(big.path, verify="always").select("mask")):
@@ -503,8 +503,8 @@ def test_always_checks_the_whole_record_and_never_none_of_it(big):
 
 def test_damage_anywhere_in_a_compressed_record_is_met(tmp_path):
     ds = write(tmp_path / "a.zip", map(large, range(2)), compression="zstd")
-    records = ds._reader.records
-    damaged = flipped(ds, int(records.offset[1] + records.nbytes[1]) - 5)
+    rows = ds._reader.rows
+    damaged = flipped(ds, int(rows["offset"][1] + rows["nbytes"][1]) - 5)
     for read in (lambda: damaged.select("label")[1], lambda: damaged.select("boxes").batch([0, 1])):
         with pytest.raises(CorruptRecordError, match="record 1 at offset"):
             read()
@@ -516,7 +516,7 @@ def test_a_field_behind_a_variable_one_is_checked_with_all_of_it(tmp_path):
     ds = write(tmp_path / "a.zip", made)
     view = ds.select("y")
     assert same(list(view), [{"y": m["y"]} for m in made])
-    damaged = flipped(ds, int(ds._reader.records.offset[2]) + 3000)
+    damaged = flipped(ds, int(ds._reader.rows["offset"][2]) + 3000)
     for read in (lambda: damaged.select("y")[2], lambda: damaged.select("x")[2], lambda: damaged[2]):
         with pytest.raises(CorruptRecordError, match="record 2 at offset"):
             read()

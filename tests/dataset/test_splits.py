@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optional import Library
 from scale import scaled
 
 from edcache import CachedDataset, CacheWriter
@@ -18,11 +19,11 @@ from edcache.errors import LabelError, OptionError, UnknownLabelError
 FASHION = Path("/usr/share/datasets/fashion-mnist/train-labels-idx1-ubyte.gz")
 SEEDS = range(3)
 
+sklearn = Library("sklearn.model_selection")
+
 
 def digits():
-    from sklearn.datasets import load_digits
-
-    return load_digits().target
+    return Library("sklearn.datasets").load_digits().target
 
 
 def fashion_mnist():
@@ -31,14 +32,6 @@ def fashion_mnist():
 
 
 SETS = {"digits": digits} | ({"fashion-mnist": fashion_mnist} if FASHION.exists() else {})
-
-
-@pytest.fixture(scope="module")
-def sklearn():
-    """Imported on use: it is large in a process that forks."""
-    from sklearn import model_selection
-
-    return model_selection
 
 
 @pytest.fixture(scope="module", params=SETS)
@@ -74,7 +67,7 @@ def assert_partition(parts, count):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_stratified_split_is_as_even_as_that_of_scikit_learn(real, sklearn, seed, tally):
+def test_a_stratified_split_is_as_even_as_that_of_scikit_learn(real, seed, tally):
     labels = real.labels["label"]
     parts = [view.indices for view in real.split(0.8, 0.2, seed=seed, stratify="label")]
     assert_partition(parts, len(real))
@@ -122,7 +115,7 @@ def test_counts_are_met_exactly(real, stratify):
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_stratified_folds_are_as_even_as_those_of_scikit_learn(real, sklearn, seed, tally):
+def test_stratified_folds_are_as_even_as_those_of_scikit_learn(real, seed, tally):
     labels = real.labels["label"]
     folds = real.kfold(5, seed=seed, stratify="label")
     tests = [test.indices for _, test in folds]
@@ -143,7 +136,7 @@ def assert_whole_groups(parts, groups):
 
 
 @pytest.mark.parametrize("n", [2, 5, 10])
-def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, sklearn, n, tally):
+def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, n, tally):
     writers = real.labels["writer"]
     theirs = [test for _, test in sklearn.GroupKFold(n).split(writers, groups=writers)]
     for seed in (None, *SEEDS):
@@ -158,7 +151,7 @@ def test_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, sklear
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", [None, *SEEDS])
-def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, sklearn, seed, tally):
+def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(real, seed, tally):
     labels, writers = real.labels["label"], real.labels["writer"]
     ours = theirs = 0.0
     for n in (2, 3, 5):
@@ -174,7 +167,7 @@ def test_stratified_folds_of_whole_groups_are_as_even_as_those_of_scikit_learn(r
 
 
 @pytest.mark.parametrize("stratify", [None, "label"])
-def test_splits_of_whole_groups_are_nearer_to_their_shares_than_scikit_learns(real, sklearn, stratify, tally):
+def test_splits_of_whole_groups_are_nearer_to_their_shares_than_scikit_learns(real, stratify, tally):
     labels, writers = real.labels["label"], real.labels["writer"]
     missed, uneven = np.zeros(2), np.zeros(2)
     for seed in SEEDS:

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveError, CorruptRecordError, StaleArchiveError
+from edcache.format import ROW
 from edcache.reader.session import Session
-from edcache.reader.together import Together
 
 
 def sample(k):
@@ -156,15 +156,17 @@ def test_damage_is_named(tmp_path, verify):
     assert CachedDataset.from_cache(paths, verify="never").batch([0, 47])["label"].tolist() == [0, 47]
 
 
-def test_blocks_that_an_index_claims_outside_its_file_are_not_looked_at(tmp_path):
-    sessions = [CachedDataset.from_cache(path)._reader.session for path in several(tmp_path, 2)]
-    for session in sessions:
-        blocks = session.index.blocks.copy()
-        blocks[:, 1] += 1 << 40
-        session.index.blocks = blocks
-    group = Together.of(sessions).group(np.array([0, 1]), np.array([3, 4]))
-    with pytest.raises(CorruptRecordError):
-        group.decoded(copy=True)
+@pytest.mark.parametrize("verify", ["touch", "never"])
+def test_a_row_that_points_out_of_its_file_is_not_followed(tmp_path, verify):
+    paths = several(tmp_path, 2)
+    place = CachedDataset.from_cache(paths[1])._reader.session._root.index
+    data = bytearray(paths[1].read_bytes())
+    at = place.offset + 4 * ROW.itemsize
+    data[at : at + 8] = (1 << 40).to_bytes(8, "little")
+    paths[1].write_bytes(data)
+    ds = CachedDataset.from_cache(paths, verify=verify)
+    with pytest.raises(CorruptRecordError, match=r"1\.zip: record 4 at offset 1,099,511,627,776: it ends at"):
+        ds.batch([3, 24])
 
 
 def test_archives_that_are_open_hold_few_descriptors(paths, monkeypatch):

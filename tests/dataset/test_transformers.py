@@ -13,11 +13,14 @@ import sys
 import pytest
 import torch
 from likeness import same
+from optional import needs
 from torch.utils.data import DataLoader, Subset
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.samplers import Shuffle
+
+pytestmark = needs("transformers", "accelerate")
 
 COUNT = 24
 WORDS = ["[PAD]", "[UNK]", "[MASK]", *"abcdefgh"]
@@ -174,7 +177,9 @@ path, folder, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
 class Job(Trainer):
     def get_train_dataloader(self):
         sampler = Shuffle(self.train_dataset, seed=3, global_batch_size=10)
-        return DataLoader(self.train_dataset, batch_sampler=sampler, num_workers=1)
+        if "workers" in sys.argv:
+            return DataLoader(self.train_dataset, batch_sampler=sampler, num_workers=1)
+        return self.train_dataset.loader(None, sampler=sampler)
 
 class Model(torch.nn.Module):
     def __init__(self):
@@ -206,7 +211,8 @@ job.train(resume_from_checkpoint=last > 4)
 
 
 @pytest.mark.full
-def test_a_trainer_goes_on_with_other_devices(tmp_path):
+@pytest.mark.parametrize("form", ["loader", "workers"])
+def test_a_trainer_goes_on_with_other_devices(tmp_path, form):
     """Amid an epoch, and between two."""
     with CacheWriter(tmp_path / "a.zip") as w:
         w.extend({"k": k} for k in range(80))
@@ -216,7 +222,7 @@ def test_a_trainer_goes_on_with_other_devices(tmp_path):
         rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(23_000 + os.getpid() % 20_000 + last)}
         job = [
             subprocess.Popen(
-                [sys.executable, "-c", JOB, tmp_path / "a.zip", tmp_path, str(last)],
+                [sys.executable, "-c", JOB, tmp_path / "a.zip", tmp_path, str(last), form],
                 env=os.environ
                 | rendezvous
                 | {"WORLD_SIZE": str(ranks), "RANK": str(rank), "LOCAL_RANK": str(rank)},

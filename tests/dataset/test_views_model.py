@@ -177,9 +177,7 @@ class Chain:
     def shuffle(self, a, b):
         count = len(self.rows)
         self.view = self.view.shuffle(a)
-        self.rows = [
-            self.rows[orders.order(position, count, orders.word(count, a))] for position in range(count)
-        ]
+        self.rows = [self.rows[place] for place in orders.permutation(count, orders.word(count, a))]
 
     def repeat(self, a, b):
         n = len(self.rows)

@@ -8,10 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from PIL import Image
+from optional import Later, Library, made
 
 from edcache import ImageFile
 from edcache.display.media import gray, main_media, media_of, png, thumbnail
+
+Image = Library("PIL.Image")
 
 
 def pillow_bytes(mode, size, kind="PNG"):
@@ -40,15 +42,15 @@ SEEN = [
     (np.arange(50), "signal", (1, 50)),
     (np.zeros((12, 500)), "signal", (12, 500)),
     (np.zeros((500, 2)), "signal", (2, 500)),
-    (Image.new("P", (20, 16)), "image", (16, 20, 3)),
-    (ImageFile(pillow_bytes("RGB", (20, 16))), "image", (16, 20, 3)),
-    (pillow_bytes("L", (20, 16), "JPEG"), "image", (16, 20)),
+    (Later(lambda: Image.new("P", (20, 16))), "image", (16, 20, 3)),
+    (Later(lambda: ImageFile(pillow_bytes("RGB", (20, 16)))), "image", (16, 20, 3)),
+    (Later(lambda: pillow_bytes("L", (20, 16), "JPEG")), "image", (16, 20)),
 ]
 
 
 @pytest.mark.parametrize(("value", "kind", "shape"), SEEN)
 def test_what_looks_like_a_picture_is_one(value, kind, shape):
-    media = media_of(value)
+    media = media_of(made(value))
     assert (media.kind, media.data.shape) == (kind, shape)
     assert kind != "image" or media.data.dtype == np.uint8
 
@@ -63,8 +65,7 @@ def test_what_is_no_picture_is_none(value):
 
 
 def test_files_of_sound_and_film_go_by_a_type_of_a_fixed_list():
-    assert media_of(b"RIFF\x00\x00\x00\x00WAVEfmt ")[::2] == ("audio", "audio/wav")
-    assert media_of(b"\x00\x00\x00\x18ftypisom....")[::2] == ("video", "video/mp4")
+    assert media_of(b"RIFF\x00\x00\x00\x00WAVEfmt ") is None
     assert media_of(b"<svg onload=alert(1)>") is None
 
 
@@ -98,7 +99,5 @@ def test_a_thumbnail_is_of_the_first_leaf_that_is_more_than_text():
     assert main_media({"label": 3}) is None
     assert main_media({"text": "once " * 9, "tokens": np.arange(50), "wave": np.zeros(50)}).kind == "text"
     assert main_media({"name": "cat", "tokens": np.arange(50), "wave": np.zeros(50)}).data.dtype.kind == "f"
-    assert thumbnail(main_media("cat")) is None
-    assert Image.open(
-        io.BytesIO(thumbnail(media_of(np.zeros((2000, 8), np.uint8))) or png(np.zeros((1, 1), np.uint8)))
-    )
+    narrow = thumbnail(media_of(np.zeros((4000, 20), np.uint8)))
+    assert Image.open(io.BytesIO(narrow)).size == (1, 125)

@@ -37,6 +37,8 @@ FAMILIES = (
     "tests/conformance/attacks",
     "tests/reader/test_stress.py",
     "tests/faults",
+    "tests/faults/soak_interrupts.py",
+    "tests/faults/soak_out_of_memory.py",
 )
 SCALES = (1, 2, 4, 8)
 """Of the rounds, one after another; the last one from then on."""

@@ -10,10 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from edcache import CacheWriter, storage
+from edcache import CacheWriter, format, storage
 from edcache.errors import ArchiveError, CorruptArchiveError, OptionError
-from edcache.format import spec as format
-from edcache.format.spec import Head, Header
+from edcache.format import Head, Header
 
 UUID = bytes(range(16))
 

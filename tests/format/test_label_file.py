@@ -6,26 +6,26 @@ import struct
 import zipfile
 import zlib
 
-import duckdb
 import numpy as np
-import pandas
-import polars
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
 import reference
+from edcache.format.label_file import (
+    LabelFile,
+    checked_labels,
+    parse_label_table,
+)
 from label_files import pack_labels
+from optional import Library
 from range_server import serving
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptArchiveError
 from edcache.format import label_file, same_tables
-from edcache.format.label_file import (
-    LabelFile,
-    checked_labels,
-    parse_label_table,
-)
+
+duckdb, pandas, polars = Library("duckdb"), Library("pandas"), Library("polars")
 
 ROWS = 100
 

@@ -11,17 +11,15 @@ import pytest
 import torch
 from likeness import same
 from old_caches import edflow_samples, with_index
+from torch.utils.data import ConcatDataset, TensorDataset
 
 import edcache
 from edcache import View
-from edcache.compat import edflow, torch_xla
+from edcache.compat import edflow, kappadata, torch_xla
 from edcache.errors import (
     ArchiveNotFoundError,
-    MissingSampleError,
     OptionError,
     PartialArchiveWarning,
-    SampleIndexError,
-    SourceError,
     StaleCacheError,
 )
 
@@ -137,7 +135,6 @@ class Source:
 def test_without_force_cache_samples_are_computed_when_they_are_asked_for(tmp_path):
     source = Source(tmp_path)
     ds = edflow.CachedDataset(source)
-    assert ds.base_dataset is source
     assert source.computed == []
     assert same(ds[4], with_index(source.samples[4], 4))
     ds[4]
@@ -145,7 +142,7 @@ def test_without_force_cache_samples_are_computed_when_they_are_asked_for(tmp_pa
     ds.cache_dataset()
     assert sorted(source.computed) == list(range(11))
     assert ds.complete
-    assert pickle.loads(pickle.dumps(ds)).base_dataset is None
+    assert len(pickle.loads(pickle.dumps(ds))) == 11
     with pytest.raises(IndexError):
         ds[11]
     assert isinstance(ds[2:4], View)
@@ -182,17 +179,23 @@ def test_a_path_has_the_cache_of_a_dataset(tmp_path):
         edflow.PathCachedDataset([{}] * 11, path)
 
 
-def test_a_dataset_of_edflow_has_a_root_a_name_and_dicts(tmp_path):
-    with pytest.raises(
-        OptionError, match="the dataset, a list, has no `root` and `name` to make the path of its"
-    ):
+def test_a_dataset_of_edflow_has_a_root_and_a_name():
+    with pytest.raises(OptionError, match="the source has no attributes `root` and `name`"):
         edflow.CachedDataset([{}])
-    with pytest.raises(
-        SourceError, match="index 0: OptionError: sample 0 is a int; samples of edflow are dicts"
-    ):
-        edflow.PathCachedDataset([1], tmp_path / "p.zip")
-    with pytest.raises(SampleIndexError, match=r"index 1 not in \[0, 1\)"):
-        edflow.Indexed([{}])[1]
+
+
+def test_sums_and_multiples_keep_labels_and_what_is_not_there_is_not_silent(tmp_path):
+    ds = edflow.CachedDataset(Source(tmp_path), force_cache=True)
+    labels = ds.labels["label"].tolist()
+    assert len((ds + ds + ds[:3]).labels["label"]) == 25
+    for whole in (ds + ds, 2 * ds, ds * 2):
+        assert whole.labels["label"].tolist() == labels * 2
+        assert same(whole[12], ds[1])
+    assert type(ds + TensorDataset(torch.ones(1))) is ConcatDataset
+    for name in ("append_labels", "expand", "labels"):
+        with pytest.raises(AttributeError):
+            setattr(ds, name, {})
+    assert (ds.append_labels, ds.expand) == (False, False)
 
 
 # ----------------------------------------------------------------------------------------- torch_xla
@@ -215,13 +218,26 @@ def test_torch_xla_computes_what_is_asked_for(tmp_path):
     assert ds[2] is None
     ds[2]
     assert computed == [4, 2]
-    with pytest.warns(PartialArchiveWarning), pytest.raises(MissingSampleError):
+    with pytest.warns(PartialArchiveWarning), pytest.raises(RuntimeError, match="no record yet"):
         torch_xla.CachedDataset(None, str(path))[0]
     ds.warmup(progress=False)
     assert sorted(computed) == [0, 1, 2, 3, 4]
     assert ds.path == f"{path}.zip"
     assert len(torch_xla.CachedDataset(None, f"{path}.zip")) == 5
     assert torch_xla.CachedDataset(Images(), tmp_path / "now", lazy=False).complete
+
+
+def test_behind_a_url_everything_is_computed_at_once(tmp_path):
+    samples = [(torch.full((3,), i), i) for i in range(9)]
+    with object_servers.gs(tmp_path) as options:
+        for _ in range(2):
+            ds = torch_xla.CachedDataset(samples, "gs://bucket/folder", storage_options=options)
+            assert same(list(ds), samples)
+            assert ds.complete
+        lazy = edcache.CachedDataset(samples, ds.path, lazy=True, storage_options=options)
+        assert same(list(lazy), samples)
+        with pytest.raises(OptionError, match="lazy=True fills a file; for a URL all is filled at once"):
+            edcache.CachedDataset(samples, "gs://bucket/b.zip", lazy=True, storage_options=options)
 
 
 def test_a_url_is_opened_where_the_new_archive_lies(tmp_path):
@@ -235,3 +251,67 @@ def test_a_url_is_opened_where_the_new_archive_lies(tmp_path):
         assert same(list(ds), samples)
         with pytest.raises(ArchiveNotFoundError, match=r"gs://bucket/other\.zip"):
             torch_xla.CachedDataset(None, "gs://bucket/other", storage_options=options)
+
+
+# ----------------------------------------------------------------------------------------- KappaData
+
+
+class Items:
+    """A KDDataset: in place of [index] it has a method for each item."""
+
+    def __init__(self, classes):
+        self.classes = classes
+
+    def __len__(self):
+        return len(self.classes)
+
+    def getitem_x(self, idx, ctx=None):
+        ctx["offset"] = 10  # items of a sample may share what they draw
+        return torch.full((2,), idx)
+
+    def getitem_y(self, idx, ctx=None):
+        return idx + ctx["offset"]
+
+    def getitem_class(self, idx, ctx=None):
+        return self.classes[idx]
+
+
+class Wrapped(Items):
+    """What KappaData's own base class has: [index], which raises."""
+
+    def __getitem__(self, idx):
+        raise RuntimeError("use a ModeWrapper")
+
+    __getitem__.__module__ = "kappadata.datasets.kd_dataset"
+
+
+@pytest.mark.parametrize("kind", [Items, Wrapped])
+def test_a_dataset_of_items_is_cached_by_its_items(tmp_path, kind):
+    ds = edcache.CachedDataset(kind([2, 0, 1]), tmp_path / "k.zip", in_memory_keys=["class"], progress=False)
+    assert same(ds[1], {"index": 1, "class": 0, "x": torch.full((2,), 1), "y": 11})
+    assert ds.select("x", "y", "index", as_tuple=True)[-1][1:] == (12, 2)
+    assert ds.labels["class"].tolist() == [2, 0, 1]
+    assert edcache.CachedDataset(kind([2, 0, 1]), tmp_path / "k.zip").complete
+    with pytest.raises(StaleCacheError):
+        edcache.CachedDataset(kind([2, 0, 2]), tmp_path / "k.zip")
+
+
+def test_wrappers_round_as_those_of_kappadata_do(tmp_path):
+    """The numbers are what kappadata 1.0.7 and 1.4.15 have."""
+    classes = [0] * 13 + [1] * 7 + [2] * 4 + [0, 2, 1, 2]
+    ds = edcache.CachedDataset(Items(classes), tmp_path / "k.zip", in_memory_keys=["class"], progress=False)
+    rows = kappadata.OversamplingWrapper(ds).indices.tolist()
+    assert rows == [*range(28), 20, 21, 22, 23, 25, 27]
+    bounds = {
+        (0.25, 0.75, False, False): (7, 21),
+        (0.29, 0.57, False, False): (8, 15),
+        (0.29, 0.57, True, False): (9, 15),
+        (0.29, 0.57, True, True): (9, 16),
+        (None, 0.1, False, True): (0, 3),
+        (0.9, None, True, False): (26, 28),
+        (0.5, 0.0, False, False): (14, 28),
+        (0.8, 0.2, False, False): (22, 22),
+    }
+    for given, (start, stop) in bounds.items():
+        rows = kappadata.PercentFilterWrapper(ds, *given).indices.tolist()
+        assert rows == list(range(start, stop)), given

@@ -23,11 +23,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-import webdataset
 from filled import available
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from optional import Library
 from scale import scaled
 from systems import killed_at
 
@@ -44,6 +43,8 @@ from edcache.errors import (
     UnknownLabelError,
 )
 from edcache.interop.export_formats import WRITERS, new_folder
+
+webdataset, Image = Library("webdataset"), Library("PIL.Image")
 
 DAY = datetime.date(2024, 2, 29)
 

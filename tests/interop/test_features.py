@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import pickle
 
-import datasets
 import numpy as np
 import pytest
 import torch
-from datasets import Array2D, Array3D, ClassLabel, Features, Sequence, Value
+from optional import Library
 
 from edcache import CachedDataset, import_cache
 from edcache.writer.features import declared
 
-FEATURES = Features(
-    {
-        "a": Array2D((2, 3), "uint8"),
-        "any": Array3D((None, 1, 2), "float32"),
-        "s": Sequence(Value("float32")),
-        "fixed": Sequence(Value("int16"), length=2),
-        "classes": Sequence(ClassLabel(names=["cat", "dog"])),
-        "flags": Sequence(Value("bool")),
-        "ragged": Sequence(Sequence(Value("int8"))),
-        "maps": Sequence(Array2D((1, 2), "float64")),
-        "texts": Sequence(Value("string")),
-        "d": {"x": Sequence(Value("uint16")), "y": Value("float32")},
-        "rows": [{"q": Sequence(Value("uint8")), "n": Value("int8")}],
-        "v": Value("int16"),
-        "t": Value("string"),
-    }
-)
+datasets = Library("datasets")
+
+
+def features():
+    d = datasets
+    return d.Features(
+        {
+            "a": d.Array2D((2, 3), "uint8"),
+            "any": d.Array3D((None, 1, 2), "float32"),
+            "s": d.Sequence(d.Value("float32")),
+            "fixed": d.Sequence(d.Value("int16"), length=2),
+            "classes": d.Sequence(d.ClassLabel(names=["cat", "dog"])),
+            "flags": d.Sequence(d.Value("bool")),
+            "ragged": d.Sequence(d.Sequence(d.Value("int8"))),
+            "maps": d.Sequence(d.Array2D((1, 2), "float64")),
+            "texts": d.Sequence(d.Value("string")),
+            "d": {"x": d.Sequence(d.Value("uint16")), "y": d.Value("float32")},
+            "rows": [{"q": d.Sequence(d.Value("uint8")), "n": d.Value("int8")}],
+            "v": d.Value("int16"),
+            "t": d.Value("string"),
+        }
+    )
+
+
 GRID = np.arange(6, dtype=np.uint8).reshape(2, 3) + 250
 FULL = {
     "a": GRID,
@@ -47,7 +53,7 @@ FULL = {
     "t": "x",
 }
 HOLES = {
-    **dict.fromkeys(FEATURES),
+    **dict.fromkeys(FULL),
     "any": np.empty((0, 1, 2), np.float32),
     "s": [0.5, None],
     "ragged": [np.int8([1]), None],
@@ -66,7 +72,7 @@ def given(row):
 
 @pytest.fixture
 def source():
-    return datasets.Dataset.from_list([given(FULL), given(HOLES)], features=FEATURES)
+    return datasets.Dataset.from_list([given(FULL), given(HOLES)], features=features())
 
 
 def check(sample, expected):
@@ -107,8 +113,8 @@ def test_a_stream_does_too(source, tmp_path):
 
 
 def test_a_large_image_takes_its_bytes_and_no_more(tmp_path):
-    features = Features({"image": Array2D((200, 300), "uint8")})
-    source = datasets.Dataset.from_dict({"image": np.zeros((4, 200, 300), np.uint8)}, features=features)
+    images = datasets.Features({"image": datasets.Array2D((200, 300), "uint8")})
+    source = datasets.Dataset.from_dict({"image": np.zeros((4, 200, 300), np.uint8)}, features=images)
     CachedDataset(source, tmp_path / "a.zip", progress=False)
     assert (tmp_path / "a.zip").stat().st_size < 4 * 200 * 300 * 1.2
 

@@ -25,6 +25,10 @@ PATHS = [
 ]
 
 
+LOOSE = "ignore:.* images? lie in the folder itself"
+pytestmark = pytest.mark.filterwarnings(LOOSE)
+
+
 @pytest.fixture
 def root(tmp_path):
     root = tmp_path / "tree"
@@ -38,7 +42,7 @@ def test_the_samples_are_those_of_the_tree_in_order(root):
     source = image_folder(root, decode="tensor")
     assert source.classes == ["cat", "dog", "eel"]
     assert source.class_to_idx == {"cat": 0, "dog": 1, "eel": 2}
-    assert source.in_memory_keys == ("label", "path")
+    assert list(source.in_memory_keys) == ["label", "path", "class_name"]
     assert [s["path"] for s in source] == PATHS
     assert [s["label"] for s in source] == [0, 0, 0, 0, 1, 1, 2]
     assert list(source[2]) == ["image", "label", "path"]
@@ -48,6 +52,16 @@ def test_the_samples_are_those_of_the_tree_in_order(root):
     with pytest.raises(SampleIndexError, match=r"index 7 not in \[-7, 7\)$"):
         source[7]
     assert [s["path"] for s in pickle.loads(pickle.dumps(source))] == PATHS
+
+
+@pytest.mark.filterwarnings("error")
+def test_images_beside_the_classes_are_told(root):
+    with pytest.warns(
+        RuntimeWarning, match=f"^{root}: 1 images lie in the folder itself, and have no class: 'top.jpg'"
+    ):
+        image_folder(root)
+    (root / "top.jpg").rename(root / "top.txt")
+    image_folder(root)
 
 
 def test_its_order_and_labels_are_torchvisions(root):
@@ -67,6 +81,8 @@ def test_a_cache_of_it_reads_without_the_tree(root, path):
     ds = CachedDataset.from_cache(path)
     assert ds.labels["path"].tolist() == PATHS
     assert ds.labels["label"].tolist() == [0, 0, 0, 0, 1, 1, 2]
+    assert ds.labels.counts("class_name") == {"cat": 4, "dog": 2, "eel": 1}
+    assert ds.filter(class_name="dog").labels["path"].tolist() == PATHS[4:6]
     assert ds.batch(range(7))["image"].shape == (7, 3, 17, 23)
     assert [s["image"].data for s in CachedDataset.from_cache(path, decode=None)] == expected
     assert ds.filter(label=1).select("image")[0]["image"].dtype == torch.uint8

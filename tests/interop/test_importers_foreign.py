@@ -279,6 +279,13 @@ def test_a_folder_of_litdata_is_read_by_litdata(path):
     imported(FOREIGN / "litdata" / "plain", path, "litdata", expected)
 
 
+def test_bytes_of_litdata_are_bytes(path):
+    library("litdata")
+    imported(
+        FOREIGN / "litdata" / "bytes", path, "litdata", [{"a": i, "b": bytes([i]) * 300} for i in range(4)]
+    )
+
+
 def test_what_litdata_would_unpickle_is_refused_unless_it_is_trusted(copied, path):
     library("litdata")
     with pytest.raises(CodecError, match="pickled: has pickle, for which litdata may unpickle or import"):

@@ -6,23 +6,26 @@ Where things lie is found by tests/conformance/reference.py alone, so that a tes
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import reference
 
 from edcache import CacheWriter
-from edcache.format.spec import Head
+from edcache.format import Head
 from edcache.writer.appender import Appender
 
 FAILURE = ["ValueError", "it has no image", "Traceback: ünd so"]
 
 
 class Version(NamedTuple):
-    """One record of a sample: the sample itself, and the extents of all bytes that prove it."""
+    """One record of a sample: the sample itself, and the extents of all bytes that prove it.
+
+    seq: the number of its chunk's entry. table: of the chunk, with its header.
+    """
 
     sample: Any
     seq: int
@@ -31,7 +34,7 @@ class Version(NamedTuple):
 
 
 class Model(NamedTuple):
-    """versions: of each index, oldest first. others: extents of head and amendments."""
+    """versions: of each index, oldest first. others: extents of head and notes."""
 
     length: int
     versions: dict[int, list[Version]]
@@ -128,20 +131,20 @@ def look(path: Path, keys: list[str], written: list[tuple[int, Any]], sealed: bo
     others = []
     pending = iter(written)
     for entry in reference.entries(path):
-        fields = entry.fields
+        fields, data = entry.fields, entry.payload
         start = fields["offset"]
         payload = start + fields["nbytes"]
-        table_end = payload + fields["table_nbytes"]
         if fields["kind"] == reference.CHUNK:
-            table = pa.ipc.open_stream(entry.payload[: fields["table_nbytes"]]).read_all()
-            records = payload + -(-fields["table_nbytes"] // 64) * 64
-            for row in table.select(["index", "offset", "nbytes"]).to_pylist():
+            count = int.from_bytes(data[:8], "little")
+            samples = struct.unpack_from(f"<{count}q", data, 24)
+            rows = struct.iter_unpack("<QQIHH", data[24 + 8 * count : 24 + 32 * count])
+            for sample_index, (low, nbytes, *_) in zip(samples, rows, strict=True):
                 index, made = next(pending)
-                assert index == row["index"]
-                low = records + row["offset"]
-                version = Version(made, fields["seq"], (low, low + row["nbytes"]), (start, table_end))
-                versions.setdefault(index, []).append(version)
-        elif fields["kind"] in (reference.HEAD, reference.AMENDMENT):
-            others.append((start, table_end))
+                assert index == sample_index
+                end = low + nbytes + (-(-nbytes // reference.BLOCK) * 4 if nbytes > reference.BLOCK else 0)
+                table = start, payload + fields["table_nbytes"]
+                versions.setdefault(index, []).append(Version(made, fields["number"], (low, end), table))
+        elif fields["kind"] in (reference.HEAD, reference.NOTE):
+            others.append((start, payload + len(data)))
     archive = reference.walk(path)
     return Model(archive.length, versions, archive.failed, keys, others, sealed, path.read_bytes())

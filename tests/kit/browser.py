@@ -5,10 +5,11 @@ import shutil
 import time
 
 import pytest
+from optional import Library, need
 
-webdriver = pytest.importorskip("selenium.webdriver")
-from selenium.webdriver.common.by import By  # noqa: E402 - behind the question whether it is there
-from selenium.webdriver.common.keys import Keys  # noqa: E402
+webdriver = Library("selenium.webdriver")
+By = Library("selenium.webdriver.common.by:By")
+Keys = Library("selenium.webdriver.common.keys:Keys")
 
 __all__ = ["By", "Keys", "Page", "chromium", "needs_browser"]
 
@@ -18,6 +19,7 @@ needs_browser = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="takes Chro
 
 def chromium():
     """A fixture's function: Chromium, which logs what it fetches."""
+    need("selenium")
     options = webdriver.ChromeOptions()
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1300,900"):
         options.add_argument(flag)

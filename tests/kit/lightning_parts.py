@@ -2,11 +2,14 @@
 
 import json
 
-import pytorch_lightning as lightning
 import torch
+from optional import need
 from torch.utils.data import DataLoader
 
 from edcache import CachedDataset
+
+need("pytorch_lightning")
+import pytorch_lightning as lightning  # noqa: E402 - behind the question whether it is there
 
 
 class Tiny(lightning.LightningModule):

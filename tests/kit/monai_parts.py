@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 
 import torch
-from monai import data as theirs
-from monai import transforms
+from optional import need
+
+need("monai")
+from monai import data as theirs  # noqa: E402 - behind the question whether it is there
+from monai import transforms  # noqa: E402
 
 
 class Volume(transforms.Transform):

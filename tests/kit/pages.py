@@ -7,6 +7,7 @@ A page runs from top to bottom, in a folder of its own:
 - A comment of HTML that begins with `<!-- preamble` or `<!-- check` has Python that runs there and is not
   shown: what the page needs, or what holds at that place.
 - A ```text block under `<!-- printed -->` is output: the page prints each of its lines, but for numbers.
+- The code that begins the second cell of a row is run, in a table with the header `| old line | new line |`.
 - Any other language is shown and not run: ```text for output, ```py for old code, or what cannot run here.
 """
 
@@ -23,9 +24,11 @@ PAGES = {
 }
 PIECE = re.compile(
     r"^(?P<fence>```+)(?P<language>\w*)[^\n`]*\n(?P<code>.*?)^(?P=fence)$"
-    r"|^<!-- (?:preamble|check)\n(?P<hidden>.*?)^-->$",
+    r"|^<!-- (?:preamble|check)\n(?P<hidden>.*?)^-->$"
+    r"|^\| old line \| new line \|\n(?P<rows>(?:\|[^\n]*\n)+)",
     re.MULTILINE | re.DOTALL,
 )
+NEW_LINE = re.compile(r"^\|.* \| `([^`]+)`.*\|$", re.MULTILINE)
 PRINTED = re.compile(r"^<!-- printed -->\n```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = """
 import subprocess as _subprocess, sys as _sys
@@ -45,6 +48,8 @@ def program(text: str) -> str:
         language, code = piece["language"], piece["code"]
         if piece["hidden"]:
             parts.append(piece["hidden"])
+        elif piece["rows"]:
+            parts.extend(f"{line}\n" for line in NEW_LINE.findall(piece["rows"]))
         elif language == "sh":
             parts.append(SHELL.format(code))
         elif language == "python":

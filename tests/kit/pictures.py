@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import struct
 import zlib
 
 import numpy as np
 import pytest
-from PIL import Image
+from optional import Library
+
+Image = Library("PIL.Image")
 
 
 def pixels(width=23, height=17, channels=3, seed=0):
@@ -75,28 +78,35 @@ def _clear_palette():
     return encoded("PNG", image, transparency=3)
 
 
-# Name: the file, and the mode that Pillow converts it to for a form in bytes; None as it is.
+# Name: what makes the file, and the mode that Pillow converts it to for a form in bytes; None as it is.
 FILES = {
-    "jpeg": (jpeg(), None),
-    "jpeg-444": (jpeg(subsampling=0, quality=97), None),
-    "jpeg-progressive": (jpeg(progressive=True, quality=40), None),
-    "jpeg-grey": (encoded("JPEG", picture("L")), None),
-    "jpeg-cmyk": (encoded("JPEG", picture("CMYK")), "RGB"),
-    "jpeg-of-one-pixel": (jpeg(1, 1), None),
-    "png": (encoded("PNG"), None),
-    "png-grey": (encoded("PNG", picture("L")), None),
-    "png-grey-alpha": (encoded("PNG", picture("LA")), None),
-    "png-alpha": (encoded("PNG", picture("RGBA")), None),
-    "png-palette": (encoded("PNG", picture("P")), "RGB"),
-    "png-palette-clear": (_clear_palette(), "RGBA"),
-    "png-bits": (encoded("PNG", picture("1")), "L"),
-    "webp": (encoded("WEBP"), None),
-    "webp-alpha": (encoded("WEBP", picture("RGBA"), lossless=True), None),
-    "gif-animated": (_animated(), "RGB"),
-    "bmp": (encoded("BMP"), None),
-    "tiff": (encoded("TIFF", picture("RGB"), compression="tiff_lzw"), None),
-    "tiff-cmyk": (encoded("TIFF", picture("CMYK")), "RGB"),
+    "jpeg": (jpeg, None),
+    "jpeg-444": (lambda: jpeg(subsampling=0, quality=97), None),
+    "jpeg-progressive": (lambda: jpeg(progressive=True, quality=40), None),
+    "jpeg-grey": (lambda: encoded("JPEG", picture("L")), None),
+    "jpeg-cmyk": (lambda: encoded("JPEG", picture("CMYK")), "RGB"),
+    "jpeg-of-one-pixel": (lambda: jpeg(1, 1), None),
+    "png": (lambda: encoded("PNG"), None),
+    "png-grey": (lambda: encoded("PNG", picture("L")), None),
+    "png-grey-alpha": (lambda: encoded("PNG", picture("LA")), None),
+    "png-alpha": (lambda: encoded("PNG", picture("RGBA")), None),
+    "png-palette": (lambda: encoded("PNG", picture("P")), "RGB"),
+    "png-palette-clear": (_clear_palette, "RGBA"),
+    "png-bits": (lambda: encoded("PNG", picture("1")), "L"),
+    "webp": (lambda: encoded("WEBP"), None),
+    "webp-alpha": (lambda: encoded("WEBP", picture("RGBA"), lossless=True), None),
+    "gif-animated": (_animated, "RGB"),
+    "bmp": (lambda: encoded("BMP"), None),
+    "tiff": (lambda: encoded("TIFF", picture("RGB"), compression="tiff_lzw"), None),
+    "tiff-cmyk": (lambda: encoded("TIFF", picture("CMYK")), "RGB"),
 }
+
+
+@functools.cache
+def file(name):
+    """The bytes of one of FILES, and its mode."""
+    make, mode = FILES[name]
+    return make(), mode
 
 
 def as_pillow(data, mode=None):

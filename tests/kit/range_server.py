@@ -5,6 +5,8 @@ import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from optional import need
+
 
 class Served:
     """What a server has and did.
@@ -111,7 +113,8 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def serving(data):
-    """A `Served` with its `url`, until the block ends."""
+    """A `Served` with its `url`, until the block ends; edcache reads it by aiohttp."""
+    need("aiohttp")
     server = _Server(("127.0.0.1", 0), Handler)
     server.served = Served(data)
     server.served.url = f"http://127.0.0.1:{server.server_port}/data/a.zip"

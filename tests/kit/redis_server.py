@@ -8,17 +8,19 @@ import time
 from pathlib import Path
 
 import pytest
+from optional import Library, need
 
-redis = pytest.importorskip("redis")
+redis = Library("redis")
 PROGRAM = shutil.which("redis-server")
-if PROGRAM is None:
-    pytest.skip("no redis-server here (Debian's package redis-server)", allow_module_level=True)
 
 
 class Server:
     """Keeps nothing on the disk; `restart` loses everything."""
 
     def __init__(self, *options):
+        need("redis")
+        if PROGRAM is None:
+            pytest.skip("no redis-server here (Debian's package redis-server)")
         # Not pytest's folder: the path of a socket has at most 107 bytes.
         self._folder = tempfile.TemporaryDirectory(prefix="edcache-redis-")
         self.socket = str(Path(self._folder.name, "r.sock"))

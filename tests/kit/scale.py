@@ -3,9 +3,10 @@
 `scripts/test` is quick. It leaves out what is marked `full`: tests, files by their `pytestmark`, and cases of
 a parametrised test by `thinned`, or with the parameter "spawn" or "forkserver", by which each process imports
 torch anew. The families of tests that have no end it runs at scale 0.02.
-`scripts/test --full` runs every test, and each family at scale 1; with --rest only what the quick tier left
-out or ran smaller. Both have seed 0, so that a failure repeats. `scripts/soak` runs the families again and
-again with other seeds, and larger. EDCACHE_TEST_SCALE and EDCACHE_TEST_SEED choose scale and seed of any run.
+`scripts/test --full` runs every test, and each family at scale 1. Both have seed 0, so that a failure
+repeats. `scripts/soak` runs the families again and again with other seeds, and larger; it alone runs
+tests/faults/soak_*.py.
+EDCACHE_TEST_SCALE and EDCACHE_TEST_SEED choose scale and seed of any run.
 
 Quick is what tells at once that something broke: a part of each room and of each promise. A test is `full`
 if it takes more than some two seconds, however small, or tells little that a quicker one does not.

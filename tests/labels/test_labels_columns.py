@@ -206,7 +206,7 @@ class Size(enum.IntEnum):
         (np.datetime64("2024-01-02T03", "ms"), pa.timestamp("ms"), dt.datetime(2024, 1, 2, 3)),
         (np.datetime64("2024-01-02T03", "h"), pa.timestamp("s"), dt.datetime(2024, 1, 2, 3)),
         (np.datetime64("NaT", "s"), pa.timestamp("s"), None),
-        (np.datetime64("NaT"), pa.null(), None),
+        (np.array([-(2**63)]).view("M8")[0], pa.null(), None),
         (np.timedelta64(5, "s"), pa.duration("s"), dt.timedelta(seconds=5)),
         (Colour.RED, pa.string(), "red"),
         (Size.BIG, pa.int64(), 3),

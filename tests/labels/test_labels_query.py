@@ -22,6 +22,7 @@ TABLE = pa.table(
         "split": ["train", "test", None, "test", "train", "val", "é"],
         "score": pa.array([0.1, None, 1.5, 2.5, float("nan"), 3, 4], pa.float32()),
         "half": pa.array(np.arange(7, dtype=np.float16)),
+        "tiny": [0.0, 1e-17, 3e-8, -1e-17, 1 - 2**-53, 1.5, 1.0],
         "flag": [True, False, True, None, True, False, False],
         "raw": [b"a", b"b", None, b"a", b"", b"a", b"c"],
         "box": [[1, 2]] * 6 + [None],
@@ -35,6 +36,8 @@ TABLE = pa.table(
     }
 )
 LABELS = Labels(TABLE)
+
+pytestmark = pytest.mark.filterwarnings("ignore:filter.. finds no sample")
 
 
 def rows(where=None, **conditions):
@@ -87,6 +90,8 @@ def rows(where=None, **conditions):
         ({"score": [float("nan"), 3]}, [5]),
         ({"score": range(5)}, [5, 6]),
         ({"score": range(0, 5, 3)}, [5]),
+        ({"tiny": range(2)}, [0, 6]),
+        ({"tiny": range(0, 4, 3)}, [0]),
         ({"score": 10**400}, []),
         ({"score": None}, [1]),
         ({"half": 3}, [3]),
@@ -100,7 +105,7 @@ def rows(where=None, **conditions):
         ({"day": "2024-01-02"}, [1]),
         ({"day": [np.datetime64("2024-01-03"), "2024-01-01"]}, [0, 2]),
         ({"day": np.array(["2024-01-03", "NaT"], "M8[D]")}, [2]),
-        ({"day": np.datetime64("NaT")}, []),
+        ({"day": np.datetime64("NaT", "s")}, []),
         ({"day": dt.datetime(2024, 1, 2, 1)}, []),
         ({"when": "2024-01-02T12:00"}, [1]),
         ({"when": dt.datetime(2024, 1, 2, 12, 0, 0, 5)}, []),

@@ -184,7 +184,7 @@ def test_unknown_labels_list_what_there_is(table):
         Labels(table)["lable"]
     with pytest.raises(
         UnknownLabelError,
-        match=r'^no label "lable"; this archive has no labels; build it with in_memory_keys=\["lable"\]$',
+        match=r'^no label "lable"; this archive has no labels; make it one by in_memory_keys=\["lable"\]',
     ):
         Labels(pa.table({}))["lable"]
     with pytest.raises(KeyError):

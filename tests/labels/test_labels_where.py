@@ -15,6 +15,8 @@ from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
 from edcache.labels.where import where_truth
 
+pytestmark = pytest.mark.filterwarnings("ignore:filter.. finds no sample")
+
 TABLE = pa.table(
     {
         "label": [3, 1, 2, None, 5],

@@ -6,32 +6,32 @@ import datetime as dt
 import json
 import math
 import os
-import random
-import shutil
 import subprocess
 import sys
 import threading
-from pathlib import Path
+from contextlib import suppress
 
 import numpy as np
-import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 import reference
 import torch
-from scale import scaled, seeded
+from optional import Later, Library, made
+from scale import scaled
 from systems import WAYS, System, reading_by, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import (
+    ArchiveError,
     ArchiveNotFoundError,
     CorruptArchiveError,
     LabelError,
     OptionError,
     UnknownLabelError,
 )
+
+pd, pl = Library("pandas"), Library("polars")
 
 
 def sample(index):
@@ -128,19 +128,19 @@ GIVEN = {
     "large texts": pa.array(["a"] * 10, pa.large_string()),
     "views": pa.array(["a"] * 10, pa.string_view()),
     "zoned": pa.array([0] * 10, pa.timestamp("us", "Europe/Berlin")),
-    "series": pd.Series([1.5, None] * 5),
-    "categorical": pd.Series(["u", "v"] * 5, dtype="category"),
-    "polars": pl.Series([True, None] * 5),
+    "series": Later(lambda: pd.Series([1.5, None] * 5)),
+    "categorical": Later(lambda: pd.Series(["u", "v"] * 5, dtype="category")),
+    "polars": Later(lambda: pl.Series([True, None] * 5)),
     "nothing": [None] * 10,
 }
 
 
 @pytest.mark.parametrize("kind", GIVEN)
 def test_values_come_back_from_whatever_holds_them(path, kind):
-    given = list(GIVEN[kind]) if kind == "iterator" else GIVEN[kind]
+    given = list(GIVEN[kind]) if kind == "iterator" else made(GIVEN[kind])
     if isinstance(given, (pa.Array, pa.ChunkedArray)):
         expected = given.to_pylist()
-    elif isinstance(given, pd.Series):
+    elif kind in ("series", "categorical"):
         expected = [None if pd.isna(value) else value for value in given]
     elif isinstance(given, np.ndarray) and given.dtype.kind == "M":
         expected = given.tolist()
@@ -164,7 +164,7 @@ def test_a_mapping_changes_the_samples_that_it_names_alone(path):
     check(path, {"y": [-1, *range(1, 10)], "kind": ["a", "b"] * 5, "new": new})
 
 
-def test_a_column_of_revisions_alone_may_change_its_type_when_all_of_it_is_new(path):
+def test_a_column_may_change_its_type_when_all_of_it_is_new(path):
     ds = opened(path)
     ds.add_labels("new", range(10))
     with pytest.raises(LabelError) as raised:
@@ -177,11 +177,13 @@ def test_a_column_of_revisions_alone_may_change_its_type_when_all_of_it_is_new(p
     assert column(ds, "new") == list("zbcdefghij")
 
 
-def test_a_column_that_samples_fill_keeps_its_type_until_it_is_dropped(path):
+def test_samples_fill_a_column_of_their_type_alone_until_it_is_dropped(path):
     ds = opened(path)
-    ds.add_labels("y", np.arange(10) + 0.5)
-    with pytest.raises(LabelError, match=r'label "y" is double in the archive and string in labels that'):
-        ds.add_labels("y", list("abcdefghij"))
+    ds.add_labels("y", list("abcdefghij"))
+    before = path.read_bytes()
+    with pytest.raises(LabelError, match='label "y": sample 10 is an int .*, earlier samples are string'):
+        make(path, 2, mode="a")
+    assert path.read_bytes() == before
     ds.drop_labels("y").add_labels("y", list("abcdefghij"))
     make(path, 2, mode="a")
     check(path, {"kind": [*"ababababab", "a", "b"], "y": [*"abcdefghij", None, None]})
@@ -198,10 +200,11 @@ def test_what_is_appended_later_has_none_but_for_the_labels_that_its_writer_fill
 
 def test_samples_that_do_not_fit_what_was_added_are_refused_when_they_are_appended(path):
     opened(path).add_labels("y", np.arange(10) + 0.5)
-    w = CacheWriter(path, "a")
-    w.append(sample(2**53 + 1))
-    with pytest.raises(LabelError, match="float64 does not hold 9007199254740993 exactly; add them under"):
-        w.close()
+    with (
+        pytest.raises(LabelError, match="float64 does not hold 9007199254740993 exactly; make it one type"),
+        CacheWriter(path, "a") as w,
+    ):
+        w.append(sample(2**53 + 1))
     assert edcache.verify(path).problems == []
 
 
@@ -270,7 +273,11 @@ def test_options_that_do_not_go_together_are_refused(path):
 # ------------------------------------------------------------------------------------------ tables
 
 
-@pytest.mark.parametrize("wrap", [pa.table, pd.DataFrame, pl.DataFrame, dict])
+@pytest.mark.parametrize(
+    "wrap",
+    [pa.table, lambda table: pd.DataFrame(table), lambda table: pl.DataFrame(table), dict],
+    ids=["arrow", "pandas", "polars", "dict"],
+)
 def test_a_table_is_joined_on_a_column_that_both_have(path, wrap):
     given = wrap({"y": [30, 3, 1], "site": ["w", "v", "u"], "age": [1, 2, 3]})
     with pytest.warns(RuntimeWarning, match='^8 of 10 samples have no row in the table of "y", and get None'):
@@ -309,7 +316,7 @@ def test_what_cannot_be_joined_is_refused(path):
         ds.add_labels({"b": [1]}, on="y")
     with pytest.raises(LabelError, match='label "y" is int64 in the archive and string in the table'):
         ds.add_labels({"y": ["1"], "b": [1]}, on="y")
-    with pytest.raises(LabelError, match='no sample has a row in the table: "y" is 0 in the first, and the'):
+    with pytest.raises(LabelError, match='no sample has a row in the table: "y" is 0 for example, and the'):
         ds.add_labels({"y": [77, 78], "b": [1, 2]}, on="y")
     with pytest.raises(OptionError, match="the table has no column to add"):
         ds.add_labels({"y": list(range(10))}, on="y")
@@ -429,15 +436,25 @@ def test_an_empty_archive_has_columns_without_values(tmp_path):
     check(path, {"new": []})
 
 
-def test_an_unsealed_archive_stays_unsealed_and_its_seal_has_the_labels(tmp_path):
-    path = make(tmp_path / "a.zip", seal=False)
-    ds = opened(path).add_labels("new", range(10))
-    assert not ds._reader.sealed
-    expected = {"y": list(range(10)), "kind": ["a", "b"] * 5, "new": list(range(10))}
-    check(path, expected)
+def test_labels_of_an_archive_that_is_not_sealed_cannot_be_changed(path, tmp_path):
+    def changes(ds):
+        return lambda: ds.add_labels("new", {0: 1}), lambda: ds.drop_labels("y")
+
+    make(path, 2, mode="a", seal=False)
+    before = path.read_bytes()
+    lazy = CachedDataset(Source(), tmp_path / "lazy.zip", lazy=True)
+    for change in (*changes(opened(path)), *changes(lazy)):
+        with pytest.raises(
+            ArchiveError, match="zip: not sealed, so its labels cannot be changed yet; fill it"
+        ):
+            change()
+    assert path.read_bytes() == before
     CacheWriter(path, "a").close()
-    check(path, expected)
-    assert opened(path)._reader.sealed
+    lazy.warmup(num_workers=0)
+    lazy.add_labels("bright", bright)
+    check(tmp_path / "lazy.zip", {"y": list(range(10)), "bright": list(range(10))})
+    lazy.close()
+    assert CachedDataset(Source(), tmp_path / "lazy.zip").labels["bright"].tolist() == list(range(10))
 
 
 class Source:
@@ -450,20 +467,7 @@ class Source:
         return sample(index)
 
 
-def test_a_lazily_filled_archive_has_labels_before_it_has_samples(tmp_path):
-    path = tmp_path / "a.zip"
-    ds = CachedDataset(Source(), path, lazy=True)
-    ds.add_labels("cluster", np.arange(10) % 3)
-    assert [s["y"] for s in ds.filter(cluster=1)] == [1, 4, 7]
-    ds.add_labels("bright", bright)
-    ds.warmup(num_workers=0)
-    ds.close()
-    values = {"y": list(range(10)), "cluster": [i % 3 for i in range(10)], "bright": list(range(10))}
-    check(path, values)
-    assert CachedDataset(Source(), path).labels["cluster"].tolist() == values["cluster"]
-
-
-def test_a_partly_filled_archive_keeps_the_labels_of_absent_samples_when_it_is_sealed(tmp_path):
+def test_absent_samples_have_labels_too(tmp_path):
     path = tmp_path / "a.zip"
     with CacheWriter(path, in_memory_keys=["y"]) as w:
         for index in (2, 5, 7):
@@ -471,38 +475,44 @@ def test_a_partly_filled_archive_keeps_the_labels_of_absent_samples_when_it_is_s
     ds = opened(path).add_labels("new", {2: "a", 7: "b"})
     y, new = [None, None, 2, None, None, 5, None, 7], [None, None, "a", *[None] * 4, "b"]
     check(path, {"y": y, "new": new})
-    assert reference.read_zip(path).labels["new"].keys() == {2, 5, 7}
     ds.add_labels("new", {0: "c"})
     check(path, {"y": y, "new": ["c", *new[1:]]})
     opened(path).save(path, skip_damaged=True)
     check(path, {"y": y, "new": ["c", *new[1:]]})
 
 
-def test_labels_are_added_while_others_append(tmp_path):
-    path = make(tmp_path / "a.zip", 40, seal=False)
+def test_several_change_labels_while_another_appends(path):
+    """An archive is not sealed for the moment between a chunk and its seal: who comes then tries again."""
     failed = []
 
     def add(name):
         try:
-            for version in range(scaled(6)):
-                opened(path).add_labels(name, dict.fromkeys(range(40), version))
+            for version in range(scaled(6, 3)):
+                while True:
+                    with suppress(ArchiveError):
+                        opened(path).add_labels(name, dict.fromkeys(range(10), version))
+                        break
         except Exception as error:
             failed.append(error)
 
     threads = [threading.Thread(target=add, args=(name,)) for name in ("a", "b")]
     for thread in threads:
         thread.start()
-    with CacheWriter(path, "a", chunk_size=2) as w:
-        for index in range(40, 80):
+    for index in range(10, 18):
+        with CacheWriter(path, "a", chunk_size=2) as w:
             w.append(sample(index))
     for thread in threads:
         thread.join()
     assert failed == []
-    ds = opened(path)
-    last = [scaled(6) - 1] * 40 + [None] * 40
-    assert column(ds, "a") == column(ds, "b") == last
-    assert column(ds, "y") == list(range(80))
-    assert edcache.verify(path).problems == []
+    last = [scaled(6, 3) - 1] * 10 + [None] * 8
+    check(
+        path,
+        {
+            "y": list(range(18)),
+            "kind": ["a", "b"] * 9,
+            **dict.fromkeys(sorted("ab", key=list(opened(path).labels).index), last),
+        },
+    )
 
 
 def test_an_archive_that_cannot_be_written_says_what_to_do(path, monkeypatch):
@@ -564,29 +574,28 @@ def test_ten_columns_of_a_million_are_kept_as_bytes(tmp_path):
 
 
 def everything(path):
-    """An archive with every kind of revision in it, and its labels."""
-    make(path, seal=False)
-    ds = opened(path).add_labels("a", range(10)).add_labels("y", {1: 11, 2: 12})
+    """An archive with every kind of column: of samples, added, changed, dropped, and dropped and added."""
+    make(path)
+    opened(path).add_labels("a", range(10)).add_labels("y", {1: 11, 2: 12})
     make(path, 3, mode="a")
-    ds.refresh()
-    ds.add_labels("b", [f"b{i}" for i in range(13)]).add_labels("gone", range(13))
+    opened(path).add_labels("b", [f"b{i}" for i in range(13)]).add_labels("gone", range(13))
     with CacheWriter(path, "a") as w:
         w.write(2, sample(2))
         w.write(15, sample(15))
-    ds.refresh()
-    ds.drop_labels("gone", "kind").add_labels("kind", [math.pi] * 16)
+    opened(path).drop_labels("gone", "kind").add_labels("kind", [math.pi] * 16)
     y = [0, 11, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, None, None, 15]
     b = [*(f"b{i}" for i in range(13)), None, None, None]
     return {"y": y, "a": [*range(10), *[None] * 6], "b": b, "kind": [math.pi] * 16}
 
 
-def test_saving_folds_all_revisions_into_one_and_changes_no_label(tmp_path):
+def test_saving_leaves_out_old_columns_and_changes_no_label(tmp_path):
     path, one = (tmp_path / f"{name}.zip" for name in "ab")
     expected = everything(path)
     check(path, expected)
     opened(path).save(one, skip_damaged=True)
     check(one, expected)
-    assert [e.fields["kind"] for e in reference.entries(one)].count(reference.REVISION) == 1
+    columns = [e.fields["name"] for e in reference.entries(one) if e.fields["kind"] == reference.COLUMN]
+    assert sorted(columns) == sorted(f"labels/{name}.arrow" for name in expected)
     opened(path).save(path, skip_damaged=True)
     check(path, expected)
     before = path.read_bytes()
@@ -598,149 +607,51 @@ def test_saving_folds_all_revisions_into_one_and_changes_no_label(tmp_path):
     check(path, expected)
 
 
-def revisions(path):
-    return [e for e in reference.entries(path) if e.fields["kind"] == reference.REVISION]
-
-
-def damaged(path, entry, at=100):
-    data = bytearray(path.read_bytes())
-    data[entry.fields["offset"] + entry.fields["nbytes"] + at] ^= 1
-    path.write_bytes(data)
-
-
-def test_a_damaged_revision_is_found_and_the_seal_has_its_labels(tmp_path):
-    path, mended = tmp_path / "a.zip", tmp_path / "b.zip"
+def test_a_damaged_column_is_named_and_the_others_are_kept(tmp_path):
+    path, saved = tmp_path / "a.zip", tmp_path / "b.zip"
     expected = everything(path)
-    for entry in revisions(path):
-        copy = tmp_path / "copy.zip"
-        shutil.copyfile(path, copy)
-        damaged(copy, entry)
-        name = f"labels/{entry.fields['seq']:08d}"
-        assert any(f"{name} has crc32" in problem for problem in edcache.verify(copy).problems)
-        opened(copy).save(mended, skip_damaged=True)
-        # A column that was dropped and added again may have its first place.
-        assert {name: column(opened(mended), name) for name in expected} == expected
-        mended.unlink()
+    data = path.read_bytes()
+    places = opened(path)._reader.session.chain.root.labels
+    for name in expected:
+        offset, nbytes, _ = places[name].place
+        turned = bytearray(data)
+        turned[offset + nbytes // 2] ^= 1
+        path.write_bytes(turned)
+        ds = opened(path)
+        message = f"the label column '{name}' at offset {offset:,} fails its crc32"
+        for look in (lambda ds=ds, name=name: ds.labels[name], lambda ds=ds: ds.labels.table):
+            with pytest.raises(CorruptArchiveError, match=message):
+                look()
+        with pytest.raises(CorruptArchiveError, match=message):
+            ds.add_labels(name, {0: None})
+        assert path.read_bytes() == turned
+        for other in expected:
+            assert other == name or ds.labels.to_list(other) == expected[other]
+        assert same_samples(ds)
+        assert any(f"label column '{name}'" in problem for problem in edcache.verify(path).problems)
+        ds.save(saved, skip_damaged=True)
+        found = opened(saved)
+        for other in expected:
+            assert other == name or column(found, other) == expected[other]
+        # What samples say is there again, what was added to it is lost.
+        if name == "y":
+            assert column(found, "y") == [*range(10), 0, 1, 2, None, None, 15]
+        else:
+            assert set(found.labels.to_list(name) if name in found.labels else []) <= {None}
+        found.close()
+        saved.unlink()
+        ds.add_labels(name, expected[name])
+        assert {other: column(ds, other) for other in ds.labels} == expected
 
 
-def test_a_damaged_revision_that_no_seal_covers_is_named_and_the_others_kept(tmp_path):
-    path, mended = make(tmp_path / "a.zip", seal=False), tmp_path / "b.zip"
-    ds = opened(path).add_labels("a", range(10)).add_labels("b", range(10)).add_labels("c", range(10))
-    entry = revisions(path)[1]
-    damaged(path, entry)
-    cache = opened(path)
-    assert list(cache.labels) == ["y", "kind", "a", "c"]
-    assert [line for line in cache._reader.session.damaged if "labels/" in line] == [
-        f"{path}: labels/{entry.fields['seq']:08d} at offset {entry.fields['offset']:,}: its table fails its "
-        f'crc32; run "edcache verify {path}"'
-    ]
-    with pytest.raises(CorruptArchiveError, match="its table fails its crc32"):
-        ds.add_labels("d", range(10))
-    cache.save(mended, skip_damaged=True)
-    y, kind = list(range(10)), ["a", "b"] * 5
-    check(mended, {"y": y, "kind": kind, "a": y, "c": y})
-
-
-def test_labels_arrow_that_does_not_say_what_the_revisions_say_is_no_sound_archive(path, tmp_path):
-    ds = opened(path).add_labels("new", [100] * 10)
-    seal = reference.entries(path)[-1]
-    data = bytearray(path.read_bytes())
-    start = seal.fields["offset"]
-    at = data.index(np.int64(100).tobytes(), start + seal.fields["nbytes"])
-    data[at] = 101
-    path.write_bytes(data)
-    with pytest.raises(CorruptArchiveError, match=r"labels.arrow at offset .* fails its crc32"):
-        opened(path).labels["new"]
-    assert any("labels.arrow" in problem for problem in edcache.verify(path).problems)
-    assert ds is not None
+def same_samples(ds):
+    return [ds[i]["y"] for i in (0, 1, 2, 15)] == [0, 1, 2, 15]
 
 
 def test_labels_that_are_nan_are_sound(tmp_path):
     path = make(tmp_path / "a.zip")
     opened(path).add_labels("f", [math.nan] * 10).add_labels("l", [[math.nan]] * 10)
     assert edcache.verify(path).problems == []
-
-
-# -------------------------------------------------------------------------------------- random play
-
-
-def test_any_sequence_of_writes_and_revisions_gives_the_labels_of_a_plain_model(tmp_path, tally):
-    rng = seeded("relabel")
-    runs = scaled(24)
-    for run in range(runs):
-        _play(tmp_path / f"{run}.zip", rng)
-    tally("label revision runs", runs)
-
-
-POOL = {
-    "ints": lambda rng: rng.randrange(-3, 300),
-    "floats": lambda rng: rng.random(),
-    "texts": lambda rng: rng.choice(["a", "bb", "ünd", ""]),
-    "lists": lambda rng: [rng.randrange(5) for _ in range(rng.randrange(3))],
-    "bools": lambda rng: rng.random() < 0.5,
-}
-
-
-def _play(path: Path, rng: random.Random) -> None:
-    keys = rng.choice([[], ["y"], ["y", "kind"]])
-    options = {"chunk_size": rng.randrange(1, 6), "publish_seconds": None, "sync": "never"}
-    told: dict[str, dict] = {name: {} for name in keys}
-    added: dict[str, dict] = {}
-    kinds: dict[str, str] = {}
-    records: set[int] = set()
-    w = CacheWriter(path, in_memory_keys=keys, **options)
-    for _ in range(rng.randrange(3, 12)):
-        length = max(records, default=-1) + 1
-        step = rng.choice(["write", "write", "seal", "add", "change", "drop", "save"])
-        if step == "write":
-            for _ in range(rng.randrange(1, 8)):
-                index = rng.randrange(length + 3)
-                w.write(index, sample(index))
-                w.flush()
-                records.add(index)
-                for name in told:
-                    told[name][index] = sample(index)[name]
-        elif step == "seal":
-            w.seal()
-        elif step == "save":
-            w.close()
-            opened(path).save(path, skip_damaged=True)
-            w = CacheWriter(path, "a", **options)
-        elif step == "add":
-            name = rng.choice("abc")
-            kinds[name] = rng.choice(list(POOL))
-            values = [rng.choice([None, POOL[kinds[name]](rng)]) for _ in range(length)]
-            opened(path).add_labels(name, values)
-            added[name] = dict(enumerate(values))
-        elif step == "change" and length:
-            name = rng.choice([*told, *added, "d"])
-            make_value = (
-                POOL[kinds.setdefault(name, "ints")]
-                if name not in told
-                else {"y": POOL["ints"], "kind": POOL["texts"]}[name]
-            )
-            values = {rng.randrange(length): make_value(rng) for _ in range(rng.randrange(1, 5))}
-            opened(path).add_labels(name, values)
-            (told if name in told else added).setdefault(name, {}).update(values)
-        elif step == "drop" and (told or added):
-            name = rng.choice([*told, *added])
-            opened(path).drop_labels(name)
-            (told if name in told else added).pop(name)
-            kinds.pop(name, None)
-        expected = {**told, **added}
-        ds = opened(path)
-        length = len(ds)
-        found = {name: column(ds, name) for name in ds.labels}
-        assert set(found) == set(expected), step
-        for name, values in expected.items():
-            assert found[name] == [values.get(index) for index in range(length)], (name, step)
-    w.close()
-    expected = {**told, **added}
-    values = {name: [expected[name].get(i) for i in range(length)] for name in opened(path).labels}
-    check(path, values)
-    mended = path.with_suffix(".mended")
-    opened(path).save(mended, skip_damaged=True)
-    check(mended, values)
 
 
 # ------------------------------------------------------------------------------------ other processes
@@ -764,7 +675,7 @@ def test_another_process_sees_labels_after_refresh(path):
 
 
 @pytest.mark.parametrize("sync", ["never", "seal"])
-def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_path, sync):
+def test_added_labels_are_synced_as_the_fill_asks(tmp_path, sync):
     class Counting(System):
         syncs = 0
 
@@ -772,12 +683,11 @@ def test_labels_that_are_added_before_a_seal_are_synced_as_the_fill_asks(tmp_pat
             self.syncs += 1
             super().sync(fd)
 
-    cache = CachedDataset([{"x": i} for i in range(5)], tmp_path / "a.zip", lazy=True, sync=sync)
+    cache = CachedDataset([{"x": i} for i in range(5)], tmp_path / "a.zip", sync=sync)
     with replace_system(Counting()) as system:
         cache.add_labels("z", {0: 7})
-    assert not cache._reader.sealed
     assert (system.syncs > 0) == (sync == "seal")
-    assert CachedDataset.from_cache(tmp_path / "a.zip", allow_partial=True).labels["z"][0] == 7
+    assert CachedDataset.from_cache(tmp_path / "a.zip").labels["z"][0] == 7
 
 
 @pytest.mark.parametrize(
@@ -808,12 +718,12 @@ def test_a_column_keeps_its_type_where_that_holds_the_values(tmp_path, stored, v
     assert str(column(cache, "z")) == str(typed)
 
 
-def test_ten_labels_of_a_small_type_cost_bytes_for_ten(tmp_path):
+def test_a_change_costs_the_bytes_of_its_column_alone(tmp_path):
     with CacheWriter(tmp_path / "a.zip", in_memory_keys=["y"]) as writer:
         writer.extend_columns({"y": np.arange(100_000, dtype=np.int16) % 100})
     before = (tmp_path / "a.zip").stat().st_size
     CachedDataset.from_cache(tmp_path / "a.zip").add_labels("y", dict.fromkeys(range(10), 7))
-    assert (tmp_path / "a.zip").stat().st_size - before < 10_000
+    assert (tmp_path / "a.zip").stat().st_size - before < 2 * 100_000 + 10_000
 
 
 @pytest.mark.parametrize(
@@ -848,14 +758,18 @@ def test_an_array_of_labels_is_what_its_values_are_one_by_one(tmp_path, values, 
         ({3, 1, 2}, OptionError, "got a set; give one value per sample"),
         (frozenset("abc"), OptionError, "got a frozenset; give one value per sample"),
         (torch.zeros(3).to_sparse(), LabelError, "is no tensor for numpy"),
-        (pd.Series(pd.period_range("2020-01", periods=3, freq="M")), LabelError, "pandas.period"),
+        (
+            Later(lambda: pd.Series(pd.period_range("2020-01", periods=3, freq="M"))),
+            LabelError,
+            "pandas.period",
+        ),
     ],
     ids=["far days", "surrogates", "set", "frozenset", "sparse", "periods"],
 )
 def test_what_has_no_order_or_no_column_type_is_refused(tmp_path, values, error, message):
     cache = CachedDataset.from_cache(make(tmp_path / "a.zip", 3))
     with pytest.raises(error, match=message):
-        cache.add_labels("z", values)
+        cache.add_labels("z", made(values))
     assert "z" not in cache.labels
 
 

@@ -70,7 +70,7 @@ def run(folder, code):
         environment = os.environ | OF_SLURM | extra
         environment["PATH"] = f"{folder / 'programs'}:{environment['PATH']}"
         environment["PYTHONPATH"] = str(ROOT)
-        environment["EDCACHE_DIR"] = environment["EDCACHE_SPOOL"] = str(folder / "home")
+        environment["EDCACHE_DIR"] = str(folder / "home")
         command = [sys.executable, "page.py"]
         with open(folder / "output", "w+") as output:
             options = {"stdout": output, "stderr": subprocess.STDOUT, "timeout": 300}

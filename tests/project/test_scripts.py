@@ -11,8 +11,9 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from optional import Library
 
+Image = Library("PIL.Image")
 ROOT = Path(__file__).parents[2]
 DOCS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "RELIABILITY.md")),
@@ -55,13 +56,14 @@ TRIALS = {
 }
 # What CI runs, beside them.
 IN_CI = {
-    "test": "EDCACHE_TEST_SCALE=0.2 scripts/test --full --rest\n",
-    "test-xla": "scripts/test-xla --without-xla",
+    "test": "EDCACHE_TEST_SCALE=0.1 scripts/test --full\n",
 }
+# Nobody tries it: it installs 7 GB.
+UNTRIED = {"test-xla"}
 
 
 def test_each_has_a_trial_here_or_runs_in_ci():
-    assert sorted({*(trial.split()[0] for trial in TRIALS), *IN_CI}) == SCRIPTS
+    assert sorted({*(trial.split()[0] for trial in TRIALS), *IN_CI, *UNTRIED}) == SCRIPTS
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     assert all(line in ci for line in IN_CI.values())
 
@@ -145,6 +147,29 @@ def test_a_script_does_what_it_says(tree, script):
     assert "installing edcache" not in done.stdout
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            "--data nosuchdir",
+            "--data nosuchdir: no such folder; or digits, or fashion-mnist",
+        ),
+        (
+            "--data fashion-mnist --root photos",
+            "--root photos: neither train-images-idx3-ubyte.gz nor",
+        ),
+    ],
+)
+def test_a_quickstart_of_nothing_says_so(tree, arguments, said):
+    done = subprocess.run(
+        ["scripts/quickstart", *arguments.split()], cwd=tree, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 # --- what they install ------------------------------------------------------------------------------
 
 
@@ -165,7 +190,7 @@ RUN_BY = {
     "quickstart": ["scripts/quickstart.py"],
     "docs": ["docs/conf.py"],
     "fuzz": [str(file.relative_to(ROOT)) for file in (ROOT / "tests" / "fuzz").glob("fuzz_*.py")],
-    "suite": [
+    "test": [
         *(f"tests/kit/{name}.py" for name in ("filled", "scale", "xla_ranks")),
         *("tests/conftest.py", "tests/backends/test_xla.py"),
     ],
@@ -181,9 +206,9 @@ def test_every_extra_that_a_script_installs_is_there():
         extra
         for file in (ROOT / "scripts").iterdir()
         if file.is_file()
-        for extra in re.findall(r'/venv\.sh" (\w+)', file.read_text(encoding="utf-8"))
+        for extra in re.findall(r'(?:/venv\.sh" |\bextra=)(\w+)', file.read_text(encoding="utf-8"))
     }
-    assert installed == {*RUN_BY, "test", "release"}
+    assert installed == {*RUN_BY, "full", "release"}
     assert installed <= set(EXTRAS)
 
 
@@ -199,6 +224,7 @@ def imported(file):
             yield from (module.partition(".")[0] for module in modules)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("extra", RUN_BY)
 def test_an_extra_brings_what_its_script_imports(extra):
     """Others may bring it too, for a while."""

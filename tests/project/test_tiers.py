@@ -5,9 +5,11 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+from test_scripts import EXTRAS
 
 SUITE = Path(__file__).parents[1]
 TESTS = """
@@ -63,6 +65,44 @@ def test_what_is_left_out_is_said(run, jobs):
     assert "scale 0.02 20" in said
     assert "left out; scripts/test --full has all" in said
     assert "10 tests of some\n" in said
+
+
+WITHOUT = """
+import sys
+from importlib.machinery import PathFinder
+
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {optional} else super().find_spec(name, path, target)
+
+sys.meta_path[:] = [Without if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+COLLECT = "--collect-only -qq -p without -p no:cacheprovider --full"
+
+
+@pytest.mark.full
+def test_no_optional_library_is_imported_while_tests_are_collected(tmp_path):
+    lines = {*EXTRAS["full"]} - {*EXTRAS["test"], *EXTRAS["release"]}
+    distributions = {re.match(r"[\w.-]+", line)[0].lower() for line in lines}
+    optional = {
+        module
+        for module, names in packages_distributions().items()
+        if distributions.intersection(name.lower() for name in names)
+    }
+    assert {"PIL", "pandas", "aiohttp", "sklearn"} <= optional
+    (tmp_path / "without.py").write_text(WITHOUT.format(optional=optional))
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "EDCACHE_TEST_"))}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *COLLECT.split()],
+        cwd=SUITE.parent,
+        env=kept | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr
 
 
 def test_the_full_tier_leaves_nothing_out(run):

@@ -226,11 +226,11 @@ def test_a_batch_is_the_callers_own(ds):
 
 
 def test_a_corrupt_record_is_named_as_in_a_single_read(ds):
-    row = int(ds._reader.records.offset[7])
+    row = int(ds._reader.rows["offset"][7])
     with open(ds.path, "r+b") as file:
         file.seek(row)
         file.write(b"\xff")
-    with pytest.raises(CorruptRecordError, match="record 7 at offset .*: crc32 0x"):
+    with pytest.raises(CorruptRecordError, match="record 7 at offset .*: it fails its crc32"):
         CachedDataset.from_cache(ds.path).batch([1, 7, 2])
     unverified = CachedDataset.from_cache(ds.path, verify="never").batch([7, 8])
     assert unverified["image"].shape == (2, 2, 3)

@@ -1,26 +1,25 @@
-"""With verify="touch" damage is met where it lies and nowhere else; in the end nothing is left to check."""
+"""Damage is met where it lies and nowhere else: each record has a sum, a large one a sum of each block."""
 
 import random
-import re
 import threading
 from itertools import pairwise
 
+import fsspec
 import numpy as np
 import pytest
-import reference
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
+from range_server import serving
 from scale import scaled
 from systems import reading_by
 from torch.utils.data import default_collate
 
 from edcache import CachedDataset, CacheWriter, verify
-from edcache.errors import CorruptRecordError
-
-BLOCK = 1 << 14
-
+from edcache.errors import CorruptRecordError, MissingSampleError
+from edcache.format import BLOCK_NBYTES as BLOCK
+from edcache.format import records_offset, stored_ends
 
 # --- archives ---------------------------------------------------------------------------------------
 
@@ -34,7 +33,7 @@ def fixed(nbytes):
 
 
 def varying(k):
-    return {"x": noise(k, [0, 5, 700, 17_000, 70_000][k % 5]), "label": k, "text": f"{k}" * (k % 4)}
+    return {"x": noise(k, [0, 5, 700, 17_000, 70_000, 150_000][k % 6]), "label": k, "text": f"{k}" * (k % 4)}
 
 
 def plainly(path, make, count, **options):
@@ -60,11 +59,10 @@ def grown(path, make, count, chunk_size):
 
 
 ARCHIVES = {
-    "tiny": (fixed(24), 1500, lambda *a: plainly(*a, chunk_size=1100)),
+    "tiny": (fixed(24), 300, lambda *a: plainly(*a, chunk_size=220)),
     "small": (fixed(800), 120, lambda *a: plainly(*a, chunk_size=50)),
     "medium": (fixed(20_000), 16, lambda *a: plainly(*a, chunk_size=6)),
     "large": (fixed(200_000), 5, lambda *a: plainly(*a, chunk_size=3)),
-    "odd": (fixed(1_001), 60, lambda *a: plainly(*a, chunk_size=25)),
     "varying": (varying, 25, lambda *a: plainly(*a, chunk_size=9)),
     "shuffled": (fixed(600), 90, lambda *a: shuffled(*a, chunk_size=40)),
     "grown": (fixed(900), 60, lambda *a: grown(*a, chunk_size=25)),
@@ -78,33 +76,27 @@ class Archive:
     def __init__(self, path, make, count, write):
         write(path, make, count)
         self.path = path
-        records = CachedDataset.from_cache(path)._reader.records
-        index = range(count) if records.index is None else records.index.tolist()
-        self.extents = {
-            k: (offset, offset + nbytes)
-            for k, offset, nbytes in zip(index, records.offset.tolist(), records.nbytes.tolist(), strict=True)
-        }
+        with CachedDataset.from_cache(path) as ds:
+            reader = ds._reader
+            indices, rows = reader.held.tolist(), reader.rows[reader.held]
+            extents = zip(rows["offset"].tolist(), stored_ends(rows).tolist(), strict=True)
+            self.extents = dict(zip(indices, extents, strict=True))
+            self.chunks = reader.session.chain.chunks
+            self.root = reader.session.chain.root
         self.samples = {k: make(k) for k in self.extents}
         self.indices = list(self.samples)
-        self.entries = [e.fields for e in reference.entries(path) if e.fields["kind"] == reference.CHUNK]
-        self.size = path.stat().st_size
 
     def regions(self):
-        """Half-open extents of what is no record, by class."""
+        """Half-open extents of bytes that no record has, by their kind."""
         ends = sorted(self.extents.values())
-        found = {"header": [], "table": [], "crcs": [], "padding": [], "behind": []}
-        for entry in self.entries:
-            table = entry["offset"] + entry["nbytes"]
-            first = min(start for start, _ in ends if start >= table + entry["table_nbytes"])
-            inside = [(start, end) for start, end in ends if first <= start < entry["next"]]
-            blocks = -(-(inside[-1][1] - first) // BLOCK)
-            crcs = table + entry["table_nbytes"] - 4 * blocks
-            found["header"].append((entry["offset"], table))
-            found["table"].append((table, crcs))
-            found["crcs"].append((crcs, crcs + 4 * blocks))
-            found["padding"].append((crcs + 4 * blocks, first))
+        found = {"header": [], "table": [], "padding": [], "behind": []}
+        for chunk in self.chunks:
+            inside = [extent for extent in ends if chunk.offset < extent[0] < chunk.next]
+            found["header"].append((chunk.offset, chunk.payload_offset))
+            found["table"].append((chunk.payload_offset, chunk.payload_offset + chunk.table_nbytes))
             found["padding"] += [(e, s) for (_, e), (s, _) in pairwise(inside)]
-            found["behind"].append((inside[-1][1], entry["next"]))
+            found["padding"].append((chunk.payload_offset + chunk.table_nbytes, records_offset(chunk)))
+            found["behind"].append((inside[-1][1], chunk.next))
         return {name: [e for e in extents if e[0] < e[1]] for name, extents in found.items()}
 
     def damaged(self, offsets):
@@ -154,10 +146,10 @@ def wrong(read, wanted, asked, damaged):
     try:
         found = read()
     except CorruptRecordError as error:
-        named = re.search(r": record (\d+) at offset [\d,]+: crc32 0x", str(error))
-        if named is None:
+        if f"record {error.index} at offset" not in str(error):
             return f"no record is named: {error}"
-        return "" if int(named[1]) in damaged & set(asked) else f"named {named[1]}, damaged are {damaged}"
+        is_right = error.index in damaged & set(asked)
+        return "" if is_right else f"named {error.index}, damaged are {damaged}"
     if damaged & set(asked):
         return f"{asked}: nothing was raised"
     return "" if same(found, wanted) else f"{asked}: other values"
@@ -220,10 +212,9 @@ def corners(start, end, rng, more=2):
 @pytest.mark.parametrize("name", ARCHIVES)
 def test_a_damaged_record_is_named_and_no_other(archives, name):
     archive, rng = archives(name), random.Random(name)
-    first, last = archive.entries[0], archive.entries[-1]
     chosen = {archive.indices[0], archive.indices[-1], rng.choice(archive.indices)}
-    for entry in (first, last):
-        inside = [k for k, (start, _) in archive.extents.items() if entry["offset"] < start < entry["next"]]
+    for chunk in (archive.chunks[0], archive.chunks[-1]):
+        inside = [k for k, (start, _) in archive.extents.items() if chunk.offset < start < chunk.next]
         chosen |= {min(inside, key=archive.extents.get), max(inside, key=archive.extents.get)}
     for k in chosen:
         start, end = archive.extents[k]
@@ -232,7 +223,7 @@ def test_a_damaged_record_is_named_and_no_other(archives, name):
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-@pytest.mark.parametrize("region", ["table", "crcs", "padding", "behind"])
+@pytest.mark.parametrize("region", ["table", "padding", "behind"])
 def test_damage_elsewhere_is_never_met(archives, name, region):
     archive, rng = archives(name), random.Random(name)
     extents = archive.regions()[region]
@@ -251,16 +242,15 @@ def test_a_damaged_header_hides_no_sample_and_verify_names_it(archives, name):
     with flipped(archive.path, [rng.randrange(start, end)]):
         ds = CachedDataset.from_cache(archive.path)
         assert all(same(ds[k], archive.samples[k]) for k in archive.indices)
-        assert "no entry fits here, so the chain ends before its seal" in str(verify(archive.path).problems)
+        assert "no entry fits at offset" in str(verify(archive.path).problems)
 
 
 @pytest.mark.full
 def test_every_byte_of_a_small_archive_is_of_one_record_or_harmless(tmp_path):
     archive = Archive(tmp_path / "a.zip", fixed(24), 7, lambda *a: plainly(*a, chunk_size=4))
-    first, last = archive.entries[0], archive.entries[-1]
-    table = first["offset"] + first["nbytes"]
+    first, last = archive.chunks[0], archive.chunks[-1]
     rng, wrongs = random.Random(1), []
-    for offset in [*range(table, first["next"], 41), *range(last["next"] - 100, last["next"], 3)]:
+    for offset in [*range(first.payload_offset, first.next, 41), *range(last.next - 100, last.next, 3)]:
         wrongs += [(offset, why) for why in wrong_reads(archive, [offset], rng)]
     for extent in archive.extents.values():
         for offset in range(*extent):
@@ -273,7 +263,7 @@ def test_every_byte_of_a_small_archive_is_of_one_record_or_harmless(tmp_path):
 def test_other_ways_of_checking_find_the_same(archives, name, verify, way):
     archive, rng = archives(name), random.Random(name)
     start, end = archive.extents[rng.choice([k for k in archive.indices if archive.samples[k]["x"].numel()])]
-    (low, high), *_ = archive.regions()["crcs"]
+    (low, high), *_ = archive.regions()["table"]
     with reading_by(way):
         assert wrong_reads(archive, [rng.randrange(start, end)], rng, verify) == []
         assert wrong_reads(archive, [rng.randrange(low, high)], rng, verify) == []
@@ -324,23 +314,94 @@ def collated_selection(archive, indices, asked, wanted):
     return picked if stacked is None or isinstance(wanted, list) else stacked
 
 
+def label_block(name):
+    """Where in a record the block begins that has its last 8 bytes, the label."""
+    return {"medium": 20_000 - 8, "large": 200_000 - 8}[name] // BLOCK * BLOCK
+
+
 @pytest.mark.parametrize("name", ["medium", "large"])
-def test_a_small_field_of_a_damaged_record_reads_or_names_it(archives, name):
+def test_a_small_field_is_checked_with_its_block_alone(archives, name):
     archive, rng = archives(name), random.Random(name)
     start, end = archive.extents[2]
     for offset in corners(start, end, rng, 6):
         with flipped(archive.path, [offset]):
             ds = CachedDataset.from_cache(archive.path).select("label")
-            near = (end - 8 - offset) < BLOCK
-            for read, wanted in ((lambda ds=ds: ds[2], {"label": 2}), (lambda ds=ds: ds.batch([2, 1]), None)):
-                wanted = wanted or {"label": torch.tensor([2, 1])}
-                if offset >= end - 8:
-                    assert wrong(read, wanted, [2], {2}) == ""
-                elif near:
-                    assert "" in (wrong(read, wanted, [2], {2}), wrong(read, wanted, [2], set()))
-                else:
-                    assert wrong(read, wanted, [2], set()) == ""
+            damaged = {2} if offset - start >= label_block(name) else set()
+            assert wrong(lambda ds=ds: ds[2], {"label": 2}, [2], damaged) == ""
+            batch = {"label": torch.tensor([2, 1])}
+            assert wrong(lambda ds=ds: ds.batch([2, 1]), batch, [2, 1], damaged) == ""
             assert ds[1] == {"label": 1}
+            with pytest.raises(CorruptRecordError, match="record 2 at offset"):
+                CachedDataset.from_cache(archive.path)[2]
+
+
+@pytest.mark.parametrize("name", ["medium", "large", "varying"])
+def test_what_is_fetched_by_request_is_checked_as_it_comes(archives, name):
+    archive, rng = archives(name), random.Random(name)
+    k = max(archive.indices, key=lambda k: archive.extents[k][1] - archive.extents[k][0])
+    start, end = archive.extents[k]
+    far = fsspec.filesystem("memory")
+    for offset in corners(start, end, rng):
+        with flipped(archive.path, [offset]):
+            far.pipe_file("/blocks/a.zip", archive.path.read_bytes())
+        ds = CachedDataset.from_cache("memory://blocks/a.zip", local=False)
+        for indices in ([k], rng.sample(archive.indices, 4), [k, *rng.sample(archive.indices, 2)]):
+            for is_batch in (False, True):
+                assert wrong(*reading(archive, ds, indices, is_batch), {k}) == ""
+        ds.close()
+        if name != "varying":
+            # A batch without the rest of the record, and blocks of it alone.
+            with CachedDataset.from_cache("memory://blocks/a.zip", local=False) as ds:
+                labels, damaged = ds.select("label"), {k} if offset - start >= label_block(name) else set()
+                assert wrong(lambda labels=labels: labels[k], {"label": k}, [k], damaged) == ""
+                batch = {"label": torch.tensor([1, k])}
+                assert wrong(lambda labels=labels: labels.batch([1, k]), batch, [1, k], damaged) == ""
+    far.store.clear()
+
+
+def test_a_field_of_a_large_record_is_fetched_without_the_rest(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", sync="never") as w:
+        w.extend({"image": noise(k, 2_000_000), "label": k} for k in range(3))
+    with (
+        serving((tmp_path / "a.zip").read_bytes()) as served,
+        CachedDataset.from_cache(served.url, local=False) as ds,
+    ):
+        assert ds.select("label")[1] == {"label": 1}
+        assert ds.select("label").batch([0, 2])["label"].tolist() == [0, 2]
+        assert served.sent < 10 * BLOCK
+
+
+@pytest.mark.parametrize("name", ["small", "large", "varying", "shuffled", "zstd"])
+def test_a_damaged_row_of_the_index_is_never_another_record(archives, name):
+    """It fails the sum of its record, whichever of its bits is turned, or says that there is none."""
+    archive, rng = archives(name), random.Random(name)
+    for k in rng.sample(archive.indices, 3):
+        other = next(other for other in archive.indices if other != k)
+        for byte in range(24):
+            place = archive.root.index.offset + 24 * k + byte
+            with (
+                flipped(archive.path, [place], 1 << rng.randrange(8)),
+                CachedDataset.from_cache(archive.path) as ds,
+            ):
+                for indices in (k, [k], [k, k]):
+                    read = ds.__getitem__ if indices is k else ds.batch
+                    with pytest.raises((CorruptRecordError, MissingSampleError)) as raised:
+                        read(indices)
+                    assert raised.value.index == k
+                assert same(ds[other], archive.samples[other])
+
+
+def test_an_absent_sample_gets_no_record_by_a_turned_bit(archives):
+    archive = archives("shuffled")
+    absent = next(k for k in range(90) if k not in archive.extents)
+    for byte in range(24):
+        for bit in range(8):
+            with (
+                flipped(archive.path, [archive.root.index.offset + 24 * absent + byte], 1 << bit),
+                CachedDataset.from_cache(archive.path) as ds,
+                pytest.raises((CorruptRecordError, MissingSampleError)),
+            ):
+                ds[absent]
 
 
 def test_all_records_damaged_are_all_named(archives):
@@ -361,7 +422,7 @@ def test_a_record_that_was_replaced_is_not_looked_at(tmp_path):
     make = fixed(800)
     with CacheWriter(tmp_path / "a.zip", publish_seconds=None, chunk_size=10) as w:
         w.extend(make(k + 100) for k in range(30))
-    old = CachedDataset.from_cache(tmp_path / "a.zip")._reader.records.offset.tolist()
+    old = CachedDataset.from_cache(tmp_path / "a.zip")._reader.rows["offset"].tolist()
     with CacheWriter(tmp_path / "a.zip", "a", publish_seconds=None) as w:
         for k in range(0, 30, 2):
             w.write(k, make(k))
@@ -378,7 +439,7 @@ def test_an_unsealed_archive_is_checked_too(tmp_path):
     w.flush()
     ds = CachedDataset.from_cache(tmp_path / "a.zip")
     assert not ds._reader.sealed
-    start = int(ds._reader.records.offset[33])
+    start = int(ds._reader.rows["offset"][33])
     with flipped(tmp_path / "a.zip", [start + 100]):
         for ds in (CachedDataset.from_cache(tmp_path / "a.zip") for _ in range(2)):
             with pytest.raises(CorruptRecordError, match="record 33 at offset"):
@@ -469,3 +530,21 @@ def test_damage_that_comes_after_all_was_checked_is_not_looked_for(archives):
         assert ds[7]["label"] == 7
         with pytest.raises(CorruptRecordError, match="record 7 at offset"):
             CachedDataset.from_cache(archive.path, verify="always")[7]
+
+
+def test_a_large_record_is_done_when_its_last_block_was_read(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", sync="never") as w:
+        w.extend({"a": noise(k, 3 * BLOCK), "b": noise(k, 2 * BLOCK)} for k in range(3))
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    for field in ("a", "b"):
+        view = ds.select(field)
+        assert not is_done(ds)
+        assert same(
+            [view[0], *view.__getitems__([1, 2])], [{field: s[field]} for s in map(ds_sample, range(3))]
+        )
+    assert is_done(ds)
+    assert ds._reader.session.checks.nbytes < 100
+
+
+def ds_sample(k):
+    return {"a": noise(k, 3 * BLOCK), "b": noise(k, 2 * BLOCK)}

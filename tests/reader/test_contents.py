@@ -2,17 +2,14 @@
 
 from contextlib import closing
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
 
-from edcache import CacheWriter
+from edcache import CacheWriter, format
 from edcache.errors import CorruptArchiveError
-from edcache.format import chunk_tables
-from edcache.format import spec as format
-from edcache.format.chain import Chain, payload_crc, read_table
+from edcache.format import PRESENT, Chain, Contents, contents
 from edcache.reader import Reader
 from edcache.storage.file import File
 
@@ -42,15 +39,25 @@ def whole_chain(path):
     return file, chain
 
 
-def contents_of(path):
+def contents_of(path, left_out=()):
     file, chain = whole_chain(path)
-    return chain.contents(lambda header: read_table(file.pread, header, file.path))
+
+    def table_of(header):
+        return None if header.number in left_out else format.read_table(file.pread, header, file.path)
+
+    return Contents(chain, file.pread, table_of)
 
 
-def rows_of(contents):
-    index = contents.index.records.index
-    indices = range(contents.index.length) if index is None else index.tolist()
-    return dict(zip(indices, contents.labels["y"].to_pylist(), strict=True))
+def rows_of(found, *, step=1000):
+    """The label of each sample that has a record."""
+    values = {}
+    for start in range(0, found.length, step):
+        stop = min(start + step, found.length)
+        rows = found.rows(start, stop)
+        labels = found.column("y", start, stop).to_pylist()
+        assert all(label is None for row, label in zip(rows, labels, strict=True) if not row["flags"])
+        values |= {start + k: labels[k] for k in range(stop - start) if rows["flags"][k] & PRESENT}
+    return values
 
 
 @settings(max_examples=40)
@@ -62,66 +69,72 @@ def rows_of(contents):
 def test_of_two_records_of_one_index_the_later_counts(tmp_path_factory, indices, chunk_size, seal):
     path = tmp_path_factory.mktemp("later") / "a.zip"
     write(path, indices, chunk_size, seal)
-    contents = contents_of(path)
     expected = {index: 10 * n for n, index in enumerate(indices)}
-    assert rows_of(contents) == dict(sorted(expected.items()))
-    assert contents.index.length == max(indices) + 1
-    assert (contents.index.records.index is None) == (len(expected) == max(indices) + 1)
+    for step in (1000, 1, 5):
+        found = contents_of(path)
+        assert rows_of(found, step=step) == expected
+        assert found.length == max(indices) + 1
 
 
 def test_a_chain_walked_in_steps_is_the_chain_walked_at_once(path):
     write(path, range(8))
     write(path, [3, 8, 20])
     file, whole = whole_chain(path)
-    ends = [whole.entries[0].offset, *(header.next for header in whole.entries), file.size()]
     chain = chain_of(file)
-    for end in sorted(ends):
+    ends = {header.next for header in [*whole.chunks, whole.root_header]} | {file.size()}
+    for end in sorted(ends | {end - 1 for end in ends}):
         chain.extend(file.pread, end)
     assert chain.cursor == whole.cursor
-    assert [header.seq for header in chain.chunks] == [0, 1, 2, 5]
-    assert (chain.chunks, chain.entries, chain.seal) == (whole.chunks, whole.entries, whole.seal)
-    assert (chain.end_index, chain.length, chain.lost) == (21, None, set())
+    assert [header.end for header in chain.chunks] == [3, 6, 8, 21]
+    assert (chain.chunks, chain.root, chain.sealed) == (whole.chunks, whole.root, True)
+    assert (chain.end_index, chain.length, chain.end) == (21, None, file.size())
 
 
 def test_a_chunk_after_a_seal_unseals(path):
     write(path, range(3))
-    assert whole_chain(path)[1].seal is not None
+    assert whole_chain(path)[1].sealed
     write(path, [3], seal=False)
-    assert whole_chain(path)[1].seal is None
-
-
-def test_records_lie_where_the_contents_say(path):
-    write(path, [2, 0, 2, 5])
-    file, _ = whole_chain(path)
-    records = contents_of(path).index.records
-    assert records.index.tolist() == [0, 2, 5]
-    for offset, nbytes, crc in zip(records.offset, records.nbytes, records.crc32, strict=True):
-        assert format.crc32(file.pread(int(offset), int(nbytes))) == int(crc)
+    chain = whole_chain(path)[1]
+    assert not chain.sealed
+    assert len(chain.behind) == 1
+    assert rows_of(contents_of(path)) == {0: 0, 1: 10, 2: 20, 3: 0}
 
 
 def test_a_table_that_reads_as_none_leaves_its_samples_out(path):
+    write(path, range(9), seal=False)
+    second = whole_chain(path)[1].chunks[1].number
+    found = contents_of(path, {second})
+    assert rows_of(found) == {0: 0, 1: 10, 2: 20, 6: 60, 7: 70, 8: 80}
+    assert found.length == 9
+
+
+def test_an_index_that_is_damaged_is_not_merged_into_another(path):
     write(path, range(9))
-    file, chain = whole_chain(path)
-    contents = chain.contents(lambda h: None if h.seq == 1 else read_table(file.pread, h, file.path))
-    assert rows_of(contents) == {0: 0, 1: 10, 2: 20, 6: 60, 7: 70, 8: 80}
-    assert contents.index.length == 9
+    write(path, [9], seal=False)
+    index = whole_chain(path)[1].root.index
+    data = bytearray(path.read_bytes())
+    data[index.offset + 30] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CorruptArchiveError, match=f"index.rows at offset {index.offset:,} fails its crc32"):
+        contents_of(path)
 
 
 def test_a_chain_without_chunks_has_no_rows_and_the_heads_labels(path):
     write(path, [])
-    contents = contents_of(path)
-    assert (contents.index.length, contents.index.records.index) == (0, None)
-    assert (contents.labels.column_names, contents.labels.num_rows) == (["y"], 0)
+    found = contents_of(path)
+    assert found.length == len(found.rows(0, 0)) == 0
+    assert (found.table().column_names, found.table().num_rows) == (["y"], 0)
 
 
 def test_a_damaged_table_names_chunk_and_offset(path):
-    write(path, range(6))
-    _, chain = whole_chain(path)
-    chunk = chain.chunks[1]
+    write(path, range(6), seal=False)
+    chunk = whole_chain(path)[1].chunks[1]
     data = bytearray(path.read_bytes())
     data[chunk.payload_offset + 100] ^= 1
     path.write_bytes(data)
-    text = rf"a\.zip: chunk 1 at offset {chunk.offset:,}: its table fails its crc32; run \"edcache verify"
+    text = (
+        rf"a\.zip: {chunk.name} at offset {chunk.offset:,}: its table fails its crc32; run \"edcache verify"
+    )
     with pytest.raises(CorruptArchiveError, match=text):
         contents_of(path)
 
@@ -131,7 +144,7 @@ def test_payload_crc_covers_every_byte_of_a_payload(path, byte):
     write(path, range(6))
     file, chain = whole_chain(path)
     chunk = chain.chunks[0]
-    assert payload_crc(file.pread, chunk) == chunk.payload_crc
+    assert format.payload_crc32(file.pread, chunk) == chunk.crc32
     place = {
         "first": chunk.payload_offset,
         "middle": (chunk.payload_offset + chunk.payload_end) // 2,
@@ -140,61 +153,62 @@ def test_payload_crc_covers_every_byte_of_a_payload(path, byte):
     data = bytearray(path.read_bytes())
     data[place] ^= 128
     path.write_bytes(data)
-    assert payload_crc(file.pread, chunk) != chunk.payload_crc
+    assert format.payload_crc32(file.pread, chunk) != chunk.crc32
 
 
 def test_a_payload_cut_short_fails_its_crc(path):
     write(path, range(6))
     file, chain = whole_chain(path)
     chunk = chain.chunks[1]
-    assert payload_crc(lambda offset, n: file.pread(offset, n)[:1000], chunk) == chunk.payload_crc
+    assert format.payload_crc32(lambda offset, n: file.pread(offset, n)[:1000], chunk) == chunk.crc32
     cut = chunk.payload_end - 1
-    assert payload_crc(lambda offset, n: file.pread(offset, min(n, cut - offset)), chunk) != chunk.payload_crc
+    assert (
+        format.payload_crc32(lambda offset, n: file.pread(offset, min(n, cut - offset)), chunk) != chunk.crc32
+    )
 
 
-def test_only_entries_behind_the_last_sync_are_looked_at_for_losses(path):
-    write(path, range(6), seal=False)
+def test_the_first_unsound_group_behind_the_last_sync_ends_a_file(path):
+    write(path, range(9), seal=False)
     file, chain = whole_chain(path)
+    assert chain.unsound_group(file.pread) is None
     data = bytearray(path.read_bytes())
-    data[chain.chunks[0].payload_end - 1] ^= 1
-    path.write_bytes(data)
-    assert chain.find_lost(file.pread) == {0}
-    chain.durable = chain.chunks[0].payload_end
-    assert chain.find_lost(file.pread) == set()
-
-
-def test_offsets_count_from_the_start_of_the_file(path):
-    write(path, range(6), chunk_size=2)
-    _, chain = whole_chain(path)
-    offsets = contents_of(path).index.records.offset
-    assert offsets.dtype == np.uint64
-    starts = [header.records_offset for header in chain.chunks]
-    assert [int(offsets[i]) for i in (0, 2, 4)] == starts
+    for chunk in (chain.chunks[2], chain.chunks[1]):
+        data[chunk.payload_end - 1] ^= 1
+        path.write_bytes(data)
+        assert chain.unsound_group(file.pread) == chunk.offset
+    chain.durable = chain.chunks[1].payload_end
+    assert chain.unsound_group(file.pread) == chain.chunks[2].offset
+    chain.durable = chain.cursor.offset
+    assert chain.unsound_group(file.pread) is None
 
 
 @settings(max_examples=40)
 @given(
     indices=st.lists(st.integers(0, 12), min_size=1, max_size=25),
+    more=st.lists(st.integers(0, 14), max_size=6),
     chunk_size=st.integers(1, 6),
-    part_rows=st.integers(1, 8),
+    window=st.integers(1, 8),
 )
-def test_parts_rise_however_chunks_overlap(tmp_path_factory, indices, chunk_size, part_rows):
-    path = tmp_path_factory.mktemp("parts") / "a.zip"
-    write(path, indices, chunk_size, seal=False)
-    file, chain = whole_chain(path)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chunk_tables, "_PART_ROWS", part_rows)
-        patch.setattr(chunk_tables, "_MOST_KEPT_NBYTES", 0)
-        merged = chain.merged(lambda header: read_table(file.pread, header, file.path))
-        for _ in range(2):
-            samples, labels = [], []
-            for records, table in merged.parts():
-                samples += records.samples.tolist()
-                labels += table["y"].to_pylist()
-            expected = {index: 10 * n for n, index in enumerate(indices)}
-            assert dict(zip(samples, labels, strict=True)) == expected
-            assert samples == sorted(expected)
-            assert merged.rows == len(expected)
+def test_a_seal_in_windows_has_the_rows_and_labels_of_one_at_once(
+    tmp_path_factory, indices, more, chunk_size, window
+):
+    folder = tmp_path_factory.mktemp("windows")
+    found = []
+    for name, size in (("a.zip", window), ("b.zip", 1 << 21)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(contents, "WINDOW", size)
+            patch.setattr(contents, "_MOST_KEPT_NBYTES", 0 if size == window else 1 << 26)
+            write(folder / name, indices, chunk_size)
+            write(folder / name, more, chunk_size)
+        with closing(Reader(folder / name)) as reader:
+            assert reader.sealed
+            offset = reader.rows["offset"].argsort().argsort()  # columns of several batches are longer
+            others = reader.rows[["nbytes", "schema", "flags"]].tolist()
+            found.append((offset.tolist(), others, reader.labels()["y"].to_pylist()))
+            assert [reader.read(k)[1] for k in reader.held.tolist()] == [
+                value for value in found[-1][2] if value is not None
+            ]
+    assert found[0] == found[1]
 
 
 SAMPLES = [
@@ -237,14 +251,11 @@ class Follower:
     def check(self):
         assert self.reader.refresh()
         with closing(Reader(self.path, allow_partial=True)) as fresh:
-            ours, theirs = (reader.session._contents for reader in (self.reader, fresh))
-            for name, column in theirs.index.records.columns().items():
-                assert np.array_equal(getattr(ours.index.records, name), column), name
-            assert ours.index.records.columns().keys() == theirs.index.records.columns().keys()
-            assert np.array_equal(ours.index.blocks, theirs.index.blocks)
+            ours, theirs = self.reader.session, fresh.session
+            assert self.reader.rows.tolist() == fresh.rows.tolist()
             same = ("length", "schemas", "failures")
             assert [getattr(ours.index, n) for n in same] == [getattr(theirs.index, n) for n in same]
-            assert ours.labels.equals(theirs.labels)
+            assert self.reader.labels().equals(fresh.labels())
 
     def close(self):
         self.reader.close()

@@ -90,9 +90,9 @@ def test_what_is_no_archive_has_no_digest(path):
     path.unlink()
     write(path)
     data = bytearray(path.read_bytes())
-    data[300] ^= 1
+    data[data.rindex(b'{"head":{"format":') + 1] ^= 1  # root.json
     path.write_bytes(data)
-    with pytest.raises(CorruptArchiveError):
+    with pytest.raises(ArchiveError, match="it is not sealed"):
         edcache.digest(path)
 
 
@@ -161,7 +161,7 @@ def test_a_copy_in_another_process_hashes_nothing(path):
         copy = pickle.loads(pickle.dumps(cache))
         assert copy[7]["x"].tolist() == [7] * 300
     assert isinstance(system, Counting)
-    assert 0 < system.nbytes < path.stat().st_size / 10
+    assert 0 < system.nbytes < path.stat().st_size / 5
 
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])

@@ -19,8 +19,8 @@ import torch
 from scale import thinned
 
 import edcache
-from edcache import CachedDataset, CacheWriter, EdcacheError
-from edcache.format import index_pages, label_file
+from edcache import CachedDataset, CacheWriter, EdcacheError, format
+from edcache.format import columns, contents
 
 # What is left of a damaged archive is right, or an error too.
 pytestmark = pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning")
@@ -73,10 +73,18 @@ def _grown(path: Path) -> None:
         w.extend(SAMPLES[COUNT:])
 
 
+def _relabelled(path: Path) -> None:
+    """A column added, one dropped, and one changed."""
+    _write(path, chunk_size=5)
+    with CachedDataset.from_cache(path) as ds:
+        ds.add_labels("z", range(COUNT)).drop_labels("text").add_labels("y", {0: 0})
+
+
 ARCHIVES: dict[str, Callable[[Path], None]] = {
     "plain": lambda path: _write(path, chunk_size=5),
     "zstd": lambda path: _write(path, chunk_size=5, compression="zstd"),
     "grown": _grown,
+    "relabelled": _relabelled,
 }
 
 
@@ -225,19 +233,18 @@ def _wrong_choices(damaged: Damaged) -> list[str]:
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_flip_in_any_of_several_pages_and_batches_is_noticed_or_harmless(
+def test_a_flip_in_any_of_several_windows_and_batches_is_noticed_or_harmless(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str | None
 ) -> None:
-    monkeypatch.setattr(index_pages, "_LEAST_BITS", 2)
-    monkeypatch.setattr(label_file, "BATCH_ROWS", 4)
-    path = tmp_path / "paged.zip"
+    monkeypatch.setattr(contents, "WINDOW", 4)
+    monkeypatch.setattr(columns, "BATCH_ROWS", 4)
+    path = tmp_path / "windows.zip"
     _write(path, chunk_size=5, compression=compression)
     damaged = Damaged(path)
     with CachedDataset.from_cache(path) as ds:
-        assert len(ds._reader.session.index.root.pages) == 4
         assert ds.labels.table["y"].num_chunks == 4
     assert _wrong_choices(damaged) == []
-    start = damaged.original.index(b"index.pages") - 30
+    start = damaged.original.index(b"index.rows") - 30
     for at in range(start, len(damaged.original), 1 if ALL else 97):
         with damaged.flipped(8 * at + at % 8):
             wrong = [*damaged.wrong_reads(), *_wrong_choices(damaged), damaged.unreported()]
@@ -317,6 +324,4 @@ def test_a_writer_makes_an_archive_with_garbage_behind_it_sound_again(damaged: D
 
 
 def test_the_checksums_are_ordinary_crc32() -> None:
-    from edcache.format import spec as format
-
     assert format.crc32(b"edcache") == zlib.crc32(b"edcache")

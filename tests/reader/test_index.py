@@ -1,276 +1,168 @@
-"""Where records lie: pages of the index against plain arrays, in memory, fetched, and several as one."""
+"""Where records lie: the rows of an index in memory, or fetched, against a plain list."""
 
-from itertools import pairwise
+import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from scale import scaled
 
-from edcache import format
+from edcache import CacheWriter
 from edcache.errors import CorruptArchiveError
-from edcache.format import IndexTable, Records, index_pages
-from edcache.reader.index import RecordIndex, joined_lines, numbers
+from edcache.format import PRESENT, ROW, Place
+from edcache.reader import Reader, index
+from edcache.reader.index import RecordIndex
 
-SIZE = 1 << 61
+START = 4096 + 64
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_pages():
-    """Pages of eight rows, so that a few rows have many."""
+def small_runs():
+    """Runs of four rows, and an index of more than three runs is not fetched at once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_pages, "_LEAST_BITS", 3)
+        patch.setattr(index, "_RUN_BITS", 2)
+        patch.setattr(index, "_SMALL_NBYTES", 3 * 4 * ROW.itemsize)
         yield
 
 
 @st.composite
 def tables(draw):
-    """Records as archives have them, and as none would: runs, gaps, any order, any size."""
-    rows = draw(st.integers(0, 40))
+    """Rows as archives have them, dense or with absent samples, of one schema and size or of any."""
+    length = draw(st.integers(0, 40))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    steps = (
-        rng.choice([1, 1, 1, 2, 300, 70_000, 1 << 33], rows) if draw(st.booleans()) else np.ones(rows, int)
-    )
-    index = np.cumsum(steps) - 1
-    sizes = draw(
-        st.sampled_from(
-            [
-                lambda: np.full(rows, 24),
-                lambda: rng.integers(0, 300, rows),
-                lambda: rng.integers(0, 1 << 40, rows),
-            ]
-        )
-    )()
-    offset = np.cumsum(rng.choice([0, 0, 0, 8, 4096, 1 << 36], rows) + (sizes + 7) // 8 * 8)
+    rows = np.zeros(length, ROW)
+    rows["offset"] = rng.integers(0, 1 << 40, length)
+    rows["nbytes"] = rng.integers(0, 1 << 33, length) if draw(st.booleans()) else 24
+    rows["crc32"] = rng.integers(0, 1 << 32, length)
+    rows["schema"] = rng.integers(0, 1 << 16, length) if draw(st.booleans()) else 3
+    rows["flags"] = PRESENT
     if draw(st.booleans()):
-        rng.shuffle(offset)
-    schema = rng.choice([0, 0, 7, 65535], rows) if draw(st.booleans()) else np.full(rows, 3)
-    records = Records(
-        offset=offset.astype(np.uint64),
-        nbytes=sizes.astype(np.uint64),
-        crc32=rng.integers(0, 1 << 32, rows).astype(np.uint32),
-        schema=schema.astype(np.uint16),
-        index=None if np.array_equal(index, np.arange(rows)) else index.astype(np.int64),
-        raw_nbytes=rng.integers(0, 1 << 30, rows).astype(np.uint64) if draw(st.booleans()) else None,
-    )
-    length = rows if records.index is None else int(index[-1]) + 1 + draw(st.integers(0, 3))
-    return IndexTable(records, length, ["a"], np.empty((0, 3), np.int64))
+        rows[rng.random(length) < 0.3] = 0
+    return rows
 
 
-def opened(table, *, is_mapped, damage=None):
-    data, table_nbytes = format.pack_index(table)
-    root = format.parse_root(data[len(data) - table_nbytes :], len(table.records.offset), len(data), SIZE)
-    payload = memoryview(data if damage is None else damage(bytearray(data)))
+class Far:
+    """The rows in a file that is read by request."""
 
-    def fetch(parts):
-        each = [(payload[at : at + nbytes], crc) for at, nbytes, crc in parts]
-        return [data if format.crc32(data) == crc else None for data, crc in each]
+    def __init__(self, rows):
+        self.data, self.asked = memoryview(bytes(START) + rows.tobytes() + b"behind"), []
 
-    return RecordIndex(root, SIZE, memory=payload if is_mapped else None, fetch=fetch, where="a.zip")
+    def fetch(self, extents):
+        self.asked += extents
+        assert all(at >= START and at + nbytes <= len(self.data) - 6 for at, nbytes in extents)
+        return [self.data[at : at + nbytes] for at, nbytes in extents]
 
 
-def same(one, other):
-    columns, others = one.columns(), other.columns()
-    return columns.keys() == others.keys() and all(
-        columns[name].dtype == others[name].dtype and np.array_equal(columns[name], others[name])
-        for name in columns
-    )
+def opened(rows, *, is_near, present=None, far=None):
+    far = far or Far(rows)
+    count = int((rows["flags"] & PRESENT).sum()) if present is None else present
+    alike, sizes = set(rows["schema"].tolist()), rows["nbytes"].tolist()
+    is_uniform = len(alike) == 1 and count == len(rows)
+    uniform = (alike.pop(), min(sizes), max(sizes)) if is_uniform else None
+    near = rows if is_near else None
+    place = Place(START, rows.nbytes, 0)
+    return RecordIndex(near, len(rows), count, ["a"], [], uniform, place=place, fetch=far.fetch)
 
 
 @given(tables(), st.booleans(), st.data())
-def test_an_index_says_what_the_arrays_say(table, is_mapped, data):
-    index, records = opened(table, is_mapped=is_mapped), table.records
-    rows = np.array(data.draw(st.lists(st.integers(0, max(0, index.rows - 1)), max_size=20)), np.int64)
-    rows = rows if index.rows else rows[:0]
-    assert index.offsets(rows).tolist() == records.offset[rows].tolist()
-    assert index.sizes(rows).tolist() == records.nbytes[rows].tolist()
-    assert index.schemas_of(rows).tolist() == records.schema[rows].tolist()
-    raw = records.nbytes if records.raw_nbytes is None else records.raw_nbytes
-    assert index.raw_sizes(rows).tolist() == raw[rows].tolist()
-    assert index.samples(rows).tolist() == records.samples[rows].tolist()
-    for row in rows.tolist():
-        assert index.place(row) == (int(records.offset[row]), int(records.nbytes[row]))
-        assert index.schema(row) == records.schema[row]
-        assert index.crc32(row) == records.crc32[row]
-        assert index.sample_of(row) == records.samples[row]
-    assert same(index.table().records, records)
-    held = index.held()
-    assert (held is None) == (records.index is None)
-    if held is not None:
-        assert held.tolist() == records.index.tolist()
-    near = {int(k) + step for k in records.samples for step in (-1, 0, 1)} | {0, table.length - 1}
-    asked = np.array(sorted(k for k in near if 0 <= k < table.length), np.int64)
-    row_of = {int(k): row for row, k in enumerate(records.samples)}
-    assert index.rows_of(asked).tolist() == [row_of.get(k, -1) for k in asked.tolist()]
-    assert [index.find(k) for k in asked.tolist()] == [row_of.get(k) for k in asked.tolist()]
+def test_an_index_says_what_a_list_says(rows, is_near, data):
+    found, listed = opened(rows, is_near=is_near), rows.tolist()
+    there = [row[4] == PRESENT for row in listed]
+    for _ in range(3):
+        asked = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=20)) if listed else []
+        indices = np.array(asked, np.int64)
+        wanted = [listed[k] for k in asked]
+        assert found.rows(indices).tolist() == wanted
+        assert found.offsets(indices).tolist() == [row[0] for row in wanted]
+        assert found.sizes(indices).tolist() == [row[1] for row in wanted]
+        assert found.are_present(indices).tolist() == [there[k] for k in asked]
+        assert [found.row(k) for k in asked] == wanted
+        assert [found.has(k) for k in asked] == [there[k] for k in asked]
+    assert found.all_rows().tolist() == listed
+    assert found.is_dense == all(there)
+    held = found.held()
+    assert (held is None) == all(there)
+    assert held is None or held.tolist() == np.flatnonzero(there).tolist()
 
 
-def rows_of(root, number, payload):
-    """(index, offset, nbytes, raw_nbytes, schema) of each row of a page; whether a writer makes them."""
-    page, rows, at = root.pages[number], root.page_rows(number), -(-root.page_rows(number) * 4 // 8) * 8
-    stride, columns, is_made = int(page["stride"]), [], True
-    for k in range(5):
-        width = (0, 1, 2, 4, 8)[int(page["widths"]) >> 3 * k & 7]
-        stored = [
-            int.from_bytes(payload[at + width * r : at + width * (r + 1)], "little") for r in range(rows)
-        ]
-        at += -(-rows * width // 8) * 8
-        unit, step = 8 if k == 1 else 1, {0: 1, 1: stride}.get(k, 0)
-        is_made &= max(stored) * unit <= 1 << 61
-        columns.append([int(page["base"][k]) + step * r + unit * stored[r] for r in range(rows)])
-    return list(zip(*columns, strict=True)), is_made and (rows - 1) * stride <= 1 << 61
+def test_rows_are_fetched_together_once_and_no_others():
+    rows = np.zeros(40, ROW)
+    rows["offset"], rows["flags"] = np.arange(40), PRESENT
+    far = Far(rows)
+    found = opened(rows, is_near=False, far=far)
+    assert found.offsets(np.array([9, 38, 8, 9])).tolist() == [9, 38, 8, 9]
+    run = 4 * ROW.itemsize
+    assert far.asked == [(START + 2 * run, run), (START + 9 * run, run)]
+    assert found.offsets(np.array([10, 39])).tolist() == [10, 39]
+    assert found.row(37)[0] == 37
+    assert len(far.asked) == 2
 
 
-@settings(max_examples=scaled(3000))
-@given(tables(), st.data())
-def test_a_page_is_accepted_where_each_of_its_rows_is_right(table, data):
-    packed, table_nbytes = format.pack_index(table)
-    assume(len(table.records.offset))
-    root = format.parse_root(
-        packed[len(packed) - table_nbytes :], len(table.records.offset), len(packed), SIZE
-    )
-    root = root._replace(pages=root.pages.copy())
-    number = data.draw(st.integers(0, len(root.pages) - 1))
-    start, nbytes = int(root.pages["at"][number]), int(root.nbytes[number])
-    page, payload = root.pages[number], bytearray(packed[start : start + nbytes])
-    rows, _ = rows_of(root, number, payload)
-    most = max(offset + nbytes for _, offset, nbytes, _, _ in rows)
-    for _ in range(data.draw(st.integers(0, 2))):
-        field = data.draw(st.sampled_from(["base", "stride", "total", "payload"]))
-        change = data.draw(st.sampled_from([-(1 << 61), -8, -1, 1, 8, 1 << 30, 1 << 61]))
-        if field == "payload":
-            at = data.draw(st.integers(0, nbytes - 1))
-            payload[at] = data.draw(st.integers(0, 255))
-        elif field == "base":
-            k = data.draw(st.integers(0, 4))
-            page["base"][k] = max(-(1 << 62) if k == 1 else 0, min(int(page["base"][k]) + change, 1 << 62))
-        else:
-            page[field] = max(0, min(int(page[field]) + change, 1 << 62))
-    size = data.draw(st.sampled_from([most - 1, most, most + 1, 2 * most, SIZE]))
-    rows, is_made = rows_of(root, number, payload)
-    after = int(root.pages["base"][number + 1, 0]) if number + 1 < len(root.pages) else root.length
-    is_right = (
-        is_made
-        # Without differences it is the table of pages that has them in order.
-        and (
-            not int(page["widths"]) & 7 or all(a < b for a, b in pairwise([*(row[0] for row in rows), after]))
+def test_the_rows_of_a_small_archive_are_fetched_at_once():
+    rows = np.zeros(10, ROW)
+    rows["flags"] = PRESENT
+    far = Far(rows)
+    found = opened(rows, is_near=False, far=far)
+    found.row(7)
+    assert sum(nbytes for _, nbytes in far.asked) == rows.nbytes
+    asked = len(far.asked)
+    found.rows(np.arange(10))
+    assert len(far.asked) == asked
+
+
+def test_fetched_rows_are_kept_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(index, "_MOST_KEPT_NBYTES", 5 * 4 * ROW.itemsize)
+    rows = np.zeros(800, ROW)
+    rows["offset"] = 24 * np.arange(800)
+    far = Far(rows)
+    found = opened(rows, is_near=False, far=far)
+    for k in np.random.default_rng(0).permutation(800).tolist():
+        assert found.row(k)[0] == 24 * k
+        assert found.nbytes <= 5 * 4 * ROW.itemsize
+    # A batch larger than that is held as long as it is read.
+    assert found.offsets(np.arange(800)).tolist() == rows["offset"].tolist()
+
+
+def test_an_index_that_lacks_records_that_its_root_counts_is_damaged():
+    rows = np.zeros(9, ROW)
+    rows["flags"][:5] = PRESENT
+    with pytest.raises(
+        CorruptArchiveError, match=r"index.rows has 5 samples with a record, root.json says 7"
+    ):
+        opened(rows, is_near=True, present=7).held()
+
+
+def test_a_sealed_and_an_unsealed_archive_have_the_same_rows(tmp_path):
+    writer = CacheWriter(tmp_path / "a.zip", chunk_size=3, publish_seconds=None)
+    for n, k in enumerate([7, 2, 0, 2, 5, 1]):
+        writer.write(k, {"x": "a" * n})
+    writer.flush()
+    unsealed = Reader(tmp_path / "a.zip", allow_partial=True)
+    assert not unsealed.sealed
+    writer.close()
+    sealed = Reader(tmp_path / "a.zip", allow_partial=True)
+    assert sealed.sealed
+    assert unsealed.rows.tolist() == sealed.rows.tolist()
+    assert unsealed.held.tolist() == sealed.held.tolist() == [0, 1, 2, 5, 7]
+
+
+def test_threads_that_let_go_of_each_others_rows_get_their_own(monkeypatch):
+    monkeypatch.setattr(index, "_MOST_KEPT_NBYTES", 4 * ROW.itemsize)
+    rows = np.zeros(400, ROW)
+    rows["offset"] = 24 * np.arange(400)
+    found = opened(rows, is_near=False)
+
+    def read(seed):
+        order = np.random.default_rng(seed).permutation(400)
+        return all(
+            found.offsets(order[k : k + 2]).tolist() == (24 * order[k : k + 2]).tolist() for k in range(399)
         )
-        and all(
-            offset >= 0 and nbytes <= size and offset + nbytes <= size for _, offset, nbytes, _, _ in rows
-        )
-        and sum(row[2] for row in rows) == int(page["total"])
-        and max(row[4] for row in rows) < 65_536
-    )
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     try:
-        format.check_page(root, number, payload, size)
-    except CorruptArchiveError:
-        assert not is_right
-        return
-    assert is_right
-    columns = format.unpack_page(root, number, payload).columns()
-    for k, name in enumerate(format.LINES):
-        if name in columns:
-            assert columns[name].tolist() == [row[k] for row in rows]
-
-
-@given(tables(), st.lists(st.integers(0, 40), max_size=5))
-def test_the_bytes_do_not_depend_on_how_the_records_come(table, cuts):
-    cuts = sorted({0, len(table.records.offset), *(k for k in cuts if k < len(table.records.offset))})
-    parts = []
-    writer = index_pages.IndexWriter(parts.append, cuts[-1], table.records.raw_nbytes is not None)
-    for start, end in pairwise(cuts):
-        writer.add(table.records.take(np.arange(start, end)))
-    nbytes = len(writer.finish(table))
-    data = b"".join(parts)
-    assert (data, nbytes) == format.pack_index(table)
-    assert (writer.rows, writer.nbytes, writer.crc) == (cuts[-1], len(data), format.crc32(data))
-
-
-@given(st.lists(tables(), min_size=1, max_size=4), st.data())
-def test_several_indices_are_looked_up_as_one(each, data):
-    each = [table for table in each if len(table.records.offset)]
-    indices = [opened(table, is_mapped=True) for table in each]
-    memory, places = b"", []
-    for index in indices:
-        places.append(len(memory))
-        memory += bytes(index.memory) + bytes(-len(index.memory) % 8)
-    first_rows = np.cumsum([0, *(index.rows for index in indices)]).tolist()
-    total = first_rows.pop()
-    rows = np.array(data.draw(st.lists(st.integers(0, max(0, total - 1)), max_size=20)), np.int64)
-    rows = rows if total else rows[:0]
-    which = np.searchsorted(first_rows, rows, "right") - 1
-    first_pages = np.cumsum([0, *(len(index.root.pages) for index in indices)])
-    bits = np.array([index.root.bits for index in indices], np.int64)
-    pages = first_pages[which] + (rows - np.array(first_rows, np.int64)[which] >> bits[which])
-    for column, name in ((1, "offset"), (2, "nbytes")):
-        if not indices:
-            continue
-        lines = joined_lines(indices, places, first_rows, column)
-        values = lines.at(rows, pages, lambda width: numbers(memoryview(memory), width))
-        expected = np.concatenate([getattr(table.records, name) for table in each])
-        assert values.tolist() == expected[rows].tolist()
-
-
-def runs(count, nbytes=24):
-    """Records of one size, one behind the other."""
-    offset = np.arange(count, dtype=np.uint64) * np.uint64(nbytes)
-    sizes = np.full(count, nbytes, np.uint64)
-    records = Records(offset, sizes, np.arange(count, dtype=np.uint32), np.zeros(count, np.uint16))
-    return IndexTable(records, count, ["a"], np.empty((0, 3), np.int64))
-
-
-def test_records_that_follow_one_another_take_their_crc32_alone():
-    data, table_nbytes = format.pack_index(runs(800))
-    assert len(data) - table_nbytes == 4 * 800
-
-
-def test_a_gap_between_chunks_costs_one_page():
-    table = runs(800)
-    table.records.offset[403:] += 4096
-    data, table_nbytes = format.pack_index(table)
-    assert len(data) - table_nbytes == 4 * 800 + 4 * 8
-
-
-def test_ten_kilobytes_of_any_size_take_six_bytes_and_their_crc32():
-    sizes = np.random.default_rng(0).integers(5_000, 15_000, 800)
-    offset = np.cumsum((sizes + 63) // 64 * 64).astype(np.uint64)
-    records = Records(offset, sizes.astype(np.uint64), np.zeros(800, np.uint32), np.zeros(800, np.uint16))
-    data, table_nbytes = format.pack_index(IndexTable(records, 800, ["a"], np.empty((0, 3), np.int64)))
-    assert len(data) - table_nbytes == (4 + 6) * 800
-
-
-@pytest.mark.parametrize("is_mapped", [False, True])
-def test_a_damaged_page_is_met_only_where_it_lies(is_mapped):
-    table = runs(80)
-    table.records.offset[:] += np.arange(80, dtype=np.uint64) % np.uint64(3) * np.uint64(8)
-
-    def damage(data):
-        data[200] ^= 1
-        return data
-
-    index = opened(table, is_mapped=is_mapped, damage=damage)
-    page = int(np.searchsorted(index.root.pages["at"], 200, "right")) - 1
-    sound = np.array([row for row in range(80) if row // 8 != page])
-    assert index.offsets(sound).tolist() == table.records.offset[sound].tolist()
-    for look in (lambda: index.offsets(np.array([8 * page])), lambda: index.place(8 * page + 1)):
-        with pytest.raises(CorruptArchiveError, match=f"a.zip: page {page} of index.pages fails its crc32"):
-            look()
-
-
-def test_fetched_pages_are_kept_up_to_a_limit(monkeypatch):
-    monkeypatch.setattr("edcache.reader.index._MOST_KEPT_NBYTES", 200)
-    table = runs(800)
-    index = opened(table, is_mapped=False)
-    for row in np.random.default_rng(0).permutation(800).tolist():
-        assert index.place(row)[0] == 24 * row
-    assert sum(page is not None for page in index._pages) <= 200 // 32
-    assert index.nbytes < 400 + 2 * index.root.pages.nbytes
-
-
-def test_a_page_has_more_rows_where_there_would_be_too_many_pages(monkeypatch):
-    monkeypatch.setattr(index_pages, "_MOST_PAGES_BITS", 2)
-    for rows, pages in ((1, 1), (32, 4), (33, 3), (64, 4), (65, 3)):
-        index = opened(runs(rows), is_mapped=True)
-        assert len(index.root.pages) == pages
-        assert index.offsets(np.arange(rows)).tolist() == [24 * k for k in range(rows)]
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(read, range(8)))
+    finally:
+        sys.setswitchinterval(before)

@@ -510,9 +510,8 @@ def verified(path: Path) -> list[int]:
     return list(range(report.samples))
 
 
-@pytest.mark.parametrize("action", [grown, labelled])
+@pytest.mark.parametrize(("action", "seal"), [(grown, True), (grown, False), (labelled, True)])
 @pytest.mark.parametrize("look", [opened_and_read, refreshed, verified])
-@pytest.mark.parametrize("seal", [True, False])
 def test_an_archive_that_changes_at_any_moment_of_opening_it_is_never_called_damaged(
     tmp_path: Path, action: Callable[[Path], None], look: Callable[[Path], list[int]], seal: bool
 ) -> None:
@@ -527,7 +526,7 @@ def test_an_archive_that_changes_at_any_moment_of_opening_it_is_never_called_dam
         system = Meanwhile(n, lambda: action(path))
         with replace_system(system):
             assert look(path) in (list(range(10)), list(range(13)))
-    assert n > 10
+    assert n > 5
 
 
 class Shrinking(System):
@@ -569,20 +568,22 @@ def test_a_torn_tail_that_is_cut_while_a_reader_opens_is_nothing_to_it(torn: Pat
     assert in_a_fork(read) == str(list(range(10)))
 
 
-def test_a_torn_tail_that_is_cut_after_a_reader_mapped_it_kills_nobody(
-    torn: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_torn_tail_that_is_cut_after_a_reader_mapped_it_kills_nobody(torn: Path) -> None:
     """Touching a mapped page behind the end of the file is a SIGBUS: the chain is not walked there."""
-    from edcache.format import spec as format
+    mapped: list[int] = []
 
-    read_seal = format.read_seal
+    class Cutting(System):
+        def map(self, fd: int, nbytes: int) -> memoryview:
+            found: memoryview = super().map(fd, nbytes)
+            mapped.append(nbytes)
+            os.truncate(torn, torn.stat().st_size - 5000)
+            return found
 
-    def cut_first(*arguments: Any) -> Any:
-        os.truncate(torn, torn.stat().st_size - 5000)
-        return read_seal(*arguments)
+    def read() -> str:
+        with replace_system(Cutting()):
+            return f"{values(torn)} {len(mapped)}"
 
-    monkeypatch.setattr(format, "read_seal", cut_first)
-    assert in_a_fork(lambda: values(torn)) == str(list(range(10)))
+    assert in_a_fork(read) == f"{list(range(10))} 1"
 
 
 @needs_proc

@@ -27,10 +27,9 @@ from systems import HANGS, WAYS, ended, in_child, reading_by
 from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, format
 from edcache.errors import ArchiveError, EdcacheError
-from edcache.format import spec as format
-from edcache.format.spec import Head
+from edcache.format import Head
 from edcache.reader import Reader
 from edcache.storage.file import File
 from edcache.writer.appender import Appender

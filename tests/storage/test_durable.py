@@ -12,7 +12,7 @@ from systems import Refusing, System, current, replace_system
 
 from edcache import CachedDataset, storage
 from edcache.errors import ArchiveError, ArchiveExistsError, ArchiveNotFoundError, StorageError
-from edcache.format.spec import LOCK_APPEND, LOCK_CLAIM
+from edcache.format import LOCK_APPEND, LOCK_CLAIM
 from edcache.storage.file import File
 
 HOLDER = """

@@ -44,7 +44,7 @@ OPERATIONS = {
 
 @pytest.fixture
 def top(tmp_path, monkeypatch):
-    monkeypatch.setenv("EDCACHE_SPOOL", str(tmp_path / "spool"))
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path))
     for k in range(6):
         CachedDataset(Source(), tmp_path / "in" / f"{k}.zip").close()
     return tmp_path

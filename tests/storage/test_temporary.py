@@ -35,7 +35,7 @@ def writing(top):
 
 def spooled(top):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("EDCACHE_SPOOL", str(top / "spool"))
+        patch.setenv("EDCACHE_DIR", str(top))
         with CacheWriter("memory://temporary/a.zip", "a") as writer:
             writer.append(1)
 

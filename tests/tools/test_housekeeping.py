@@ -18,10 +18,9 @@ import pytest
 from cli_runner import RUNNER
 from systems import System, ended, in_child, replace_system
 
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, format
 from edcache.cli import main
 from edcache.errors import CorruptArchiveError, OptionError
-from edcache.format import spec as format
 from edcache.reader import Reader
 from edcache.storage import calls
 from edcache.storage.file import File
@@ -102,9 +101,10 @@ def partial(path: Path) -> Path:
     return path
 
 
-def damaged(path: Path, offset: int) -> Path:
+def damaged(path: Path, offset: int | None = None) -> Path:
+    """One bit is another one at an offset, or in the root."""
     data = bytearray(path.read_bytes())
-    data[offset] ^= 1
+    data[data.rindex(b'{"head"') + 9 if offset is None else offset] ^= 1
     path.write_bytes(data)
     return path
 
@@ -140,7 +140,7 @@ def test_caches_lists_archives_below_the_default_folder_the_oldest_first(cache: 
     (called,) = cache.glob("digits.cached-*.zip")
     used(called, read=2, written=1)
     used(partial(cache / "part.bin"), read=0)
-    damaged(archive(cache / "bad.zip", days=9), offset=300)
+    damaged(archive(cache / "bad.zip", days=9))
     used(cache / "bad.zip", 9)
     (cache / "notes.txt").write_text("no archive")
     (cache / "foreign.zip").write_bytes(b"PK\x05\x06" + bytes(18))
@@ -156,9 +156,9 @@ def test_caches_lists_archives_below_the_default_folder_the_oldest_first(cache: 
         ("part.bin", sizes[2], 2, 3, False, moments[2], ""),
     ]
     assert (bad["path"], bad["complete"]) == ("bad.zip", False)
-    assert bad["about"].startswith("the head's ")
+    assert bad["about"].startswith("root.json at offset ")
     header, *_, total = run("caches").stdout.splitlines()
-    assert header.split() == list(names)
+    assert header.split() == ["path", "size", "samples", "written", "about"]
     assert total.startswith(f"{cache}: 4 archives, ")
     assert run("caches", "--csv").stdout.splitlines()[0] == ",".join(names)
 
@@ -226,11 +226,11 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     archive(cache / "sound.zip")
-    damaged(archive(cache / "head.zip"), offset=300)
-    table = next(format.walk(*_chain(partial(cache / "chunk.zip")))).payload_offset
+    damaged(partial(cache / "head.zip"), offset=300)
+    table = next(format.walk(*_chain(partial(cache / "chunk.zip"))))[0].payload_offset
     damaged(cache / "chunk.zip", offset=table + 20)
     CachedDataset(Gaps(), cache / "index.zip", on_error="skip_final")
-    damaged(cache / "index.zip", offset=(cache / "index.zip").read_bytes().rindex(b'{"length"') + 9)
+    damaged(cache / "index.zip")
     archive(cache / "secret.zip")
     (cache / "closed").mkdir()
     scan = os.scandir
@@ -251,10 +251,10 @@ def test_caches_lists_what_is_damaged_or_unreadable_in_one_line(
         said = {row["path"]: row["about"] for row in listed()}
     assert said.pop("sound.zip") == ""
     starts = {
-        "chunk.zip": "chunk 0 at offset 4,096: its table fails its crc32; ",
+        "chunk.zip": "chunks/00000001 at offset 4,096: its table fails its crc32; ",
         "closed": "listing the folder: Permission denied",
         "head.zip": "the head's ",
-        "index.zip": "index.pages at offset ",
+        "index.zip": "root.json at offset ",
         "secret.zip": "opening it: Permission denied",
     }
     assert said.keys() == starts.keys()
@@ -370,7 +370,7 @@ def test_the_chosen_are_those_that_deleting_the_oldest_one_by_one_gives() -> Non
 
 
 def test_archives_that_cannot_be_read_are_neither_deleted_nor_counted(cache: Path) -> None:
-    used(damaged(archive(cache / "large.zip", nbytes=500_000), offset=300), 9)
+    used(damaged(archive(cache / "large.zip", nbytes=500_000)), 9)
     archive(cache / "small.zip", days=5)
     (cache / "foreign.zip").write_bytes(b"PK\x05\x06" + bytes(18))
     run("caches", "--max-size", "400kB", "--prune")

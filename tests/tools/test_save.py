@@ -26,7 +26,7 @@ from scale import scaled, seeded, thinned
 from systems import Full, killed_at, replace_system
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset, CacheWriter, format
 from edcache.errors import (
     ArchiveError,
     ArchiveExistsError,
@@ -39,9 +39,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format import spec as format
-from edcache.format.spec import Head
-from edcache.format.tables import Failure, Records
+from edcache.format import ROW, Failure, Head
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
@@ -109,6 +107,8 @@ def random_archive(path: Path, rng: random.Random, compression: str | None) -> P
     ds = CachedDataset.from_cache(path, allow_partial=True)
     for _ in range(rng.randrange(3)):
         name = rng.choice(["y", "added", "other"])
+        if not ds._reader.sealed:
+            break
         if rng.random() < 0.6:
             chosen = rng.sample(range(len(ds)), rng.randrange(1, 1 + len(ds)))
             ds.add_labels(name, {i: rng.choice([i, None, -1, 0.5]) for i in chosen})
@@ -218,7 +218,7 @@ def test_a_whole_archive_keeps_where_it_comes_from(path, log):
 
     CachedDataset(Source(), path).close()
     data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.records.offset[7])] ^= 1
+    data[int(opened(path)._reader.rows["offset"][7])] ^= 1
     path.write_bytes(data)
     with pytest.warns(PartialArchiveWarning, match="1 of 20 samples are damaged and were left out: 7"):
         saved = saved_to(path.with_name("new.zip"), opened(path), skip_damaged=True)
@@ -253,10 +253,14 @@ def test_an_archive_that_was_saved_over_itself_grows_on_with_its_labels(path, ch
 
 def test_records_are_copied_as_they_are_stored(tmp_path):
     a, b = write(tmp_path / "a.zip", compression="zstd"), write(tmp_path / "b.zip", compression="zstd:9")
-    saved = saved_to(tmp_path / "new.zip", opened([a, b]))._reader.records
-    parts = [opened(path)._reader.records for path in (a, b)]
-    assert saved.crc32.tolist() == [crc for part in parts for crc in part.crc32.tolist()]
-    assert saved.nbytes.tolist() == [n for part in parts for n in part.nbytes.tolist()]
+    saved = saved_to(tmp_path / "new.zip", opened([a, b]))._reader
+    parts = [opened(path)._reader for path in (a, b)]
+    assert stored_records(saved) == [record for part in parts for record in stored_records(part)]
+
+
+def stored_records(reader):
+    data = Path(reader.path).read_bytes()
+    return [data[offset : offset + nbytes] for offset, nbytes, *_ in reader.rows.tolist()]
 
 
 def test_the_fields_of_labels_are_known_if_all_archives_agree(tmp_path):
@@ -358,7 +362,7 @@ def test_when_one_of_several_files_fails_none_is_left(tmp_path):
     assert names(path) == before
     os.remove(tmp_path / "new-00002.zip")
     data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.records.offset[7])] ^= 1
+    data[int(opened(path)._reader.rows["offset"][7])] ^= 1
     path.write_bytes(data)
     with pytest.raises(CorruptRecordError, match=r"a\.zip: record 7 at offset"):
         opened(path).save(tmp_path / "new.zip", max_size=1)
@@ -388,10 +392,22 @@ def test_samples_that_are_not_as_they_are_stored_are_refused(tmp_path):
     refused(edcache.zip_fields(ds.select("x"), ds.select("y")), new, kind, "several datasets", remedy)
 
 
+def test_samples_that_no_batch_holds_together_are_told(tmp_path):
+    a, b = write(tmp_path / "a.zip"), write(tmp_path / "b.zip", range(20, 40))
+    other = tmp_path / "other.zip"
+    with CacheWriter(other, in_memory_keys=["y"]) as w:
+        w.extend({"image": edcache.ImageFile(b"\xff\xd8 no image"), "y": k} for k in range(4))
+    text = r"of .*a\.zip have x: array, y: int, those of .*other\.zip have image: imagefile, y: int; no batch"
+    with pytest.warns(RuntimeWarning, match=text):
+        edcache.concat([opened(p) for p in (a, b, other)]).save(tmp_path / "new.zip")
+    assert edcache.verify(tmp_path / "new.zip").problems == []
+    opened([a, b]).save(tmp_path / "alike.zip")
+
+
 def test_archives_that_do_not_go_together_are_refused(tmp_path):
     a, new = write(tmp_path / "a.zip"), tmp_path / "new.zip"
     pickled = write(tmp_path / "pickled.zip", codec="pickle")
-    text = f"{a} is of codec='native', not compressed, {pickled} of codec='pickle', not compressed; save them"
+    text = f"{a} is of codec='native', {pickled} of codec='pickle'; save them"
     refused(opened([a, pickled]), new, OptionError, text)
     compressed = write(tmp_path / "compressed.zip", compression="zstd")
     text = f"{a} is of codec='native', not compressed, {compressed} of codec='native', compressed; save them"
@@ -406,22 +422,13 @@ def test_archives_that_do_not_go_together_are_refused(tmp_path):
     refused(opened(a).shuffle(1), a, OptionError, text)
 
 
-def _one() -> Records:
-    return Records(
-        np.zeros(1, np.uint64),
-        np.full(1, 6, np.uint64),
-        np.array([format.crc32(b"record")], np.uint32),
-        np.zeros(1, np.uint16),
-        np.zeros(1, np.int64),
-    )
-
-
 def test_more_structures_than_an_archive_holds_are_refused(tmp_path):
     paths = [tmp_path / "a.zip", tmp_path / "b.zip"]
     for k, path in enumerate(paths):
         appender = Appender.open(path, Head(bytes([k]) * 16), mode="x")
         schemas = [f"{k} {i}" for i in range(33_000)]
-        appender.append(Chunk(_one(), pa.table({}), schemas, memoryview(b"record"), False))
+        row = np.array([(0, 6, format.crc32(b"record") ^ format.key(0, 0, 1), 0, 1)], ROW)
+        appender.append(Chunk(np.zeros(1, np.int64), row, pa.table({}), schemas, memoryview(b"record")))
         appender.seal()
         appender.close()
     text = "save(): 66,000 structures of samples together, an archive holds 65,536"
@@ -432,7 +439,7 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
     paths = [write(tmp_path / f"{k}.zip", range(100)) for k in range(3)]
     told: list[tuple[int, int]] = []
     opened(paths).save(tmp_path / "new.zip", on_progress=lambda done, total: told.append((done, total)))
-    nbytes = sum(int(opened(path)._reader.records.nbytes.sum()) for path in paths)
+    nbytes = sum(int(opened(path)._reader.rows["nbytes"].sum()) for path in paths)
     assert (told[0], told[-1]) == ((0, nbytes), (nbytes, nbytes))
     assert told == sorted(told)
 
@@ -606,15 +613,14 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
     write(path, seal=kind != "unsealed", compression=compression)
     sound = path.read_bytes()
     rng = seeded(f"damaged record {kind}")
-    records = CachedDataset.from_cache(path, allow_partial=True)._reader.records
+    rows = CachedDataset.from_cache(path, allow_partial=True)._reader.rows
+    offsets = rows["offset"].tolist()
     for i in range(20):
         data = bytearray(sound)
-        data[int(records.offset[i]) + rng.randrange(int(records.nbytes[i]))] ^= 1 << rng.randrange(8)
+        data[int(rows["offset"][i]) + rng.randrange(int(rows["nbytes"][i]))] ^= 1 << rng.randrange(8)
         path.write_bytes(data)
         ds = CachedDataset.from_cache(path, allow_partial=True)
-        with pytest.raises(
-            CorruptRecordError, match=rf"a\.zip: record {i} at offset {records.offset[i]:,} fails"
-        ):
+        with pytest.raises(CorruptRecordError, match=rf"a\.zip: record {i} at offset {offsets[i]:,} fails"):
             ds[:20].save(path.with_name("new.zip")) if ds.complete else ds[i : i + 1].save(
                 path.with_name("new.zip")
             )
@@ -627,15 +633,15 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
 
 def test_what_is_saved_without_damage_stays_as_strict_as_it_was(path):
     write(path, range(2000))
-    at = next(one.fields for one in reference.entries(path) if one.fields["kind"] == reference.LABELS)
+    at = next(one.fields for one in reference.entries(path) if one.fields["kind"] == reference.COLUMN)
     data = bytearray(path.read_bytes())
-    data[at["offset"] + 1000] ^= 1  # in the column
+    data[at["offset"] + at["nbytes"] + 600] ^= 1  # in the column
     path.write_bytes(data)
     ds = opened(path)
     for _ in range(2):
-        with pytest.raises(CorruptArchiveError, match="labels"):
+        with pytest.raises(CorruptArchiveError, match="label column"):
             opened(path).labels["y"]
-        with pytest.raises(CorruptArchiveError, match="labels"):
+        with pytest.raises(CorruptArchiveError, match="label column"):
             ds.labels["y"]
         saved = saved_of(path, ds)
         assert saved.labels["y"].tolist() == [i % 3 for i in range(2000)]
@@ -644,7 +650,7 @@ def test_what_is_saved_without_damage_stays_as_strict_as_it_was(path):
 def test_an_older_record_never_stands_for_a_newer_one_that_is_damaged(path):
     write_grown(path)
     data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.records.offset[3])] ^= 1
+    data[int(opened(path)._reader.rows["offset"][3])] ^= 1
     path.write_bytes(data)
     assert saved_of(path).missing.tolist() == [3]
 

@@ -165,7 +165,7 @@ def test_a_task_that_runs_twice_leaves_one_record_a_sample(path, log, tmp_path):
 
 
 def chunks_of(path):
-    from edcache.format import spec as format
+    from edcache import format
     from edcache.storage.file import File
 
     file = File.open(path, "r")

@@ -419,7 +419,7 @@ def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
         for _ in range(4):
             crew._note_death(50, -signal.SIGKILL)
         assert list(appender.chain.failures) == [50]
-        assert appender.chain.failures[50][0] == appender.chain.cursor.seq - 1
+        assert appender.chain.failures[50][0] == appender.chain.cursor.number - 1
 
 
 def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
@@ -438,7 +438,6 @@ def test_a_worker_that_is_killed_once_is_replaced(path, log, tmp_path):
 
 @pytest.mark.full
 def test_workers_that_cannot_start_end_the_fill(path, log, tmp_path):
-    """As of a script without `if __name__ == "__main__"` under spawn: each worker runs it again."""
     script = tmp_path / "script.py"
     script.write_text(
         textwrap.dedent(f"""
@@ -454,7 +453,27 @@ def test_workers_that_cannot_start_end_the_fill(path, log, tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
     assert "SourceError" in done.stderr
     assert "4 worker processes ended (exit code 9) while they computed no sample" in done.stderr
-    assert 'to see why; spawn needs `if __name__ == "__main__":` above the call' in done.stderr
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_script_without_a_main_guard_is_told_so_once(path, log, tmp_path, method):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import sys
+            sys.path[:] = {sys.path!r}
+            from test_crew import Source, fill
+            fill(Source({str(log)!r}), {str(path)!r}, 4, multiprocessing_context="{method}")
+        """)
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert done.stderr.count("Traceback") == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(
+        f"edcache.errors.OptionError: {path}: each worker process imports this script anew"
+    )
+    assert 'put the call below `if __name__ == "__main__":`, or use num_workers=0' in last
 
 
 @pytest.mark.full

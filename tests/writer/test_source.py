@@ -14,6 +14,7 @@ import logging
 import random
 import sys
 import threading
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -154,6 +155,27 @@ def test_another_source_of_the_class_is_noticed(tmp_path: Path) -> None:
     )
 
 
+def nested(*sizes: int, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nested tensors are a prototype
+        return torch.nested.nested_tensor([torch.zeros(size) for size in sizes], **options)
+
+
+class Array(np.ndarray):
+    """An array that may have attributes."""
+
+
+def having(value: Any, **attributes: Any) -> Any:
+    vars(value).update(attributes)
+    return value
+
+
+def quantized(scale: float) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(2), scale, 0, torch.qint8)
+
+
 MANY = [f"{i}.png" for i in range(20_000)]
 LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
 
@@ -189,6 +211,12 @@ LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
         (np.zeros((2, 3)), np.zeros((3, 2))),
         (np.zeros((500, 500)), np.ones((500, 500))),
         (torch.zeros(3), torch.ones(3)),
+        (having(torch.zeros(3), place=1), having(torch.zeros(3), place=2)),
+        (having(np.zeros(3).view(Array), place=1), having(np.zeros(3).view(Array), place=2)),
+        (np.ma.array([1], mask=[1], fill_value=3), np.ma.array([1], mask=[1], fill_value=4)),
+        (quantized(0.1), quantized(0.2)),
+        (nested(2, 3), nested(3, 2)),
+        (nested(2, 3), nested(2, 3, layout=torch.jagged)),
         (np.array([None, "a"]), np.array([None, "b"])),
         (Resize(32), Resize(64)),
         (None, Resize(64)),
@@ -389,6 +417,25 @@ def test_a_source_that_was_read_is_the_same_as_a_new_one(tmp_path: Path) -> None
     source._file.close()
 
 
+class Raising:
+    def __edcache_fingerprint__(self) -> Any:
+        raise ZeroDivisionError("no value yet")
+
+
+def test_an_attribute_whose_description_raises_is_named(tmp_path: Path) -> None:
+    text = (
+        r'attribute "held" of the source, a Source: a Raising, which raised ZeroDivisionError\(.no value yet'
+    )
+    with pytest.raises(OptionError, match=text):
+        CachedDataset(Source(held=[Raising()] * 20), tmp_path / "a.zip")
+    text = (
+        'attribute "content" of the source, a builtins:list: a UninitializedParameter, which raised Runtime'
+    )
+    with pytest.raises(OptionError, match=text):
+        CachedDataset([torch.nn.UninitializedParameter()], tmp_path / "a.zip")
+    assert described(Source(a=1, _held=[Raising()])) == {"a": 1}
+
+
 def test_a_private_attribute_that_both_have_is_compared(tmp_path: Path) -> None:
     one, other = Source(_split="train"), Source(_split="val")
     assert_stale(one, other, tmp_path / "a.zip", "attribute _split: 'train' in the archive, 'val' now")
@@ -440,6 +487,39 @@ def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> Non
 )
 def test_attributes_that_are_the_same(one: Any, other: Any) -> None:
     assert described(Source(a=one)) == described(Source(a=other))
+
+
+def test_a_quantized_tensor_is_described_by_its_values() -> None:
+    assert described(Source(a=quantized(0.1))) == described(Source(a=quantized(0.1)))
+
+
+def test_a_table_is_described_by_its_values_and_not_by_its_blocks() -> None:
+    pandas = pytest.importorskip("pandas")
+    one = pandas.DataFrame({"x": [1, 2], "y": [3, 4], "z": ["a", "b"]})
+    other = pandas.DataFrame({"x": [1, 2]})
+    other["y"], other["z"] = [3, 4], ["a", "b"]
+    assert described(Source(a=one)) == described(Source(a=other))
+    other.index.get_loc(1)
+    assert len(other.to_numpy()) == 2
+    assert described(Source(a=one)) == described(Source(a=other))
+    changed = [
+        one.rename_axis("i"),
+        one.rename_axis(columns="c"),
+        one.rename(columns={"x": "w"}),
+        one[["y", "x", "z"]],
+        one.astype({"x": "Int64"}),
+        one.set_index("x"),
+        one.set_index(["x", "y"]),
+        one.set_index(["x", "z"]),
+        one.assign(z=pandas.Categorical(["a", "b"])),
+        one.assign(z=pandas.Categorical(["a", "b"], ["b", "a"])),
+        one.assign(z=pandas.Categorical(["a", "b"], ordered=True)),
+        having(one.copy(), _attrs={"unit": "m"}),
+        one["x"],
+        one["x"].rename("w"),
+    ]
+    texts = [text_of(Source(a=value)) for value in [one, *changed]]
+    assert len({*texts}) == len(texts)
 
 
 def test_an_object_that_says_what_it_is_says_it_where_it_is_held_too() -> None:

@@ -7,6 +7,7 @@ process that needs it meanwhile waits for that lock.
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,10 +19,12 @@ import numpy as np
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.evict import left_by_others
-from edcache.backends.mirror.sidecar import CLAIMS, MAP_OFFSET, ROOM, Note
+from edcache.backends.mirror.sidecar import CLAIMS, FIRST, MAP_OFFSET, ROOM, Note
 from edcache.base import ArchiveNotFoundError, Ints, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File, Prefetch
 from edcache.writer import PARTIAL, SIDE
+
+logger = logging.getLogger("edcache")
 
 Opener = Callable[[], ByteSource]
 Extents = Sequence[tuple[int, int]]
@@ -32,7 +35,7 @@ BLOCK_NBYTES: Final = 1 << BLOCK_BITS
 RUN, _AT_ONCE = 16, 256
 # Bytes of the map with smaller gaps are read together.
 _MAP_GAP: Final = 1 << 12
-_FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG, errno.EROFS, errno.EACCES)
+FULL: Final = (errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC), errno.EFBIG, errno.EROFS, errno.EACCES)
 # Seconds between two walks of the folder, which sum up the bytes of its other copies.
 _SECONDS: Final = 5.0
 
@@ -116,6 +119,17 @@ class Fetcher(Prefetch):
         self._out: File | None = None
         self._origin: PerProcess[ByteSource] = PerProcess()
 
+    def hold(self) -> File:
+        """See the base class."""
+        side = File.open(self.pinned.copy + SIDE, "r")
+        side.share(FIRST)
+        return side
+
+    def is_held(self) -> bool:
+        """See the base class."""
+        with closing(File.open(self.pinned.copy + SIDE, "r")) as side:
+            return side.is_locked(FIRST, 1)
+
     def missing(self, start: Ints, end: Ints) -> list[tuple[int, int]]:
         """See the base class: whole blocks."""
         blocks, first = np.unique(blocks_of(start, end)[1], return_index=True)
@@ -138,7 +152,7 @@ class Fetcher(Prefetch):
                 kept &= self._obtain(blocks[first : first + _AT_ONCE], waits)
         except StorageError as error:
             # Without space, or the right, to write to the copy all that is missing is read from far.
-            if self._keeps_all or error.errno not in _FULL:
+            if self._keeps_all or error.errno not in FULL:
                 raise
             self._is_full, kept = True, False
             base.warn(f"{error}; what is not here yet is read from {self.pinned.note.origin} every time")
@@ -230,12 +244,31 @@ class Fetcher(Prefetch):
 
     def read_far(self, extents: Extents) -> Sequence[bytes | memoryview]:
         """Read extents from the origin; StaleArchiveError if it has changed."""
-        origin = self._origin.get(self._opened_origin)
+        origin = self.origin
         if len(extents) > 1:
             origin.will_need(extents)
         data = origin.read_many(extents)
         self._check_identity(origin)
         return data
+
+    def download(self, side: File, tell: Callable[[int, int], object] | None) -> None:
+        """Fetch all of an origin without ranges, by one request; as `complete`."""
+        note, out = self.pinned.note, self._opened_out()
+        text = "%s: the server sends no ranges of it, so all %s are fetched by one request"
+        logger.warning(text, note.origin, base.human_bytes(note.nbytes))
+
+        def write(offset: int, piece: bytes) -> None:
+            out.pwrite(offset, piece)
+            if tell is not None:
+                tell(offset + len(piece), note.nbytes)
+
+        self.origin.download(write)
+        self.map.mark(side, 0, self.map.count)
+
+    @property
+    def origin(self) -> ByteSource:
+        """The origin, open in this process."""
+        return self._origin.get(self._opened_origin)
 
     def keep_origin(self, origin: ByteSource) -> None:
         """Read from this origin, which is open, and close it with this."""

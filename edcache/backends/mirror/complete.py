@@ -11,7 +11,7 @@ import numpy as np
 from edcache import format, storage
 from edcache.backends.mirror.blocks import BLOCK_BITS, RUN, Fetcher, blocks_of, runs
 from edcache.backends.mirror.sidecar import Note, identity_of, publish
-from edcache.base import ArchiveError, CorruptArchiveError, OptionError, StorageError, in_threads
+from edcache.base import ArchiveError, CorruptArchiveError, StorageError, in_threads
 from edcache.format import Chain, Header
 from edcache.reader import check_digest
 from edcache.storage import ByteSource, File
@@ -21,16 +21,16 @@ THREADS: Final = 8
 Tell = Callable[[int, int], object]
 
 
-def state_of(origin: ByteSource) -> Note:
-    """The state of an archive that is to be copied; OptionError if it is not sealed."""
+def state_of(origin: ByteSource) -> Note | None:
+    """The state of an archive that is to be copied; None if it is not sealed, so that it may still grow."""
     nbytes = origin.size()
+    if not origin.has_ranges:  # the root is seen when all of it is here
+        head, _ = format.read_head(origin.pread, origin.path)
+        return Note(origin.path, identity_of(origin), head.uuid.hex(), nbytes)
     found = format.read_root(origin.pread, nbytes, origin.path)
     if found is None:
         format.read_head(origin.pread, origin.path)  # which refuses what is no archive
-        raise OptionError(
-            f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
-            f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
-        )
+        return None
     return Note(origin.path, identity_of(origin), found[0].head.uuid.hex(), nbytes)
 
 
@@ -47,13 +47,13 @@ def complete(
     """
     copy, note = fetcher.pinned
     with closing(File.open(copy + PARTIAL, "r+")) as partial:
-        fetched = _fetch_missing(fetcher, threads, tell)
+        fetched = _fetch_missing(fetcher, side, threads, tell)
         if damaged := _damaged(partial, note, threads):
             # A process that was killed, or a power cut, may have left other bytes than the map says.
             start, end = np.array([extent for extent, _ in damaged], np.int64).T
             for low, high in runs(np.unique(blocks_of(start, end)[1])):
                 fetcher.map.mark(side, low, high, is_here=False)
-            fetched += _fetch_missing(fetcher, threads, tell)
+            fetched += _fetch_missing(fetcher, side, threads, tell)
             for _, what in _damaged(partial, note, threads)[:1]:
                 raise CorruptArchiveError(
                     f"{note.origin}: {what} fails its crc32, fetched twice; "
@@ -70,11 +70,14 @@ def complete(
     return fetched
 
 
-def _fetch_missing(fetcher: Fetcher, threads: int, tell: Tell | None) -> int:
+def _fetch_missing(fetcher: Fetcher, side: File, threads: int, tell: Tell | None) -> int:
     """Fetch all blocks that are missing; returns their bytes."""
     (copy, note), count = fetcher.pinned, fetcher.map.count
     missing = fetcher.map.missing(np.arange(count))
     here = count - len(missing)
+    if len(missing) and not fetcher.origin.has_ranges:
+        fetcher.download(side, tell)
+        return note.nbytes
 
     def fetch(run: tuple[int, int]) -> int:
         if not fetcher.obtain(np.arange(*run)):

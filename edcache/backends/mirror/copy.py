@@ -41,7 +41,7 @@ def copy_to_local(
     *,
     num_threads: int = THREADS,
     expected_digest: str | None = None,
-    max_bytes: int | str | None = None,
+    max_bytes: int | float | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Show = None,
 ) -> str:
@@ -54,9 +54,9 @@ def copy_to_local(
             if it has the same ending as `src`.
         num_threads: the number of reads at the same time.
         expected_digest: "sha256:...", as `edcache.digest` returned it for the archive; for one archive only.
-        max_bytes: a limit for all copies in the folder together, as a number or as "200GB". Copies that no
-            process has open are deleted to make room, the least recently used first. Other archives are never
-            deleted.
+        max_bytes: a limit for all copies in the folder together, as a number, as "200GB", or as a fraction of
+            the free disk. Copies that no process has open are deleted to make room, the least recently used
+            first. Other archives are never deleted.
         storage_options: options for the library that reads a URL, see `edcache.reader.Reader`.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
             and log files get a line now and then. A function is called with (bytes copied, bytes in all)
@@ -88,23 +88,24 @@ def copy_local(
     target: str | os.PathLike[str],
     num_threads: int = THREADS,
     expected_digest: str | None = None,
-    max_bytes: int | str | None = None,
+    max_bytes: int | float | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """Copy as `copy_to_local` does; returns what was copied."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
     base.check_count("num_threads", num_threads)
-    limit = limit_of(max_bytes)
     source, target = located(src, storage_options), local_path(target)
     if not source.by_request and os.path.isdir(source.path):
         if expected is not None:
             raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")
+        limit = limit_of(max_bytes, target)
         return _copy_folder(source.path, target, num_threads, limit, on_progress)
     is_folder = os.path.isdir(target) or target.endswith(os.sep)
     if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
         target = os.path.join(target, os.path.basename(source.path))
-    copying = Copying(target, os.path.dirname(target), num_threads, limit, [target])
+    folder = os.path.dirname(target)
+    copying = Copying(target, folder, num_threads, limit_of(max_bytes, folder), [target])
     nbytes, fetched = copying.copy(source, expected, on_progress)
     return Copied(target, 1, nbytes, fetched)
 
@@ -172,6 +173,11 @@ class Copying:
     ) -> tuple[int, int]:
         """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
         state = state_of(origin)
+        if state is None:
+            raise OptionError(
+                f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
+                f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
+            )
         with sidecar.locked_side(self.path):
             self._make_way(state)
         with sidecar.locked_copy(self.path, state) as side:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 from collections.abc import Collection
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
-from edcache import storage
+from edcache import base, storage
 from edcache.backends.mirror.sidecar import LOCK_COPY, locked_side, notes_of, stamp_of
-from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes, parsed_bytes, shown
+from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes
 from edcache.storage import File
 from edcache.writer import LOCK_USE, PARTIAL, SIDE
 
@@ -87,14 +86,13 @@ def evict(path: str) -> bool:
         return False  # another user's
 
 
-def limit_of(max_bytes: int | str | None) -> int | None:
-    """How many bytes the copies of a folder may have; OptionError: 'max_bytes=-1; give bytes, or ...'."""
-    limit = parsed_bytes(max_bytes)
-    if max_bytes is not None and limit is None:
-        raise OptionError(
-            f'max_bytes={shown(max_bytes)}; give bytes, or text such as "200GB"', option="max_bytes"
-        )
-    return limit
+def limit_of(max_bytes: int | float | str | None, folder: str) -> int | None:
+    """The bytes that the copies of a folder may have; OptionError: 'max_bytes=-1; give bytes, ...'."""
+
+    def part(fraction: float) -> int:
+        return int(fraction * (storage.free(folder) + sum(copy.here for copy in copies_in(folder))))
+
+    return base.bytes_limit(max_bytes, part)
 
 
 def make_room(
@@ -120,7 +118,7 @@ def make_room(
                 f"{what}: {allowed}; of those there, which are in use, "
                 f"{human_bytes(others + nbytes - limit)} would have to go; allow more, or wait"
             )
-    free = shutil.disk_usage(os.path.dirname(os.path.abspath(what))).free
+    free = storage.free(what)
     more = nbytes - storage.allocated(what + PARTIAL)
     if more > free + old:
         raise _no_space(

@@ -11,17 +11,18 @@ import json
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, suppress
 from typing import Final
 
 import numpy as np
 
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.blocks import Fetcher, Opener, Pinned, blocks_of, gone
-from edcache.backends.mirror.complete import complete, state_of
+from edcache.backends.mirror.blocks import FULL, Fetcher, Opener, Pinned, blocks_of, gone
+from edcache.backends.mirror.complete import THREADS, complete, state_of
+from edcache.backends.mirror.copy import Copying
 from edcache.backends.mirror.evict import limit_of
-from edcache.backends.mirror.sidecar import Identity, Note, locked_copy, locked_side, notes_of, whole_note
+from edcache.backends.mirror.sidecar import Note, locked_copy, locked_side, notes_of, whole_note
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File, Location
 from edcache.writer import LOCK_USE, PARTIAL, SIDE, note_use
@@ -41,6 +42,8 @@ class ReadThrough(ByteSource):
 
     Safety: threads and forks; a child opens the copy, to write to it, and the origin for itself.
     """
+
+    is_copy = True
 
     def __init__(
         self, pinned: Pinned, data: File, is_whole: bool, opener: Opener, limit: int | None = None
@@ -134,40 +137,41 @@ class ReadThrough(ByteSource):
 
 
 def open_copy(
-    where: Location, token: Pinned | None, *, folder: str, max_bytes: int | str | None = None
-) -> ReadThrough:
+    where: Location, token: Pinned | None, *, folder: str, max_bytes: int | float | str | None = None
+) -> ByteSource:
     """Open an archive by its copy in a folder, which begins empty and fills as it is read.
 
     Args:
-        where: the archive, sealed. token: of a copy that another process has open: the origin is not looked
-            at then. folder: created if absent. max_bytes: as in `copy_to_local`.
+        where: the archive. token: of a copy that another process has open: the origin is not looked at then.
+        folder: created if absent. max_bytes: as in `copy_to_local`.
+    Returns:
+        The copy; the archive itself if it is not sealed, or if nothing can be written to the folder.
     Raises:
-        ArchiveNotFoundError, StorageError: the archive is not there, and neither is a whole copy of it.
-        StaleArchiveError: the copy with this token is gone. OptionError: it is not sealed.
+        ArchiveNotFoundError, StorageError: the archive is not there; nor, if it cannot be reached, is a whole
+        copy of it. StaleArchiveError: the copy with this token is gone.
     """
-    limit = limit_of(max_bytes)
+    limit = limit_of(max_bytes, folder)
     if token is not None:
         return _reopened(token, where.open, limit)
     try:
-        # Asked for its identity, it is open: each opening of a URL is a round trip.
-        origin = where.open() if where.by_request else None
-        identity = sidecar.identity_at(where) if origin is None else sidecar.identity_of(origin)
+        origin = where.open()
     except (StorageError, ArchiveNotFoundError) as error:
-        if where.has_query:
+        # An answer that it is gone is no failure to reach it.
+        if where.has_query or (where.by_request and isinstance(error, ArchiveNotFoundError)):
             raise
         return _without_origin(where, folder, error)
     try:
-        return _opened(where, folder, identity, limit, origin)
+        return _opened(where, folder, limit, origin, is_share=isinstance(max_bytes, float))
     except BaseException:
-        if origin is not None:
-            origin.close()
+        origin.close()
         raise
 
 
 def _opened(
-    where: Location, folder: str, identity: Identity, limit: int | None, origin: ByteSource | None
-) -> ReadThrough:
-    """Open the copy of this state of the origin; begin one if there is none. origin: if it is open."""
+    where: Location, folder: str, limit: int | None, origin: ByteSource, *, is_share: bool
+) -> ByteSource:
+    """Open the copy of an open origin; begin one if there is none. is_share: the limit is one of the disk."""
+    identity = sidecar.identity_of(origin)
     copy = os.path.join(folder, os.path.basename(where.path))
     note = whole_note(copy)
     if note is None or note.identity != identity:
@@ -178,15 +182,31 @@ def _opened(
         note = notes.whole or notes.begun
     is_new = False
     while (file := None if note is None else _attached(Pinned(copy, note), where.open, limit)) is None:
-        storage.make_parent(copy)
-        with closing(where.open()) if origin is None else nullcontext(origin) as opened:
-            note = state_of(opened)
+        note = state_of(origin)
+        if note is None:
+            return origin
         if note.identity != identity:
             raise StaleArchiveError(f"{where.path}: it changed while it was opened; open it again")
-        with locked_copy(copy, note):
-            is_new = True
-    if origin is not None:
+        try:
+            storage.make_parent(copy)
+            if not origin.has_ranges:
+                Copying(copy, folder, THREADS, limit, [copy]).copy_from(origin)
+                continue
+            with locked_copy(copy, note):
+                is_new = True
+        except StorageError as error:
+            if error.errno not in FULL:
+                raise
+            base.warn(f"{error}; {where.path} is read without a copy", once=folder)
+            return origin
+        if is_share and limit is not None:
+            text = "%s: what is read is kept in %s, at most %s for all copies there; local= and max_bytes= "
+            text += "choose others, local=False reads without a copy"
+            logger.warning(text, where.path, folder, base.human_bytes(limit))
+    if file.by_request:
         file.fetcher.keep_origin(origin)
+    else:
+        origin.close()
     if is_new:
         count = file.fetcher.map.count
         file.fetcher.obtain(np.unique([0, *range(max(0, count - _TAIL_BLOCKS), count)]))

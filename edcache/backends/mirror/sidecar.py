@@ -13,7 +13,8 @@ proves nothing: a whole copy is a file with the stamp of its note (its size, tim
 disk before the copy has its name; the bytes of a block are believed by the crc32s of the archive.
 
 Locks: `LOCK_COPY` of the side file is held by a process that makes or deletes the copy; its byte `CLAIMS + k`
-while block k is fetched; `ROOM` while disk space is taken. `LOCK_USE` of the copy is shared by all processes
+while block k is fetched; `ROOM` while disk space is taken; `FIRST` is shared by all readers that
+wait for the first batch of an order. `LOCK_USE` of the copy is shared by all processes
 that have it open, however they came by it.
 """
 
@@ -32,6 +33,7 @@ from edcache.writer import PARTIAL, SIDE, SUFFIX
 LOCK_COPY: Final = WHOLE_FILE_LOCK
 CLAIMS: Final = 1 << 61
 ROOM: Final = CLAIMS - 1
+FIRST: Final = CLAIMS - 2
 _WHOLE_OFFSET: Final = 8 << 10
 MAP_OFFSET: Final = 16 << 10
 

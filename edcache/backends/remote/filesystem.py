@@ -6,11 +6,12 @@ import asyncio
 import os
 import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 from edcache.backends import Url
 from edcache.backends.remote.requests import Changed, Engine, Failing, Requests, Stamp, cached, refused, run
-from edcache.base import MissingDependencyError, OptionError, StorageError
+from edcache.base import ArchiveNotFoundError, MissingDependencyError, OptionError, StorageError
 
 _S3: Final = ("s3", "s3a")
 _GS: Final = ("gs", "gcs")
@@ -19,6 +20,7 @@ _EXTRAS: Final = dict.fromkeys(_S3, "edcache[s3]") | dict.fromkeys(_GS, "edcache
 _CONNECTIONS: Final = 64
 # Their servers show an object when its upload is complete.
 _WHOLE: Final = (*_S3, *_GS, "abfs", "abfss", "az", "hf")
+_BUCKETS: Final = tuple(scheme for scheme in _WHOLE if scheme != "hf")
 # Networks send more slowly than they receive.
 _SLOWER: Final = 8
 # File systems tell the states of an object apart by these, the most telling first.
@@ -89,6 +91,32 @@ class FilesystemEngine(Engine):
         if filesystem.async_impl:  # a request of it can be cancelled
             return await getattr(filesystem, f"_{method}")(self._path, **options)
         return await asyncio.to_thread(getattr(filesystem, method), self._path, **options)
+
+
+def prepare(url: Url) -> None:
+    """Make the folder of an object that will be written; ArchiveNotFoundError if it has no bucket."""
+    requests = Requests(url)
+    filesystem, path = filesystem_of(url, requests.options)
+    bucket, _, _ = path.lstrip("/").partition("/")
+
+    def ask() -> str | None:
+        if url.scheme not in _BUCKETS:
+            with suppress(NotImplementedError):
+                filesystem.makedirs(path.rpartition("/")[0], exist_ok=True)
+            return None
+        try:
+            filesystem.info(bucket)
+        except FileNotFoundError:
+            return bucket
+        except Exception:  # noqa: BLE001 - who may write an object need not see its bucket
+            return None
+        return None
+
+    absent = run(requests.answer("looking for its folder", 0, lambda: asyncio.to_thread(ask)))
+    if absent is not None:
+        raise ArchiveNotFoundError(
+            f"{url}: no bucket {absent}; check the URL, or make it first", path=str(url)
+        )
 
 
 def upload(url: Url, path: str, tell: Callable[[int, int], object]) -> None:

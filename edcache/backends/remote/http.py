@@ -11,7 +11,7 @@ import concurrent.futures
 import os
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -44,6 +44,9 @@ _FORBIDDEN: Final = (401, 403, 407)
 _RANGE: Final = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19})\s*", re.IGNORECASE)
 _EMPTY: Final = re.compile(r"\s*bytes\s+\*/0{1,19}\s*", re.IGNORECASE)
 _ETAG: Final = "ETag"
+_NO_RANGES: Final = (
+    "200 for a range: the server sends this file as a whole; edcache copy takes it so, and local=FOLDER"
+)
 _SECONDS: Final = re.compile(r"\d{1,9}")
 
 
@@ -100,22 +103,43 @@ class HttpEngine(Engine):
 
     async def _answer(self, start: int, end: int, stamp: Stamp | None) -> tuple[Stamp, Data]:
         """Bytes [start, end), or the last ones if `start` is negative, and the state that has them."""
-        import aiohttp
-
         wanted = f"{start}-{end - 1}" if start >= 0 else f"{start}"
         question = {"Range": f"bytes={wanted}", "Accept-Encoding": "identity"}
         # A weak ETag never matches an If-Match (RFC 9110, 13.1.1).
         if stamp is not None and stamp.kind == _ETAG and stamp.tag.startswith('"'):
             question["If-Match"] = stamp.tag
         url = self._url if stamp is None else stamp.url or self._url
-        # The texts of most errors have the URL with its signature.
-        try:
-            async with _followed(url, self._headers, question) as response:
-                return await _read(response, start, end, stamp)
-        except aiohttp.ClientConnectorError as error:  # its text has host and port alone
-            raise Failing(f"no connection: {error}") from None
-        except aiohttp.ClientError as error:
-            raise Failing(f"no whole answer: {type(error).__name__}") from None
+        async with _asked(url, self._headers, question) as response:
+            return await _read(response, start, end, stamp)
+
+    async def download(self, stamp: Stamp, write: Callable[[int, bytes], object]) -> None:
+        """See `Engine`: one request."""
+        async with _asked(self._url, self._headers, {"Accept-Encoding": "identity"}) as response:
+            if response.status != 200:
+                raise _failure(response)
+            _check_state(Stamp(_whole_size(response), *_tag(response.headers)), stamp)
+            here = 0
+            async for piece in response.content.iter_any():
+                write(here, piece)
+                here += len(piece)
+            if here < stamp.size:
+                raise Failing(f"{here:,} bytes came")
+
+
+@asynccontextmanager
+async def _asked(
+    url: str, headers: Mapping[str, str], question: Mapping[str, str]
+) -> AsyncIterator[aiohttp.ClientResponse]:
+    """The answer, with the failures of the client as ours: most of their texts have the signed URL."""
+    import aiohttp
+
+    try:
+        async with _followed(url, headers, question) as response:
+            yield response
+    except aiohttp.ClientConnectorError as error:  # its text has host and port alone
+        raise Failing(f"no connection: {error}") from None
+    except aiohttp.ClientError as error:
+        raise Failing(f"no whole answer: {type(error).__name__}") from None
 
 
 @asynccontextmanager
@@ -152,12 +176,16 @@ async def _read(
     if response.status == 416 and stamp is None and _EMPTY.fullmatch(text):
         return Stamp(0, *_tag(headers)), b""
     if response.status == 200:
-        raise refused("200 for a range: the server does not send ranges of this file")
+        if stamp is not None or start < 0:
+            raise refused(_NO_RANGES)
+        size = _whole_size(response)
+        return Stamp(size, *_tag(headers), has_ranges=False), await response.content.readexactly(
+            min(end, size)
+        )
     if response.status != 206:
-        status = f"{response.status} {response.reason or ''}".strip()
         if stamp is not None and response.status in (*_ABSENT, 412, 416):
-            raise Changed(status)
-        raise failure_of(response.status, status, headers.get("Retry-After", ""))
+            raise Changed(_status(response))
+        raise _failure(response)
     matched = _RANGE.fullmatch(text)
     if not matched:
         raise Failing(f"206 with Content-Range {text[:80]!r}")
@@ -168,12 +196,7 @@ async def _read(
         raise Failing(f"bytes {first:,} to {last + 1:,} of {size:,} came instead")
     now = Stamp(size, *_tag(headers))
     if stamp is not None:
-        if now.size != stamp.size:
-            raise Changed(f"it has {now.size:,} bytes now, {stamp.size:,} when it was opened")
-        # A server that names a state by its date in one answer, and by an ETag in another, says nothing by
-        # it. It may add the mark of weakness, or take it away.
-        if now.tag and now.kind == stamp.kind and now.tag.removeprefix("W/") != stamp.tag.removeprefix("W/"):
-            raise Changed(f"its state is {now.tag[:80]} now, {stamp.tag[:80]} when it was opened")
+        _check_state(now, stamp)
     # One that grows piece by piece is copied many times over.
     nbytes, body, here = last + 1 - first, memoryview(bytearray(last + 1 - first)), 0
     async for piece in response.content.iter_any():
@@ -184,6 +207,32 @@ async def _read(
     if here < nbytes:
         raise Failing(f"{here:,} bytes came")
     return now, body
+
+
+def _check_state(now: Stamp, stamp: Stamp) -> None:
+    """Raise Changed if an answer is of another state."""
+    if now.size != stamp.size:
+        raise Changed(f"it has {now.size:,} bytes now, {stamp.size:,} when it was opened")
+    # A server that names a state by its date in one answer, and by an ETag in another, says nothing by it. It
+    # may add the mark of weakness, or take it away.
+    if now.tag and now.kind == stamp.kind and now.tag.removeprefix("W/") != stamp.tag.removeprefix("W/"):
+        raise Changed(f"its state is {now.tag[:80]} now, {stamp.tag[:80]} when it was opened")
+
+
+def _whole_size(response: aiohttp.ClientResponse) -> int:
+    """The bytes of an answer that is the whole object."""
+    size = response.content_length
+    if size is None or response.headers.get("Content-Encoding", "identity") != "identity":
+        raise refused(f"{_NO_RANGES}, nor says its size")
+    return size
+
+
+def _status(response: aiohttp.ClientResponse) -> str:
+    return f"{response.status} {response.reason or ''}".strip()
+
+
+def _failure(response: aiohttp.ClientResponse) -> Exception:
+    return failure_of(response.status, _status(response), response.headers.get("Retry-After", ""))
 
 
 def failure_of(status: int, text: str, retry_after: str = "") -> Exception:

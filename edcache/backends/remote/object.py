@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
-from edcache import format
+from edcache import format, storage
 from edcache.backends import ObjectStore, Url
-from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, upload
+from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, prepare, upload
 from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
-from edcache.base import OptionError, PerProcess, StaleArchiveError, StorageError
+from edcache.base import OptionError, PerProcess, ReadOptions, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
+
+if TYPE_CHECKING:
+    from edcache.reader import Reader
 
 # What lies no further apart is one request. A small range of nginx on the same machine takes 0.4 ms, in which
 # 100 KiB more come with one that is made anyway; with gaps of 1 MiB a batch takes twice as long as with none.
@@ -26,6 +31,8 @@ _MOST_AT_A_TIME: Final = 64
 # `pread` fetches at least so much: the header of an entry comes with its table, which is read after a walk.
 _AHEAD_NBYTES: Final = 1 << 16
 _MOST_WINDOWS: Final = 256
+# Of the free disk, for the copies that nobody asked for.
+_SHARE: Final = 0.5
 _WEB: Final = ("http", "https")
 
 
@@ -60,8 +67,8 @@ class _Window(NamedTuple):
 class RemoteObject(ByteSource):
     """One state of an object behind a URL.
 
-    Opening makes two requests at once, for its first page and its end. The last 256 windows that were opened or read by `pread` are kept. Event loop and clients are of
-    the process that uses it.
+    Opening makes two requests at once, for its first page and its end. The last 256 windows that were opened
+    or read by `pread` are kept. Event loop and clients are of the process that uses it.
     """
 
     by_request = True
@@ -77,7 +84,8 @@ class RemoteObject(ByteSource):
         )
         self._head, size = bytes(head), self._stamp.size
         self._windows = deque([_Window(0, memoryview(self._head))], _MOST_WINDOWS)
-        if len(head) < size:
+        self.has_ranges = self._stamp.has_ranges
+        if len(head) < size and self.has_ranges:
             # What is aligned in the file is aligned in memory.
             start = -(-(size - len(tail)) // 64) * 64
             end = _Window(start, memoryview(bytes(tail[start - size :]))) if tail else self._end()
@@ -134,6 +142,11 @@ class RemoteObject(ByteSource):
             windows[bisect_right(starts, start) - 1].cut(start, end) if data is None else data
             for (start, end), data in zip(ranges, known, strict=True)
         ]
+
+    def download(self, write: Callable[[int, bytes], object]) -> None:
+        nbytes, engine = self._stamp.size, self._engine()
+        doing = f"reading all {nbytes:,} bytes"
+        run(self._requests.answer(doing, nbytes, lambda: engine.download(self._stamp, write)))
 
     def _clipped(self, offset: int, nbytes: int) -> tuple[int, int]:
         start = min(offset, self._stamp.size)
@@ -223,12 +236,23 @@ class RemoteStore(ObjectStore):
     def open(self) -> RemoteObject:
         return RemoteObject(self.url)
 
+    def reader(self, options: ReadOptions) -> Reader:
+        """See `Store`: of a copy in the cache folder, if nothing else was asked for."""
+        if options.local is None and options.preload is None and options.expected_digest is None:
+            share = _SHARE if options.max_bytes is None else options.max_bytes
+            folder = os.path.join(storage.cache_folder(), "copies")
+            options = replace(options, local=folder, max_bytes=share)
+        return super().reader(options)
+
     def check_writable(self) -> None:
         if self.url.scheme in _WEB or "::" in self.url.url:
             raise OptionError(
                 f"{self.url}: {self.url.scheme}:// is only read; write to s3://, gs:// or another store of "
                 "objects, or to a path"
             )
+
+    def prepare(self) -> None:
+        prepare(self.url)
 
     def put(self, path: str, tell: Callable[[int, int], object]) -> None:
         upload(self.url, path, tell)

@@ -1,0 +1,293 @@
+"""build, images, import: fill archives, also by a call of a factory; export: files of other formats."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any, NoReturn, get_args
+
+import click
+
+from edcache import dataset, interop, writer
+from edcache.base import CacheOptions, OptionError, human_bytes, index_ranges
+from edcache.cli import output as out
+from edcache.cli.flags import PATH, PATHS, flags, output, size
+from edcache.storage import is_in_memory, located
+
+
+class Call:
+    """A call of a dataset factory that was not made yet.
+
+    Args:
+        where: "package.module:factory"; the module is imported, with the current folder on the path.
+        arguments: texts "name=value"; a value is read as JSON where it is JSON, and as text elsewhere.
+        version: the text of the user's version, read alike; None takes that of @cachable.
+    Attributes:
+        options: of a function under @cachable, its options, but for how to read and when to fill.
+    """
+
+    def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
+        self._where = where
+        self._given = dict(map(_argument, arguments))
+        self._version = None if version is None else _value(version)
+        self._factory = _loaded(where)
+        self.options = CacheOptions()
+        if isinstance(self._factory, dataset.CachedFactory):
+            decorated = self._factory
+            self.options = replace(decorated.options, verify="touch", lazy=False, keep_existing=True)
+            self._version = decorated.version if self._version is None else self._version
+            self._factory = decorated.uncached
+        try:
+            bound = inspect.signature(self._factory).bind(**self._given)
+        except TypeError as error:
+            raise click.UsageError(f"{where}: {error}; give its arguments as --arg name=value") from None
+        except ValueError as error:
+            raise OptionError(f"{where}: {error}; name a function or a class of Python") from error
+        bound.apply_defaults()
+        self._arguments = dict(bound.arguments)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Describe the call; nothing is called."""
+        return writer.call_fingerprint(self._factory, self._arguments, self._version)
+
+    def make(self) -> Any:
+        """Call the factory."""
+        with _users_code(f"{self._where} raised"):
+            source = self._factory(**self._given)
+        if source is None:
+            raise OptionError(f"{self._where} returned None; let it return the dataset")
+        return source
+
+
+def _loaded(where: str) -> Any:
+    """Import the function that "package.module:function" names; the current folder is on the path."""
+    module, _, attribute = where.partition(":")
+    if not (module and attribute):
+        raise click.UsageError(f'"{where}"; write it as package.module:factory')
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    with _users_code(f'cannot load "{where}":'):
+        factory: Any = import_module(module)
+        for name in attribute.split("."):
+            factory = getattr(factory, name)
+    if not callable(factory):
+        raise OptionError(f'"{where}" is {factory!r}, not a function that makes a dataset; name one')
+    return factory
+
+
+@contextmanager
+def _users_code(text: str) -> Iterator[None]:
+    """Let whatever a user's code raises, sys.exit() too, be an error that begins with a text."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        raise OptionError(f"{text} {out.raised(error)}") from error
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise click.BadParameter(f'"{text}"; write it as name=value', param_hint="--arg")
+    return name, _value(value)
+
+
+def _value(text: str) -> Any:
+    def refuse(name: str) -> NoReturn:
+        raise ValueError(f"{name} is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        return text
+
+
+@click.command()
+@click.argument("factory", metavar="MODULE:FACTORY")
+@output()
+@flags("in_memory_keys", "arguments", "compression", "codec", "chunk_size")
+@flags("num_workers", "on_error", "timeout", "grow", "version", "progress", "keep_existing", "as_json")
+def build(factory: str, arguments: Sequence[str], version: str | None, **options: Any) -> None:
+    """Fill an archive with the dataset that a function makes.
+
+    MODULE:FACTORY is imported with the current directory on the path and called with the --arg
+    values, read as JSON where they are JSON ('"3"' is the text 3) and as text elsewhere; --version
+    is read alike. Only samples that the archive lacks are computed, so the same command resumes
+    after a kill, and several at once share the work. A call of the function under @cachable with
+    the same path and arguments opens what this built; of a decorated function, its options are the
+    defaults here.
+
+    \b
+    Example:
+      edcache build digits:make -o train.zip --key label --arg split=train
+    """
+    call = Call(factory, arguments, version)
+    fingerprint = call.fingerprint()
+
+    def cached(source: Any, path: str, **chosen: Any) -> dataset.CachedDataset:
+        chosen["fingerprint"] = writer.with_samples_of(fingerprint, source)
+        return dataset.CachedDataset(source, path, call.options, **chosen)
+
+    _fill(call.make, cached, **options)
+
+
+@click.command()
+@click.argument("folder", type=PATH)
+@output()
+@click.option(
+    "--decode", type=click.Choice(["pil", "numpy", "tensor"]), default="pil", help="Images as they are read."
+)
+@click.option(
+    "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
+)
+@flags("num_workers", "on_error", "progress", "keep_existing", "as_json")
+def images(folder: str, decode: Any, extensions: Sequence[str], **options: Any) -> None:
+    """Fill an archive with a tree of image files, as they are.
+
+    FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label,
+    path and class_name are label columns. Nothing is decoded before a sample is read. The same command
+    resumes after a kill; files that changed since then make the archive another folder's, and --rebuild
+    builds it anew.
+
+    \b
+    Example:
+      edcache images imagenet/train -o train.zip --decode tensor -j 8
+    """
+    source = partial(interop.image_folder, folder, decode, extensions or interop.EXTENSIONS)
+    _fill(source, dataset.CachedDataset, **options)
+
+
+def _fill(
+    make: Callable[[], Any],
+    cached: Callable[..., dataset.CachedDataset],
+    *,
+    output: str,
+    as_json: bool,
+    **options: Any,
+) -> dataset.CachedDataset:
+    """Make a source, cache it at a path, and say what the archive holds then."""
+    where = located(output)
+    if is_in_memory(where.path):
+        where.local_path()  # which refuses shared memory, where it would be gone when this process ends
+    began = time.monotonic()
+    cache = cached(make(), output, **{name: v for name, v in options.items() if v is not None})
+    info = cache.info()
+    document = {name: info[name] for name in ("path", "samples", "present", "nbytes")}
+    document |= {"failed": len(cache.errors), "missing": cache.missing.tolist()}
+    document["seconds"] = seconds = time.monotonic() - began
+    failed = f", {out.plural(len(cache.errors), 'sample')} failed" if cache.errors else ""
+    size = f"{human_bytes(info['nbytes'])}, {seconds:.1f} s"
+    line = f"{cache.path}: {info['present']:,} of {out.plural(len(cache), 'sample')}{failed}, {size}"
+    out.print_report(as_json, document, [out.printable(line)])
+    return cache
+
+
+@click.command("import")
+@click.argument("old", type=PATH)
+@output()
+@click.option(
+    "--from", "kind", type=click.Choice(get_args(interop.Kind)), required=True, help="What wrote OLD."
+)
+@flags("in_memory_keys")
+@click.option("--trust-pickle", is_flag=True, help="Unpickle whatever OLD holds; its author's code runs.")
+@click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
+@flags("arguments", "compression", "codec", "num_workers", "on_error", "progress")
+@flags("keep_existing", "as_json")
+def import_(
+    old: str,
+    kind: interop.Kind,
+    trust_pickle: bool,
+    factory: str | None,
+    arguments: Sequence[str],
+    **options: Any,
+) -> None:
+    """Fill an archive with the samples of another system's cache.
+
+    OLD is only read. Samples keep their indices, types and dtypes; the labels of an edflow cache become
+    label columns. A zip that edflow left when it was killed is read too. Pickles may hold plain data, numpy
+    arrays and torch tensors: one that needs more is refused, naming what it needs. The same command resumes
+    after a kill.
+
+    \b
+    Exit codes:
+      0    every sample is in the archive
+      1    OLD lacks some, or they could not be read: they are named
+    \b
+    Example:
+      edcache import cached/train.zip -o train.zip --from edflow -j 4
+    """
+    if factory is not None:
+        options["fingerprint"] = Call(factory, arguments, None).fingerprint()
+    elif arguments:
+        raise click.UsageError("--arg goes with --for MODULE:FACTORY")
+    filled = partial(interop.import_cache, kind=kind, trust_pickle=trust_pickle)
+    cache = _fill(lambda: old, filled, **options)
+    if not cache.complete:
+        if not options["as_json"]:
+            click.echo(f"missing: {index_ranges(cache.missing)}")
+        sys.exit(out.FAILED)
+
+
+@click.command()
+@PATHS
+@output("The folder that is made.")
+@click.option("--to", type=click.Choice(get_args(interop.Format)), required=True, help="The format.")
+@flags("where")
+@click.option("--field", "fields", multiple=True, metavar="NAME", help="Only this field; repeatable.")
+@click.option("--label", "labels", multiple=True, metavar="NAME", help="Only this label; repeatable.")
+@click.option("--no-labels", is_flag=True, help="No label columns but those that are fields.")
+@click.option(
+    "--shard-size", metavar="SIZE", default="500MB", type=size, help="Of a shard; about 500MB by default."
+)
+@flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
+def export(
+    paths: Sequence[str],
+    output: str,
+    where: str | None,
+    fields: Sequence[str],
+    labels: Sequence[str],
+    no_labels: bool,
+    num_workers: int | str | None,
+    allow_pickle: bool,
+    as_json: bool,
+    progress: bool | None,
+    **how: Any,
+) -> None:
+    """Write samples as files that other tools read.
+
+    A PATH is an archive, a folder with archives, or a glob in quotes. Images that are stored as files go out
+    as these. What the format cannot hold is told before anything is written. EXPR is as in labels.
+
+    \b
+    Formats:
+      webdataset  tar shards: 017.image.jpg, 017.x.npy, 017.label.cls
+      files       a folder for each sample with a file for each field
+      parquet     a column for each field and label
+
+    \b
+    Example:
+      edcache export train.zip -o shards --to webdataset --where "label == 3"
+    """
+    ds = dataset.CachedDataset.from_cache(
+        paths[0] if len(paths) == 1 else paths, allow_partial=True, allow_pickle=allow_pickle, local=False
+    )
+    view: Any = ds
+    if how["allow_partial"]:
+        import numpy as np
+
+        view = ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]
+    view = view if where is None else view.filter(where)
+    view = view.select(*fields) if fields else view
+    how |= {"num_workers": num_workers or 0, "labels": list(labels) or not no_labels}
+    with out.bar("exporting to", output, progress, unit="") as on_progress:
+        written = interop.export(view, output, on_progress=on_progress, **how)
+    document = {"path": os.path.dirname(written[0]), "to": how["to"], "samples": len(view)}
+    line = out.printable(f"{document['path']}: {out.plural(len(view), 'sample')} as {how['to']}")
+    out.print_report(as_json, document, [line])

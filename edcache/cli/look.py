@@ -1,0 +1,246 @@
+"""info, show, view, ls, labels: archives as wholes, samples, records; labels listed and changed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from edcache import dataset, display, writer
+from edcache import labels as label_tables
+from edcache.base import Ints, ReadOptions, SampleIndexError, brief, printable
+from edcache.cli import output as out
+from edcache.cli.flags import PATH, PATHS, flags, row_flags
+from edcache.storage import shown
+
+_SHOWN_SCHEMAS: Final = 8
+_NEGATIVE: Final = re.compile(r"-\d+")
+_BLOCK: Final = 10_000
+
+
+def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
+    """An archive, complete or not, and its labels; neither takes torch."""
+    archive = writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False))
+    return archive, label_tables.Labels(archive.stored_labels, num_rows=len(archive))
+
+
+@click.command()
+@PATHS
+@flags("as_json")
+def info(paths: Sequence[str], as_json: bool) -> None:
+    """Say what archives hold and where they come from.
+
+    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read.
+
+    \b
+    Example:
+      edcache info train.zip --json
+    """
+
+    def report(path: str) -> out.Report:
+        document = display.summary(open_archive(path)[0])
+        return document, _info_lines(document), True
+
+    out.print_reports(paths, as_json, report)
+
+
+def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
+    """`edcache info`, from its JSON form."""
+    yield from out.paired_lines([*display.facts(info), *display.provenance(info["fingerprint"])])
+    schemas = info["schemas"]
+    yield from f"\n{display.Schema(schemas[:_SHOWN_SCHEMAS])!r}".splitlines()
+    if len(schemas) > _SHOWN_SCHEMAS:
+        yield f"\n{len(schemas) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
+
+
+class _Indexed(click.Command):
+    """A command to which -1 is an index, and no option."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put what is an index behind the options."""
+        negative = [] if "--" in args else list(filter(_NEGATIVE.fullmatch, args))
+        others = [one for one in args if one not in negative]
+        return super().parse_args(ctx, [*others, "--", *negative] if negative else args)
+
+
+@click.command(cls=_Indexed)
+@click.argument("path", type=PATH)
+@click.argument("index", type=int)
+@flags("as_json", "allow_pickle")
+def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
+    """Decode one sample and show its tree.
+
+    A negative INDEX counts from the end.
+
+    \b
+    Example:
+      edcache show train.zip -1
+    """
+    cache = dataset.CachedDataset(None, path, allow_partial=True, allow_pickle=allow_pickle)
+    if not -len(cache) <= index < len(cache):
+        raise SampleIndexError(
+            f"{cache.path}: no sample {index}; there are {len(cache):,}, from 0 on or from -1 back"
+        )
+    leaves = list(display.sample_tree(cache[index]))
+    document = {"path": cache.path, "index": index % len(cache), "leaves": leaves}
+    header = ("field", "type", "dtype", "shape", "value")
+    out.print_report(as_json, document, out.table(header, map(_leaf_row, leaves)))
+
+
+def _leaf_row(leaf: Mapping[str, Any]) -> tuple[str, ...]:
+    """A described leaf as the cells path, type, dtype, shape, value."""
+    shape = " x ".join(map(str, leaf.get("shape", ())))
+    stated = (name for name in ("items", "min", "mean", "max", "nonfinite") if name in leaf)
+    value = ", ".join(f"{name} {out.cell(leaf[name])}" for name in stated)
+    if "value" in leaf:
+        value = repr(leaf["value"]) if leaf["type"] == "str" else _short(leaf["value"])
+    return leaf["path"] or ".", leaf["type"], leaf.get("dtype", ""), shape, value
+
+
+def _short(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_short, value))}]"
+    return brief(value)
+
+
+@click.command()
+@PATHS
+@flags("where")
+@click.option(
+    "--port", metavar="PORT", type=click.IntRange(1, 65535), help="Where to listen; a free port by default."
+)
+@click.option("--no-browser", is_flag=True, help="Print the URL alone.")
+def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: bool) -> None:
+    """Look at archives in a browser: labels, samples, gaps.
+
+    A PATH is an archive, a URL, a folder with archives, or a glob in quotes. The page is served to this
+    machine alone, until Ctrl-C. The URL has a token; whoever has it can see the samples.
+
+    \b
+    Example:
+      edcache view train.zip --where "label == 3"
+    """
+    several = dataset.expand_paths(paths[0] if len(paths) == 1 else paths)
+    archives = list(map(archive_shown, several or paths))
+    if where or several is None:
+        archives[0].rows(where or "")  # so that the command says what is wrong with it
+    display.view(archives, port=port, open_browser=not no_browser, where=where or "")
+
+
+def archive_shown(path: str) -> display.Shown:
+    """An archive for the viewer."""
+    return display.Shown(
+        name=shown(path),
+        labels=lambda: open_archive(path)[1],
+        # Pictures stay files here, and are decoded within limits where they are shown.
+        dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
+        code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
+    )
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@row_flags
+def ls(path: str, **listing: Any) -> None:
+    """List the records: sample, place in the file, bytes, checksum.
+
+    \b
+    Example:
+      edcache ls train.zip --csv
+    """
+    archive = open_archive(path)[0]
+    held = archive.held
+    places = (row[:3] for row in archive.rows[held].tolist())
+    rows = ((index, *place) for index, place in zip(held.tolist(), places, strict=True))
+    out.print_rows(("index", "offset", "nbytes", "crc32"), rows, len(held), **listing)
+
+
+def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> Iterator[Sequence[Any]]:
+    """Rows of indices and the values of labels; some in memory at a time."""
+    for start in range(0, max(len(indices), 1), _BLOCK):
+        part = indices[start : start + _BLOCK]
+        taken = labels.take(part)
+        yield from zip(part.tolist(), *map(taken.to_list, names), strict=True)
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@flags("where")
+@click.option("--count", metavar="NAME", help="How often each value of a column occurs.")
+@click.option("--columns", metavar="A,B", help="Only these columns.")
+@row_flags
+@click.option("--add", "added", multiple=True, metavar="[NAME=]FILE", help="Add a column; repeatable.")
+@click.option("--on", metavar="NAME", help="The column that says of which sample a row of FILE is.")
+@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
+def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any) -> None:
+    """List, count or change the labels; no sample is read.
+
+    Listed are the samples that have a record.
+
+    EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not,
+    with parentheses; startswith(name, "x") and contains(name, "x") look into text.
+
+    FILE is a .npy with a value per sample, or a .csv or .parquet with a row per sample. With --on, a label
+    column that the file has too, its rows may be in any order, and fewer. Without NAME= all columns of the
+    file are added. What is to be dropped is dropped first.
+
+    \b
+    Example:
+      edcache labels train.zip --where "label in (1, 2)" --count split
+      edcache labels train.zip --add age=patients.csv --on patient
+    """
+    if added or dropped:
+        if any(value is not None for value in listing.values()):
+            raise click.UsageError("--add and --drop change labels; list them by another call")
+        _change(path, added, on, dropped)
+        return
+    if on is not None:
+        raise click.UsageError("--on goes with --add")
+    if listing["count"] is not None and listing["columns"] is not None:
+        raise click.UsageError("--count shows one column; leave --columns out")
+    _list(path, **listing)
+
+
+def _list(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
+    """Print the labels, or how often each value of one column occurs."""
+    archive, labels = open_archive(path)
+    indices = archive.held
+    if where is not None:
+        indices = np.intersect1d(label_tables.matching_rows(labels, {}, where), indices)
+    if count is not None:
+        counts = labels.take(indices).counts(count)
+        out.print_rows(("value", "count"), counts.items(), len(counts), **listing)
+        return
+    names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
+    out.print_rows(("index", *names), _rows(labels, indices, names), len(indices), fixed=1, **listing)
+
+
+def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
+    """Drop columns, then add those of files, and say which there are."""
+    cache = dataset.CachedDataset(None, path, allow_partial=True)
+    # All files are read before anything is dropped: one may be missing, or have no such column.
+    columns = [_columns(text, on) for text in added]
+    if dropped:
+        cache.drop_labels(*dropped)
+    for name, values in columns:
+        if name is None:
+            cache.add_labels(values, on=on)
+        else:
+            cache.add_labels(name, values)
+    names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.schema)
+    out.print_lines([printable(f"{path}: labels are now {names or 'none'}")])
+
+
+def _columns(text: str, on: str | None) -> tuple[str | None, Any]:
+    """A table of columns without a name, or a column's name and its values, of [NAME=]FILE."""
+    name, file = text.split("=", 1) if "=" in text else (None, text)
+    values = label_tables.read_columns(file)
+    if hasattr(values, "column_names"):
+        return None, values if name is None else label_tables.chosen_column(name, values, on, file)
+    if name is None or on is not None:
+        raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
+    return name, values

@@ -1,0 +1,288 @@
+"""why, verify, digest, copy, caches: archives as wholes, compared, checked, copied, deleted."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import click
+
+from edcache import dataset, display, storage, tools, writer
+from edcache.backends import mirror
+from edcache.base import PartialArchiveWarning, StorageError, human_bytes
+from edcache.cli import output as out
+from edcache.cli.build import Call
+from edcache.cli.flags import PATH, PATHS, flags, output, row_flags, size
+from edcache.storage import shown
+
+_MEMORY = "shm://"
+_DAY = 86_400
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@click.argument("factory", metavar="MODULE:FACTORY")
+@flags("arguments", "version", "as_json")
+def why(path: str, factory: str, arguments: Sequence[str], version: str | None, as_json: bool) -> None:
+    """Say how the call that made an archive differs from another.
+
+    The function is loaded and its arguments are read as by build; it is not called. Samples are not
+    compared. A source that changed is named too, although on its own it only makes a call warn. The exit code
+    is 1 if anything differs.
+
+    \b
+    Example:
+      edcache why train.zip digits:make --arg split=train
+    """
+    call, head = Call(factory, arguments, version), tools.head_of(path)
+    expected = call.fingerprint()
+    changed = writer.changed_code(head.fingerprint, expected)
+    different = [
+        *writer.differences(head.fingerprint, expected),
+        *dataset.label_differences(head, call.options.in_memory_keys),
+        *(f"code of {name}: changed, of which a call in Python only warns" for name in changed),
+    ]
+    verdict = f"{shown(path)} {'differs from' if different else 'matches'} {display.call_text(expected)}"
+    lines = map(out.printable, [verdict, *(f"  {line}" for line in different)])
+    out.print_report(as_json, {"path": shown(path), "differences": different}, lines)
+    if different:
+        sys.exit(out.FAILED)
+
+
+@click.command()
+@PATHS
+@click.option("--quick", is_flag=True, help="Leave the records of samples unread; check the rest.")
+@flags("expected_digest", "as_json", "progress")
+def verify(
+    paths: Sequence[str], quick: bool, expected_digest: str | None, as_json: bool, progress: bool | None
+) -> None:
+    """Check every byte of archives; exit 1 where something is wrong.
+
+    A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset,
+    what is wrong, what helps. An archive that is not sealed is not whole, unless a process writes it still;
+    building again goes on from there. Dead bytes are no problem; copy PATH -o PATH leaves them out.
+
+    \b
+    Exit codes:
+      0    sound, all of them
+      1    damaged, not whole, not the file that --digest names, not readable
+
+    \b
+    Example:
+      edcache verify train.zip --quick
+    """
+    if expected_digest is not None and len(paths) > 1:
+        raise click.UsageError("--digest is that of one archive; verify the others by calls of their own")
+
+    def report(path: str) -> out.Report:
+        with out.bar("verifying", path, progress) as on_progress:
+            verified = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
+        document = {"path": shown(path), "sound": verified.sound} | vars(verified)
+        return document, _verify_lines(shown(path), verified), verified.sound
+
+    out.print_reports(paths, as_json, report)
+
+
+def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
+    """Say the problems, then the result, then how many bytes a copy over itself frees."""
+    yield from map(out.printable, report.problems)
+    state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
+    missing = f", {report.missing:,} missing" if report.missing else ""
+    broken = out.plural(len(report.problems), "problem") if report.problems else "not whole"
+    unread = "; records were not read" if report.quick else ""
+    verdict = "OK" if report.sound else broken
+    yield (
+        f"{out.printable(path)}: {verdict}: {out.plural(report.samples, 'sample')}{missing} "
+        f"in {out.plural(report.chunks, 'chunk')}, {human_bytes(report.nbytes)}, {state}{unread}"
+    )
+    if report.is_partial:
+        yield "its writer was killed, or it was cut; fill it, or keep what is there: copy --skip-damaged"
+    if report.failures:
+        yield f"{out.plural(report.failures, 'sample')} failed when tried; they are among the missing"
+    if report.dead:
+        yield f"{human_bytes(report.dead)} are dead; edcache copy {path} -o {path} leaves them out"
+
+
+@click.command()
+@click.argument("path", type=PATH)
+@flags("as_json", "progress")
+def digest(path: str, as_json: bool, progress: bool | None) -> None:
+    """Print the SHA-256 of a sealed archive, as sha256sum does.
+
+    Publish it with the archive. Who gets it compares it with verify --digest, copy --digest, or in Python
+    with expected_digest=. Two archives with one digest are equal.
+
+    \b
+    Example:
+      edcache digest train.zip
+    """
+    with out.bar("hashing", path, progress) as on_progress:
+        text = tools.digest(path, on_progress)
+    out.print_report(as_json, {"path": shown(path), "digest": text}, [text])
+
+
+@click.command()
+@PATHS
+@output("A new archive of their samples.", required=False, metavar="OUT")
+@flags("where", "skip_damaged", "expected_digest")
+@click.option("--max-size", metavar="SIZE", type=size, help="With -o of each file; else of all copies there.")
+@flags("as_json", "progress")
+def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool | None, **how: Any) -> None:
+    """Copy archives as files, or their samples into a new archive.
+
+    SRC TARGET copies a sealed archive, or a folder of them, to a disk of this machine, and checks every
+    crc32. TARGET is a folder, by default this one for a URL, or with the ending of SRC the path of the copy.
+    A copy that was killed goes on; one that is there already costs a look. With --max-size, copies that
+    nobody has open go to make room.
+
+    PATH... -o OUT writes a new archive with the samples and labels of one or more archives, in their order;
+    those of --where, in files of about --max-size if that is given. Each record is checked, none is decoded.
+    A PATH is an archive, a folder, or a glob in quotes. OUT may be PATH itself: what nobody reads any more
+    goes. --skip-damaged leaves out samples that are damaged or missing, also if the index is damaged.
+
+    \b
+    Example:
+      edcache copy s3://bucket/train.zip /ssd/cache
+      edcache copy part-1.zip part-2.zip -o train.zip
+      edcache copy train.zip -o small.zip --where "label in (0, 1)"
+      edcache copy damaged.zip -o good.zip --skip-damaged
+    """
+    if output is not None:
+        if how.pop("expected_digest") is not None:
+            raise click.UsageError("--digest is for a copy of a file: edcache copy SRC TARGET")
+        _save(paths, output, as_json, progress, **how)
+        return
+    if how["where"] is not None or how["skip_damaged"]:
+        raise click.UsageError("--where and --skip-damaged are for a new archive: name it with -o OUT")
+    if len(paths) > 2 or (len(paths) == 1 and "://" not in paths[0]):
+        raise click.UsageError("name SRC and TARGET, or a new archive with -o OUT")
+    src, dst = paths if len(paths) == 2 else (paths[0], os.curdir)
+    with out.bar("copying", src, progress) as on_progress:
+        copied = mirror.copy_local(
+            *(src, dst),
+            expected_digest=how["expected_digest"],
+            max_bytes=how["max_size"],
+            on_progress=on_progress,
+        )
+    archives = f"{copied.archives:,} archives, " if copied.archives > 1 else ""
+    fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
+    line = f"{out.printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"
+    out.print_report(as_json, copied._asdict(), [line])
+
+
+def _save(
+    paths: Sequence[str],
+    output: str,
+    as_json: bool,
+    progress: bool | None,
+    *,
+    where: str | None,
+    max_size: int | None,
+    skip_damaged: bool,
+) -> None:
+    with warnings.catch_warnings():
+        # What is missing or damaged is an error here, or among the lines.
+        warnings.simplefilter("ignore", PartialArchiveWarning)
+        opened: Any = paths[0] if len(paths) == 1 else paths
+        whole = dataset.CachedDataset.from_cache(opened, allow_partial=skip_damaged, local=False)
+        view = whole if where is None else whole.filter(where)
+        with out.bar("copying", paths[0], progress) as on_progress:
+            files = view.save(output, max_size=max_size, skip_damaged=skip_damaged, on_progress=on_progress)
+    saved = [dataset.CachedDataset.from_cache(file).info() for file in files]
+    documents = [{name: info[name] for name in ("path", "samples", "present", "nbytes")} for info in saved]
+    out.print_report(as_json, documents, _saved_lines(documents))
+
+
+def _saved_lines(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """A line a file."""
+    for one in documents:
+        missing = one["samples"] - one["present"]
+        left_out = f", {missing:,} left out" if missing else ""
+        samples = f"{out.plural(one['samples'], 'sample')}{left_out}"
+        yield f"{out.printable(one['path'])}: {samples}, {human_bytes(one['nbytes'])}"
+
+
+@click.command()
+@click.argument("directory", metavar="[FOLDER]", required=False, type=PATH)
+@click.option("--older-than", metavar="DAYS", type=click.FloatRange(0), help="Only those that are older.")
+@click.option("--max-size", metavar="SIZE", type=size, help="Only those that are too much: 500MB, 1TiB.")
+@click.option("--prune", is_flag=True, help="Delete those, and what killed processes left.")
+@row_flags
+def caches(
+    directory: str | None, older_than: float | None, max_size: int | None, prune: bool, **listing: Any
+) -> None:
+    """List the archives in a folder, the oldest first; --prune deletes.
+
+    Folders in FOLDER are looked through too. Without FOLDER, those in $EDCACHE_DIR or ~/.cache/edcache, where
+    @cachable puts archives without a path; "shm://" lists those of this user in shared memory. The age of an
+    archive is the time since it was last written; that of a local copy of a URL, since it was last read.
+
+    --older-than and --max-size choose the oldest, so many that both hold for the others. --prune deletes
+    the chosen archives, and with no condition none. It deletes in any case what killed processes left in
+    FOLDER and in shared memory. What a process writes, damaged archives and other files stay.
+
+    \b
+    Example:
+      edcache caches cache --older-than 30 --max-size 200GB
+      edcache caches cache --older-than 30 --max-size 200GB --prune
+    """
+    freed = storage.free_unheld_memory() if prune else {}
+    folder, archives = _archives(directory)
+    chosen = tools.select(archives, None if older_than is None else older_than * _DAY, max_size)
+    is_table = listing["form"] is None
+    if prune:
+        freed |= _delete([*(archive for archive in archives if archive.is_left), *chosen])
+        header: tuple[str, ...] = ("deleted", "size")
+        rows: list[tuple[Any, ...]] = [
+            (path, human_bytes(nbytes) if is_table else nbytes) for path, nbytes in freed.items()
+        ]
+        what, total = f"{len(freed):,} deleted", sum(freed.values())
+    else:
+        listed = archives if older_than is None and max_size is None else chosen
+        counted = ("samples",) if is_table else ("present", "length", "complete")
+        header = ("path", "size", *counted, "written", "about")
+        rows = [_row(folder, archive, is_table) for archive in listed]
+        what, total = out.plural(len(listed), "archive"), sum(archive.nbytes for archive in listed)
+    out.print_rows(header, rows, len(rows), **listing)
+    if is_table:
+        out.print_lines([f"{out.printable(folder)}: {what}, {human_bytes(total)}"])
+
+
+def _delete(archives: Sequence[tools.Listed]) -> dict[str, int]:
+    """Delete archives that no process writes, and say why others stay; gives what each had in bytes."""
+    gone: dict[str, int] = {}
+    for archive in archives:
+        try:
+            reason = tools.delete_unused(archive.path)
+        except StorageError as error:
+            reason = str(error)
+        if reason is None:
+            gone[archive.path] = archive.nbytes
+        else:
+            click.echo(out.printable(f"{reason}; it stays"), err=True)
+    return gone
+
+
+def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
+    """List the archives of a folder; the default folder need not exist."""
+    if directory not in (None, _MEMORY):
+        return directory, tools.archives_in(directory)
+    folder = storage.cache_folder() if directory is None else storage.memory_folder()
+    return folder, tools.archives_in(folder) if os.path.lexists(folder) else []
+
+
+def _row(folder: str, archive: tools.Listed, is_table: bool) -> tuple[Any, ...]:
+    """An archive as cells; the last is why it cannot be read, what it is a copy of, or its call."""
+    path, written = os.path.relpath(archive.path, folder), datetime.datetime.fromtimestamp(archive.written)
+    about = display.call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
+    if archive.problem is not None:
+        about = out.one_line(archive.problem.removeprefix(f"{archive.path}: "))
+    if is_table:
+        samples = f"{archive.present:,} of {archive.length:,}"
+        return path, human_bytes(archive.nbytes), samples, f"{written:%Y-%m-%d}", about
+    counts = archive.present, archive.length, archive.complete
+    return path, archive.nbytes, *counts, written.isoformat(" ", "minutes"), about
