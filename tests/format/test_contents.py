@@ -1,0 +1,326 @@
+"""Rows and their sums, tables of chunks, files of columns, and the merge of chunks over a root."""
+
+import datetime as dt
+import itertools
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset
+import pytest
+from chains import Archive, packed_column
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optional import Library
+from range_server import serving
+from scale import scaled
+
+import edcache
+from edcache import CachedDataset, CacheWriter, format
+from edcache.errors import CorruptArchiveError
+from edcache.format import PRESENT, ROW, columns, contents, records
+
+duckdb, pandas, polars = Library("duckdb"), Library("pandas"), Library("polars")
+
+ROWS = 100
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small():
+    """Columns of several batches; windows smaller than an archive; not all tables are kept."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns, "BATCH_ROWS", ROWS)
+        patch.setattr(contents, "WINDOW", 5)
+        patch.setattr(contents, "_MOST_KEPT_NBYTES", 1000)
+        yield
+
+
+# --- sums and tables ---
+
+
+def test_a_sum_has_the_sample_its_schema_and_flags_and_follows_a_new_number():
+    samples = np.array([0, 1, 2**40, 10**9])
+    rows = np.zeros(4, ROW)
+    rows["schema"], rows["flags"], rows["crc32"] = [0, 1, 2**16 - 1, 7], [1, 3, 1, 1], 0x12345678
+    rows["crc32"] ^= format.keys(samples, rows)
+    pairs = zip(samples.tolist(), rows.tolist(), strict=True)
+    assert [row[2] ^ format.key(k, *row[3:]) for k, row in pairs] == [0x12345678] * 4
+    new = format.renumbered(samples, rows, samples[::-1], np.array([3, 3, 0, 1]))
+    assert np.array_equal(new["crc32"] ^ format.keys(samples[::-1], new), [0x12345678] * 4)
+    assert new["schema"].tolist() == [3, 3, 0, 1]
+    assert np.array_equal(new["flags"], rows["flags"])
+    near = {format.key(k, schema, flags) for k in range(300) for schema in range(3) for flags in (1, 3)}
+    assert len(near) == 300 * 3 * 2
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 2**16, 2**16 + 1, 5 * 2**16 - 3])
+def test_a_large_record_is_followed_by_the_sums_of_its_blocks(nbytes):
+    record = np.arange(nbytes, dtype="<u4").tobytes()[:nbytes]
+    behind = format.block_crc32s(record)
+    assert len(behind) == format.behind_nbytes(nbytes) == (4 * -(-nbytes // 2**16) if nbytes > 2**16 else 0)
+    assert records.record_crc32(record) == format.crc32(behind or record)
+    blocks = [record[at : at + 2**16] for at in range(0, nbytes, 2**16)] if behind else []
+    assert behind == struct.pack(f"<{len(blocks)}I", *map(format.crc32, blocks))
+
+
+def test_a_table_reads_back_and_every_byte_of_it_counts():
+    archive, labels = Archive(), pa.table({"y": [5, None, 7]})
+    stored = [b"a", bytes(70_000), b"ccc"]
+    header = archive.chunk([9, 2, 5], stored, ["a", "ü"], [0, 1, 1], labels)
+    table = format.read_table(archive.pread, header, "a.zip")
+    assert (table.samples.tolist(), table.schemas, table.rows["schema"].tolist()) == (
+        *([9, 2, 5], ["a", "ü"]),
+        [0, 1, 1],
+    )
+    assert table.labels.equals(labels)
+    assert table.label_types.types == {"y": format.ColumnType(pa.int64())}
+    assert [archive.pread(row["offset"], row["nbytes"]) for row in table.rows] == stored
+    for at in range(header.payload_offset, header.payload_offset + header.table_nbytes):
+        archive.data[at] ^= 1
+        with pytest.raises(CorruptArchiveError, match=r"a.zip: chunks/00000001 at offset 4,096: its table"):
+            format.read_table(archive.pread, header, "a.zip")
+        archive.data[at] ^= 1
+
+
+@pytest.mark.parametrize(
+    ("at", "code", "value"),
+    [
+        *((0, "<Q", 3), (0, "<Q", 0), (8, "<Q", 8), (16, "<Q", 1), (0, "<Q", 1 << 61)),  # of which lengths
+        *(
+            (24, "<q", -1),
+            (32, "<q", 8),
+            (24, "<q", 1 << 62),
+        ),  # samples of other numbers than the header says
+        *((40, "<Q", 0), (40, "<Q", 1 << 40), (40, "<Q", (1 << 64) - 1)),  # records before and behind
+        *(
+            (48, "<Q", 1 << 40),
+            (48, "<Q", (1 << 64) - 1),
+            (48, "<Q", 9),
+        ),  # longer than the chunk, and overlap
+        *((60, "<H", 1), (62, "<H", 0)),  # a schema that it has not, an absent record
+        *((88, "B", 0), (88, "B", ord("["))),  # JSON
+    ],
+)
+def test_a_table_whose_sum_holds_and_that_lies_is_refused(at, code, value):
+    archive = Archive()
+    header = archive.chunk([0, 1], [b"12345678", b"87654321"])
+    start = header.payload_offset
+    struct.pack_into(code, archive.data, start + at, value)
+    crc = format.crc32(archive.pread(start, header.table_nbytes))
+    with pytest.raises(CorruptArchiveError, match="its table does not read: "):
+        format.read_table(archive.pread, replace(header, table_crc32=crc), "a.zip")
+
+
+# --- files of columns ---
+
+
+def every_type(count):
+    """A column of each kind of buffers, with nulls, nan and texts of all lengths."""
+    rows = range(count)
+    odd = [None if i % 3 == 0 else i for i in rows]
+    return pa.table(
+        {
+            "int": pa.array(rows, pa.int64()),
+            "byte": pa.array([None if i is None else i % 100 - 50 for i in odd], pa.int8()),
+            "beyond": pa.array([2**64 - 1 - i for i in rows], pa.uint64()),
+            "float": pa.array([float("nan") if i < 150 else -i / 2 for i in rows], pa.float64()),
+            "half": pa.array(np.arange(count).astype(np.float16)),
+            "flag": pa.array([None if i is None else i % 2 == 0 for i in odd], pa.bool_()),
+            "none": pa.nulls(count),
+            "text": pa.array([None if i is None else "ü" * (i % 7) for i in odd], pa.string()),
+            "large": pa.array([b"\xff" * (i % 5) for i in rows], pa.large_binary()),
+            "list": pa.array([None if i is None else [i, None] * (i % 3) for i in odd], pa.list_(pa.int32())),
+            "texts": pa.array([["a", None] * (i % 4) for i in rows], pa.large_list(pa.string())),
+            "nones": pa.array([[None] * (i % 2) for i in rows], pa.list_(pa.null())),
+            "when": pa.array([dt.datetime(2020, 1, 1)] * count, pa.timestamp("us", "UTC")),
+            "day": pa.array(rows, pa.date32()),
+            "span": pa.array(rows, pa.duration("ns")),
+        }
+    )
+
+
+@pytest.mark.parametrize("count", [0, 1, ROWS, ROWS + 1, 4 * ROWS - 1])
+def test_a_column_of_every_type_reads_back_and_other_readers_see_the_same(tmp_path, count):
+    table, path = every_type(count), tmp_path / "column.arrow"
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        data = packed_column(name, column)
+        found = columns.read_column(data, name, column.type, count)
+        assert (found.type, str(found.to_pylist())) == (column.type, str(column.to_pylist()))  # nan is nan
+        file = pa.ipc.open_file(pa.py_buffer(data))
+        assert file.num_record_batches == -(-count // ROWS)
+        path.write_bytes(data)
+        if name in ("int", "text", "flag", "list"):
+            values = column.to_pylist()
+            assert polars.read_ipc(path)[name].to_list() == values
+            assert pandas.read_feather(path).columns.tolist() == [name]
+            base = duckdb.connect()
+            base.register("labels", pyarrow.dataset.dataset(path, format="ipc"))
+            assert [row for (row,) in base.sql(f'select "{name}" from labels').fetchall()] == values
+
+
+def test_a_column_that_is_another_one_or_points_out_of_its_bytes_is_refused():
+    data = packed_column("y", pa.chunked_array([[1, 2, 3]]))
+    read = columns.read_column
+    for name, kind, count in (("x", pa.int64(), 3), ("y", pa.int32(), 3), ("y", pa.int64(), 2)):
+        with pytest.raises(CorruptArchiveError, match="the column .* does not read: it is"):
+            read(data, name, kind, count)
+    buffers = [None, pa.py_buffer(struct.pack("<3i", 0, 1000, 4)), pa.py_buffer(b"text")]
+    lying = pa.chunked_array([pa.Array.from_buffers(pa.string(), 2, buffers)])
+    foreign = pa.chunked_array([pa.array([{"x": 1}, None])])
+    for column in (lying, foreign):
+        with pytest.raises(CorruptArchiveError, match="the column 'y' does not read: "):
+            read(packed_column("y", column), "y", column.type, 2)
+    for end in range(0, len(data), 7):
+        with pytest.raises(CorruptArchiveError, match="the column 'y' does not read: "):
+            read(data[:end], "y", pa.int64(), 3)
+
+
+@pytest.fixture
+def path(tmp_path):
+    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["y", "text"], sync="never") as writer:
+        writer.extend({"y": i, "text": f"text {i}"} for i in range(350))
+    return tmp_path / "a.zip"
+
+
+def test_a_damaged_column_leaves_the_others(path):
+    data = bytearray(path.read_bytes())
+    root, _ = format.read_root(lambda at, nbytes: data[at : at + nbytes], len(data), "a.zip")
+    place = root.labels["text"].place
+    data[place.offset + place.nbytes // 2] ^= 1
+    path.write_bytes(data)
+    ds = CachedDataset.from_cache(path)
+    assert ds.labels["y"].tolist() == list(range(350))
+    assert ds.filter("y >= 200 and y < 202")[1]["y"] == 201
+    with pytest.raises(CorruptArchiveError, match=r"a.zip: the label column 'text' at offset .* fails its"):
+        ds.labels["text"]
+    assert any("labels/text.arrow" in problem for problem in edcache.verify(path).problems)
+
+
+def test_behind_a_url_a_column_is_one_request_for_its_bytes(path):
+    with serving(path.read_bytes()) as served:
+        ds = CachedDataset.from_cache(served.url)
+        served.forget()
+        assert ds.labels["y"].tolist() == list(range(350))
+        assert len(served.requests) <= 1
+        assert served.sent <= 8 * 350 + 4096
+
+
+# --- the merge ---
+
+SCHEMAS = ["a", "b", "c"]
+one_record = st.tuples(st.integers(0, 25), st.sampled_from(SCHEMAS), st.booleans())
+chunk_step = st.lists(one_record, min_size=1, max_size=6)
+seal_step = st.tuples(
+    st.permutations(SCHEMAS), st.dictionaries(st.integers(0, 25), st.integers()), st.booleans()
+)
+LABELS = {"y": pa.int64(), "z": pa.string(), "new": pa.int64()}
+
+
+class Merged:
+    """What an archive holds, in dicts: records with their schemas, and columns, by sample."""
+
+    def __init__(self):
+        self.records, self.columns, self.dropped, self.length = {}, {"y": {}, "z": {}}, [], 0
+
+    def chunk(self, archive, step, counter):
+        """Add a chunk; some labels are null, and of a sample that it has twice the last counts."""
+        schemas = sorted({schema for _, schema, _ in step}, reverse=True)
+        made = [b"%d" % next(counter) * (1 if small else 40_000) for _, _, small in step]
+        y = [len(record) if small else None for record, (_, _, small) in zip(made, step, strict=True)]
+        z = [str(record[:9]) for record in made]
+        samples, numbers = [k for k, _, _ in step], [schemas.index(schema) for _, schema, _ in step]
+        archive.chunk(samples, made, schemas, numbers, pa.table({"y": y, "z": z}))
+        self.length = max(self.length, *[k + 1 for k in samples])
+        for row, k in enumerate(samples):
+            self.records[k] = made[row], step[row][1]
+            for name, values in (("y", y), ("z", z)):
+                if name in self.columns:
+                    self.columns[name][k] = values[row]
+
+    def table(self):
+        values = {name: [column.get(k) for k in range(self.length)] for name, column in self.columns.items()}
+        return pa.table({name: pa.array(column, LABELS[name]) for name, column in values.items()})
+
+    def seal(self, archive, schemas, changes, drops):
+        """Add a root over everything so far, with labels changed and added, and perhaps one dropped."""
+        if drops and "z" in self.columns:
+            del self.columns["z"]
+            self.dropped = ["z"]
+        self.columns["y"] |= {k: value % 1000 for k, value in changes.items() if k < self.length}
+        self.columns["new"] = self.columns.get("new", {}) | {k: k for k in changes if k < self.length}
+        rows, found = np.zeros(self.length, ROW), offsets(archive)
+        for k, (record, schema) in self.records.items():
+            number = schemas.index(schema)
+            sums = records.record_crc32(record) ^ format.key(k, number, PRESENT)
+            rows[k] = found[k], len(record), sums, number, PRESENT
+        return archive.seal(rows, schemas, self.table(), ["new"], self.dropped)
+
+
+def offsets(archive):
+    """Where the newest record of each sample lies, by the tables of chunks."""
+    found = {}
+    for header in archive.headers:
+        if header.kind == format.CHUNK:
+            table = format.read_table(archive.pread, header, "a.zip")
+            found |= zip(table.samples.tolist(), table.rows["offset"].tolist(), strict=True)
+    return found
+
+
+def check(archive, merged, **options):
+    """Compare contents, window by window, with the dicts."""
+    chain = archive.chain()
+    assert chain.cursor == archive.cursor
+    reads = []
+
+    def table_of(header):
+        reads.append(header)
+        return format.read_table(archive.pread, header, "a.zip")
+
+    found = contents.Contents(chain, archive.pread, table_of, **options)
+    assert (found.length, found.present()) == (merged.length, len(merged.records))
+    windows = list(found.windows())
+    assert all(stop - start <= 5 for start, stop in windows)
+    rows = np.concatenate([np.zeros(0, ROW), *(found.rows(*window) for window in windows)])
+    assert len(rows) == merged.length
+    for k, (offset, nbytes, crc, schema, flags) in enumerate(rows.tolist()):
+        if k not in merged.records:
+            assert not any(rows[k].item())
+            continue
+        record = archive.pread(offset, nbytes)
+        assert (record, found.schemas[schema]) == merged.records[k]
+        assert crc ^ format.key(k, schema, flags) == records.record_crc32(record)
+    table = merged.table()
+    assert found.schema.names == table.column_names
+    for name in table.column_names:
+        pieces = [found.column(name, *window).to_pylist() for window in windows]
+        assert list(itertools.chain(*pieces)) == table[name].to_pylist()
+    assert found.table().to_pydict() == table.to_pydict()
+    return reads
+
+
+@settings(max_examples=scaled(200, 30))
+@given(st.lists(st.one_of(chunk_step, chunk_step, seal_step), max_size=8))
+def test_chunks_merge_over_a_root_in_the_order_of_the_chain(steps):
+    archive, merged, counter = Archive(["y", "z"]), Merged(), itertools.count(1)
+    for step in steps:
+        merged.seal(archive, *step) if type(step) is tuple else merged.chunk(archive, step, counter)
+    check(archive, merged)
+    check(archive, merged, trusts_index=False)
+
+
+def test_tables_are_read_again_for_each_window_if_they_are_many():
+    archive, merged, counter = Archive(["y", "z"]), Merged(), itertools.count(1)
+    for start in range(0, 25, 5):
+        merged.chunk(archive, [(start + k, "a", True) for k in range(5)], counter)
+    assert len(check(archive, merged)) > 5
+
+
+def test_a_damaged_index_is_refused_unless_chunks_are_asked():
+    archive, merged = Archive(["y", "z"]), Merged()
+    merged.chunk(archive, [(0, "a", True), (3, "b", True)], itertools.count(1))
+    root = merged.seal(archive, SCHEMAS, {0: 7}, False)
+    archive.data[root.index.offset] ^= 1
+    with pytest.raises(CorruptArchiveError, match=r"a.zip: index.rows at offset [\d,]+ fails its crc32"):
+        check(archive, merged)
+    check(archive, merged, trusts_index=False)

@@ -1,0 +1,116 @@
+"""An archive in memory, entry by entry, as the specification tells and without the writer."""
+
+import io
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+
+from edcache import format
+from edcache.format import Header, Root
+
+UUID = bytes(range(16))
+
+
+class Archive:
+    """Bytes that grow. headers: of all entries behind the head."""
+
+    def __init__(self, labels=()):
+        self.head = format.Head(UUID, labels=tuple((name, name) for name in labels))
+        self.data = bytearray(format.pack_head(self.head))
+        self.first = self.cursor = format.read_head(self.pread, "a.zip")[1]
+        self.headers = []
+
+    def pread(self, offset, nbytes):
+        return bytes(self.data[offset : offset + nbytes])
+
+    def entry(self, kind, name, payload, **fields):
+        """Add an entry; returns its header."""
+        (offset, number, link), nbytes = self.cursor, len(payload)
+        end = format.align(offset + format.header_nbytes(name) + nbytes, format.PAGE)
+        header = Header(kind, name, UUID, number, offset, nbytes, format.crc32(payload), end, link)
+        header = replace(header, **fields)
+        packed = format.pack_header(header)
+        self.data = self.data.ljust(offset, b"\0")
+        self.data += (packed + payload).ljust(end - offset, b"\0")
+        self.headers.append(replace(header, link_after=format.link_after(packed)))
+        self.cursor = format.Cursor.behind(self.headers[-1])
+        return self.headers[-1]
+
+    def chunk(self, samples, records=None, schemas=("a",), numbers=0, labels=None, **fields):
+        """Add a chunk. numbers: which of the schemas each record is of."""
+        samples = np.array(samples, np.int64)
+        records = [b"record"] * len(samples) if records is None else records
+        labels = pa.table({}) if labels is None else labels
+        name, types = f"chunks/{self.cursor.number:08d}", format.LabelTypes.of(labels)
+        rows, data = np.zeros(len(samples), format.ROW), b""
+        rows["schema"], rows["flags"], rows["nbytes"] = numbers, format.PRESENT, list(map(len, records))
+        nbytes = format.table_nbytes(len(samples), schemas, types, labels)
+        start = self.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
+        for row, record in zip(rows, records, strict=True):
+            data = data.ljust(format.align(len(data), format.record_alignment(len(record))), b"\0")
+            row["offset"], row["crc32"] = (
+                start + len(data),
+                format.crc32(format.block_crc32s(record) or record),
+            )
+            data += record + format.block_crc32s(record)
+        rows["crc32"] ^= format.keys(samples, rows)
+        table = format.pack_table(samples, rows, schemas, types, labels)
+        said = {"table_nbytes": len(table), "table_crc32": format.crc32(table)}
+        place = {"first": int(samples.min()), "end": int(samples.max()) + 1}
+        payload = table.ljust(format.align(nbytes, 64), b"\0") + data
+        return self.entry(format.CHUNK, name, payload, **(said | place | fields))
+
+    def place(self, header):
+        return format.Place(header.payload_offset, header.nbytes, header.crc32)
+
+    def seal(self, rows, schemas, labels, added=(), dropped=()):
+        """Add rows, label columns, a root and a zip directory; returns the root."""
+        index = self.entry(format.INDEX, "index.rows", rows.tobytes())
+        columns = {}
+        for name, column in zip(labels.column_names, labels.columns, strict=True):
+            place = self.place(
+                self.entry(format.COLUMN, format.column_name(name), packed_column(name, column))
+            )
+            columns[name] = format.Column(place, format.ColumnType.of_column(column), name in added)
+        present = int(np.count_nonzero(rows["flags"]))
+        chunks = sum(header.kind == format.CHUNK for header in self.headers)
+        said = len(rows), present, chunks, schemas, self.place(index), columns, list(dropped), []
+        root = Root(self.head, *said)
+        self.publish_root(root)
+        return root
+
+    def publish_root(self, root):
+        last = self.entry(format.ROOT, "root.json", format.pack_root(root))
+        newest = {header.name: header for header in [*self.headers[:-1], last]}
+        head = format.parse_header(self.pread(0, format.MAX_HEADER_NBYTES))
+        del self.data[last.payload_end :]
+        self.data += format.pack_directory([head, *newest.values()], last.payload_end)
+        room = format.align(len(self.data), format.PAGE)
+        # The next entry begins behind the directory.
+        final = replace(last, next=room)
+        packed = format.pack_header(final)
+        self.data[last.offset : last.offset + len(packed)] = packed
+        self.headers[-1] = replace(final, link_after=format.link_after(packed))
+        self.cursor = format.Cursor.behind(self.headers[-1])
+
+    def walked(self, data=None):
+        """The groups of entries that a walk finds in these bytes, or in other ones."""
+        data = self.data if data is None else data
+        reading = lambda offset, nbytes: bytes(data[offset : offset + nbytes])  # noqa: E731
+        return list(format.walk(reading, len(data), UUID, self.first))
+
+    def chain(self):
+        chain = format.Chain(self.head, self.first, "a.zip")
+        chain.extend(self.pread, len(self.data))
+        return chain
+
+
+def packed_column(name, column):
+    """The Arrow file of a label column."""
+    file = io.BytesIO()
+    writer = format.ColumnFile(file.write, name, column.type)
+    for chunk in column.chunks:
+        writer.write(chunk)
+    writer.close()
+    return file.getvalue()
