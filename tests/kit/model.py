@@ -38,7 +38,7 @@ from systems import WAYS, reading_by
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import MissingSampleError, SampleIndexError
+from edcache.errors import ArchiveError, MissingSampleError, SampleIndexError
 
 POOL: list[dict[str, Any]] = [
     {"y": 0, "x": torch.arange(6, dtype=torch.uint8).reshape(2, 3)},
@@ -327,6 +327,11 @@ class Archive(RuleBasedStateMachine):
     def add_labels(self, name: str, values: list[Any], which: frozenset[int] | None) -> None:
         """One value per sample, or for some of them; a writer holds what it has not published."""
         cache, length = CachedDataset.from_cache(self.path, allow_partial=True), len(self.state)
+        if not cache._reader.sealed:
+            with pytest.raises(ArchiveError, match="not sealed, so its labels cannot be changed yet"):
+                cache.add_labels(name, [0] * length)
+            cache.close()
+            return
         indices = range(length) if which is None else [index for index in which if index < length]
         added = {index: values[index % len(values)] for index in indices}
         cache.add_labels(name, [added[index] for index in indices] if which is None else added)
@@ -340,6 +345,9 @@ class Archive(RuleBasedStateMachine):
         """The samples bring a dropped column back no more."""
         name = sorted(self.state.labels)[which % len(self.state.labels)]
         cache = CachedDataset.from_cache(self.path, allow_partial=True)
+        if not cache._reader.sealed:
+            cache.close()
+            return
         cache.drop_labels(name)
         del self.state.labels[name]
         self.state.filled -= {name}
