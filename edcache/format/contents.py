@@ -116,8 +116,8 @@ class Contents:
         try:
             rows = _absent_rows(stop - start)
         except (MemoryError, ValueError, OverflowError, OSError) as error:
-            count = f"{stop - start:,} samples are more than fit in memory; fill it and seal it"
-            raise CorruptArchiveError(f"{self._chain.where}: the rows of {count}") from error
+            what = f"the rows of {stop - start:,} samples are more than fit in memory; fill it and seal it"
+            raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
         if root is not None and self._trusts_index and start < root.length:
             count = min(stop, root.length) - start
             data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)

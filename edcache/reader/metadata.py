@@ -155,19 +155,20 @@ class Metadata:
     @once
     def _contents(self) -> Contents:
         """Rows and labels of an archive that is not sealed."""
-        chain, pread = self.chain, self.extents.pread
-        return Contents(chain, pread, self._sound_table, trusts_index=not self.skips_damage)
+        # It does not hold the session: a cycle would keep the mapping until the next garbage collection.
+        pread, path, tables, damaged = self.extents.pread, self.path, self._tables, self.damaged
 
-    def _sound_table(self, header: Header) -> ChunkTable | None:
-        """The table of a chunk; None if a power cut left its header without its payload."""
-        if header.number not in self._tables:
-            try:
-                table = format.read_table(self.extents.pread, header, self.path)
-            except CorruptArchiveError as error:
-                self.damaged.append(str(error))
-                table = None
-            self._tables[header.number] = table
-        return self._tables[header.number]
+        def sound_table(header: Header) -> ChunkTable | None:
+            """The table of a chunk; None if a power cut left its header without its payload."""
+            if header.number not in tables:
+                try:
+                    tables[header.number] = format.read_table(pread, header, path)
+                except CorruptArchiveError as error:
+                    damaged.append(str(error))
+                    tables[header.number] = None
+            return tables[header.number]
+
+        return Contents(self.chain, pread, sound_table, trusts_index=not self.skips_damage)
 
     # --- samples that are there ---
 

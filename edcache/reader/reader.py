@@ -55,8 +55,7 @@ class Reader:
         PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
             was killed, or the file was truncated: samples may be missing. Once per process.
 
-    Cost: opening a sealed archive reads the table of the pages of its index: 72 bytes for 4,096 samples, at
-    most 0.6 MB. A page is checked at its first use. Of an unsealed archive the table of every chunk is read.
+    Cost: opening a sealed archive reads its last 64 KiB. Of an unsealed one the table of every chunk is read.
     There is no Python object per sample. Nothing imports torch until a sample is read.
     Safety: threads, fork, spawn, forkserver. A forked process inherits the session, which has no file
     position. A pickle has under 2 kB, and no session.

@@ -1,4 +1,4 @@
-"""What a crash may have left of an archive, and opening it nevertheless: format.py has each crash point."""
+"""Recovery: what a crash may have left of an archive; FORMAT.md has each crash point."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
     chain.extend(file.pread, file.size())
     # What lies behind may be a chunk of which the header is damaged.
     holds_nothing = chain.holds_nothing and file.size() <= chain.cursor.offset
-    # One that has grown is as long as its amendments say (tests/kit/model.py).
+    # One that has grown is as long as its notes say (tests/kit/model.py).
     return holds_nothing and begins_anew(replace(head, length=chain.length))
 
 

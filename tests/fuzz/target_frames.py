@@ -6,7 +6,7 @@ from functools import cache
 
 from fuzz_draw import Draw
 
-from edcache.codec.compression import Compression, decompress
+from edcache.codec.compression import Compression, content_nbytes, decompress
 from edcache.errors import CorruptRecordError
 
 _CONTENT = [b"", b"a", b"abc" * 50, bytes(5000), bytes(range(256)) * 4, b'{"text": "word7 word9"}' * 9]
@@ -20,27 +20,24 @@ def _frame(content: int, level: int) -> bytes:
 def run(data: bytes) -> None:
     draw = Draw(data)
     content = draw.below(len(_CONTENT))
-    frame, length = _frame(content, draw.pick((1, 3, 19))), len(_CONTENT[content])
-    kind = draw.below(6)
+    frame = _frame(content, draw.pick((1, 3, 19)))
+    kind = draw.below(5)
     if kind == 1:
         frame = draw.changed(frame)
     elif kind == 2:
-        length = draw.number()
+        frame = draw.rest()
     elif kind == 3:
-        length, frame = draw.byte(), draw.rest()
-    elif kind == 4:
         frame = b"\x28\xb5\x2f\xfd" + draw.rest()
-        length = frame[5] if len(frame) > 5 else 0
-    elif kind == 5:
+    elif kind == 4:
         frame = frame + draw.rest()
     try:
-        raw = decompress(frame, length)
+        raw = decompress(frame)
     except CorruptRecordError:
         return
-    assert len(raw) == length
-    assert raw == _CONTENT[content] or kind in (1, 3, 4)
+    assert len(raw) == content_nbytes(frame)
+    assert raw == _CONTENT[content] or kind in (1, 2, 3)
 
 
 def seeds() -> list[bytes]:
     plain = [bytes([content, level, 0]) for content in range(6) for level in (0, 2)]
-    return [*plain, b"\2\0\1\1\5\0\2ab", b"\2\0\2\x80", b"\2\0\4\x20\5hello", b"\3\0\5tail"]
+    return [*plain, b"\2\0\1\1\5\0\2ab", b"\2\0\2\x80", b"\2\0\3\x20\5hello", b"\3\0\4tail"]

@@ -1,24 +1,23 @@
-"""index.pages, labels.arrow and the tables of chunks, as bytes that fit their checksums."""
+"""Rows, labels and JSON of the table of a chunk, and the files of label columns, behind fitting checksums."""
 
 from __future__ import annotations
 
 import json
 import struct
 from contextlib import suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from edcache.format.index_pages import check_page, pack_index, parse_root, unpack_page
-from edcache.format.label_file import checked_labels, parse_label_table
-from edcache.format.tables import IndexTable, Records, parse_chunk_table, spread
-from fuzz_archives import INDEX_DTYPES, INDEX_TYPES
+from fuzz_archives import row_bytes
 from fuzz_draw import Draw
-from label_files import pack_labels
 
+from edcache import format
 from edcache.errors import CorruptArchiveError
+from edcache.format import Header
+from edcache.format.columns import read_column
 
+UUID = bytes(range(16))
 _TYPES = [
     *(pa.int64(), pa.uint64(), pa.uint32(), pa.uint16(), pa.float64(), pa.bool_(), pa.null(), pa.string()),
     *(
@@ -40,78 +39,23 @@ _TYPES = [
     ),
     *(pa.list_(pa.dictionary(pa.int8(), pa.string())), pa.map_(pa.string(), pa.int8()), pa.uuid()),
 ]
-_META: dict[str, dict[str, Any]] = {
-    "index": {
-        "length": 3,
-        "schemas": ['"int"'],
-        "compressed": False,
-        "chunks": 2,
-        "chunks_crc": 5,
-        "failed": [[1, True, "E", "", ""]],
-    },
-    "chunk": {"schemas": ['"int"'], "records_nbytes": 24, "labels": {"y": ["int64", False, False, None]}},
-    "labels": {},
-}
+_META = {"schemas": ['"int"'], "labels": {"y": ["int64", False, False, None]}}
 
 
-def _columns(kind: str, has_index: bool) -> dict[str, Any]:
-    labels = {"y": pa.array([1, 2, 3]), "s": pa.array(["a", "b", None]), "l": pa.array([[1], [], [2, 3]])}
-    if kind == "labels":
-        return labels
-    own = {"offset": [0, 8, 16], "nbytes": [8, 8, 8], "crc32": [1, 2, 3], "schema": [0, 0, 0]}
-    if has_index:
-        own = {"index": [0, 1, 2], **own}
-    columns = {name: pa.array(values, INDEX_TYPES[name]) for name, values in own.items()}
-    return columns if kind == "index" else columns | {f"label/{name}": labels[name] for name in labels}
+def _labels() -> dict[str, Any]:
+    return {"y": pa.array([1, 2, 3]), "s": pa.array(["a", "b", None]), "l": pa.array([[1], [], [2, 3]])}
 
 
-def _packed(kind: str, columns: dict[str, Any], meta: Any, codec: int) -> bytes:
-    if kind == "index":
-        return _index(meta)
-    fields = [pa.field(name, column.type) for name, column in columns.items()]
-    schema = pa.schema(fields, metadata={"edcache": json.dumps(meta)})
+def _stream(columns: dict[str, Any], codec: int, make: Any) -> bytes:
+    """Columns as Arrow, compressed or in two batches, which no writer does."""
+    schema = pa.schema([pa.field(name, column.type) for name, column in columns.items()])
     batch = pa.RecordBatch.from_arrays(list(columns.values()), schema=schema)
-    if kind == "labels":
-        return _labels(pa.Table.from_batches([batch]), codec)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression=(None, "zstd", "lz4")[codec % 3])
-    with pa.ipc.new_stream(sink, schema, options=options) as writer:
+    with make(sink, schema, options=options) as writer:
         for _ in range(1 + (codec > 2)):
             writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
-
-
-@cache
-def _pages() -> tuple[bytes, bytes]:
-    """The pages and the chunks of an index of three records of five samples; and what lists its pages."""
-    numbers = {"offset": [0, 8, 24], "nbytes": [8, 9, 8], "crc32": [1, 2, 3], "schema": [0, 1, 0]}
-    columns = {name: np.array(values, INDEX_DTYPES[name]) for name, values in numbers.items()}
-    records = Records(**columns, index=np.array([0, 2, 4]))
-    index = IndexTable(records, 5, ["a", "b"], np.array([[4500, 4544, 24], [8600, 8640, 8]]))
-    payload, nbytes = pack_index(index)
-    return payload[: len(payload) - nbytes], payload[-72:]
-
-
-def _index(meta: Any) -> bytes:
-    """The table of an index with this JSON."""
-    text = json.dumps(meta).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<II", 12, len(text)) + text + _pages()[1]
-
-
-def _labels(table: pa.Table, codec: int) -> bytes:
-    """labels.arrow, in front of it the bytes of its table; of types that no writer makes, as Arrow has it."""
-    with suppress(Exception):  # what the writer makes of such types is not the question
-        data, nbytes = pack_labels(table)
-        return struct.pack("<Q", nbytes) + bytes(data)
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=(None, "zstd", "lz4")[codec % 3])
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    data = sink.getvalue().to_pybytes()
-    start = len(data) - 10 - struct.unpack_from("<i", data, len(data) - 10)[0]
-    parts = bytes(96 * table.num_columns) + struct.pack("<QQ", table.num_rows, 1 << 18)
-    return struct.pack("<Q", len(parts) + len(data) - start) + data[:start] + parts + data[start:]
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def _column(draw: Draw, rows: int) -> Any:
@@ -128,100 +72,88 @@ def _column(draw: Draw, rows: int) -> Any:
         return pa.nulls(rows)
 
 
-def _lied(draw: Draw, kind: str) -> bytes:
-    """A table that Arrow reads, whose columns and metadata are not what a writer makes."""
-    columns, meta = dict(_columns(kind, draw.flag())), dict(_META[kind])
-    rows, codec = 3, 0
+def _lied(draw: Draw, columns: dict[str, Any]) -> int:
+    """Change columns; returns how they are compressed."""
+    codec = 0
     for _ in range(1 + draw.below(3)):
-        what, names = draw.below(7), sorted(columns)
-        name = draw.pick(names) if names else "y"
+        what, name = draw.below(4), draw.pick(("y", "s", "l", "z", ""))
         if what == 0:
-            columns[name] = _column(draw, rows)
-        elif what == 1 and name in INDEX_TYPES:
-            width = INDEX_TYPES[name].bit_width // 8
-            values = b"".join(draw.number().to_bytes(8, "little")[:width] for _ in range(rows))
-            columns[name] = pa.Array.from_buffers(INDEX_TYPES[name], rows, [None, pa.py_buffer(values)])
-        elif what == 2:
+            columns[name] = _column(draw, 3)
+        elif what == 1:
             columns.pop(name, None)
-        elif what == 3:
-            columns[draw.pick(("index", "raw_nbytes", "label/z", "z", "label/", "edcache"))] = _column(
-                draw, rows
-            )
-        elif what == 4 and meta:
-            meta[draw.pick(sorted(meta))] = draw.value()
-        elif what == 5:
+        elif what == 2:
             codec = draw.below(6)
-        elif what == 6 and meta:
-            del meta[draw.pick(sorted(meta))]
-    return _packed(kind, columns, meta, codec)
+    return codec
 
 
 def run(data: bytes) -> None:
     draw = Draw(data)
-    kind, how = draw.pick(("index", "chunk", "labels")), draw.below(5)
+    with suppress(CorruptArchiveError):
+        (_chunk if draw.below(3) else _file)(draw)
+
+
+def _file(draw: Draw) -> None:
+    columns, name = _labels(), draw.pick(("y", "s", "l"))
+    codec = _lied(draw, columns)
+    chosen = columns if draw.flag() else {name: columns.get(name, pa.nulls(3))}
+    data = _stream(chosen, codec, pa.ipc.new_file)
+    data = draw.changed(data) if draw.flag() else data
     rows = 3 if draw.below(4) else draw.number()
-    if how == 0:
-        packed = draw.rest()
-    elif how == 1:
-        packed = draw.changed(_packed(kind, _columns(kind, draw.flag()), _META[kind], 0))
-    elif how == 2:
-        packed = draw.changed(_lied(draw, kind))
-    else:
-        packed = _lied(draw, kind)
-    if kind == "labels":
-        packed = _misplaced(draw, packed)
-    with suppress(CorruptArchiveError):
-        _parse(kind, packed, rows)
+    kind = draw.pick((pa.int64(), pa.string(), pa.list_(pa.int64()), draw.pick(_TYPES)))
+    column = read_column(data, name, kind, rows)
+    assert len(column) == rows
+    assert column.type == kind
+    column.to_pylist()
 
 
-def _misplaced(draw: Draw, packed: bytes) -> bytes:
-    """Labels whose table says other numbers."""
-    nbytes = int.from_bytes(packed[:8], "little")
+def _chunk(draw: Draw) -> None:
+    columns, meta = _labels(), json.loads(json.dumps(_META))
+    codec = _lied(draw, columns) if draw.flag() else 0
+    stream = _stream(columns, codec, pa.ipc.new_stream)
+    samples, rows, nbytes = [0, 1, 2], [[0, 8, 1, 0, 1], [8, 8, 2, 0, 1], [16, 8, 3, 0, 1]], [3, 0, 0]
     for _ in range(draw.below(3)):
-        at = len(packed) - nbytes + 8 * draw.below(48)
-        if nbytes <= len(packed) and at + 8 <= len(packed):
-            packed = packed[:at] + draw.number().to_bytes(8, "little") + packed[at + 8 :]
-    return packed
-
-
-def _parse(kind: str, data: bytes, rows: int) -> None:
-    if kind == "index":
-        payload = _pages()[0] + data
-        root = parse_root(data, rows, len(payload), 1 << 20)
-        assert root.rows == rows <= root.length
-        assert all(type(text) is str for text in root.schemas)
-        assert all(failure.index < root.length for failure in root.failures)
-        for number, (page, nbytes) in enumerate(zip(root.pages, root.nbytes.tolist(), strict=True)):
-            start = int(page["at"])
-            check_page(root, number, payload[start : start + nbytes], 1 << 20)
-            unpack_page(root, number, payload[start : start + nbytes])
-        return
-    if kind == "chunk":
-        table = parse_chunk_table(data, rows)
-        assert len(table.records.index) == rows
-        _look(table.labels, rows)
-        return
-    nbytes, data = int.from_bytes(data[:8], "little"), data[8:]
-
-    def load(extents: Any) -> Any:
-        return [memoryview(data)[extent.at : extent.at + extent.nbytes] for extent in extents]
-
-    with suppress(CorruptArchiveError):
-        _look(checked_labels(data, rows, nbytes).table, rows)
-    if nbytes <= len(data):
-        labels = parse_label_table(data[len(data) - nbytes :], len(data), rows, load)
-        _look(labels.table, rows)
-
-
-def _look(labels: pa.Table, rows: int) -> None:
-    if labels.num_columns:
-        assert labels.num_rows == rows
-        spread(labels, np.arange(rows), rows + 2).to_pylist()
+        what = draw.below(5)
+        if what == 0:
+            samples[draw.below(3)] = draw.number()
+        elif what == 1:
+            rows[draw.below(3)][draw.below(5)] = draw.number()
+        elif what == 2:
+            nbytes[draw.below(3)] = draw.number()
+        elif what == 3:
+            stream = draw.changed(stream)
+        else:
+            meta[draw.pick(("schemas", "labels", "other"))] = draw.value()
+    text = json.dumps(meta).encode()
+    count, texts, streams = (
+        own or said for own, said in zip(nbytes, (3, len(text), len(stream)), strict=True)
+    )
+    total = 24 + 3 * 32 + len(text) + len(stream)
+    start = 4096 + format.header_nbytes("chunks/00000001")
+    records = start + format.align(total, 64)
+    parts = [
+        struct.pack("<QQQ", count, texts, streams),
+        *(sample.to_bytes(8, "little") for sample in samples),
+    ]
+    parts += [row_bytes(0, row, b"", records, True) for row in rows]
+    data = b"".join([*parts, text, stream])
+    data = draw.changed(data) if draw.below(4) == 3 else data
+    place = 1, 4096, records - start + 24, 0, 1 << 20, 0
+    own = {"end": 3, "table_nbytes": len(data), "table_crc32": format.crc32(data)}
+    header = Header(format.CHUNK, "chunks/00000001", UUID, *place, **own)
+    table = format.read_table(lambda offset, nbytes: data[:nbytes], header, "fuzz.zip")
+    assert len(table.samples) == len(table.rows) > 0
+    assert table.samples.min() == 0
+    assert table.samples.max() == 2
+    low, high = format.records_offset(header), header.payload_end
+    assert np.all(table.rows["offset"] >= low)
+    assert np.all(format.stored_ends(table.rows) <= high)
+    assert np.all(table.rows["schema"] < len(table.schemas))
+    labels = table.labels
+    assert not labels.num_columns or labels.num_rows == len(table.rows)
+    labels.to_pylist()
 
 
 def seeds() -> list[bytes]:
-    honest = [bytes([kind, 1, 1, flag, 0, 4, 0]) for kind in range(3) for flag in range(2)]
-    lied = [
-        bytes([kind, how, 1, 1, 0, what, 1, 2]) for kind in range(3) for how in (2, 3) for what in range(7)
+    return [
+        bytes([kind, a, b, c, 1, 0, 2]) for kind in (0, 1) for a in range(3) for b in range(5) for c in (0, 1)
     ]
-    return [*honest, *lied, b"\0\0\1ARROW1\0\0", b"\0\3\1\0\0\4\0\0"]
