@@ -62,7 +62,7 @@ def entry(**changed: Any) -> tuple[bytes, Cursor]:
         ({"number": 2}, 0),
         ({"link": 1}, 0),
         ({"uuid": bytes(16)}, 0),
-        ({"kind": format.HEAD}, 0),
+        ({"kind": 0}, 0),
         ({"kind": format.ROOT + 1}, 0),
         ({"kind": format.INDEX}, 0),  # no root follows
         ({"nbytes": 1 << 20}, 0),
@@ -281,7 +281,7 @@ def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
 
 @pytest.mark.parametrize("seal", [False, True])
 def test_a_closed_archive_is_let_go_without_the_collector(path: Path, seal: bool) -> None:
-    """Until then its mapping would keep a file system busy, and the disk space of a file that was replaced."""
+    """Its mapping would keep a file system busy, and the disk space of a file that was replaced."""
     w = CacheWriter(path, in_memory_keys=["x"], publish_seconds=None)
     w.append({"x": 0})
     w.close() if seal else w.abort()
