@@ -21,7 +21,7 @@ from fuzz_draw import Draw
 from edcache import CachedDataset, CacheWriter, format
 from edcache.format import CHUNK, COLUMN, INDEX, NOTE, PAGE, ROOT, ROW, Header
 from edcache.format.entries import HEAD
-from edcache.format.records import record_crc32
+from edcache.format.records import record_crc32, records_offset
 from edcache.writer import Appender
 
 UUID = bytes(range(16))
@@ -214,7 +214,7 @@ def _part(header: Header, data: bytes) -> Part:
     payload = data[header.payload_offset : header.payload_end]
     part = Part(header.kind, header.name, payload, first=header.first, end=header.end)
     if header.kind == CHUNK:
-        start = format.records_offset(header)
+        start = records_offset(header)
         count, text, _ = struct.unpack_from("<QQQ", payload)
         at = 24 + count * (8 + ROW.itemsize)
         samples = np.frombuffer(payload, "<i8", count, 24).tolist()
