@@ -103,8 +103,10 @@ class Server:
         options = {
             "password": os.environ.get("EDCACHE_REDIS_PASSWORD"),
             "socket_timeout": _TIMEOUT_SECONDS,
-            "retry": redis.retry.Retry(redis.backoff.ExponentialBackoff(cap=1, base=0.1), 3),
-            "retry_on_error": [redis.ConnectionError],
+            # Not a timeout: a server that has stopped holds a read for one, and not for several.
+            "retry": redis.retry.Retry(
+                redis.backoff.ExponentialBackoff(cap=1, base=0.1), 3, (redis.ConnectionError,)
+            ),
         }
         place = self._url.url.partition("?")[0]
         return redis.Redis.from_url(f"{place}?{urlencode(self._query)}", **(options | self._url.options))

@@ -57,6 +57,8 @@ class RedisDataset(Dataset[Any]):
     spawns; elsewhere $EDCACHE_REDIS_PASSWORD has it.
     """
 
+    path, _length = "redis", 0
+
     def __init__(
         self,
         source: Any,
@@ -65,7 +67,8 @@ class RedisDataset(Dataset[Any]):
         transform: Callable[[Any], Any] | None = None,
         fingerprint: dict[str, Any] | bool | None = None,
     ) -> None:
-        self._server = server = Server(Url(url))
+        url = Url(url)  # from here on no local holds a password
+        self._server = server = Server(url)
         source = writer.by_items(source)
         self.source, self.transform, self.path = source, transform, server.path
         self._length = writer.length_of(source, self.path)

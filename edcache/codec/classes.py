@@ -101,7 +101,8 @@ def stored_as(cls: type) -> type | Form | None:
     known = _registered.get(own_name(cls))
     if known is cls or (isinstance(known, Form) and known.cls is cls):
         return known
-    return packages.form_of(cls) or packages.listed(class_name(cls), may_import=False)
+    is_listed = packages.listed(class_name(cls), may_import=False) is cls
+    return cls if is_listed else packages.form_of(cls)
 
 
 def lookup(name: ClassName, kind: type[_Entry], *, may_import: bool = True) -> _Entry:

@@ -11,10 +11,10 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
-from edcache.base import CorruptRecordError, OptionError, shown
+from edcache.base import CorruptRecordError, OptionError, once, shown
 
 Buffer = Any
 
@@ -30,14 +30,14 @@ _TEXT = re.compile(r"zstd(?::(?P<level>[0-9]{1,2}))?")
 class _Contexts(threading.local):
     """zstd contexts are not shared between threads, and are costly to make."""
 
-    @cached_property
+    @once
     def compressor(self) -> Any:
         import zstandard
 
         # By level. A frame says its content size, and has no checksum: zstandard's defaults.
         return cache(zstandard.ZstdCompressor)
 
-    @cached_property
+    @once
     def decompressor(self) -> Any:
         import zstandard
 

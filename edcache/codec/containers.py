@@ -166,30 +166,25 @@ def _parse_sequence(header: list[Any], count: int) -> tuple[Keys, Any]:
     return tuple(range(count)), None
 
 
-def _fields_parser(are_fields: Callable[[tuple[Any, ...]], bool]) -> Any:
-    def parse(header: list[Any], count: int) -> tuple[Keys, Any]:
-        *name, fields = header
-        if type(fields) is not list or not are_fields(tuple(fields)):
-            raise ValueError("malformed fields")
-        return tuple(fields), parse_class(*name)
-
-    return parse
+def _parse_fields(header: list[Any], count: int) -> tuple[Keys, Any]:
+    *name, fields = header
+    is_list = type(fields) is list and all(type(field) is str for field in fields)
+    if not is_list or len({*fields}) != len(fields):
+        raise ValueError("malformed fields")
+    return tuple(fields), parse_class(*name)
 
 
-def _are_names(fields: tuple[Any, ...]) -> bool:
-    return all(type(field) is str for field in fields) and len({*fields}) == len(fields)
+def _parse_mapping(header: list[Any], count: int) -> tuple[Keys, Any]:
+    (keys,) = header
+    if type(keys) is not list:
+        raise ValueError("keys are not a list")
+    parsed = tuple(map(_parse_key, keys))
+    if len(set(parsed)) != len(parsed):
+        raise ValueError("a key comes twice")
+    return parsed, None
 
 
 def _mapping(cls: type) -> ContainerKind:
-    def parse(header: list[Any], count: int) -> tuple[Keys, Any]:
-        (keys,) = header
-        if type(keys) is not list:
-            raise ValueError("keys are not a list")
-        parsed = tuple(map(_parse_key, keys))
-        if len(set(parsed)) != len(parsed):
-            raise ValueError("a key comes twice")
-        return parsed, None
-
     def assemble(keys: Keys, _: Any) -> Assemble:
         if any(type(key) is EnumKey for key in keys):
             return lambda values: cls(
@@ -198,7 +193,7 @@ def _mapping(cls: type) -> ContainerKind:
             )
         return lambda values: cls(zip(keys, values))  # noqa: B905 - strict costs time
 
-    return ContainerKind(parse, assemble)
+    return ContainerKind(_parse_mapping, assemble)
 
 
 def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
@@ -236,10 +231,10 @@ CONTAINERS: dict[str, ContainerKind] = {
     "dict": _mapping(dict),
     "OrderedDict": _mapping(collections.OrderedDict),
     "namedtuple": ContainerKind(
-        _fields_parser(_are_names),
+        _parse_fields,
         lambda keys, name: lambda values: tuple.__new__(classes.find_namedtuple(name, keys), values),
     ),
-    "dataclass": ContainerKind(_fields_parser(_are_names), _assemble_dataclass),
+    "dataclass": ContainerKind(_parse_fields, _assemble_dataclass),
     "object": ContainerKind(lambda header, _: (("encode()",), parse_class(*header)), _assemble_object),
 }
 OPAQUE = frozenset({"object"})

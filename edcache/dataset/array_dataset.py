@@ -63,9 +63,9 @@ class ArrayDataset:
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[ReadKeywords],
     ) -> None:
-        self._reader = store_at(path, storage_options).reader(
-            ReadOptions.of(None, keywords, "edcache.numpy.open")
-        )
+        store = store_at(path, storage_options)
+        path, storage_options = store.path, None  # a traceback with locals would show credentials
+        self._reader = store.reader(ReadOptions.of(None, keywords, "edcache.numpy.open"))
         self._reader._as_arrays = True
         self._reader.open()  # what is wrong with the archive is said here
         self._zero_copy = zero_copy

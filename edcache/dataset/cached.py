@@ -71,7 +71,7 @@ class CachedDataset(ArchiveDataset[T_co]):
     def __init__(
         self,
         source: Source[T_co] | Iterable[T_co] | None,
-        path: str | os.PathLike[str] | None = None,
+        path: str | os.PathLike[str] | Store | None = None,
         options: CacheOptions | None = None,
         *,
         fingerprint: dict[str, Any] | bool | None = None,
@@ -79,6 +79,9 @@ class CachedDataset(ArchiveDataset[T_co]):
     ) -> None:
         options = CacheOptions.of(options, keywords, "CachedDataset")
         store = store_at(_path_of(source) if path is None else path, options.storage_options)
+        # Some tracebacks show the locals; these may hold credentials.
+        path = store.path
+        del keywords
         if source is None:
             self._attach(options, store.reader(options))
         else:
@@ -205,7 +208,9 @@ class CachedDataset(ArchiveDataset[T_co]):
             several.transform, several.batch_transform = own["transform"], own["batch_transform"]
             return several
         assert isinstance(path, str | bytes | os.PathLike)
-        return cls(None, os.fsdecode(path), **keywords)
+        store = store_at(os.fsdecode(path), keywords.pop("storage_options", None))
+        path = store.path  # without credentials, which a traceback with locals would show
+        return cls(None, store, **keywords)
 
     __add__ = add
 

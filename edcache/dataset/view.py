@@ -102,6 +102,8 @@ class Samples(Readable[T_co]):
             UnknownLabelError: 'no label "lable"; this archive has: label, split; did you mean label?'.
             OptionError: the where-string cannot be parsed.
             OptionError: a mask has the wrong length; a function raised.
+        Warns: RuntimeWarning, nothing is found, and no row has a text that was looked for: "filter() finds no
+            sample: label "split" is 'trian' nowhere, but 'train', 'test'; did you mean train?".
 
         Cost: reads the label columns that are compared, and no sample.
 
@@ -341,7 +343,8 @@ class Samples(Readable[T_co]):
                 changed since it was opened.
             StorageError: the disk is full or fails. After any error there is no new file, and an old one is
                 as it was.
-        Warns: PartialArchiveWarning, damaged samples were left out; it names them.
+        Warns: PartialArchiveWarning, damaged samples were left out; it names them. RuntimeWarning, samples of
+            two archives have no structure in common, as tensors and image files.
 
         Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and the
         labels.

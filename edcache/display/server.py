@@ -93,7 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
             target = urlsplit(self.path)
             query = {name: values[-1] for name, values in parse_qs(target.query, max_num_fields=8).items()}
             if target.path == "/" and "token" in query:
-                self._set_cookie(query["token"])
+                self._set_cookie(query["token"], query.get("where", ""))
                 return
             self._check_cookie()
             self._send(200, *self._routed(target.path, query))
@@ -112,7 +112,7 @@ class _Handler(BaseHTTPRequestHandler):
         if len(hosts) != 1 or hosts[0] not in self.server.hosts:
             raise _RequestError(403, f"this server is {' or '.join(self.server.hosts)}, whatever leads to it")
 
-    def _set_cookie(self, token: str) -> None:
+    def _set_cookie(self, token: str, where: str) -> None:
         """Turn the token of the URL into a cookie, by a page that leads to the URL without it.
 
         A browser follows a redirect in the name of the site that had the link, and would not send the cookie.
@@ -121,7 +121,8 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RequestError(403, "the token in this URL is not the one that was printed; open that URL")
         name, secret = self.server.cookie
         cookie = f"{name}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
-        self._send(200, b"", "text/plain", Set_Cookie=cookie, Refresh="0; url=/")
+        fragment = f"#{urlencode({'where': where})}" if where else ""
+        self._send(200, b"", "text/plain", Set_Cookie=cookie, Refresh=f"0; url=/{fragment}")
 
     def _check_cookie(self) -> None:
         if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
@@ -248,8 +249,8 @@ class Viewer:
             reason = getattr(error, "strerror", None) or error
             raise StorageError(f"port {port}: cannot listen there: {reason}; leave the port out") from error
         self.port: int = self._server.server_port
-        fragment = f"#{urlencode({'where': where})}" if where else ""
-        self.url = f"http://127.0.0.1:{self.port}/?token={self._server.token}{fragment}"
+        query = {"token": self._server.token} | ({"where": where} if where else {})
+        self.url = f"http://127.0.0.1:{self.port}/?{urlencode(query)}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
         if len(shown) == 1:

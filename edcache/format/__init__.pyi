@@ -70,7 +70,6 @@ from .records import keys as keys
 from .records import pack_table as pack_table
 from .records import read_table as read_table
 from .records import record_alignment as record_alignment
-from .records import records_offset as records_offset
 from .records import renumbered as renumbered
 from .records import stored_ends as stored_ends
 from .records import table_nbytes as table_nbytes

@@ -62,6 +62,7 @@ class Chain:
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
         self.head, self.cursor, self.where = head, cursor, where
         self._first = cursor
+        self._payload_end = cursor.offset  # of the last entry
         self.root: Root | None = None
         self.root_header: Header | None = None
         self.chunks: list[Header] = []
@@ -117,6 +118,7 @@ class Chain:
             self._entries.pop(header.name, None)
             self._entries[header.name] = header
             self.durable = max(self.durable, header.durable)
+        self._payload_end = last.payload_end
         self.cursor = Cursor.behind(last)
 
     def _take_note(self, pread: PRead, header: Header) -> None:
@@ -189,7 +191,7 @@ class Chain:
     def end(self) -> int:
         """Where the file ends if nothing is torn."""
         if not self.sealed:
-            return self.cursor.offset
+            return self._payload_end
         assert self.root is not None
         assert self.root_header is not None
         names = [header.name for header in self.listed(self.root.labels)]

@@ -7,7 +7,6 @@ takes all at once.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any, Final
 
@@ -30,7 +29,6 @@ WINDOW: Final = 1 << 21
 # Tables are read again for each window and column, but for so many bytes together.
 _MOST_KEPT_NBYTES: Final = 1 << 26
 _PIECE_NBYTES: Final = 1 << 24
-_NORESERVE: Final = getattr(mmap, "MAP_NORESERVE", 0x4000)
 
 
 class Contents:
@@ -114,8 +112,8 @@ class Contents:
         """The rows of samples from `start` to `stop`, in new memory; of an absent one all zeros."""
         root = self._root
         try:
-            rows = _absent_rows(stop - start)
-        except (MemoryError, ValueError, OverflowError, OSError) as error:
+            rows = np.zeros(stop - start, ROW)  # takes memory as it is written
+        except (MemoryError, ValueError) as error:  # numpy says so of more than it can count
             what = f"the rows of {stop - start:,} samples are more than fit in memory; fill it and seal it"
             raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
         if root is not None and self._trusts_index and start < root.length:
@@ -259,16 +257,6 @@ class StoredLabels:
                     path=self._where,
                 )
             self._columns[name] = read_column(data, name, self._stored[name].type.arrow, self.num_rows)
-
-
-def _absent_rows(count: int) -> Rows:
-    """Rows of zeros; their memory is taken as they are written."""
-    try:
-        return np.zeros(count, ROW)
-    except MemoryError:  # more than the machine has: most of them stay zeros
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
-        memory = mmap.mmap(-1, count * ROW.itemsize, flags)
-        return np.frombuffer(memory, ROW)
 
 
 def _check_index(pread: PRead, root: Root, where: str) -> None:

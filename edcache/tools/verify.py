@@ -100,7 +100,7 @@ def verify(
         chunks=len(chain.chunks),
         failures=survey.failures,
         nbytes=survey.size,
-        sealed=chain.sealed,
+        sealed=chain.sealed and survey.root is not None,
         has_writer=survey.has_writer,
         dead=survey.dead,
         quick=quick,
@@ -207,7 +207,8 @@ class Survey:
         if header.kind == format.ROOT and self.chain.sealed:
             start = self.chain.end  # each root has its own directory
             directory = self.chain.directory(self._pread)
-            if self._pread(header.payload_end, len(directory)) != directory:
+            # The end of it is written last: without it the archive is not sealed yet.
+            if not directory.startswith(self._pread(header.payload_end, len(directory))):
                 self._problem(header.payload_end, "the zip directory does not list what the chain holds")
         if is_chunk or header.kind == format.NOTE:
             self._needed_nbytes += header.payload_end - header.offset
@@ -267,15 +268,11 @@ class Survey:
     # --- what they add up to ---
 
     def _check_end(self) -> None:
-        """Compare the end of the file with the end of the chain."""
+        """Compare the end of the file with the end of the chain; a torn tail is no damage."""
         chain = self.chain
         damage = chain.damage(self._pread, self._file.next_data, self.size, is_fresh=True)
         if damage is not None:
             self._problem(chain.cursor.offset, damage)
-        elif chain.sealed and self.size > chain.end and not self.has_writer:
-            self._problem(chain.end, "bytes behind the zip directory")
-        elif chain.sealed and self.root is None and not self.has_writer:
-            self._problem(chain.cursor.offset, "the end of the zip directory is missing or damaged")
 
     def _joined(self) -> Contents | None:
         try:

@@ -103,7 +103,8 @@ class CacheWriter:
                 f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)", option="mode"
             )
         where = storage.located(path, storage_options)
-        self.path = where.path
+        self.path = path = where.path
+        storage_options = None  # a traceback with locals would show its credentials
         self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)

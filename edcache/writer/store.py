@@ -57,7 +57,9 @@ class Store(Location):
         )
 
 
-def store_at(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> Store:
+def store_at(
+    path: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None
+) -> Store:
     """Where a cache is, by its path or URL; arguments and errors as of `storage.located`."""
     store = located(path, storage_options)
     assert isinstance(store, Store)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from likeness import same
+from optional import need
 from range_server import serving
 from torch.utils.data import DataLoader
 
@@ -158,6 +159,7 @@ def test_a_copy_that_is_killed_is_continued(served, far, ssd, asked):
 @pytest.fixture
 def plain(far, tmp_path):
     """The URL of the archive at Python's own server, which sends no ranges."""
+    need("aiohttp")
     port = object_servers.free_port()
     shutil.copy(far, tmp_path / "train.zip")
     command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "-d", str(tmp_path)]

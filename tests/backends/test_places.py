@@ -6,6 +6,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+import traceback
 from itertools import pairwise
 from multiprocessing import context
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch.utils.data import DataLoader, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.backends import Url
+from edcache.backends import RedisDataset, Url
 from edcache.backends.remote import requests
 from edcache.backends.remote.object import GAP_NBYTES, RemoteObject, runs_of
 from edcache.base import PerProcess
@@ -34,6 +35,7 @@ from edcache.errors import (
     ArchiveNotFoundError,
     CorruptArchiveError,
     CorruptRecordError,
+    EdcacheError,
     MissingDependencyError,
     OptionError,
     StaleArchiveError,
@@ -658,6 +660,50 @@ def guarded(handler, start, end):
         return False
     handler.say(403, {}, b"")
     return True
+
+
+def raising(served):
+    """Calls that raise, with credentials in what they were given."""
+    url, bad = secret_url(served), {"key": "k", "secret": SECRET, "endpoint_url": "http://127.0.0.1:9"}
+    s3, once = "s3://bucket/a.zip", {"request_tries": 1}
+    redis = f"redis://:{SECRET}@127.0.0.1:9/0?prefix=a"
+    yield from (
+        lambda: CachedDataset.from_cache(url, storage_options=OPTIONS | once),
+        lambda: from_cache(url, storage_options=OPTIONS | once),
+        lambda: from_cache(url, storage_options={"odd": SECRET}),
+        lambda: CachedDataset([1], url, storage_options=OPTIONS),
+        lambda: edcache.cachable(url, storage_options=OPTIONS | once)(lambda: [1])(),
+        lambda: edcache.copy_to_local(url, "ssd", storage_options=OPTIONS | once),
+        lambda: edcache.numpy.open(url, storage_options=OPTIONS | once),
+        lambda: from_cache(s3, storage_options=bad | once),
+        lambda: from_cache(s3, storage_options=bad | {"client_kwargs": SECRET}),
+        lambda: CacheWriter(url, storage_options=OPTIONS),
+        lambda: from_cache(redis),
+        lambda: RedisDataset([1], redis)[0],
+        lambda: RedisDataset([1], redis.partition("?")[0]),
+    )
+
+
+def frames_of(error):
+    """The frames that a traceback of an error shows, with the reprs of their locals."""
+    shown = [traceback.TracebackException.from_exception(error, capture_locals=True)]
+    while shown:
+        one = shown.pop()
+        yield from one.stack
+        shown += [other for other in (one.__cause__, one.__context__) if other is not None]
+
+
+def test_no_local_of_ours_holds_credentials_while_an_error_is_raised(served):
+    served.faults = [lambda handler, *_: (handler.say(403, {}, b""), True)[1]]
+    package = str(Path(edcache.__file__).parent)
+    for call in raising(served):
+        with pytest.raises(EdcacheError) as caught:
+            call()
+        ours = [frame for frame in frames_of(caught.value) if frame.filename.startswith(package)]
+        assert ours
+        for frame in ours:
+            for name, value in (frame.locals or {}).items():
+                assert SECRET not in value, f"{frame.filename}:{frame.lineno}: {name}"
 
 
 def test_a_pickle_has_no_credentials_and_the_error_says_so(served):

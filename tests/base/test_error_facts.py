@@ -61,7 +61,7 @@ def test_an_archive_of_a_newer_format_is_neither_replaced_nor_filled_nor_left_ou
     path = made(tmp_path / "train.zip")
     data = of_a_newer_format(path)
     for options in ({}, {"keep_existing": False}):
-        with pytest.raises(ArchiveError, match=r"archive format 3.*; upgrade edcache") as caught:
+        with pytest.raises(ArchiveError, match=r"archive format 4.*; upgrade edcache") as caught:
             edcache.CachedDataset(Squares(), path, progress=False, **options)
         assert not isinstance(caught.value, CorruptArchiveError)
     with pytest.raises(ArchiveError, match="upgrade edcache"):

@@ -23,6 +23,7 @@ import zstandard
 import edcache
 from edcache import format
 from edcache.format import CHUNK, COLUMN, INDEX, PAGE, ROOT, ROW, Header
+from edcache.format.records import records_offset
 
 SECONDS = 60
 SAMPLES = [{"x": np.arange(40) * k, "y": k, "text": "word " * k} for k in range(8)]
@@ -46,7 +47,7 @@ class Parts:
         self.table = format.read_table(pread, self.chunk, str(path))
         self.samples, self.rows = self.table.samples.copy(), self.table.rows.copy()
         self.schemas, self.labels = list(self.table.schemas), self.table.labels
-        self.records = payloads[CHUNK][format.records_offset(self.chunk) - self.chunk.payload_offset :]
+        self.records = payloads[CHUNK][records_offset(self.chunk) - self.chunk.payload_offset :]
         self.index = np.frombuffer(payloads[INDEX], ROW).copy()
         self.column, self.root = payloads[COLUMN], json.loads(payloads[ROOT])
         self.is_sealed = True
@@ -162,7 +163,7 @@ def record(data: bytes, **row: int) -> Callable[[Parts], None]:
     """Another record of sample 2, with a sum that holds."""
 
     def change(parts: Parts) -> None:
-        start = int(parts.rows["offset"][2]) - format.records_offset(parts.chunk)
+        start = int(parts.rows["offset"][2]) - records_offset(parts.chunk)
         nbytes = int(parts.rows["nbytes"][2])
         behind = parts.records[start + nbytes :]
         parts.records = parts.records[:start] + data.ljust(nbytes, b"\0") + behind

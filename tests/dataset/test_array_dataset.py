@@ -186,7 +186,7 @@ def test_labels_choose_indices_and_an_integer_gives_a_sample(path):
 
 
 def test_what_is_missing_is_named():
-    ds = edcache.numpy.open(GOLDEN / "v2-relabelled.zip")
+    ds = edcache.numpy.open(GOLDEN / "v3-relabelled.zip")
     assert ds.missing.tolist() == [3]
     with pytest.raises(MissingSampleError, match="sample 3"):
         ds[[0, 3]]
@@ -310,7 +310,7 @@ def test_a_dtype_that_numpy_lacks_comes_as_integers_of_its_bits(tmp_path):
 
 @needs("PIL")
 def test_images_that_decode_to_tensors_are_arrays_with_channels_last(tmp_path):
-    path = GOLDEN / "v2-images.zip"
+    path = GOLDEN / "v3-images.zip"
     ds, torch_ds = edcache.numpy.open(path), CachedDataset.from_cache(path)
     assert same(ds[0]["tensor"], torch_ds[0]["tensor"].permute(1, 2, 0).numpy())
     assert same(ds[:]["numpy"], np.stack([torch_ds[i]["numpy"] for i in range(len(ds))]))

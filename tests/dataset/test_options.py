@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import get_type_hints
 
 import pytest
+from optional import needs
 
 import edcache
 from edcache import CachedDataset, CacheOptions, CacheWriter
@@ -151,6 +152,7 @@ def test_a_message_has_no_address_of_an_object(tmp_path, name):
     assert "0x" not in str(caught.value)
 
 
+@needs("aiohttp")
 def test_options_show_no_credentials_also_in_the_frames_of_a_traceback():
     secret = {"headers": {"Authorization": "s3cr3t"}, "request_tries": 1}
     assert "s3cr3t" not in repr(edcache.CacheOptions(storage_options=secret))

@@ -147,6 +147,13 @@ def test_a_click_on_a_bar_filters_and_a_second_takes_it_back(page):
     page.wait(lambda: not page.all("button.value[aria-pressed=true]") and page.rows()[:1] == [0])
 
 
+def test_the_page_begins_with_the_filter_that_it_was_given(browser, many):
+    with Viewer(many._server.shown, where="label == 3 and split == 'b'") as viewer:
+        page = Page(browser, viewer)
+        page.wait(lambda: page.text("#count") == "6,428 of 450,000 samples")
+        assert page.one("#where").get_attribute("value") == "label == 3 and split == 'b'"
+
+
 def test_a_wrong_filter_shows_what_the_library_says(page, many):
     with pytest.raises(edcache.EdcacheError) as wrong:
         many._server.shown[0].rows("lable == 3")

@@ -114,6 +114,14 @@ def raw(viewer, data):
     return answer
 
 
+def test_a_filter_of_the_url_goes_along_and_no_header_with_it(path):
+    one = Shown("a.zip", lambda: Labels(pa.table({"y": [1]})), list, "ds")
+    with view([one], open_browser=False, block=False, where="y == 'a'\r\nX-Other: 1") as viewer:
+        entered = Visitor(viewer).get(path_of(viewer))
+        assert entered.getheader("Refresh") == "0; url=/#where=y+%3D%3D+%27a%27%0D%0AX-Other%3A+1"
+        assert entered.getheader("X-Other") is None
+
+
 def test_the_token_becomes_a_cookie_and_leaves_the_url(viewer):
     entered = Visitor(viewer).get(path_of(viewer))
     assert (entered.status, entered.getheader("Refresh"), entered.data) == (200, "0; url=/", b"")

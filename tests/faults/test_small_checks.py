@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import weakref
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -60,7 +62,7 @@ def entry(**changed: Any) -> tuple[bytes, Cursor]:
         ({"number": 2}, 0),
         ({"link": 1}, 0),
         ({"uuid": bytes(16)}, 0),
-        ({"kind": format.HEAD}, 0),
+        ({"kind": 0}, 0),
         ({"kind": format.ROOT + 1}, 0),
         ({"kind": format.INDEX}, 0),  # no root follows
         ({"nbytes": 1 << 20}, 0),
@@ -275,3 +277,21 @@ def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
         w.append({"x": 1})
     with closing(CachedDataset.from_cache(path, allow_partial=True)) as cache:
         assert [cache[k]["x"] for k in range(2)] == [0, 1]
+
+
+@pytest.mark.parametrize("seal", [False, True])
+def test_a_closed_archive_is_let_go_without_the_collector(path: Path, seal: bool) -> None:
+    """Its mapping would keep a file system busy, and the disk space of a file that was replaced."""
+    w = CacheWriter(path, in_memory_keys=["x"], publish_seconds=None)
+    w.append({"x": 0})
+    w.close() if seal else w.abort()
+    gc.disable()
+    try:
+        reader = Reader(path, allow_partial=True)
+        assert (reader.read(0), reader.labels().num_rows) == ({"x": 0}, 1)
+        session = weakref.ref(reader.session)
+        reader.close()
+        del reader
+        assert session() is None
+    finally:
+        gc.enable()

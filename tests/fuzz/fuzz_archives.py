@@ -19,7 +19,9 @@ import torch
 from fuzz_draw import Draw
 
 from edcache import CachedDataset, CacheWriter, format
-from edcache.format import CHUNK, COLUMN, HEAD, INDEX, NOTE, PAGE, ROOT, ROW, Header
+from edcache.format import CHUNK, COLUMN, INDEX, NOTE, PAGE, ROOT, ROW, Header
+from edcache.format.entries import HEAD
+from edcache.format.records import record_crc32, records_offset
 from edcache.writer import Appender
 
 UUID = bytes(range(16))
@@ -88,9 +90,7 @@ def row_bytes(sample: int, row: list[int], data: bytes, start: int, keeps_sum: b
     offset, nbytes, crc, schema, flags = row
     if not keeps_sum and 0 <= offset <= len(data):
         record = data[offset : offset + nbytes]
-        crc = format.record_crc32(record) ^ format.key(
-            sample % (1 << 64), schema % (1 << 16), flags % (1 << 16)
-        )
+        crc = record_crc32(record) ^ format.key(sample % (1 << 64), schema % (1 << 16), flags % (1 << 16))
     widths = (start + offset, 8), (nbytes, 8), (crc, 4), (schema, 2), (flags, 2)
     return b"".join(number(*one) for one in widths)
 
@@ -214,7 +214,7 @@ def _part(header: Header, data: bytes) -> Part:
     payload = data[header.payload_offset : header.payload_end]
     part = Part(header.kind, header.name, payload, first=header.first, end=header.end)
     if header.kind == CHUNK:
-        start = format.records_offset(header)
+        start = records_offset(header)
         count, text, _ = struct.unpack_from("<QQQ", payload)
         at = 24 + count * (8 + ROW.itemsize)
         samples = np.frombuffer(payload, "<i8", count, 24).tolist()

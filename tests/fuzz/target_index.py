@@ -16,6 +16,7 @@ from edcache import format
 from edcache.errors import CorruptArchiveError
 from edcache.format import Header
 from edcache.format.columns import read_column
+from edcache.format.records import records_offset
 
 UUID = bytes(range(16))
 _TYPES = [
@@ -144,7 +145,7 @@ def _chunk(draw: Draw) -> None:
     assert len(table.samples) == len(table.rows) > 0
     assert table.samples.min() == 0
     assert table.samples.max() == 2
-    low, high = format.records_offset(header), header.payload_end
+    low, high = records_offset(header), header.payload_end
     assert np.all(table.rows["offset"] >= low)
     assert np.all(format.stored_ends(table.rows) <= high)
     assert np.all(table.rows["schema"] < len(table.schemas))

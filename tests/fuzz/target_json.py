@@ -10,6 +10,7 @@ from fuzz_draw import Draw
 from edcache import format
 from edcache.errors import EdcacheError
 from edcache.format import Chain, Column, ColumnType, Head, Header, Place, Root, pa
+from edcache.format.entries import HEAD
 
 UUID = bytes(range(16))
 _HEAD = json.loads(format.pack_head(Head(UUID, 5, labels=(("y", "y"), ("z", ["a", 0]))))[192:])
@@ -55,7 +56,7 @@ def _text(draw: Draw, honest: dict[str, Any]) -> bytes:
 def _read_head(text: bytes) -> None:
     nbytes = format.header_nbytes(format.HEAD_NAME)
     crc, end = format.crc32(text), nbytes + len(text)
-    header = Header(format.HEAD, format.HEAD_NAME, UUID, 0, 0, len(text), crc, end, 0)
+    header = Header(HEAD, format.HEAD_NAME, UUID, 0, 0, len(text), crc, end, 0)
     data = format.pack_header(header) + text
     try:
         head, _ = format.read_head(lambda offset, nbytes: data[offset : offset + nbytes], "fuzz.zip")

@@ -12,7 +12,7 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,7 +38,7 @@ from systems import WAYS, reading_by
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import MissingSampleError, SampleIndexError
+from edcache.errors import ArchiveError, MissingSampleError, SampleIndexError
 
 POOL: list[dict[str, Any]] = [
     {"y": 0, "x": torch.arange(6, dtype=torch.uint8).reshape(2, 3)},
@@ -329,7 +329,9 @@ class Archive(RuleBasedStateMachine):
         cache, length = CachedDataset.from_cache(self.path, allow_partial=True), len(self.state)
         indices = range(length) if which is None else [index for index in which if index < length]
         added = {index: values[index % len(values)] for index in indices}
-        cache.add_labels(name, [added[index] for index in indices] if which is None else added)
+        given = [added[index] for index in indices] if which is None else added
+        if self._is_refused(cache, lambda: cache.add_labels(name, given)):
+            return
         self.state.labels.setdefault(name, {}).update(added)
         Known(cache, self.state.copy(), True).shape()
         cache.close()
@@ -340,11 +342,23 @@ class Archive(RuleBasedStateMachine):
         """The samples bring a dropped column back no more."""
         name = sorted(self.state.labels)[which % len(self.state.labels)]
         cache = CachedDataset.from_cache(self.path, allow_partial=True)
-        cache.drop_labels(name)
+        if self._is_refused(cache, lambda: cache.drop_labels(name)):
+            return
         del self.state.labels[name]
         self.state.filled -= {name}
         Known(cache, self.state.copy(), True).shape()
         cache.close()
+
+    def _is_refused(self, cache: CachedDataset, change: Callable[[], object]) -> bool:
+        """Change labels; those of an archive that is not sealed cannot be changed."""
+        # A torn tail behind a seal is cut off first.
+        if cache._reader.session.chain.sealed:
+            change()
+            return False
+        with pytest.raises(ArchiveError, match="not sealed, so its labels cannot be changed"):
+            change()
+        cache.close()
+        return True
 
     # --- filling ---
 
@@ -405,6 +419,7 @@ class Archive(RuleBasedStateMachine):
         if kind in ("zeros", "garbage"):
             length = data.draw(st.sampled_from([1, 100, 4096, 5000]))
             with open(self.path, "ab") as file:
+                file.truncate(-(-file.tell() // 4096) * 4096)  # the page of the last entry is its own
                 file.write(bytes(length) if kind == "zeros" else b"PK\3\4garbage" * length)
             return
         end, place, entry = self._next_entry()
@@ -424,7 +439,7 @@ class Archive(RuleBasedStateMachine):
         twin = self.path + ".twin"
         shutil.copyfile(self.path, twin)
         w = CacheWriter(twin, "a", in_memory_keys=self.keys, publish_seconds=None, sync="never")
-        end, place = w._appender._log.end, w._appender.chain.cursor.offset
+        end, place = w._appender.chain.end, w._appender.chain.cursor.offset
         w.append(POOL[3])
         w.abort()
         entry = Path(twin).read_bytes()[place:]
@@ -545,7 +560,7 @@ class Archive(RuleBasedStateMachine):
         known.cache.refresh()
         Known(known.cache, self.state, known.has_labels).all()
         if self.writer is not None:
-            with pytest.raises(edcache.errors.ArchiveError):
+            with pytest.raises(ArchiveError):
                 self.writer._appender.seal()
 
     # --- housekeeping ---

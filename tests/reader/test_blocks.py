@@ -19,7 +19,8 @@ from torch.utils.data import default_collate
 from edcache import CachedDataset, CacheWriter, verify
 from edcache.errors import CorruptRecordError, MissingSampleError
 from edcache.format import BLOCK_NBYTES as BLOCK
-from edcache.format import records_offset, stored_ends
+from edcache.format import stored_ends
+from edcache.format.records import records_offset
 
 # --- archives ---------------------------------------------------------------------------------------
 

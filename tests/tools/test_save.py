@@ -263,6 +263,14 @@ def stored_records(reader):
     return [data[offset : offset + nbytes] for offset, nbytes, *_ in reader.rows.tolist()]
 
 
+def test_compressed_records_and_others_are_saved_into_one_archive(tmp_path):
+    paths = [write(tmp_path / "a.zip"), write(tmp_path / "b.zip", compression="zstd")]
+    ds = opened(paths)
+    saved = saved_to(tmp_path / "new.zip", ds)
+    assert all(same(saved[i], ds[i]) for i in range(len(ds)))
+    assert same(saved.batch([0, 25, 3]), ds.batch([0, 25, 3]))
+
+
 def test_the_fields_of_labels_are_known_if_all_archives_agree(tmp_path):
     a, b, e = (write(tmp_path / f"{name}.zip") for name in "abe")
     c = write(tmp_path / "c.zip", in_memory_keys={"y": lambda s: s["y"]})
@@ -409,9 +417,6 @@ def test_archives_that_do_not_go_together_are_refused(tmp_path):
     pickled = write(tmp_path / "pickled.zip", codec="pickle")
     text = f"{a} is of codec='native', {pickled} of codec='pickle'; save them"
     refused(opened([a, pickled]), new, OptionError, text)
-    compressed = write(tmp_path / "compressed.zip", compression="zstd")
-    text = f"{a} is of codec='native', not compressed, {compressed} of codec='native', compressed; save them"
-    refused(opened([a, compressed]), new, OptionError, text)
     other = write(tmp_path / "other.zip", in_memory_keys={"y": lambda s: "text"})
     text = 'label "y" is int64 in one dataset and string in another'
     refused(opened([a, other]), new, LabelError, text)

@@ -151,17 +151,6 @@ def readable(path: Path) -> int:
     return count
 
 
-def told_problems(path: Path) -> list[str]:
-    """What `verify` says of an archive that a process was killed over.
-
-    Its last write is the end of the directory. Without it an archive is sealed, and reads; the next writer
-    writes it again.
-    """
-    return [
-        one for one in edcache.verify(path).problems if "the end of the zip directory is missing" not in one
-    ]
-
-
 def continues(path: Path, count: int) -> None:
     """A writer goes on behind the samples that are there, and the result is whole."""
     with CacheWriter(path, "a", in_memory_keys=["y"], publish_seconds=None, sync="never") as w:
@@ -219,7 +208,7 @@ def test_a_process_killed_after_any_operation_leaves_everything_published(
         replay(copy, base, operations)
         expected = max(count for after, count in publications if after <= whole)
         try:
-            if told := told_problems(copy):
+            if told := edcache.verify(copy).problems:
                 problems.append(f"{name}: verify: {told}")
             found = readable(copy)
             if not expected <= found <= total:
@@ -391,7 +380,7 @@ def _aftermath(path: Path, published: int) -> Iterator[str]:
         found = readable(path)
         if found < published:
             yield f"{found} samples, {published} were published"
-        if told := told_problems(path):
+        if told := edcache.verify(path).problems:
             yield f"verify: {told}"
     except (ArchiveNotFoundError, CorruptArchiveError) as error:
         if published or (path.exists() and path.stat().st_size >= 4096):
@@ -586,6 +575,5 @@ def test_a_note_lost_in_a_power_cut_does_not_end_the_archive(tmp_path: Path) -> 
     appender.amend(length=6)
     appender.close()
     _without_payload(path, 2)
-    assert readable(path) == 6
     with replace_system(Rebooted()):
         continues(path, 6)

@@ -17,7 +17,7 @@ from edcache.backends.mirror.evict import limit_of, make_room
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
 from edcache.base import ArchiveExistsError, OptionError, Progress, Show
 from edcache.reader import OnProgress, check_digest, parse_digest
-from edcache.storage import ByteSource, File, Location, local_path, located, shown
+from edcache.storage import ByteSource, File, Location, local_path, located
 from edcache.writer import PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
@@ -78,24 +78,25 @@ def copy_to_local(
     Cost: reads the remote archive once, and writes as much; reads the copy once. If the copy is there: one
     look at each file.
     """
-    with Progress(os.path.basename(shown(src)), progress, doing="copying", unit="B") as tell:
-        copied = copy_local(src, target, num_threads, expected_digest, max_bytes, storage_options, tell)
+    where = located(src, storage_options)
+    src, storage_options = where.path, None  # a traceback with locals would show credentials
+    with Progress(os.path.basename(src), progress, doing="copying", unit="B") as tell:
+        copied = copy_local(where, target, num_threads, expected_digest, max_bytes, tell)
     return copied.path
 
 
 def copy_local(
-    src: str | os.PathLike[str],
+    src: str | os.PathLike[str] | Location,
     target: str | os.PathLike[str],
     num_threads: int = THREADS,
     expected_digest: str | None = None,
     max_bytes: int | float | str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """Copy as `copy_to_local` does; returns what was copied."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
     base.check_count("num_threads", num_threads)
-    source, target = located(src, storage_options), local_path(target)
+    source, target = located(src), local_path(target)
     if not source.by_request and os.path.isdir(source.path):
         if expected is not None:
             raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")

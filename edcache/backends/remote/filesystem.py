@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
@@ -30,15 +30,15 @@ _TAGS: Final = (
 )
 
 
-def filesystem_of(url: Url, options: Mapping[str, Any]) -> tuple[Any, str]:
+def filesystem_of(requests: Requests) -> tuple[Any, str]:
     """The file system for a URL, and the object's path in it; MissingDependencyError, OptionError."""
     import fsspec
 
     failure: Exception
-    if url.scheme in _S3:
-        options = {"config_kwargs": {"max_pool_connections": _CONNECTIONS}, **options}
+    url = requests.url
+    more = {"config_kwargs": {"max_pool_connections": _CONNECTIONS}} if url.scheme in _S3 else {}
     try:
-        filesystem, path = fsspec.core.url_to_fs(url.url, **options)
+        filesystem, path = fsspec.core.url_to_fs(url.url, **(more | requests.options))
     except ImportError as error:
         extra = _EXTRAS.get(url.scheme)
         remedy = "" if extra is None else f"; install it with: pip install {extra}"
@@ -96,7 +96,7 @@ class FilesystemEngine(Engine):
 def prepare(url: Url) -> None:
     """Make the folder of an object that will be written; ArchiveNotFoundError if it has no bucket."""
     requests = Requests(url)
-    filesystem, path = filesystem_of(url, requests.options)
+    filesystem, path = filesystem_of(requests)
     bucket, _, _ = path.lstrip("/").partition("/")
 
     def ask() -> str | None:
@@ -122,7 +122,7 @@ def prepare(url: Url) -> None:
 def upload(url: Url, path: str, tell: Callable[[int, int], object]) -> None:
     """Send a file; the object has its name when it is whole, and not before. It is compared by its size."""
     requests, nbytes = Requests(url), os.path.getsize(path)
-    filesystem, target = filesystem_of(url, requests.options)
+    filesystem, target = filesystem_of(requests)
     name = target if url.scheme in _WHOLE else f"{target}.{uuid.uuid4().hex[:8]}.part"
 
     def send() -> int:

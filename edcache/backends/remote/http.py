@@ -13,16 +13,16 @@ import re
 from base64 import b64encode
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
-from edcache.backends import Url
 from edcache.backends.remote.requests import (
     BUSY_TRIES,
     Changed,
     Data,
     Engine,
     Failing,
+    Requests,
     Stamp,
     cached,
     refused,
@@ -50,21 +50,29 @@ _NO_RANGES: Final = (
 _SECONDS: Final = re.compile(r"\d{1,9}")
 
 
-def plain_engine(url: Url, options: Mapping[str, Any]) -> HttpEngine:
-    """The engine of an http or https URL, with `headers`."""
+def plain_engine(requests: Requests) -> HttpEngine:
+    """The engine of an http or https URL, with `headers`.
+
+    No local of this function holds credentials while it raises, as some tracebacks show the locals.
+    """
+    import fsspec.config
+
+    url = requests.url
     try:
         import aiohttp  # noqa: F401
     except ImportError:
         raise MissingDependencyError(
             "reading http:// and https:// needs aiohttp; install it with: pip install edcache[remote]"
         ) from None
-    unknown = sorted(set(options) - {"headers"})
+    unknown = sorted(set(requests.options) - {"headers"})
     if unknown:
         raise OptionError(
             f"{url}: storage_options takes headers, request_timeout and request_tries here, not "
             f"{', '.join(unknown)}"
         )
-    headers = dict(options.get("headers") or {})
+    # Those of its configuration and environment (FSSPEC_HTTP and the like), if none are given.
+    configured = fsspec.config.conf.get(url.scheme, {}).get("headers")
+    headers = dict(requests.options.get("headers", configured) or {})
     parts = urlsplit(url.url)
     userinfo, at, host = parts.netloc.rpartition("@")
     if at:

@@ -189,7 +189,7 @@ class RemoteObject(ByteSource):
 
     def _engine(self) -> Engine:
         # Made in the thread that asks: some file systems connect when they are made, and wait for the loop.
-        return self._engines.get(lambda: _engine_of(self._requests.url, self._requests.options))
+        return self._engines.get(lambda: _engine_of(self._requests))
 
     def map(self, nbytes: int) -> NoReturn:
         raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: it is behind a URL", path=self.path)
@@ -198,17 +198,14 @@ class RemoteObject(ByteSource):
         """See `ByteSource`: clients are of the process, not of this."""
 
 
-def _engine_of(url: Url, options: Mapping[str, Any]) -> Engine:
+def _engine_of(requests: Requests) -> Engine:
     """The engine of an object, in this process; MissingDependencyError, OptionError."""
+    url = requests.url
     if url.scheme in _WEB and "::" not in url.url:
-        import fsspec.config
-
         from edcache.backends.remote.http import plain_engine
 
-        # Those of its configuration and environment (FSSPEC_HTTP and the like), if none are given.
-        configured = fsspec.config.conf.get(url.scheme, {}).get("headers")
-        return plain_engine(url, {"headers": configured, **options})
-    filesystem, path = filesystem_of(url, options)
+        return plain_engine(requests)
+    filesystem, path = filesystem_of(requests)
     if url.scheme == "hf" and "::" not in url.url:
         from edcache.backends.remote.hub import HubEngine
 
