@@ -32,7 +32,7 @@ import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage, verify
 from edcache.backends.mirror.blocks import BLOCK_NBYTES
 from edcache.backends.mirror.read_through import ReadThrough, open_copy
-from edcache.backends.remote.object import TAIL_NBYTES
+from edcache.format import TAIL_NBYTES
 from edcache.base import human_bytes
 from edcache.cli import main
 from edcache.errors import (

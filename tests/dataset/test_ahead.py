@@ -19,7 +19,7 @@ from systems import ended, in_child
 from torch.utils.data import BatchSampler, DataLoader
 
 from edcache import CachedDataset, samplers
-from edcache.backends.remote.object import TAIL_NBYTES
+from edcache.format import TAIL_NBYTES
 from edcache.dataset import ahead
 from edcache.format import PAGE
 

@@ -1,7 +1,10 @@
-"""Any sequence of fills and changes of labels gives the labels of a plain model, near and far."""
+"""Any sequence of fills and changes of labels, killed or not, gives the labels of a model, near and far."""
 
+import copy
 import math
+import os
 import shutil
+import signal
 import struct
 
 import fsspec
@@ -15,8 +18,10 @@ from scale import scaled
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.format import columns, contents
+from edcache.storage import File
 
 COUNT = 250
+DONE, REFUSED, FAILED = range(3)
 OPTIONS = {"chunk_size": 40, "sync": "never", "publish_seconds": None}
 
 values = st.sampled_from(
@@ -35,15 +40,16 @@ rows = values.flatmap(
 )
 every = values.flatmap(lambda value: st.lists(st.one_of(value, st.none()), min_size=3, max_size=3))
 names = st.sampled_from(["y", "text", "new", "other"])
+# A change may be killed at its first writes to the file.
+stops = st.one_of(st.none(), st.integers(0, 8))
 steps = st.one_of(
-    st.tuples(st.just("rows"), names, rows),
-    st.tuples(st.just("rows"), names, rows),
-    st.tuples(st.just("rows"), st.sampled_from(["y", "new"]), rows),
-    st.tuples(st.just("all"), names, every),
-    st.tuples(st.just("drop"), names, st.none()),
-    st.tuples(st.just("grow"), st.just(""), st.integers(1, 60)),
-    st.tuples(st.just("write"), st.just(""), st.sets(st.integers(0, COUNT + 40), min_size=1, max_size=9)),
-    st.tuples(st.just("save"), st.just(""), st.none()),
+    st.tuples(st.just("rows"), names, rows, stops),
+    st.tuples(st.just("rows"), st.sampled_from(["y", "new"]), rows, stops),
+    st.tuples(st.just("all"), names, every, stops),
+    st.tuples(st.just("drop"), names, st.none(), stops),
+    st.tuples(st.just("save"), st.just(""), st.none(), stops),
+    st.tuples(st.just("grow"), st.just(""), st.integers(1, 60), st.none()),
+    st.tuples(st.just("write"), st.just(""), st.sets(st.integers(0, COUNT + 40), min_size=1), st.none()),
 )
 
 
@@ -108,19 +114,20 @@ class Model:
 
 
 def alike(one, other):
-    if one is None or other is None or isinstance(one, str) or isinstance(other, str):
-        return one is other or (one == other and type(one) is type(other))
     if isinstance(one, float) and isinstance(other, float):
         return (one != one and other != other) or struct.pack("d", one) == struct.pack("d", other)
     return one == other
 
 
-def check_values(labels, model):
-    assert sorted(labels) == sorted(model.columns)
-    for name, column in model.columns.items():
-        found = labels.to_list(name)
-        assert len(found) == model.length
-        assert all(map(alike, found, column)), (name, found, column)
+def is_of(labels, model):
+    """True if labels are those of the model."""
+    found = {name: labels.to_list(name) for name in labels}
+    same = (
+        len(values) == model.length and all(map(alike, values, model.columns[name]))
+        for name, values in found.items()
+        if name in model.columns
+    )
+    return found.keys() == model.columns.keys() and all(same)
 
 
 def check_filters(ds, model):
@@ -140,10 +147,10 @@ def check_filters(ds, model):
 
 
 def act(path, model, kind, name, given):
-    """Do a step to an archive; the text of its refusal, or None."""
+    """Do a step to an archive."""
     if kind in ("grow", "write"):
         write(path, range(model.length, model.length + given) if kind == "grow" else sorted(given))
-        return None
+        return DONE
     try:
         with CachedDataset.from_cache(path, allow_partial=True) as ds:
             if kind == "save":
@@ -152,9 +159,31 @@ def act(path, model, kind, name, given):
                 ds.drop_labels(name)
             else:
                 ds.add_labels(name, given if kind == "rows" else [given[i % 3] for i in range(len(ds))])
-    except (edcache.errors.LabelError, edcache.OptionError) as error:
-        return str(error)
-    return None
+    except (edcache.errors.LabelError, edcache.OptionError):
+        return REFUSED
+    return DONE
+
+
+def killed(path, model, step, stop):
+    """Do a step in a process that is killed before a write of this number; returns what it ended with."""
+    child = os.fork()
+    if not child:
+        write_on = File.pwrite
+
+        def pwrite(file, *args):
+            nonlocal stop
+            stop -= 1
+            if stop < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write_on(file, *args)
+
+        File.pwrite = pwrite
+        code = FAILED
+        try:
+            code = act(path, model, *step)
+        finally:
+            os._exit(code)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def apply(model, kind, name, given):
@@ -175,24 +204,30 @@ def apply(model, kind, name, given):
 def test_labels_are_those_of_a_model(tmp_path_factory, dense, several):
     folder = tmp_path_factory.mktemp("model")
     path, model, far = shutil.copy(dense, folder / "a.zip"), Model(), fsspec.filesystem("memory")
-    reader = CachedDataset.from_cache(path)
-    for step in several:
+    reader, sound = CachedDataset.from_cache(path), path.read_bytes()
+    # The last one is not killed, so that nothing torn is left.
+    for *step, stop in [*several, ("grow", "", 3, None)]:
         if step[0] == "all" and step[1] in sample(0) and step[1] not in model.ended:
             continue  # samples of another type could not be written any more (test_relabel.py)
-        before = path.read_bytes()
-        refusal = act(path, model, *step)
-        if refusal is not None:
-            assert path.read_bytes() == before
-            continue
-        if step[0] != "save":
-            assert path.read_bytes().startswith(before)
-        apply(model, *step)
+        ended = act(path, model, *step) if stop is None else killed(path, model, step, stop)
         reader.refresh()
+        if ended in (DONE, -signal.SIGKILL):
+            after = copy.deepcopy(model)
+            apply(after, *step)
+            model = after if ended == DONE or is_of(reader.labels, after) else model
+        else:
+            assert ended == REFUSED
+        if step[0] == "save":
+            sound = b""  # another file
+        now = path.read_bytes()
+        assert now.startswith(sound)
         with CachedDataset.from_cache(path, allow_partial=True) as ds:
-            assert ds._reader.sealed
-            check_values(ds.labels, model)
+            if ended == DONE:
+                assert ds._reader.sealed
+                sound = now
+            assert is_of(ds.labels, model)
             check_filters(ds, model)
-        check_values(reader.labels, model)
+        assert is_of(reader.labels, model)
         assert len(reader) == model.length
         assert reader.missing.tolist() == sorted(set(range(model.length)) - model.present)
         assert reader[model.length - 1]["y"] == model.length - 1
@@ -204,7 +239,7 @@ def test_labels_are_those_of_a_model(tmp_path_factory, dense, several):
             assert all(alike(column.get(i), value) for i, value in enumerate(model.columns[name]))
     far.pipe_file("/bucket/a.zip", path.read_bytes())
     with CachedDataset.from_cache("memory://bucket/a.zip", local=False, allow_partial=True) as ds:
-        check_values(ds.labels, model)
+        assert is_of(ds.labels, model)
         check_filters(ds, model)
     far.store.clear()
     shutil.rmtree(folder)
