@@ -82,13 +82,14 @@ class Checks:
 
     def check_place(self, index: int, row: Row) -> None:
         """Raise CorruptRecordError if a row points out of the file, or is not as all are said to be."""
-        offset, nbytes, _, schema, _ = row
+        offset, nbytes, _, schema, flags = row
         end = offset + nbytes + format.behind_nbytes(nbytes)
         if end > self.size:
             raise self._error(index, row, f"it ends at {end:,}, the file at {self.size:,}")
         said = self.index
         is_said = schema == said.only_schema and said.least_nbytes <= nbytes <= said.most_nbytes
-        if said.only_schema is not None and not is_said:
+        # A row of zeros has the sum of an empty record of sample 0.
+        if not flags & format.PRESENT or (said.only_schema is not None and not is_said):
             raise self._error(index, row, "its row is damaged")
 
     def compare(self, index: int, row: Row, record: memoryview, behind: memoryview) -> None:
@@ -99,6 +100,9 @@ class Checks:
             raise self._error(index, row, "it fails its crc32")
 
     def _error(self, index: int, row: Row, why: str) -> CorruptRecordError:
+        """The error of a record; raises another one if it is the row of this copy that is damaged."""
+        if self.index.place is not None:
+            self._check_damaged(self.index.place.offset + format.ROW.itemsize * index, format.ROW.itemsize)
         return CorruptRecordError(
             f'{self._path}: record {index} at offset {row[0]:,}: {why}; run "edcache verify {self._path}"',
             path=self._path,
@@ -193,6 +197,8 @@ class Checks:
         offset = rows["offset"]
         inside = int(offset.max()) <= self.size and int(rows["nbytes"].max()) <= self.size
         if not inside or int(format.stored_ends(rows).max()) > self.size:
+            return False
+        if not np.all(rows["flags"] & format.PRESENT):
             return False
         if index.only_schema is None:
             return True

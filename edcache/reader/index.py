@@ -30,6 +30,7 @@ class RecordIndex:
         uniform: the schema that all records are said to have, and their least and most bytes; each record is
             checked for it.
     Attributes:
+        place: as given.
         only_schema, least_nbytes, most_nbytes: those of `uniform`; None and 0 if there is none.
     Safety: threads and forks may use it at once; two may fetch the same rows.
     """
@@ -51,7 +52,7 @@ class RecordIndex:
         self.least_nbytes, self.most_nbytes = (0, 0) if uniform is None else uniform[1:]
         self.is_dense = present == length
         self.nbytes = 0
-        self._rows, self._place, self._fetch = rows, place, fetch
+        self._rows, self.place, self._fetch = rows, place, fetch
         # Of each row three numbers: offset, nbytes, and crc32, schema and flags together.
         self._words = None if rows is None else rows.view("<i8").reshape(-1, 3)
         self._kept: dict[int, Rows] = {}
@@ -89,16 +90,16 @@ class RecordIndex:
 
     def _fetched(self, runs: list[int]) -> dict[int, Rows]:
         """Runs of rows; those that are not in memory are fetched, all at once."""
-        assert self._place is not None
+        assert self.place is not None
         assert self._fetch is not None
         before, step = self._kept, ROW.itemsize << _RUN_BITS
         all_runs = range(-(-self.length >> _RUN_BITS))
-        wanted = all_runs if self._place.nbytes <= _SMALL_NBYTES else runs
+        wanted = all_runs if self.place.nbytes <= _SMALL_NBYTES else runs
         new = [run for run in wanted if run not in before]
         # Another thread may let go of runs meanwhile: this one holds those that it needs.
         found = {run: before[run] for run in runs if run in before}
         if new:
-            start, stop = self._place.offset, self._place.offset + self._place.nbytes
+            start, stop = self.place.offset, self.place.offset + self.place.nbytes
             extents = [(start + run * step, min(step, stop - start - run * step)) for run in new]
             fetched = zip(new, self._fetch(extents), strict=True)
             found |= {run: np.frombuffer(data, ROW) for run, data in fetched}
@@ -134,9 +135,9 @@ class RecordIndex:
         """The rows of all samples; a view, if they are in memory."""
         if self._rows is not None:
             return self._rows
-        assert self._place is not None
+        assert self.place is not None
         assert self._fetch is not None
-        return np.frombuffer(self._fetch([self._place[:2]])[0], ROW)
+        return np.frombuffer(self._fetch([self.place[:2]])[0], ROW)
 
     def held(self) -> Ints | None:
         """The samples that have a record: int64 [k]; None if all have one."""

@@ -18,7 +18,7 @@ from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
-from edcache.errors import CorruptArchiveError
+from edcache.errors import CorruptArchiveError, CorruptRecordError
 from edcache.format import PRESENT, ROW, columns, contents, records
 
 duckdb, pandas, polars = Library("duckdb"), Library("pandas"), Library("polars")
@@ -195,6 +195,21 @@ def test_a_damaged_column_leaves_the_others(path):
     with pytest.raises(CorruptArchiveError, match=r"a.zip: the label column 'text' at offset .* fails its"):
         ds.labels["text"]
     assert any("labels/text.arrow" in problem for problem in edcache.verify(path).problems)
+
+
+def test_a_row_of_zeros_is_no_empty_record(tmp_path):
+    with CacheWriter(tmp_path / "a.zip") as writer:
+        writer.write(1, None)
+        writer.write(0, 5)
+    data = bytearray((tmp_path / "a.zip").read_bytes())
+    root, _ = format.read_root(lambda at, nbytes: data[at : at + nbytes], len(data), "a.zip")
+    data[root.index.offset : root.index.offset + ROW.itemsize] = bytes(ROW.itemsize)
+    (tmp_path / "a.zip").write_bytes(data)
+    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    for read in (lambda: ds[0], lambda: list(ds[:2])):
+        with pytest.raises(CorruptRecordError, match=r"record 0 at offset 0: its row is damaged"):
+            read()
+    assert ds[1] is None
 
 
 def test_behind_a_url_a_column_is_one_request_for_its_bytes(path):
