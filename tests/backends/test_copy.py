@@ -319,7 +319,7 @@ def test_an_archive_that_is_damaged_is_not_copied(far, ssd):
 def test_a_connection_that_is_lost_is_an_error_and_the_copy_goes_on_later(tmp_path, ssd):
     data = make(tmp_path / "a.zip", 800, 30_000)
     origin = Far(data)
-    origin.fails_at = 8
+    origin.fails_at = 4
     with pytest.raises(StorageError, match="far://bucket/train.zip: reading: connection lost"):
         from_object(origin, ssd / "a.zip")
     origin.fails_at = None
@@ -638,7 +638,7 @@ def test_a_copy_that_is_larger_than_the_limit_is_refused(far, ssd):
         f"{ssd / far.name}: {size}, max_bytes= allows 100.0 kB for all copies in {ssd}; allow more"
     )
     with pytest.raises(
-        OptionError, match=r"far: 327,\d+ bytes of archives, max_bytes= allows 100,000; allow"
+        OptionError, match=r"far: 333,\d+ bytes of archives, max_bytes= allows 100,000; allow"
     ):
         copy_to_local(far.parent, ssd, max_bytes="100kB")
 

@@ -41,7 +41,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format import BLOCK_NBYTES
+from edcache.format import BLOCK_NBYTES, behind_nbytes
 from edcache.reader import Reader
 
 from_cache = functools.partial(CachedDataset.from_cache, local=False)
@@ -110,25 +110,14 @@ def test_an_end_of_another_state_is_not_taken(served):
     assert same(from_cache(served.url)[77], sample(77))
 
 
-def test_one_of_many_samples_opens_by_three(tmp_path):
-    with serving(
-        written(tmp_path / "a.zip", lambda k: {"label": k}, 9000, chunk_size=None).read_bytes()
-    ) as served:
-        ds = from_cache(served.url)
-        assert len(ds) == 9000
-        assert len(served.requests) == 3
-        assert served.sent < len(served.data) / 2
-        assert ds[8999] == {"label": 8999}
-
-
-def test_an_index_that_is_not_fetched_whole_takes_no_other_request(tmp_path):
+def test_an_archive_of_many_samples_opens_by_two(tmp_path):
     with CacheWriter(tmp_path / "a.zip", in_memory_keys=["n"]) as writer:
         for first in range(0, 200_000, 50_000):
             writer.extend_columns({"n": np.arange(first, first + 50_000)})
     with serving((tmp_path / "a.zip").read_bytes()) as served:
         ds = from_cache(served.url)
         assert len(ds) == 200_000
-        assert len(served.requests) == 3
+        assert len(served.requests) == 2
         assert served.sent < 4096 + (1 << 16) + 10_000
         assert ds[199_999] == {"n": 199_999}
 
@@ -361,7 +350,8 @@ def test_a_record_of_many_parts_is_whole(tmp_path):
         ds = opened(served)
         assert same(ds[1], large(1))
         assert len(served.requests) == 6
-        assert served.sent == ds._reader.rows["nbytes"][1]
+        nbytes = int(ds._reader.rows["nbytes"][1])
+        assert served.sent == nbytes + behind_nbytes(nbytes)
 
 
 # --- one state of the object ------------------------------------------------------------------------
@@ -374,6 +364,8 @@ def other(k):
 @pytest.mark.parametrize("said", ["etag", "etag that is ignored", "weak etag", "date", "size", "nothing"])
 def test_a_changed_object_is_never_read(tmp_path, served, said):
     changed = written(tmp_path / "b.zip", other, COUNT if said != "size" else COUNT + 100).read_bytes()
+    if said != "size":
+        changed = changed.ljust(len(served.data), b"\0")[: len(served.data)]
     served.etag = "v1" if "etag" in said else None
     served.modified = "Sat, 21 Nov 2026 10:00:00 GMT" if said == "date" else None
     if said == "etag that is ignored":
@@ -526,7 +518,7 @@ def raising(error):
     [
         (
             lambda data: data[:-1],
-            r"odd://b/a\.zip: reading 120 bytes at offset [\d,]+: 119 bytes came; asked 2",
+            r"odd://b/a\.zip: reading 720 bytes at offset [\d,]+: 719 bytes came; asked 2",
         ),
         (
             raising(PermissionError(f"not with {SECRET}")),

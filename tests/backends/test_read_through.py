@@ -32,7 +32,6 @@ import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage, verify
 from edcache.backends.mirror.blocks import BLOCK_NBYTES
 from edcache.backends.mirror.read_through import ReadThrough, open_copy
-from edcache.format import TAIL_NBYTES
 from edcache.base import human_bytes
 from edcache.cli import main
 from edcache.errors import (
@@ -43,7 +42,7 @@ from edcache.errors import (
     StaleArchiveError,
     StorageError,
 )
-from edcache.format import PAGE
+from edcache.format import PAGE, TAIL_NBYTES
 from edcache.reader import Reader
 from edcache.reader.session import Session
 from edcache.storage import File
@@ -596,7 +595,9 @@ def test_what_is_damaged_far_away_is_an_error_that_names_it(far, ssd):
     damage(far, offset + 9)
     ds = opened(far, ssd)
     for _ in range(2):
-        with pytest.raises(CorruptRecordError, match=rf"^{far}: record 17 at offset {offset:,}: crc32"):
+        with pytest.raises(
+            CorruptRecordError, match=rf"^{far}: record 17 at offset {offset:,}: it fails its crc32"
+        ):
             ds[17]
     with pytest.raises(CorruptRecordError, match="record 17"):
         ds.batch([3, 17])

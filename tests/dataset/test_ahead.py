@@ -19,9 +19,8 @@ from systems import ended, in_child
 from torch.utils.data import BatchSampler, DataLoader
 
 from edcache import CachedDataset, samplers
-from edcache.format import TAIL_NBYTES
 from edcache.dataset import ahead
-from edcache.format import PAGE
+from edcache.format import PAGE, TAIL_NBYTES
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="has workers that are forks"),

@@ -108,7 +108,9 @@ def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int]
         for group in format.walk(file.pread, note.nbytes, head.uuid, cursor):
             chain.add(file.pread, group)
             headers += group
-        if not chain.sealed or chain.end != note.nbytes or not _ends_with(file, chain.directory(file.pread)):
+        if not chain.sealed:
+            return [((0, note.nbytes), "the root at its end, without which it is not sealed,")]
+        if chain.end != note.nbytes or not _ends_with(file, chain.directory(file.pread)):
             return [((0, note.nbytes), "an entry, or the zip directory")]
     except CorruptArchiveError as error:
         return [((0, note.nbytes), f"an entry ({error})")]
