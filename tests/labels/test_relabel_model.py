@@ -1,6 +1,7 @@
 """Any sequence of fills and changes of labels, killed or not, gives the labels of a model, near and far."""
 
 import copy
+import itertools
 import math
 import os
 import shutil
@@ -32,24 +33,22 @@ values = st.sampled_from(
         st.text(max_size=3),
         st.booleans(),
     ]
-)
-rows = values.flatmap(
-    lambda value: st.dictionaries(
-        st.integers(0, COUNT - 1), st.one_of(value, st.none()), min_size=1, max_size=5
-    )
-)
-every = values.flatmap(lambda value: st.lists(st.one_of(value, st.none()), min_size=3, max_size=3))
+).map(lambda value: st.none() | value)
+places = st.integers(0, COUNT - 1)
+rows = values.flatmap(lambda value: st.dictionaries(places, value, min_size=1, max_size=5))
+every = values.flatmap(lambda value: st.lists(value, min_size=3, max_size=3))
+runs = st.builds(lambda at, count: set(range(at, at + count)), st.integers(0, 300), st.integers(1, 60))
 names = st.sampled_from(["y", "text", "new", "other"])
-# A change may be killed at its first writes to the file.
-stops = st.one_of(st.none(), st.integers(0, 8))
+nothing, never = st.just(""), st.none()
+# A change may be killed before a write: the last of some 27 for a column, and of 4 without, publish it.
+stops = st.sampled_from([None, None, *range(4), 9, *range(22, 28)])
 steps = st.one_of(
     st.tuples(st.just("rows"), names, rows, stops),
     st.tuples(st.just("rows"), st.sampled_from(["y", "new"]), rows, stops),
     st.tuples(st.just("all"), names, every, stops),
-    st.tuples(st.just("drop"), names, st.none(), stops),
-    st.tuples(st.just("save"), st.just(""), st.none(), stops),
-    st.tuples(st.just("grow"), st.just(""), st.integers(1, 60), st.none()),
-    st.tuples(st.just("write"), st.just(""), st.sets(st.integers(0, COUNT + 40), min_size=1), st.none()),
+    st.tuples(st.just("drop"), names, nothing, stops),
+    st.tuples(st.just("save"), nothing, nothing, stops),
+    st.tuples(st.just("write"), nothing, runs | st.sets(st.integers(0, COUNT + 40), min_size=1), never),
 )
 
 
@@ -70,16 +69,10 @@ def write(path, samples):
             writer.write(i, sample(i))
 
 
-@pytest.fixture(scope="module")
-def dense(tmp_path_factory):
-    path = tmp_path_factory.mktemp("dense") / "a.zip"
-    write(path, range(COUNT))
-    return path
-
-
 @pytest.fixture
-def path(tmp_path, dense):
-    return shutil.copy(dense, tmp_path / "a.zip")
+def path(tmp_path):
+    write(tmp_path / "a.zip", range(COUNT))
+    return tmp_path / "a.zip"
 
 
 class Model:
@@ -98,19 +91,21 @@ class Model:
         self.present |= set(samples)
         for name, column in self.columns.items():
             column += [None] * (self.length - len(column))
-            for i in samples:
-                if name in sample(i) and name not in self.ended:
+            if name in sample(0) and name not in self.ended:
+                for i in samples:
                     column[i] = sample(i)[name]
 
-    def drop(self, name):
-        del self.columns[name]
-        if name in sample(0):
+    def apply(self, kind, name, given):
+        if kind == "write":
+            self.write(given)
+        elif kind == "drop":
+            del self.columns[name]
             self.ended.add(name)
-
-    def put(self, name, changed):
-        column = self.columns.setdefault(name, [None] * self.length)
-        for i, value in changed.items():
-            column[i] = value
+        elif kind != "save":
+            changed = given if kind == "rows" else {i: given[i % 3] for i in range(self.length)}
+            column = self.columns.setdefault(name, [None] * self.length)
+            for i, value in changed.items():
+                column[i] = value
 
 
 def alike(one, other):
@@ -122,34 +117,26 @@ def alike(one, other):
 def is_of(labels, model):
     """True if labels are those of the model."""
     found = {name: labels.to_list(name) for name in labels}
-    same = (
-        len(values) == model.length and all(map(alike, values, model.columns[name]))
-        for name, values in found.items()
-        if name in model.columns
-    )
-    return found.keys() == model.columns.keys() and all(same)
+    if found.keys() != model.columns.keys() or any(len(one) != model.length for one in found.values()):
+        return False
+    return all(all(map(alike, found[name], column)) for name, column in model.columns.items())
 
 
-def check_filters(ds, model):
+def check(ds, model):
+    """Compare labels and filters with the model."""
+    assert is_of(ds.labels, model)
     for name, column in model.columns.items():
-        wanted = [i for i, value in enumerate(column) if value is None]
+        wanted = [i for i, one in enumerate(column) if one is None]
         assert ds.filter(f"{name} is None").indices.tolist() == wanted
-        some = {value: None for value in column if isinstance(value, str | int | float) and value == value}
-        for value in list(some)[:2] + list(some)[-1:]:
-            is_bool = isinstance(value, bool)
-            wanted = [i for i, other in enumerate(column) if other is not None and other == value]
+        for value in [one for one in column if one is not None and one == one][:2]:
+            wanted = [i for i, one in enumerate(column) if one is not None and one == value]
             assert ds.filter(**{name: value}).indices.tolist() == wanted, (name, value)
-            if isinstance(value, int | float) and not is_bool and abs(value) < 2**53:
-                less = [i for i, other in enumerate(column) if other is not None and other < value]
-                assert ds.filter(f"{name} < {value!r}").indices.tolist() == less, (name, value)
-                others = [i for i, other in enumerate(column) if other is not None and other != value]
-                assert ds.filter(f"{name} != {value!r}").indices.tolist() == others, (name, value)
 
 
-def act(path, model, kind, name, given):
-    """Do a step to an archive."""
-    if kind in ("grow", "write"):
-        write(path, range(model.length, model.length + given) if kind == "grow" else sorted(given))
+def act(path, kind, name, given):
+    """Do a step to an archive; returns how it ended."""
+    if kind == "write":
+        write(path, sorted(given))
         return DONE
     try:
         with CachedDataset.from_cache(path, allow_partial=True) as ds:
@@ -164,69 +151,49 @@ def act(path, model, kind, name, given):
     return DONE
 
 
-def killed(path, model, step, stop):
+def killed(path, step, stop):
     """Do a step in a process that is killed before a write of this number; returns what it ended with."""
-    child = os.fork()
-    if not child:
-        write_on = File.pwrite
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    write_on, writes = File.pwrite, itertools.count()
 
-        def pwrite(file, *args):
-            nonlocal stop
-            stop -= 1
-            if stop < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return write_on(file, *args)
+    def pwrite(file, *args):
+        if next(writes) == stop:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return write_on(file, *args)
 
-        File.pwrite = pwrite
+    File.pwrite = pwrite
+    try:
         code = FAILED
-        try:
-            code = act(path, model, *step)
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def apply(model, kind, name, given):
-    if kind == "grow":
-        model.write(range(model.length, model.length + given))
-    elif kind == "write":
-        model.write(given)
-    elif kind == "drop":
-        model.drop(name)
-    elif kind == "rows":
-        model.put(name, given)
-    elif kind == "all":
-        model.put(name, {i: given[i % 3] for i in range(model.length)})
+        code = act(path, *step)
+    finally:
+        os._exit(code)
 
 
 @settings(max_examples=scaled(100, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps, min_size=1, max_size=7))
-def test_labels_are_those_of_a_model(tmp_path_factory, dense, several):
-    folder = tmp_path_factory.mktemp("model")
-    path, model, far = shutil.copy(dense, folder / "a.zip"), Model(), fsspec.filesystem("memory")
+def test_labels_are_those_of_a_model(tmp_path_factory, path, several):
+    folder, model, far = tmp_path_factory.mktemp("model"), Model(), fsspec.filesystem("memory")
+    path = shutil.copy(path, folder / "a.zip")
     reader, sound = CachedDataset.from_cache(path), path.read_bytes()
     # The last one is not killed, so that nothing torn is left.
-    for *step, stop in [*several, ("grow", "", 3, None)]:
+    for *step, stop in [*several, ("write", "", {0}, None)]:
         if step[0] == "all" and step[1] in sample(0) and step[1] not in model.ended:
             continue  # samples of another type could not be written any more (test_relabel.py)
-        ended = act(path, model, *step) if stop is None else killed(path, model, step, stop)
+        ended = act(path, *step) if stop is None else killed(path, step, stop)
         reader.refresh()
         if ended in (DONE, -signal.SIGKILL):
             after = copy.deepcopy(model)
-            apply(after, *step)
+            after.apply(*step)
             model = after if ended == DONE or is_of(reader.labels, after) else model
         else:
             assert ended == REFUSED
-        if step[0] == "save":
-            sound = b""  # another file
         now = path.read_bytes()
-        assert now.startswith(sound)
+        assert now.startswith(sound) or step[0] == "save"
         with CachedDataset.from_cache(path, allow_partial=True) as ds:
-            if ended == DONE:
-                assert ds._reader.sealed
-                sound = now
-            assert is_of(ds.labels, model)
-            check_filters(ds, model)
+            assert ds._reader.sealed or ended != DONE  # what is torn is cut by the next change
+            check(ds, model)
+        sound = now if ended == DONE else b"" if step[0] == "save" else sound
         assert is_of(reader.labels, model)
         assert len(reader) == model.length
         assert reader.missing.tolist() == sorted(set(range(model.length)) - model.present)
@@ -239,23 +206,19 @@ def test_labels_are_those_of_a_model(tmp_path_factory, dense, several):
             assert all(alike(column.get(i), value) for i, value in enumerate(model.columns[name]))
     far.pipe_file("/bucket/a.zip", path.read_bytes())
     with CachedDataset.from_cache("memory://bucket/a.zip", local=False, allow_partial=True) as ds:
-        assert is_of(ds.labels, model)
-        check_filters(ds, model)
+        check(ds, model)
     far.store.clear()
     shutil.rmtree(folder)
 
 
 def test_opening_far_takes_as_many_requests_after_changes(path):
     asked = []
-    for k in range(1, 25):
-        with CachedDataset.from_cache(path) as ds:
-            ds.add_labels("y", {k: -1})
-        if k % 12 == 0:
-            with (
-                serving(path.read_bytes()) as served,
-                CachedDataset.from_cache(served.url, local=False) as ds,
-            ):
-                assert (ds.labels["y"] == -1).sum() == k
-                assert ds[0]["y"] == 0
-                asked.append(len(served.requests))
+    for several in range(2):
+        for k in range(1, 13):
+            with CachedDataset.from_cache(path) as ds:
+                ds.add_labels("y", {12 * several + k: -1})
+        with serving(path.read_bytes()) as served, CachedDataset.from_cache(served.url, local=False) as ds:
+            assert (ds.labels["y"] == -1).sum() == 12 * several + 12
+            assert ds[0]["y"] == 0
+            asked.append(len(served.requests))
     assert asked[0] == asked[1]
