@@ -239,12 +239,12 @@ def test_arguments_that_make_no_view_are_refused(whole: CachedDataset, call: Any
 
 
 def test_what_a_seed_determines_is_the_same_for_ever(whole: CachedDataset) -> None:
-    """The figures of numpy 2.4 on x86-64; PCG64 and what is drawn from it are the same everywhere."""
+    """The figures of numpy 2.4 on x86-64; the streams of RandomState and PCG64 are the same everywhere."""
     assert whole.shuffle(7).indices.tolist()[:8] == SHUFFLED
     assert whole.split(0.75, 0.25, seed=7)[1].indices.tolist() == SPLIT_OFF
 
 
-SHUFFLED = [9, 3, 13, 2, 17, 14, 1, 0]
+SHUFFLED = [18, 1, 19, 6, 5, 22, 9, 16]
 SPLIT_OFF = [2, 8, 13, 18, 19, 21]
 
 
