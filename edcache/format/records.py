@@ -63,11 +63,6 @@ def stored_ends(rows: Rows) -> Ints:
     return ends
 
 
-def record_crc32(record: memoryview | bytes) -> int:
-    """The crc32 of a record; of a large one of the crc32s of its blocks."""
-    return crc32(record if len(record) <= BLOCK_NBYTES else block_crc32s(record))
-
-
 def keys(samples: Ints, rows: Rows) -> npt.NDArray[np.uint32]:
     """What the sum of each row has besides the crc32 of its record: uint32 [n].
 

@@ -99,8 +99,11 @@ class HttpEngine(Engine):
         first, last = await asyncio.gather(*asked, return_exceptions=True)
         if isinstance(first, BaseException):
             raise first
-        # Some servers know no range that counts from the end.
-        return *first, b"" if isinstance(last, BaseException) or last[0] != first[0] else last[1]
+        if isinstance(last, BaseException):  # some servers know no range that counts from the end
+            return *first, b""
+        if last[0].size != first[0].size:
+            raise Failing(f"its first bytes come of {first[0].size:,}, its last of {last[0].size:,}")
+        return *first, last[1] if last[0] == first[0] else b""
 
     async def stamp(self) -> Stamp:
         return (await self._answer(0, 1, None))[0]
