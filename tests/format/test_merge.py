@@ -59,7 +59,7 @@ def test_a_large_record_is_followed_by_the_sums_of_its_blocks(nbytes):
     record = np.arange(nbytes, dtype="<u4").tobytes()[:nbytes]
     behind = format.block_crc32s(record)
     assert len(behind) == format.behind_nbytes(nbytes) == (4 * -(-nbytes // 2**16) if nbytes > 2**16 else 0)
-    assert records.record_crc32(record) == format.crc32(behind or record)
+    assert records.crc32(records.block_crc32s(record) or record) == format.crc32(behind or record)
     blocks = [record[at : at + 2**16] for at in range(0, nbytes, 2**16)] if behind else []
     assert behind == struct.pack(f"<{len(blocks)}I", *map(format.crc32, blocks))
 
@@ -267,7 +267,7 @@ class Merged:
         rows, found = np.zeros(self.length, ROW), offsets(archive)
         for k, (record, schema) in self.records.items():
             number = schemas.index(schema)
-            sums = records.record_crc32(record) ^ format.key(k, number, PRESENT)
+            sums = records.crc32(records.block_crc32s(record) or record) ^ format.key(k, number, PRESENT)
             rows[k] = found[k], len(record), sums, number, PRESENT
         return archive.seal(rows, schemas, self.table(), ["new"], self.dropped)
 
@@ -304,7 +304,7 @@ def check(archive, merged, **options):
             continue
         record = archive.pread(offset, nbytes)
         assert (record, found.schemas[schema]) == merged.records[k]
-        assert crc ^ format.key(k, schema, flags) == records.record_crc32(record)
+        assert crc ^ format.key(k, schema, flags) == records.crc32(records.block_crc32s(record) or record)
     table = merged.table()
     assert found.schema.names == table.column_names
     for name in table.column_names:

@@ -21,7 +21,7 @@ from fuzz_draw import Draw
 from edcache import CachedDataset, CacheWriter, format
 from edcache.format import CHUNK, COLUMN, INDEX, NOTE, PAGE, ROOT, ROW, Header
 from edcache.format.entries import HEAD
-from edcache.format.records import record_crc32, records_offset
+from edcache.format.records import block_crc32s, crc32, records_offset
 from edcache.writer import Appender
 
 UUID = bytes(range(16))
@@ -90,7 +90,9 @@ def row_bytes(sample: int, row: list[int], data: bytes, start: int, keeps_sum: b
     offset, nbytes, crc, schema, flags = row
     if not keeps_sum and 0 <= offset <= len(data):
         record = data[offset : offset + nbytes]
-        crc = record_crc32(record) ^ format.key(sample % (1 << 64), schema % (1 << 16), flags % (1 << 16))
+        crc = crc32(block_crc32s(record) or record) ^ format.key(
+            sample % (1 << 64), schema % (1 << 16), flags % (1 << 16)
+        )
     widths = (start + offset, 8), (nbytes, 8), (crc, 4), (schema, 2), (flags, 2)
     return b"".join(number(*one) for one in widths)
 
