@@ -123,8 +123,9 @@ class Metadata:
 
     @property
     def declared_length(self) -> int | None:
-        """The length that the head or a note says; None for an archive that was written without a dataset."""
-        return (None if self.head.length is None else self.length) if self.sealed else self.chain.length
+        """Samples of the dataset; None for an archive that was written without one."""
+        has_length = self.head.length is not None or (not self.sealed and self.chain.length is not None)
+        return self.length if has_length else None
 
     # --- index ---
 
