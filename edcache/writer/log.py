@@ -416,6 +416,8 @@ class _Group:
         log, last = self.log, self._directory[-format.END_NBYTES :]
         for header in reversed(headers):
             log.file.pwrite(header.offset, format.pack_header(header))
+        # Who finds the end need not look whether the headers are there, also after a power cut.
+        log.sync()
         log.file.pwrite(self._end + len(self._directory) - len(last), last)
         log.chain.add(log.file.pread, headers)
         log.sync()
