@@ -61,11 +61,10 @@ def with_the_results(_: Sphinx, page: str, source: list[str]) -> None:
 
 
 def with_the_specification(_: Sphinx, page: str, source: list[str]) -> None:
-    """The specification of the format is what FORMAT.md has, with its headings one level below."""
+    """The specification of the format is what FORMAT.md has, from its picture on."""
     if page == "reference/format":
         text = (ROOT / "FORMAT.md").read_text(encoding="utf-8")
-        text = re.sub(r"(?m)^##", "###", text[text.index("\n## ") :])
-        source[0] = source[0].replace("<!-- specification -->", text)
+        source[0] = source[0].replace("<!-- specification -->", text[text.index("\n```text") :])
 
 
 _SECTIONS = ("Args", "Attributes", "Raises", "Returns", "Warns")
