@@ -322,14 +322,6 @@ def test_what_cannot_be_joined_is_refused(path):
         ds.add_labels({"y": list(range(10))}, on="y")
 
 
-@pytest.mark.full
-def test_more_columns_than_a_revision_takes_are_refused(tmp_path):
-    path = make(tmp_path / "a.zip", 1)
-    wide = pa.table([[1]] * 65_537, names=list(map(str, range(65_537))))
-    with pytest.raises(OptionError, match="the table has 65,537 columns to add, one call takes 65,536"):
-        opened(path).add_labels(wide)
-
-
 # --------------------------------------------------------------------------------------- functions
 
 
