@@ -166,15 +166,16 @@ def test_a_task_that_runs_twice_leaves_one_record_a_sample(path, log, tmp_path):
 
 def chunks_of(path):
     from edcache import format
-    from edcache.storage.file import File
 
-    file = File.open(path, "r")
-    head, cursor = format.read_head(file.pread, str(path))
-    found = [
-        h for h in format.walk(file.pread, file.size(), head.uuid, cursor) if h.kind == format.KIND_CHUNK
-    ]
-    file.close()
-    return found
+    with open(path, "rb") as file:
+        data = file.read()
+
+    def pread(offset, nbytes):
+        return data[offset : offset + nbytes]
+
+    head, cursor = format.read_head(pread, str(path))
+    groups = format.walk(pread, len(data), head.uuid, cursor)
+    return [header for group in groups for header in group if header.kind == format.CHUNK]
 
 
 @pytest.mark.full
