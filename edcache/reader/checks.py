@@ -33,7 +33,7 @@ class Checks:
         file: the bytes, up to `size`. view: the same, mapped; None checks a record at every read.
         verify: "touch", "always" or "never", as in `Reader`.
     Attributes:
-        is_done: nothing is left to check.
+        is_done: nothing is left to check. bits: one for each sample, set once its record was checked.
     """
 
     # It does not hold the session: a cycle would keep the descriptor until the next garbage collection.
@@ -46,14 +46,14 @@ class Checks:
         self._always = verify == "always" or view is None
         # One bit a sample: its record was checked. Of large records in parts: one bit a block.
         nbytes = 0 if self.is_done or self._always else -(-index.length // 8)
-        self._bits = np.zeros(nbytes, np.uint8).data  # takes memory as it is written
+        self.bits = np.zeros(nbytes, np.uint8).data  # takes memory as it is written
         self._left = index.present
         self._blocks: dict[int, int] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory of this object."""
-        return len(self._bits) + 100 * len(self._blocks)
+        return len(self.bits) + 100 * len(self._blocks)
 
     def place(self, index: int) -> str:
         """The name of a record in messages: "train.zip: record 17 at offset 4,096"."""
@@ -67,7 +67,7 @@ class Checks:
         Raises:
             CorruptRecordError: "train.zip: record 17 at offset 4,096 fails its crc32; run ...".
         """
-        if self.is_done or (not self._always and self._bits[index >> 3] & 1 << (index & 7)):
+        if self.is_done or (not self._always and self.bits[index >> 3] & 1 << (index & 7)):
             return
         assert self._view is not None
         self.check_place(index, row)
@@ -135,13 +135,13 @@ class Checks:
     def _note(self, index: int) -> None:
         # No lock: a fork could freeze it. If two threads lose a bit, a record is checked again.
         if not self._always:
-            self._bits[index >> 3] |= 1 << (index & 7)
+            self.bits[index >> 3] |= 1 << (index & 7)
             self._left -= 1
             self._settle()
 
     def _settle(self) -> None:
         if self._left <= 0:
-            self._left = self.index.present - int.from_bytes(self._bits.tobytes(), "little").bit_count()
+            self._left = self.index.present - int.from_bytes(self.bits.tobytes(), "little").bit_count()
             self.is_done = not self._left
 
     # --- many ---
@@ -179,7 +179,7 @@ class Checks:
             self._check_damaged(int(offset[place]), int(nbytes[place]))
             raise self._error(int(indices[place]), rows[place].item(), "it fails its crc32")
         if not self._always:
-            bits = np.frombuffer(self._bits, np.uint8)
+            bits = np.frombuffer(self.bits, np.uint8)
             np.bitwise_or.at(bits, indices >> 3, np.uint8(1) << (indices & 7).astype(np.uint8))
             self._left -= len(indices)
             self._settle()
@@ -187,7 +187,7 @@ class Checks:
     def _unchecked(self, indices: Ints) -> npt.NDArray[np.bool_]:
         if self._always:
             return np.ones(len(indices), np.bool_)
-        bits = np.frombuffer(self._bits, np.uint8)
+        bits = np.frombuffer(self.bits, np.uint8)
         unchecked: npt.NDArray[np.bool_] = (bits[indices >> 3] >> (indices & 7).astype(np.uint8)) & 1 == 0
         return unchecked
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,16 @@ if TYPE_CHECKING:
 
 # Of a record of this size or more it is looked whether it is in memory.
 _LARGE = 1 << 16
+
+
+class _Plain(NamedTuple):
+    """Records of one schema and size: mapped bytes, rows as numbers, and a bit for each that was checked."""
+
+    view: memoryview
+    numbers: memoryview
+    nbytes: int
+    decoder: Decoder
+    bits: memoryview
 
 
 class Session(Metadata):
@@ -52,6 +62,7 @@ class Session(Metadata):
         # The records of the last gather. _is_bulk: they hold all samples, of one schema.
         self._records: GroupRecords | None = None
         self._is_bulk = False
+        self._plain: _Plain | None = None
 
     @property
     def checks(self) -> Checks:
@@ -182,6 +193,10 @@ class Session(Metadata):
             Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `Reader.read`.
         """
+        plain = self._plain
+        if plain is not None and 0 <= index < self.length and plain.bits[index >> 3] & 1 << (index & 7):
+            offset = plain.numbers[3 * index]
+            return plain.view[offset : offset + plain.nbytes], plain.decoder
         row = self.row(index)
         data = self._stored(index, row, wanted)
         if row[4] & COMPRESSED:
@@ -193,7 +208,17 @@ class Session(Metadata):
         if len(data) < decoder.fixed_nbytes:
             what = f"it has {len(data):,} bytes, its schema needs {decoder.fixed_nbytes:,}"
             raise base.CorruptRecordError(f"{self.checks.place(index)}: {what}", path=self.path, index=index)
+        if self._plain is None and row[1] < _LARGE:
+            self._plain = self._plain_records(decoder)
         return data, decoder
+
+    def _plain_records(self, decoder: Decoder) -> _Plain | None:
+        """What a look-up of one record needs, if all are alike, mapped and checked once."""
+        index, view, numbers = self.index, self._view, self.index.numbers
+        is_alike = index.only_schema is not None and index.least_nbytes == index.most_nbytes
+        if view is None or numbers is None or self.verify != "touch" or not (is_alike and index.is_dense):
+            return None
+        return _Plain(view, numbers, index.most_nbytes, decoder, self.checks.bits)
 
     def _stored(self, index: int, row: Row, wanted: Part = None, *, is_announced: bool = False) -> memoryview:
         """The stored bytes of a record; at least the wanted ones are checked."""
