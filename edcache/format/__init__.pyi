@@ -81,6 +81,7 @@ from .root import Root as Root
 from .root import directory_nbytes as directory_nbytes
 from .root import pack_directory as pack_directory
 from .root import pack_root as pack_root
+from .root import read_places as read_places
 from .root import read_root as read_root
 from .types import EXACT as EXACT
 from .types import Clash as Clash

@@ -8,6 +8,7 @@ takes all at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from edcache.format.chain import Chain
 from edcache.format.columns import read_column
 from edcache.format.entries import Header, PRead, crc32
 from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
-from edcache.format.root import Place, Root
+from edcache.format.root import Place, Root, read_places
 from edcache.format.types import WholeSchema, cast
 
 TableOf = Callable[[Header], ChunkTable | None]
@@ -32,7 +33,7 @@ _PIECE_NBYTES: Final = 1 << 24
 
 
 class Contents:
-    """What is in an archive.
+    """Rows and labels of an archive.
 
     Args:
         chain: walked to its end. pread: reads the file. table_of: tables of its chunks.
@@ -64,6 +65,7 @@ class Contents:
         dropped = () if root is None else root.dropped
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
         self._kept: dict[int, ChunkTable] = {}
+        self._last: dict[str, pa.ChunkedArray | None] = {}
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
         whole, end, room = WholeSchema(chain.where), 0, _MOST_KEPT_NBYTES
         if self.columns:
@@ -97,15 +99,18 @@ class Contents:
         self.label_types = whole.types()
 
     def present(self) -> int:
-        """How many samples have a record; by the chunks, as an archive of 10**9 samples may have few."""
+        """Count the samples that have a record by the chunks: an archive of 10**9 samples may have few."""
         root = self._root if self._trusts_index else None
         samples = [table.samples for table, _ in self._tables(0, self.length)]
         new = np.unique(np.concatenate([np.empty(0, np.int64), *samples]))
         if root is None:
             return len(new)
         old = new[new < root.length]
-        data = self._pread(root.index.offset, root.index.nbytes)
-        known = np.frombuffer(data, ROW)["flags"][old] & PRESENT
+        if not len(old):
+            return root.present + len(new)
+        first, count = int(old[0]), int(old[-1] - old[0]) + 1
+        data = self._pread(root.index.offset + ROW.itemsize * first, ROW.itemsize * count)
+        known = np.frombuffer(data, ROW)["flags"][old - first] & PRESENT
         return root.present + len(new) - int(np.count_nonzero(known))
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -165,7 +170,7 @@ class Contents:
         return pa.table(columns, schema=self.schema)
 
     def failures(self, rows: Rows) -> list[Failure]:
-        """Those of samples that have no record, by rising index. rows: of all samples."""
+        """Failures of samples without a record, by rising index. rows: of all samples."""
         found = [failure for _, failure in self._chain.failures.values() if failure.index < len(rows)]
         return sorted(one for one in found if not rows["flags"][one.index] & PRESENT)
 
@@ -187,23 +192,18 @@ class Contents:
                 yield table, numbers
 
     def _stored(self, name: str) -> pa.ChunkedArray | None:
-        """A column of the root."""
-        column = self.columns.get(name)
-        if column is None or self._root is None:
+        """A column of the root; the last one is kept, as it is asked for window by window."""
+        if name not in self.columns or self._root is None:
             return None
-        try:
-            return StoredLabels(self._root, self._sound, self._chain.where).column(name)
-        except CorruptArchiveError:
-            if self._trusts_index:
-                raise
-            return None
-
-    def _sound(self, places: Sequence[Place]) -> list[memoryview | None]:
-        data = [self._pread(place.offset, place.nbytes) for place in places]
-        return [
-            memoryview(one) if crc32(one) == place.crc32 else None
-            for one, place in zip(data, places, strict=True)
-        ]
+        if name not in self._last:
+            labels = StoredLabels(self._root, partial(read_places, self._pread), self._chain.where)
+            try:
+                self._last = {name: labels.column(name)}
+            except CorruptArchiveError:
+                if self._trusts_index:
+                    raise
+                self._last = {name: None}
+        return self._last[name]
 
 
 class StoredLabels:
@@ -268,10 +268,10 @@ def _check_index(pread: PRead, root: Root, where: str) -> None:
 
 
 def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:
-    """Where the samples of a chunk go in a range, and which of its rows these are; slices if they can be."""
+    """(places, rows): rows of a chunk, and their places in a range of samples; slices if they can be."""
     first, count = int(samples[0]), len(samples)
     if start <= first and int(samples[-1]) == first + count - 1 < stop and np.all(np.diff(samples) == 1):
         return slice(first - start, first - start + count), slice(None)
     inside = np.flatnonzero((samples >= start) & (samples < stop))
-    # Of one sample that a chunk has twice the last counts.
+    # numpy assigns in order: of a sample that a chunk has twice, the last record counts.
     return samples[inside] - start, inside

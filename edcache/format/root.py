@@ -51,7 +51,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Root:
-    """What a sealed archive says of itself.
+    """Contents of root.json: counts, schemas, and places of index and label columns.
 
     length: samples of the dataset. present: those that have a record. chunks: of the file. index: the rows,
     one a sample. labels: the columns by name, one value a sample. dropped: columns that chunks have and the
@@ -161,12 +161,18 @@ def _pack_central(header: Header) -> bytes:
 
 
 def root_place(tail: bytes | memoryview) -> Place | None:
-    """Where the root lies, by the last bytes of a file; None if it does not end as a sealed archive."""
+    """Place of the root, by the last bytes of a file; None if it does not end as a sealed archive."""
     if len(tail) < END_NBYTES:
         return None
     end = bytes(tail[-END_NBYTES:])
     magic, *place = _COMMENT.unpack_from(end, _END.size)
     return Place(*place) if end[:4] == b"PK\x05\x06" and magic == _MAGIC else None
+
+
+def read_places(pread: PRead, places: Sequence[Place]) -> list[memoryview | None]:
+    """The bytes of several places; None for one that fails its crc32."""
+    data = [memoryview(pread(place.offset, place.nbytes)) for place in places]
+    return [one if crc32(one) == place.crc32 else None for one, place in zip(data, places, strict=True)]
 
 
 def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:

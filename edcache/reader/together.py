@@ -42,10 +42,9 @@ class Together:
         # All rows are numbers of this space; where those of each archive begin in it, in numbers.
         self._words = np.frombuffer(space.data[: (high - low) // 8 * 8], "<i8")
         self._firsts = np.array([(_address(one.index.memory) - low) // 8 for one in sessions])
-        self._lengths = np.array([session.length for session in sessions])
-        self._starts = np.cumsum([0, *self._lengths[:-1].tolist()])
+        self._starts = np.cumsum([0, *(one.length for one in sessions[:-1])])
         self._records = GroupRecords(self.decoder, space.data, self._sizes_of)
-        # What is checked is checked for this too.
+        # Rows that were checked point into their file; with verify="never" offsets are compared.
         limits = [one.nbytes - one.index.most_nbytes for one in sessions]
         is_trusted = any(one.verify == "never" for one in sessions)
         self._limits = np.array(limits, np.uint64) if is_trusted else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -323,13 +323,7 @@ class Survey:
         if root is None:
             return
 
-        def read(places: Sequence[format.Place]) -> list[memoryview | None]:
-            data = [memoryview(self._pread(at, nbytes)) for at, nbytes, _ in places]
-            return [
-                one if format.crc32(one) == place.crc32 else None
-                for one, place in zip(data, places, strict=True)
-            ]
-
+        read = partial(format.read_places, self._pread)
         for name, column in root.labels.items():
             stored = format.StoredLabels(root, read, self.path)
             try:

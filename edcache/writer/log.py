@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -281,7 +282,8 @@ class Log:
         stored = pa.nulls(root.length)
         if name not in change.dropped:
             if contents is None and name in root.labels:
-                stored = StoredLabels(root, self._sound, self.file.path).column(name)
+                read = partial(format.read_places, self.file.pread)
+                stored = StoredLabels(root, read, self.file.path).column(name)
             elif contents is not None and name in contents.schema.names:
                 stored = contents.column(name, 0, root.length)
         if isinstance(stored, pa.Array):
@@ -297,12 +299,6 @@ class Log:
         pick[change.index] = root.length + np.arange(len(given))
         return pa.chunked_array([both.take(format.from_numpy(pick, pa.int64()))])
 
-    def _sound(self, places: Sequence[Place]) -> list[memoryview | None]:
-        data = [memoryview(self.file.pread(place.offset, place.nbytes)) for place in places]
-        return [
-            one if format.crc32(one) == place.crc32 else None for one, place in zip(data, places, strict=True)
-        ]
-
 
 def _merged(contents: Contents, name: str, group: _Group) -> Column:
     """Write a column of chunks and of the last root."""
@@ -315,7 +311,7 @@ def _merged(contents: Contents, name: str, group: _Group) -> Column:
 
 
 class _Seen:
-    """What the rows of a seal have in common."""
+    """Common schema and sizes of the rows of a seal."""
 
     def __init__(self) -> None:
         self.present = 0
@@ -416,7 +412,7 @@ class _Group:
         log, last = self.log, self._directory[-format.END_NBYTES :]
         for header in reversed(headers):
             log.file.pwrite(header.offset, format.pack_header(header))
-        # Who finds the end need not look whether the headers are there, also after a power cut.
+        # A reader that finds the end relies on the headers, also after a power cut.
         log.sync()
         log.file.pwrite(self._end + len(self._directory) - len(last), last)
         log.chain.add(log.file.pread, headers)
