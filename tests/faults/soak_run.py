@@ -34,7 +34,7 @@ FAMILIES = (
     "tests/backends/test_redis.py",
     "tests/backends/test_places_faults.py",
     "tests/fuzz",
-    "tests/conformance/attacks",
+    "tests/conformance/test_forged.py",
     "tests/reader/test_stress.py",
     "tests/faults",
     "tests/faults/soak_interrupts.py",
