@@ -174,7 +174,9 @@ def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
         except Exception as error:
             if os.environ.get("EDCACHE_DEBUG", "0") not in ("", "0"):
                 raise
-            print_error(error_line(error, ctx.command.commands[ctx.invoked_subcommand]))  # type: ignore
+            group, name = ctx.command, ctx.invoked_subcommand
+            assert isinstance(group, click.Group)
+            print_error(error_line(error, group.commands[name or ""]))
             raise click.exceptions.Exit(FAILED) from None
 
 

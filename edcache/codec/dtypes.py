@@ -116,7 +116,7 @@ def _has_metadata(dtype: Dtype) -> bool:
 
 
 def remedy(dtype: Dtype) -> str:
-    """How to store an array of a dtype that `describe` refuses, as the end of a message."""
+    """Remedy for an array of a dtype that `describe` refuses, as the end of a message."""
     if _has_metadata(dtype):
         return "drop the metadata of its dtype with .astype()"
     if dtype.names:

@@ -68,7 +68,7 @@ def permuted(positions: Ints, counts: Ints, words: _Words) -> Ints:
             while len(rest):
                 count = (counts if len(counts) == 1 else counts[rest]).astype(np.uint64)
                 low = _root(count - np.uint64(1)) + np.uint64(1)
-                # Where both sizes were odd, each round would be an even permutation, and so would the order.
+                # If both sizes were odd, each round would be an even permutation, and so would the order.
                 low += low & np.uint64(1)
                 keys = _round_keys(words if len(words) == 1 else words[rest], rounds)
                 at = _network(at, low, (count + low - np.uint64(1)) // low, keys)

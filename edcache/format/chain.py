@@ -4,7 +4,7 @@ States of an archive, all of them told by what the last groups of its chain are:
 
     only the head             nothing is there
     ... chunk or note         not sealed: what the last root says, if there is one, and what follows it
-    ... root                  sealed: what the root says
+    ... root                  what the root says; a reader calls it sealed if the zip directory is whole too
     no whole group behind     a torn tail, which the next writer cuts off; or damage (`damage`)
 """
 
@@ -74,7 +74,7 @@ class Chain:
         self.failures: dict[int, tuple[int, Failure]] = {}
         self.durable = 0
         self.unread: tuple[Header, int] | None = None
-        # By name the newest: what a zip directory lists behind the head.
+        # The newest entry of each name: a zip directory lists them behind the head.
         self._entries: dict[str, Header] = {}
 
     def copy(self) -> Chain:
@@ -189,7 +189,7 @@ class Chain:
 
     @property
     def end(self) -> int:
-        """Where the file ends if nothing is torn."""
+        """End of the file without a torn tail, in bytes."""
         if not self.sealed:
             return self._payload_end
         assert self.root is not None

@@ -141,7 +141,7 @@ def link_after(packed: bytes) -> int:
 
 
 class Cursor(NamedTuple):
-    """Where the next entry belongs: its offset, number and link."""
+    """Offset, number and link of the next entry."""
 
     offset: int
     number: int

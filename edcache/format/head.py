@@ -32,7 +32,7 @@ _BEGIN: Final = LOCAL.size + len(HEAD_NAME)
 
 @dataclass(frozen=True)
 class Head:
-    """What an archive says about itself.
+    """Identity and options of an archive.
 
     length: None if it was unknown at creation. codec: "native" or "pickle". compression: as "zstd:19".
     labels: [name, field path or None] of each column. claim_size: consecutive indices of one claim of a fill.
@@ -47,7 +47,7 @@ class Head:
     fingerprint: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """What `parsed_head` reads."""
+        """The object of JSON that `parsed_head` reads."""
         return {"format": "edcache", "version": VERSION, **asdict(self), "uuid": self.uuid.hex()}
 
 

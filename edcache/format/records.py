@@ -64,7 +64,7 @@ def stored_ends(rows: Rows) -> Ints:
 
 
 def keys(samples: Ints, rows: Rows) -> npt.NDArray[np.uint32]:
-    """What the sum of each row has besides the crc32 of its record: uint32 [n].
+    """Keys of rows, which are xored with the crc32s of their records to give their sums: uint32 [n].
 
     Two samples less than 1.9 * 10**9 apart have different keys.
     """
@@ -98,7 +98,7 @@ class Failure:
     traceback: str
 
     def to_json(self) -> list[Any]:
-        """What `failures_of` reads."""
+        """The entry of JSON that `failures_of` reads."""
         return list(astuple(self))
 
 
@@ -117,7 +117,7 @@ def failures_of(value: Any) -> list[Failure]:
 
 @dataclass(frozen=True, slots=True)
 class ChunkTable:
-    """What a chunk says of its records.
+    """Table of a chunk: its samples, rows, schemas and labels.
 
     samples: int64 [n]. rows: `ROW` [n], by rising offset; `schema` counts in `schemas`. label_types: of this
     chunk and all before. labels: a row for each record.
@@ -155,7 +155,7 @@ def table_nbytes(count: int, schemas: Sequence[str], types: LabelTypes, labels: 
 
 
 def records_offset(header: Header) -> int:
-    """Where the records of a chunk start, from the start of the file."""
+    """Offset of the first record of a chunk, from the start of the file."""
     return header.payload_offset + align(header.table_nbytes, 64)
 
 

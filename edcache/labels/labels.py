@@ -46,7 +46,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         self._parent: Labels | None = None  # the whole that the rows are of
         self._rows: Rows | None = None
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        # Of the whole alone.
+        # Kept by the labels of the whole dataset, for all its views.
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._comparable: dict[str, pa.ChunkedArray] = {}
         self._missing: dict[str, npt.NDArray[np.bool_] | None] = {}

@@ -54,7 +54,7 @@ class RecordIndex:
         self.is_dense = present == length
         self.nbytes = 0
         self._rows, self.place, self._fetch = rows, place, fetch
-        # Of each row three numbers: offset, nbytes, and crc32, schema and flags together.
+        # Three numbers a row: offset, nbytes, and crc32, schema and flags together.
         self._words = None if rows is None else rows.view("<i8").reshape(-1, 3)
         # A cast needs a length.
         self.numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
@@ -130,7 +130,7 @@ class RecordIndex:
         return self.rows(indices)["nbytes"].astype(np.int64)
 
     def are_present(self, indices: Ints) -> npt.NDArray[np.bool_]:
-        """Which samples in [0, length) have a record: bool [n]."""
+        """True for each sample in [0, length) that has a record: bool [n]."""
         if self.is_dense:
             return np.ones(len(indices), np.bool_)
         there: npt.NDArray[np.bool_] = self.rows(indices)["flags"] & PRESENT > 0

@@ -20,7 +20,7 @@ from edcache.storage import ByteSource
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
 
-# Of a record of this size or more it is looked whether it is in memory.
+# A record of this many bytes or more is read ahead if it is not in memory.
 _LARGE = 1 << 16
 
 
@@ -213,7 +213,7 @@ class Session(Metadata):
         return data, decoder
 
     def _plain_records(self, decoder: Decoder) -> _Plain | None:
-        """What a look-up of one record needs, if all are alike, mapped and checked once."""
+        """Parts of the short look-up of one record; None unless all are alike, mapped and checked once."""
         index, view, numbers = self.index, self._view, self.index.numbers
         is_alike = index.only_schema is not None and index.least_nbytes == index.most_nbytes
         if view is None or numbers is None or self.verify != "touch" or not (is_alike and index.is_dense):

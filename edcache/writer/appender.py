@@ -156,7 +156,7 @@ class Appender:
         self._log.catch_up()
 
     def presence(self) -> npt.NDArray[np.bool_]:
-        """Which samples the last root says to have a record: bool [its length]."""
+        """True for each sample that has a record, by the last root: bool [its length]."""
         root, read = self.chain.root, self._log.file.pread
         if root is None:
             return np.zeros(0, np.bool_)

@@ -141,7 +141,7 @@ class CacheWriter:
         except BaseException:
             self._close_files()
             raise
-        # Whether the pending samples continue the archive; else behind the last of their given indices.
+        # True if the pending samples continue the archive; False if they have indices of their own.
         self._appending, self._given_end = True, 0
 
     @property

@@ -70,7 +70,7 @@ def plain_engine(requests: Requests) -> HttpEngine:
             f"{url}: storage_options takes headers, request_timeout and request_tries here, not "
             f"{', '.join(unknown)}"
         )
-    # Those of its configuration and environment (FSSPEC_HTTP and the like), if none are given.
+    # If none are given, those of fsspec's configuration and environment (FSSPEC_HTTP and the like).
     configured = fsspec.config.conf.get(url.scheme, {}).get("headers")
     headers = dict(requests.options.get("headers", configured) or {})
     parts = urlsplit(url.url)
