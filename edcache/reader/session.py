@@ -373,11 +373,14 @@ class Session(Metadata):
                     f"{self.path}: the file was replaced since it was opened; open it again", path=self.path
                 )
             size = file.size()
-            has_changed = size != self.size
-            if not self.sealed:
-                # An equal size proves nothing: a writer may have replaced a torn tail by a chunk.
+            if self.sealed:
+                has_changed = size != self.size
+            else:
+                # A size proves nothing: a payload may be half written, a chunk may have replaced a torn tail.
                 entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor)
                 has_changed = next(entries, None) is not None
+                # The end of a seal may follow a look that had its headers already.
+                has_changed = has_changed or format.read_root(file.pread, size, self.path) is not None
             if not has_changed:
                 file.close()
                 return None

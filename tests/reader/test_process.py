@@ -291,6 +291,21 @@ def test_a_reader_sees_more_and_more_while_another_process_appends(tmp_path: Pat
     assert not reader.refresh()
 
 
+def test_a_reader_that_looked_before_the_end_of_a_seal_sees_it_by_refresh(tmp_path: Path) -> None:
+    path = tmp_path / "a.zip"
+    with CacheWriter(path) as w:
+        w.extend(sample(i) for i in range(10))
+    whole = path.read_bytes()
+    os.truncate(path, len(whole) - 46)
+    reader = Reader(path, allow_partial=True)
+    assert (len(reader), reader.sealed, reader.refresh()) == (10, False, False)
+    with path.open("r+b") as f:
+        f.write(whole)
+    assert reader.refresh()
+    assert reader.sealed
+    assert not reader.refresh()
+
+
 def test_a_view_of_an_open_cache_stays_valid_while_the_archive_grows(tmp_path: Path) -> None:
     path = tmp_path / "growing.zip"
     with CacheWriter(path, in_memory_keys=["y"]) as w:
