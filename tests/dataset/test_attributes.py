@@ -249,23 +249,3 @@ def test_a_name_is_no_index_and_the_message_says_what_to_do(ds, name):
             f"index {name!r} of type str; {ADVICE}; ds.labels[{name!r}] is a label column, "
             f"ds.select({name!r}) is a view of this field"
         )
-
-
-def test_all_that_counts_as_an_integer_is_an_index(ds):
-    for three in (np.int8(3), np.uint64(3), torch.tensor(3), np.array(3)):
-        assert same(ds[three], sample(3))
-        assert same(ds[2:][three], sample(5))
-
-
-def test_lists_arrays_and_masks_are_views(ds):
-    mask = [k in (1, 6) for k in range(COUNT)]
-    for index in (
-        [1, 6],
-        np.array([1, 6], np.uint8),
-        torch.tensor([1, 6]),
-        range(1, 7, 5),
-        mask,
-        np.array(mask),
-    ):
-        assert ds[index].indices.tolist() == [1, 6]
-    assert len(ds[[]]) == 0

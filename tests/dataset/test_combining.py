@@ -193,17 +193,6 @@ def test_a_batch_of_unlike_samples_is_what_default_collate_makes_of_them(tmp_pat
                 assert same(found, expected)
 
 
-def test_each_part_keeps_its_fields_and_transforms(two):
-    one = two[0].select("label").with_transform(lambda s: {"label": -s["label"]})
-    both = edcache.concat([one, two[1].select("label", "name")])
-    assert both[3] == {"label": -3}
-    assert both[21] == {"label": 1, "name": "n21"}
-    assert both.batch([3, 4])["label"].tolist() == [-3, -4]
-    assert both.select("label").batch([3, 24])["label"].tolist() == [-3, 4]
-    assert both.select("label")[2:4][1] == {"label": -3}
-    assert [s["label"] for s in both.select("label")[:4]] == [0, -1, -2, -3]
-
-
 def test_a_damaged_record_is_named_whichever_archive_it_is_in(two):
     path = two[1].path
     offset = int(two[1]._reader.rows["offset"][4])
@@ -294,15 +283,6 @@ def test_fields_stand_side_by_side(two, features, in_bulk):
     wanted = [sample(k) | feature(k) for k in (4, 2, 4)]
     assert same(zipped.batch([4, 2, -16]), default_collate(wanted))
     assert same(zipped[::2].batch([2, 1, 2]), default_collate(wanted))
-
-
-def test_a_zipped_sample_is_the_merged_dict(two, features):
-    zipped = edcache.zip_fields(two[0][::-1], features[::-1])
-    assert same(zipped[3], sample(16) | feature(16))
-    assert same(zipped[-1], sample(0) | feature(0))
-    assert len(zipped) == 20
-    with pytest.raises(SampleIndexError):
-        zipped[20]
 
 
 def test_fields_of_either_side_are_selected_in_the_order_asked(two, features):

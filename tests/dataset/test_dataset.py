@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Subset, random_split
 
 import edcache
 from edcache import CachedDataset, CacheWriter, View
@@ -22,12 +21,10 @@ from edcache.errors import (
     ArchiveNotFoundError,
     CodecError,
     EdcacheError,
-    LabelError,
     MissingSampleError,
     OptionError,
     SampleIndexError,
     StaleCacheError,
-    UnknownLabelError,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
@@ -100,20 +97,6 @@ def test_a_later_construction_asks_the_source_for_no_sample(cache: CachedDataset
     assert names(later) == [f"n{i}" for i in range(10)]
 
 
-def test_samples_equal_those_of_the_source(cache: CachedDataset) -> None:
-    sample = cache[7]
-    assert list(sample) == ["image", "x", "name", "y"]
-    assert sample["image"].dtype == torch.uint8
-    assert sample["image"].tolist() == [[7, 7, 7], [7, 7, 7]]
-    assert sample["x"].dtype == np.float64
-    assert sample["x"].tolist() == [7.0, 8.0, 9.0]
-    assert (sample["name"], sample["y"]) == ("n7", 3)
-
-
-def test_from_cache_needs_no_source(cache: CachedDataset, path: Path) -> None:
-    assert names(CachedDataset.from_cache(path)) == [f"n{i}" for i in range(10)]
-
-
 def test_none_as_the_source_opens_what_is_there(cache: CachedDataset, path: Path) -> None:
     assert names(CachedDataset(None, path))[9] == "n9"
 
@@ -127,14 +110,6 @@ def test_from_cache_of_no_file_says_what_to_do(path: Path) -> None:
     with pytest.raises(ArchiveNotFoundError, match=r"ten\.zip: no such file; check the path, or build the"):
         CachedDataset.from_cache(path)
     assert not path.exists()
-
-
-def test_from_cache_refuses_options_it_does_not_know(cache: CachedDataset, path: Path) -> None:
-    with pytest.raises(
-        OptionError,
-        match=r"takes no chunk_size, lazy\. It takes allow_partial, ",
-    ):
-        CachedDataset.from_cache(path, lazy=True, chunk_size=3)
 
 
 def test_path_and_labels_come_from_the_sources_attributes(tmp_path: Path) -> None:
@@ -251,12 +226,6 @@ def test_an_index_past_the_end_is_an_index_error(cache: CachedDataset, index: An
     assert type(caught.value) is SampleIndexError
 
 
-@pytest.mark.parametrize("index", ["a", 1.0, None, np.float64(2), [[0, 1]]])
-def test_what_is_no_index_is_refused(cache: CachedDataset, index: Any) -> None:
-    with pytest.raises(OptionError, match="use an int, a slice, a list of ints, an int array or a bool mask"):
-        cache[index]
-
-
 @pytest.mark.parametrize("index", [[0.5, 1.7], ["a"], [0, None], np.array([1.0, 2.0])])
 def test_a_list_of_what_is_no_index_is_refused(cache: CachedDataset, index: Any) -> None:
     with pytest.raises(OptionError):
@@ -276,6 +245,7 @@ def test_a_list_of_what_is_no_index_is_refused(cache: CachedDataset, index: Any)
         (np.arange(10) % 5 == 1, [1, 6]),
         ([True] + [False] * 8 + [True], [0, 9]),
         (torch.arange(10) > 7, [8, 9]),
+        (range(1, 7, 5), [1, 6]),
     ],
 )
 def test_slices_lists_arrays_and_masks_give_views(
@@ -295,14 +265,6 @@ def test_an_index_array_past_the_end_names_the_entry(cache: CachedDataset) -> No
 def test_a_mask_of_another_length_is_refused(cache: CachedDataset) -> None:
     with pytest.raises(OptionError, match="mask has 3 entries, but the dataset has 10"):
         cache[[True, False, True]]
-
-
-def test_iteration_ends_and_can_begin_again(cache: CachedDataset) -> None:
-    assert len(list(cache)) == len(list(cache)) == len(cache) == 10
-
-
-def test_getitems_gives_the_samples_of_a_batch(cache: CachedDataset) -> None:
-    assert [sample["name"] for sample in cache.__getitems__([4, 0, 4])] == ["n4", "n0", "n4"]
 
 
 def test_getitems_past_the_end_is_an_index_error(cache: CachedDataset) -> None:
@@ -336,12 +298,6 @@ def test_views_of_the_file_outlive_the_dataset(cache: CachedDataset, path: Path)
 # ------------------------------------------------------------------------------ state, labels, repr
 
 
-def test_complete_and_missing_of_a_whole_archive(cache: CachedDataset) -> None:
-    assert cache.complete is True
-    assert cache.missing.dtype == np.int64
-    assert cache.missing.tolist() == []
-
-
 def test_complete_and_missing_of_a_part(path: Path) -> None:
     with CacheWriter(path) as writer:
         for i in (1, 4):
@@ -367,36 +323,6 @@ def test_a_source_completes_what_a_writer_left(path: Path) -> None:
     source = Source(4)
     assert names(CachedDataset(source, path, fingerprint=False)) == ["n0", "n1", "kept", "n3"]
     assert source.computed == [0, 1, 3]
-
-
-def test_labels_are_arrays_by_name(cache: CachedDataset) -> None:
-    assert list(cache.labels) == ["y", "name"]
-    assert cache.labels["y"].dtype == np.int64
-    assert cache.labels["y"].tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
-    assert cache.labels["name"].tolist() == [f"n{i}" for i in range(10)]
-
-
-def test_labels_have_a_table_and_a_data_frame(cache: CachedDataset) -> None:
-    pytest.importorskip("pandas")
-    assert cache.labels.table.slice(2, 1).to_pylist() == [{"y": 2, "name": "n2"}]
-    assert cache.labels.table.to_pandas()["y"].sum() == 13
-
-
-def test_an_unknown_label_lists_what_there_is(cache: CachedDataset) -> None:
-    with pytest.raises(UnknownLabelError, match='no label "z"; this archive has: y, name'):
-        cache.labels["z"]
-
-
-def test_labels_may_be_mapped_from_paths_and_functions(path: Path) -> None:
-    keys = {"kind": "y", "odd": lambda sample: sample["y"] % 2 == 1}
-    cache = CachedDataset(Source(4), path, in_memory_keys=keys)
-    assert cache.labels["kind"].tolist() == [0, 1, 2, 3]
-    assert cache.labels["odd"].tolist() == [False, True, False, True]
-
-
-def test_a_label_that_is_no_single_value_is_refused(path: Path) -> None:
-    with pytest.raises(LabelError, match=r'ten\.zip: label "image": sample 0 is '):
-        CachedDataset(Source(), path, in_memory_keys=["image"])
 
 
 def test_repr_tells_path_length_and_labels(cache: CachedDataset, path: Path) -> None:
@@ -449,21 +375,6 @@ def test_a_lazy_dataset_pickles_with_its_source(path: Path) -> None:
     copy = pickle.loads(pickle.dumps(CachedDataset(Source(), path, lazy=True)))
     assert copy[4]["name"] == "n4"
     copy.close()
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_sees_every_sample_once(cache: CachedDataset, workers: int) -> None:
-    seen: list[str] = []
-    for batch in DataLoader(cache, batch_size=4, shuffle=True, num_workers=workers):
-        assert batch["image"].shape[1:] == (2, 3)
-        seen += batch["name"]
-    assert sorted(seen) == [f"n{i}" for i in range(10)]
-
-
-def test_subset_and_random_split_work(cache: CachedDataset) -> None:
-    assert [s["name"] for s in Subset(cache, [9, 1])] == ["n9", "n1"]
-    parts = random_split(cache, [7, 3], generator=torch.Generator().manual_seed(0))
-    assert sorted(s["name"] for part in parts for s in part) == [f"n{i}" for i in range(10)]
 
 
 def test_a_read_only_archive_in_a_read_only_folder_opens() -> None:

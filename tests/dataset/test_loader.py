@@ -124,15 +124,6 @@ def test_it_works_on_views_selections_and_empty_datasets(ds):
     assert list(ds.loader(COUNT + 1, drop_last=True)) == []
 
 
-def test_text_and_what_varies_is_collated_too(tmp_path):
-    made = [{"x": torch.arange(3) + k, "y": torch.zeros(k // 8, 2), "t": f"{k}" * k} for k in range(24)]
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend(made)
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
-    batches = list(ds.loader(8, reuse=False))
-    assert same(batches, [default_collate(made[k : k + 8]) for k in (0, 8, 16)])
-
-
 def test_with_batch_transform_it_gives_what_that_gives(archive):
     seen = []
 
@@ -144,11 +135,6 @@ def test_with_batch_transform_it_gives_what_that_gives(archive):
     assert torch.cat(list(ds.loader(10))).tolist() == [2 * k for k in range(COUNT)]
     assert len(seen) == 11
     assert all(name.startswith("edcache-loader") for name in seen)
-
-
-def test_with_transform_it_gives_the_transformed(archive):
-    ds = CachedDataset.from_cache(archive, transform=lambda s: s["label"] + 1)
-    assert torch.cat(list(ds.loader(10))).tolist() == [k + 1 for k in range(COUNT)]
 
 
 # --- order ------------------------------------------------------------------------------------------
@@ -183,14 +169,6 @@ def test_without_a_seed_torchs_generator_gives_one(ds):
     assert first(1) != first(2)
 
 
-def test_drop_last_leaves_the_incomplete_batch_out(ds):
-    loader = ds.loader(10, drop_last=True, shuffle=True, seed=1)
-    assert len(loader) == 10
-    for _ in range(2):
-        sizes = [len(batch["label"]) for batch in loader]
-        assert sizes == [10] * 10
-
-
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_an_epoch_is_over_with_its_last_batch_whether_or_not_one_more_is_asked_for(ds, drop_last):
     """Lightning, and whoever counts batches, asks for no more."""
@@ -209,15 +187,6 @@ def test_an_epoch_is_over_with_its_last_batch_whether_or_not_one_more_is_asked_f
     counted.load_state_dict(state)
     counted.set_epoch(2)
     assert labels(counted) == []
-
-
-def test_an_epoch_that_was_abandoned_begins_anew(ds):
-    loader = ds.loader(8, shuffle=True, seed=3)
-    whole = labels(loader)
-    loader.set_epoch(0)
-    for _ in loader:
-        break
-    assert labels(loader) == whole
 
 
 # --- samplers ---------------------------------------------------------------------------------------
@@ -443,16 +412,6 @@ def test_what_a_batch_transform_raises_amid_several_comes_at_its_batch(plain_arc
         assert len({tuple(call) for call in calls}) == len(calls), "a batch was transformed twice"
 
 
-def test_a_slice_that_is_gathered_with_a_corrupt_record_comes_up_to_it(tmp_path, plain_archive):
-    path = tmp_path / "b.zip"
-    path.write_bytes(plain_archive.read_bytes())
-    flip(path, int(CachedDataset.from_cache(path)._reader.rows["offset"][777]))
-    loader = CachedDataset.from_cache(path).loader(2)
-    for _ in range(3):
-        found, error = consume(loader)
-        assert (found, type(error)) == (list(range(776)), CorruptRecordError)
-
-
 def test_memory_is_used_again(ds):
     loader = ds.loader(2)
     places = [batch["image"].data_ptr() for _ in range(20) for batch in loader]
@@ -653,12 +612,6 @@ def test_abandoning_an_iteration_leaves_no_thread(ds, abandon):
     assert our_threads() == []
 
 
-def test_a_finished_epoch_leaves_no_thread(ds):
-    iterator = iter(ds.loader(20))
-    list(iterator)
-    assert our_threads() == []
-
-
 EXITING = """
 import sys, edcache
 loader = edcache.CachedDataset.from_cache(sys.argv[1]).loader(2, shuffle=True)
@@ -716,17 +669,6 @@ def test_torch_uses_no_other_threads_in_those_of_a_loader(archive):
     assert set(found) == {1}
 
 
-def test_two_loaders_at_once_do_not_meet(ds):
-    one, other = ds.loader(7, shuffle=True, seed=1), ds[10:].loader(5, shuffle=True, seed=2)
-    seen = [], []
-    for first, second in zip(one, other, strict=False):
-        assert same(first, expected(first["label"].tolist()))
-        assert same(second, expected(second["label"].tolist()))
-        seen[0].append(first)
-        seen[1].append(second)
-    assert len(seen[0]) == 15
-
-
 def test_two_loaders_in_two_threads_do_not_meet(ds):
     found = {}
 
@@ -764,11 +706,6 @@ def test_wrong_options_are_refused(ds, options, text):
     with pytest.raises(OptionError) as caught:
         ds.loader(**{"batch_size": 4, **options})
     assert str(caught.value) == text
-
-
-@pytest.mark.parametrize("seed", [-1, 1 << 70, 0])
-def test_any_integer_is_a_seed(ds, seed):
-    assert sorted(labels(ds.loader(50, shuffle=True, seed=seed))) == list(range(COUNT))
 
 
 def test_a_device_is_where_the_batches_are(ds):

@@ -100,16 +100,6 @@ def test_an_order_is_what_a_loop_over_all_draws_gives(parts, data):
     assert [mixture.order(1)[p] for p in places] == [expected[stop + p] for p in places]
 
 
-def test_a_dataset_is_drawn_to_its_end_before_it_begins_again(parts):
-    mixture = edcache.mix(parts, [5, 3, 2], stop=400)
-    which, places = sources_of(mixture)
-    small = places[which == 1]
-    assert len(small) == 120
-    passes = small[: 120 // 7 * 7].reshape(-1, 7)
-    assert (np.sort(passes, axis=1) == np.arange(7)).all()
-    assert len({tuple(one) for one in passes.tolist()}) > 10
-
-
 @pytest.mark.parametrize("weights", [[5, 3, 2], [1, 1, 1], [50, 7, 23], [0, 1, 1]])
 def test_an_epoch_ends_with_the_first_or_the_last_dataset(parts, weights):
     sizes = np.array([50, 7, 23])
@@ -126,12 +116,6 @@ def test_an_epoch_ends_with_the_first_or_the_last_dataset(parts, weights):
         OptionError, match='stop="longest", and dataset 0 is never drawn from to its end; give a'
     ):
         edcache.mix(parts, [0, 1, 1], stop="longest")
-
-
-def test_epochs_go_on_where_the_last_one_stopped(parts):
-    mixture = edcache.mix(parts, [5, 3, 2], stop=31, seed=4)
-    one = edcache.mix(parts, [5, 3, 2], stop=310, seed=4)
-    assert [i for _ in range(10) for i in mixture] == list(one)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

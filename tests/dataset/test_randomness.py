@@ -316,25 +316,6 @@ def test_parts_of_what_is_put_together_have_their_own_indices(view, ds):
 # --- global generators --------------------------------------------------------------------------------
 
 
-def test_functions_that_draw_from_the_global_generator_are_seeded_by_hand(ds):
-    """As docs/howto/views.md has it."""
-
-    def augmented(sample, rng):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(rng.integers(2**63)))
-            return {**sample, "noise": float(torch.rand(()))}
-
-    view = ds.with_transform(augmented, seed=5)
-    torch.manual_seed(1)
-    wanted = torch.rand(3)
-    torch.manual_seed(1)
-    first = [sample["noise"] for sample in view]
-    assert torch.equal(torch.rand(3), wanted)
-    assert len(set(first)) == COUNT
-    view.set_epoch(0)
-    assert [noise for batch in DataLoader(view, 7, num_workers=2) for noise in batch["noise"]] == first
-
-
 # --- values and their quality ---------------------------------------------------------------------------
 
 
@@ -345,26 +326,6 @@ def test_the_numbers_are_those_of_every_platform_and_release(ds):
         view = ds.with_transform(noisy, seed=seed)
         view.set_epoch(epoch)
         assert view[index]["noise"] == case["raw"] == expected(seed, epoch, index)
-
-
-def test_bits_of_samples_epochs_and_seeds_have_nothing_in_common(ds):
-    def bits(sample, rng):
-        return np.unpackbits(rng.integers(0, 256, 16, np.uint8))
-
-    rows = []
-    for seed in range(8):
-        view = ds.with_transform(bits, seed=seed)
-        for epoch in range(8):
-            view.set_epoch(epoch)
-            rows += list(view)
-    signs = np.array(rows, np.float64) * 2 - 1  # 2,560 rows of 128
-    deviation = np.abs(signs.mean(0)) * np.sqrt(len(signs))
-    assert deviation.max() < 5
-    assert (deviation**2).mean() < 1.6
-    agreement = signs @ signs.T / np.sqrt(signs.shape[1])
-    np.fill_diagonal(agreement, 0)
-    assert np.abs(agreement).max() < 7  # of 3 million pairs
-    assert abs((agreement**2).sum() / (len(signs) * (len(signs) - 1)) - 1) < 0.02
 
 
 # --- what is refused ------------------------------------------------------------------------------------

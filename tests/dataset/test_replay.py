@@ -291,6 +291,10 @@ def test_which_computes_no_epoch_of_a_billion_samples():
         (lambda s: s.which(-1), "step=-1; give 0 or more"),
         (lambda s: s.which(0, 2), "rank=2 of 1; give 0 to 0"),
         (lambda s: s.which(0, batch_size=0), "batch_size=0; give 1 or more"),
+        (lambda s: s.which(0, epoch=-1), "epoch=-1; give 0 or more"),
+        (lambda s: s.which(0, epoch=1.5), "epoch=1.5; give 0 or more"),
+        (lambda s: s.set_epoch(-1), "epoch=-1; give 0 or more"),
+        (lambda s: s.set_epoch(None), "epoch=None; give 0 or more"),
         (lambda s: s.state_dict(-1), "steps=-1; give 0 or more"),
         (
             lambda s: s.state_dict(3),
@@ -557,9 +561,3 @@ def test_states_are_plain_whatever_the_options_are(tmp_path):
         state = json.loads(json.dumps(sampler.state_dict(n(1), batch_size=n(1))))
         sampler.load_state_dict(state)
         assert sampler.state_dict(0) == state
-
-
-@pytest.mark.parametrize("epoch", [-1, 1.5])
-def test_an_epoch_that_does_not_exist_is_not_told_of(epoch):
-    with pytest.raises(OptionError, match="epoch=.*; give 0 or more"):
-        Shuffle(range(9)).which(0, epoch=epoch)

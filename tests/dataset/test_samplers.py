@@ -166,13 +166,6 @@ def test_ranks_share_an_epoch_as_a_distributed_sampler_shares_a_dataset(make, un
 
 
 @every_sampler
-def test_ranks_take_turns(make):
-    whole = list(make(some(40)))
-    shares = [list(make(some(40), num_replicas=2, rank=rank)) for rank in (0, 1)]
-    assert shares == [whole[0::2], (whole + whole[: len(whole) % 2])[1::2]]
-
-
-@every_sampler
 def test_a_state_taken_anywhere_continues_exactly(make, tally):
     ds = some(41)
     sampler = make(ds, seed=9)
@@ -204,18 +197,6 @@ def test_a_state_taken_anywhere_continues_exactly(make, tally):
         tally("states of samplers resumed")
 
 
-@every_sampler
-def test_a_resumed_epoch_can_be_interrupted_again(make):
-    whole, found = list(make(some(COUNT))), []
-    sampler = make(some(COUNT))
-    while len(found) < len(whole):
-        found += itertools.islice(sampler, 7)
-        state = sampler.state_dict()
-        sampler = make(some(COUNT))
-        sampler.load_state_dict(state)
-    assert found == whole
-
-
 def test_another_epoch_than_that_of_a_loaded_state_begins_at_its_beginning():
     sampler, fresh = Balanced(some(40), "label"), Balanced(some(40), "label")
     list(itertools.islice(fresh, 9))
@@ -225,13 +206,6 @@ def test_another_epoch_than_that_of_a_loaded_state_begins_at_its_beginning():
     assert sampler.state_dict() == fresh.state_dict()
     assert (sampler.state_dict()["epoch"], sampler.state_dict()["consumed"]) == (1, 0)
     assert list(sampler) == list(fresh)
-
-
-def test_an_epoch_that_was_finished_can_be_asked_for_again():
-    sampler = Balanced(some(40), "label")
-    first = list(sampler)
-    sampler.set_epoch(0)
-    assert list(sampler) == first
 
 
 @every_sampler
@@ -248,23 +222,6 @@ def test_an_iterator_that_is_never_used_takes_nothing(make):
         expected = epochs[0][taken:] or epochs[1]
         assert list(used) == expected
         del unused
-
-
-@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.full)])
-@pytest.mark.parametrize("taken", [0, 3, 6])
-def test_a_data_loader_goes_on_with_batches_of_the_sampler(ds, workers, taken):
-    ds = ds.select("x")
-
-    def made():
-        return Shuffle(ds, 1, global_batch_size=34, uneven="allow")
-
-    whole = [made().which(step).tolist() for step in range(6)]
-    sampler = made()
-    sampler.load_state_dict(made().state_dict(taken))
-    sampler.set_epoch(0)
-    loader = DataLoader(ds, batch_sampler=sampler, num_workers=workers)
-    assert [batch["x"].flatten().tolist() for batch in loader] == whole[taken:]
-    assert next(iter(loader))["x"].flatten().tolist() == made().which(0, epoch=1).tolist()
 
 
 def test_batches_where_a_data_loader_takes_positions_are_refused(ds):
@@ -342,13 +299,6 @@ def test_wrong_ranks_are_refused(make, options, text):
     with pytest.raises(OptionError) as caught:
         make(some(40), **options)
     assert str(caught.value) == text
-
-
-@pytest.mark.parametrize("epoch", [-1, 1.0, None])
-def test_a_wrong_epoch_is_refused(epoch):
-    with pytest.raises(OptionError) as caught:
-        Balanced(some(40), "label").set_epoch(epoch)
-    assert str(caught.value) == f"epoch={epoch!r}; give 0 or more"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -682,18 +632,6 @@ def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
                 assert np.ptp(place[by_chunk[start : start + each]]) < (2 * buffer + 1) * each
 
 
-def test_chunk_shuffle_begins_with_parts_of_chunks_and_its_lanes_change_windows_one_by_one():
-    drawn = ChunkShuffle(Labelled(80_000, chunk=500), 16, seed=1).order(0)[:]
-    for lane in range(8):
-        first = np.sort(drawn[lane::8][:15])
-        assert np.count_nonzero(np.diff(first) > 30) <= 1, "more than a part of two chunks"
-    _, begun = np.unique(drawn // 500, return_index=True)
-    begun = np.sort(begun[begun > 16_000])
-    most = max(np.searchsorted(begun, k + 1_000) - np.searchsorted(begun, k) for k in begun.tolist())
-    # Two a lane, and each lane changes after 8,000 draws. All at once they would be 16.
-    assert most <= 6
-
-
 def test_an_epoch_of_chunk_shuffle_over_a_billion_samples_begins_at_once():
     began = time.process_time()
     tracemalloc.start()
@@ -757,13 +695,6 @@ def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, 
         assert ds._chunk_size() <= 7
         assert len(ds) / ds._chunk_size() <= touched + len(parts)
         tally("views of concatenations with runs")
-
-
-def test_chunk_shuffle_lets_ranks_read_different_chunks():
-    ds = some(4000)
-    read = [{k // 10 for k in ChunkShuffle(ds, 4, num_replicas=4, rank=rank)} for rank in range(4)]
-    shared = sum(map(len, read)) - 400
-    assert shared <= 9, "chunks that two ranks read: those where one of the 8 lanes ends"
 
 
 def quality(order, chunk_size):
@@ -880,18 +811,6 @@ def test_the_loader_follows_a_sampler_that_is_told_of_an_epoch(make, ds):
     assert sampler.epoch == 6
 
 
-def test_the_loader_tells_torchs_distributed_sampler_of_every_epoch(ds):
-    def fresh():
-        return ds.select("x").loader(8, sampler=DistributedSampler(ds, 2, 1, seed=3))
-
-    loader = fresh()
-    epochs = [read(loader) for _ in range(3)]
-    assert len({str(epoch) for epoch in epochs}) == 3
-    loader = fresh()
-    loader.set_epoch(1)
-    assert read(loader) == epochs[1]
-
-
 def test_the_loader_takes_batches_of_torchs_batch_sampler(ds):
     batches = BatchSampler(range(20), 7, False)
     loader = ds.select("x").loader(None, sampler=batches)
@@ -929,18 +848,6 @@ def test_the_loader_says_what_a_sampler_should_give(ds):
     assert str(caught.value) == (
         "the sampler gives int64 of shape (); it gives integers, and with batch_size=None lists of them"
     )
-
-
-def test_samplers_are_an_attribute_of_the_package():
-    assert edcache.samplers.__all__ == [
-        "Balanced",
-        "ByLength",
-        "ChunkShuffle",
-        "Mixture",
-        "Sequential",
-        "Shuffle",
-        "Weighted",
-    ]
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

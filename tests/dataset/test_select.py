@@ -148,22 +148,6 @@ def ds(tmp_path):
     return write(tmp_path / "a.zip", map(sample, range(40)), in_memory_keys=KEYS, chunk_size=16)
 
 
-def test_fields_come_in_the_order_asked(ds):
-    view = ds.select("kind", "target.boxes", "label")
-    assert list(view[7]) == ["kind", "target.boxes", "label"]
-    assert list(view.batch([7, 7])) == ["kind", "target.boxes", "label"]
-    pairs = ds.select("label", "image", as_tuple=True)
-    assert same(pairs[7], (2, sample(7)["image"]))
-    assert type(pairs.batch([7, 8])) is list
-
-
-def test_containers_and_nested_fields_are_selected(ds):
-    view = ds.select("target", "target.name", ("target", "area"))
-    expected = {"target": sample(8)["target"], "target.name": "n8", ("target", "area"): 80}
-    assert same(view[8], expected)
-    assert same(view.batch([8, 8]), default_collate([expected, expected]))
-
-
 def test_a_whole_key_goes_before_a_dotted_path(tmp_path):
     made = [{"a.b": k, "a": {"b": k + 100, "c": k + 200}} for k in range(4)]
     ds = write(tmp_path / "a.zip", made, in_memory_keys={"one": "a.b", "two": ("a", "b")})
@@ -397,14 +381,6 @@ def test_pickled_records_are_selected_from_where_that_is_allowed(tmp_path):
         CachedDataset.from_cache(tmp_path / "a.zip").select("x")[0]
 
 
-def test_a_transform_gets_what_was_selected(ds):
-    seen = []
-    live = CachedDataset.from_cache(ds.path, transform=lambda s: seen.append(list(s)) or s["label"])
-    assert live.select("label", "kind")[7] == 2
-    assert live.select("label").batch([7, 8]).tolist() == [2, 3]
-    assert seen == [["label", "kind"], ["label"], ["label"]]
-
-
 # --- the bytes that are read ------------------------------------------------------------------------
 
 MIB = 1 << 20
@@ -478,18 +454,6 @@ def test_damage_in_the_field_is_met(big, field):
         assert same(damaged.select(field)[0], {field: large(0)[field]})
         assert same(damaged.select("image")[0], {"image": large(0)["image"]})
         flipped(big, offset + place)
-
-
-def test_a_field_that_was_checked_says_nothing_of_the_others(big):
-    damaged = flipped(big, int(big._reader.rows["offset"][1]) + 5000)
-    for _ in range(3):
-        assert same(
-            damaged.select("mask").batch([0, 1, 2])["mask"], torch.stack([large(k)["mask"] for k in range(3)])
-        )
-        with pytest.raises(CorruptRecordError):
-            damaged.batch([0, 1])
-        with pytest.raises(CorruptRecordError):
-            damaged.select("image")[1]
 
 
 def test_always_checks_the_whole_record_and_never_none_of_it(big):

@@ -2,7 +2,6 @@
 
 import gzip
 import itertools
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -225,12 +224,6 @@ def small(tmp_path_factory):
         for k, (y, g) in enumerate(zip([None, 0, 0, 0, 1, 1, 2, 2, 2, 2], "abbcccdddd", strict=True)):
             w.append({"y": y, "g": g, "box": [k, k], "t": "xy"[k % 2]})
     return CachedDataset.from_cache(path)
-
-
-def test_a_missing_label_is_a_class_of_its_own(small):
-    for view in small.split(0.5, 0.5, stratify="y"):
-        assert Counter(view.labels["y"].tolist())[2] == 2
-    assert sum(view.labels["y"].tolist().count(None) for view in small.split(0.5, 0.5, stratify="y")) == 1
 
 
 def test_groups_and_classes_may_be_text(small):

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import random
 
 import numpy as np
 import pytest
@@ -195,9 +194,3 @@ def test_an_archive_that_is_deleted_or_replaced_is_read_on(tmp_path):
     assert ds[4]["label"] == 4
     with pytest.raises(StaleArchiveError, match=r"1\.zip: the file was replaced since it was opened"):
         ds.parts[1].refresh()
-
-
-def test_samples_of_any_order_in_threads(ds):
-    chosen = random.Random(1).sample(range(240), 240)
-    batches = list(ds.loader(7, sampler=chosen, num_threads=4, reuse=False))
-    assert [int(k) for batch in batches for k in batch["label"]] == chosen

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import threading
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch.utils.data import DataLoader, Subset, default_collate
 
 import edcache
 from edcache import CachedDataset, CacheWriter, cachable
-from edcache.errors import CorruptRecordError, OptionError, SourceError
+from edcache.errors import CorruptRecordError, OptionError
 
 COUNT = 24
 
@@ -89,22 +88,6 @@ def test_every_sample_is_transformed_each_time_it_is_read(live):
     assert transform.calls() == 3
     assert ds[np.int64(4)]["label"] == 1004
     assert next(iter(ds))["label"] == 1000
-
-
-def test_views_transform_too(live):
-    ds, transform = live
-    for view, indices in (
-        (ds[3:6], range(3, 6)),
-        (ds[[7, 2]], [7, 2]),
-        (ds.filter(label=[9, 8]), [8, 9]),
-        (ds.filter("label > 20")[1:], range(22, COUNT)),
-        (Subset(ds, [4, 3]), [4, 3]),
-    ):
-        transform.calls()
-        assert same([view[i] for i in range(len(view))], expected(indices))
-        assert transform.calls() == len(indices)
-        assert same(next(iter(DataLoader(view, len(view)))), default_collate(expected(indices)))
-        assert transform.calls() == len(indices)
 
 
 def as_it_is(batch):
@@ -222,13 +205,6 @@ def test_a_damaged_record_is_not_transformed(path):
     assert transform.calls() == 0
 
 
-def test_labels_are_those_that_were_stored(live):
-    ds, transform = live
-    assert ds.labels["label"].tolist() == list(range(COUNT))
-    assert len(ds.filter("label < 5")) == 5
-    assert transform.calls() == 0
-
-
 # --- batch_transform --------------------------------------------------------------------------------
 
 
@@ -321,14 +297,6 @@ def test_it_runs_in_the_worker_where_there_is_one(path, context, collate):
         list(one["value"]["image"]) and same(one["value"]["label"], other["value"]["label"])
         for one, other in zip(batches, here, strict=True)
     )
-
-
-def test_it_runs_in_the_threads_of_a_loader(path):
-    main = threading.get_ident()
-    ds = CachedDataset.from_cache(path, batch_transform=lambda batch: (threading.get_ident(), batch))
-    found = list(ds.select("label").loader(5))
-    assert main not in {ident for ident, _ in found}
-    assert torch.cat([batch["label"] for _, batch in found]).tolist() == list(range(COUNT))
 
 
 def refuse(batch):
@@ -468,16 +436,6 @@ def test_the_same_archive_opens_with_any_transform_or_none(tmp_path):
     third = CachedDataset(Source(), tmp_path / "a.zip")
     assert (first[3]["label"], second[3], third[3]["label"]) == (1003, 3, 3)
     assert (tmp_path / "a.zip").read_bytes() == data
-
-
-def test_a_source_that_raises_is_no_matter_of_the_transform(tmp_path):
-    class Broken(Source):
-        def __getitem__(self, k):
-            raise Odd("source")
-
-    ds = CachedDataset(Broken(), tmp_path / "a.zip", lazy=True, transform=doubled)
-    with pytest.raises(SourceError, match="source raised at index 3"):
-        ds[3]
 
 
 # --- the decorator ----------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,12 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 import edcache
-from edcache import CachedDataset, CacheWriter, View
+from edcache import CachedDataset, CacheWriter
 from edcache.dataset import ordering
 from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
 from edcache.format import Head
@@ -117,12 +112,6 @@ def test_filter_works_where_every_record_is_damaged(tmp_path: Path) -> None:
         view[0]
 
 
-def test_a_view_reads_its_own_samples(whole: CachedDataset) -> None:
-    view = whole.filter(split="test")
-    assert numbers(view) == [2, 5, 8, 11, 14, 17, 20, 23]
-    assert (len(view), view[-1]["i"], view[np.int64(1)]["i"]) == (8, 23, 5)
-
-
 @pytest.mark.parametrize("index", [8, -9])
 def test_past_the_end_of_a_view_is_an_index_error(whole: CachedDataset, index: int) -> None:
     with pytest.raises(SampleIndexError, match=rf"index {index} not in \[-8, 8\)"):
@@ -137,23 +126,6 @@ def test_a_text_that_no_sample_has_is_told_where_nothing_is_found(whole: CachedD
             assert len(ds.filter(where) if where else ds.filter(split="trian")) == 0
     assert len(whole.filter(split="test").filter(split="train")) == 0
     assert len(whole.filter(split=["trian", "test"])) > 0
-
-
-def test_an_empty_view_is_empty(whole: CachedDataset) -> None:
-    view = whole.filter(y=99)
-    assert (len(view), list(view), view.labels["y"].tolist(), view.filter(y=1).indices.tolist()) == (
-        0,
-        [],
-        [],
-        [],
-    )
-
-
-def test_labels_of_a_view_are_those_of_its_samples(whole: CachedDataset) -> None:
-    view = whole[[7, 0, 7]]
-    assert view.labels["y"].tolist() == [2, 0, 2]
-    assert view.labels["split"].tolist() == ["train", "train", "train"]
-    assert view.labels.table["score"].to_pylist() == [None, 0.0, None]
 
 
 def test_a_mask_of_a_view_has_the_views_length(whole: CachedDataset) -> None:
@@ -180,16 +152,6 @@ def test_an_index_array_that_changes_later_does_not_change_the_view(whole: Cache
 def test_an_unknown_column_is_named(whole: CachedDataset) -> None:
     with pytest.raises(UnknownLabelError, match='no label "lable"; this archive has: y, split, score'):
         whole[2:5].filter(lable=1)
-
-
-def test_a_view_pickles(whole: CachedDataset) -> None:
-    copy = pickle.loads(pickle.dumps(whole.filter(split="test")[1:3]))
-    assert (numbers(copy), copy.labels["y"].tolist()) == ([5, 8], [0, 3])
-
-
-def test_a_data_loader_takes_a_view(whole: CachedDataset) -> None:
-    batches = DataLoader(whole.filter(split="test")[["i" != "j"] * 8][1:], batch_size=4, collate_fn=numbers)
-    assert list(batches) == [[5, 8, 11, 14], [17, 20, 23]]
 
 
 def test_repr_of_a_view_tells_how_many_of_which_archive(whole: CachedDataset) -> None:
@@ -255,16 +217,6 @@ def test_groups_have_the_sizes_that_were_asked_for(sizes: list[int]) -> None:
     assert ordering.assigned(None, sizes).tolist() == sorted(groups.tolist())
 
 
-def test_a_view_is_the_same_in_another_process(whole: CachedDataset) -> None:
-    code = (
-        "import sys, edcache; ds = edcache.CachedDataset.from_cache(sys.argv[1]);"
-        "print(ds.shuffle(5).oversample('y', seed=3).split(0.5, 0.5, seed=4)[0].indices.tolist())"
-    )
-    done = subprocess.run([sys.executable, "-c", code, whole.path], capture_output=True, text=True)
-    here = whole.shuffle(5).oversample("y", seed=3).split(0.5, 0.5, seed=4)[0].indices.tolist()
-    assert done.stdout.strip() == str(here), done.stderr
-
-
 # --------------------------------------------------------------------------------------- by label
 
 
@@ -327,19 +279,6 @@ def test_views_of_views_share_the_array(whole: CachedDataset) -> None:
 # ------------------------------------------------------------------------- one field that is a label
 
 
-def test_other_slices_are_views(whole: CachedDataset) -> None:
-    transformed = CachedDataset.from_cache(whole.path, transform=len)
-    views = [
-        whole.select("i"),
-        whole.select("y", "i"),
-        transformed.select("y"),
-        whole.select("y").with_transform(dict),
-    ]
-    for view in views:
-        assert isinstance(view[2:4], View)
-        assert view[2:4].indices.tolist() == [2, 3]
-
-
 # ------------------------------------------------------------------- archives that claim too much
 
 LARGE = 10**8
@@ -397,62 +336,3 @@ def test_without_labels_a_condition_names_in_memory_keys(bare: CachedDataset) ->
 
 
 # ---------------------------------------------------------------------------------- the list model
-
-STEPS = st.one_of(
-    st.tuples(
-        st.just("slice"),
-        st.builds(slice, *[st.none() | st.integers(-30, 30)] * 2, st.sampled_from([1, 2, -1, -3])),
-    ),
-    st.tuples(st.just("pick"), st.lists(st.integers(0, 10_000), max_size=30)),
-    st.tuples(st.just("mask"), st.lists(st.booleans(), min_size=30, max_size=30)),
-    st.tuples(st.just("y"), st.sampled_from([0, 3, [1, 2, 4], range(1, 4), range(0, 5, 2)])),
-    st.tuples(st.just("split"), st.sampled_from(["train", "test", ["test", "train"], "no"])),
-    st.tuples(st.just("score"), st.just(None)),
-    st.tuples(st.just("where"), st.sampled_from(["y >= 2", "not (split == 'test')", "score < 5 or y == 0"])),
-)
-WHERES = {
-    "y >= 2": lambda i: i % 5 >= 2,
-    "not (split == 'test')": lambda i: i % 3 != 2,
-    "score < 5 or y == 0": lambda i: (i % 4 != 3 and i / 2 < 5) or i % 5 == 0,
-}
-
-
-def step_of_a_view(view: Any, kind: str, what: Any) -> View:
-    if kind == "slice":
-        return view[what]
-    if kind == "pick":
-        return view[[number % len(view) for number in what] if len(view) else []]
-    if kind == "mask":
-        mask = what[: len(view)] + [True] * (len(view) - 30)
-        return view[mask] if len(view) % 2 else view.filter(mask)
-    return view.filter(what) if kind == "where" else view.filter(**{kind: what})
-
-
-def step_of_a_list(model: list[int], kind: str, what: Any) -> list[int]:
-    if kind == "slice":
-        return model[what]
-    if kind == "pick":
-        return [model[number % len(model)] for number in what] if model else []
-    if kind == "mask":
-        return [i for place, i in enumerate(model) if place >= 30 or what[place]]
-    if kind == "where":
-        return [i for i in model if WHERES[what](i)]
-    if kind == "score":
-        return [i for i in model if i % 4 == 3]
-    wanted = what if isinstance(what, (list, range)) else [what]
-    return [i for i in model if (i % 5 if kind == "y" else SPLIT[i % 3]) in wanted]
-
-
-@pytest.mark.filterwarnings("ignore:filter.. finds no sample")
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=st.lists(STEPS, max_size=5))
-def test_views_compose_as_lists_do(whole: CachedDataset, steps: list[tuple[str, Any]]) -> None:
-    view: Any = whole
-    model = list(range(LENGTH))
-    for kind, what in steps:
-        view, model = step_of_a_view(view, kind, what), step_of_a_list(model, kind, what)
-        assert view.indices.tolist() == model
-    assert len(view) == len(model)
-    assert view.labels["y"].tolist() == [i % 5 for i in model]
-    assert view.labels["split"].tolist() == [SPLIT[i % 3] for i in model]
-    assert numbers(view) == model

@@ -38,10 +38,6 @@ def numbered(sample):
     return {**sample, "number": int(sample["image"][0, 0])}
 
 
-def cropped(image):
-    return image[:, int(image[0, 0]) % 2 :]
-
-
 def test_transforms_run_in_the_order_given_after_the_caches_own(path):
     ds = CachedDataset.from_cache(path, transform=lambda s: [s["label"]])
     view = ds.with_transform(lambda s: [*s, "first"]).with_transform(lambda s: [*s, "second"])
@@ -87,12 +83,6 @@ def test_fields_selected_before_a_transform_are_all_that_it_gets(ds):
     assert seen == [{"label": 1}]
 
 
-def test_views_of_a_transformed_view_are_transformed(ds):
-    view = ds.with_transform(numbered).filter(label=1).shuffle(3)[::2]
-    assert [made["number"] for made in view] == view.indices.tolist()
-    assert view.labels["label"].tolist() == [1] * len(view)
-
-
 def test_with_transforms_batches_are_collated_from_the_samples(ds):
     view = ds.with_transform(numbered)[[3, 5, 4]]
     wanted = default_collate([numbered(sample(k)) for k in (3, 5, 4)])
@@ -108,9 +98,3 @@ def test_workers_transform(ds, context):
     loader = DataLoader(view, 4, num_workers=1, multiprocessing_context=context)
     assert same(list(loader), list(DataLoader(view, 4)))
     assert pickle.loads(pickle.dumps(view))[5] == {"number": 5, "label": 2}
-
-
-def test_a_batch_transform_of_the_cache_gets_the_batches_of_its_views(path):
-    ds = CachedDataset.from_cache(path, batch_transform=lambda batch: batch["label"].tolist())
-    assert ds.with_transform(numbered).batch([3, 4]) == [0, 1]
-    assert ds[2:].select("label").batch([0]) == [2]
