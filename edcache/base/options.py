@@ -7,6 +7,7 @@ names and types for `**keywords: Unpack[...]`; `takes` tells them to inspect and
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -43,6 +44,10 @@ class Options:
     """Base of the options objects."""
 
     def __post_init__(self) -> None:
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if isinstance(option.default, bool) and not isinstance(value, bool):
+                raise OptionError(f"{option.name}={shown(value)}; give True or False", option=option.name)
         for kind in type(self).__mro__:
             check = vars(kind).get("_check")
             if check is not None:
@@ -59,6 +64,8 @@ class Options:
 
         door: what the user called, for the message.
         """
+        if not isinstance(options, cls | None):
+            raise OptionError(f"{door}(): options={shown(options)}; give a {cls.__name__}, or keywords")
         unknown = sorted(keywords.keys() - cls.names())
         if unknown:
             names = sorted(cls.names())
@@ -129,7 +136,7 @@ class ReadOptions(Options):
         check_choice("verify", self.verify, get_args(Verify))
         check_choice("preload", self.preload, (None, *get_args(Preload)))
         local: object = self.local
-        if local not in (None, False) and not isinstance(local, str | os.PathLike):
+        if not (local is None or local is False or isinstance(local, str | os.PathLike)):
             raise OptionError(
                 f"local={shown(local)}; give a folder, or False to read without a copy", option="local"
             )
@@ -213,12 +220,13 @@ class WriteOptions(Options):
 
     def _check(self) -> None:
         check_count("chunk_size", 1 if self.chunk_size is None else self.chunk_size)
-        sync, choices = self.sync, get_args(get_args(Sync)[0])
-        is_number = isinstance(sync, int | float) and not isinstance(sync, bool)
-        if not (0 < sync < float("inf") if is_number else sync in choices):  # type: ignore[operator]
+        check_choice("codec", self.codec, (None, *get_args(Codec)))
+        choices = get_args(get_args(Sync)[0])
+        if not (is_seconds(self.sync) or (isinstance(self.sync, str) and self.sync in choices)):
             words = ", ".join(map(repr, choices))
             raise OptionError(
-                f"sync={sync!r}; choose one of {words}, or a number of seconds above 0", option="sync"
+                f"sync={shown(self.sync)}; choose one of {words}, or a number of seconds above 0",
+                option="sync",
             )
 
 
@@ -267,8 +275,19 @@ class FillOptions(Options):
     def _check(self) -> None:
         check_choice("on_error", self.on_error, get_args(OnError))
         check_workers(self.num_workers)
-        is_number = isinstance(self.timeout, int | float)
-        if self.timeout is not None and not (is_number and self.timeout > 0):
+        if not (self.progress is None or isinstance(self.progress, bool) or callable(self.progress)):
+            raise OptionError(
+                f"progress={shown(self.progress)}; give True, False, None or a function", option="progress"
+            )
+        context, name = self.multiprocessing_context, "multiprocessing_context"
+        if not callable(getattr(context, "Process", None)):
+            check_choice(name, context, (None, *multiprocessing.get_all_start_methods()))
+        if not (self.executor is None or callable(getattr(self.executor, "submit", None))):
+            raise OptionError(
+                f"executor={shown(self.executor)}; give a concurrent.futures.Executor, or None",
+                option="executor",
+            )
+        if self.timeout is not None and not is_seconds(self.timeout):
             raise OptionError(
                 f"timeout={shown(self.timeout)}; give seconds above 0, or None", option="timeout"
             )
@@ -322,7 +341,7 @@ def checked_function(name: str, function: Any) -> Transform:
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     """Raise OptionError for what is none of the choices of an option."""
-    if value not in choices:
+    if not (value is None or isinstance(value, str)) or value not in choices:
         raise OptionError(
             f"{name}={shown(value)}; choose one of {', '.join(map(repr, choices))}", option=name
         )
@@ -334,9 +353,15 @@ def check_count(name: str, value: object, least: int = 1) -> None:
         raise OptionError(f"{name}={shown(value)}; give {least} or more", option=name)
 
 
+def is_seconds(value: object) -> bool:
+    """True for a finite number above 0."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+
+
 def check_workers(number: object) -> None:
     """Raise OptionError for what is no number of worker processes."""
-    if not (number is None or number == "auto" or (type(number) is int and number >= 0)):
+    is_auto = isinstance(number, str) and number == "auto"
+    if not (number is None or is_auto or (type(number) is int and number >= 0)):
         raise OptionError(f'num_workers={shown(number)}; give 0 or more, or "auto"', option="num_workers")
 
 

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.base import CodecError, CorruptRecordError, OptionError
+from edcache.base import CodecError, CorruptRecordError
 from edcache.codec import dtypes, pickles
 from edcache.codec.columns import Columns
 from edcache.codec.containers import CONTAINERS, disassemble, dump_key
@@ -58,13 +58,11 @@ class Repeated(NamedTuple):
 class Encoder:
     """Turns samples into records and collects the schemas that they need; one thread at a time.
 
-    `codec` is "native" for the closed list of types, "pickle" for anything; OptionError for another.
+    `codec` is "native" for the closed list of types, "pickle" for anything.
     `schemas` has the texts in order of first use, at most 64: the same for the same samples in this order.
     """
 
     def __init__(self, codec: str = "native") -> None:
-        if codec not in ("native", "pickle"):
-            raise OptionError(f'codec={codec!r}: choose "native" or "pickle"')
         self._pickles = codec == "pickle"
         self.schemas: list[str] = []
         self._ids: dict[str, int] = {}

@@ -36,6 +36,8 @@ class CachedDataset(edcache.dataset.CachedDataset):
         **options: Any,
     ) -> None:
         where = os.fspath(path).rstrip("/").removesuffix(".zip") + ".zip"
-        if data_set is not None and not store_at(where, options.get("storage_options")).by_request:
+        store = store_at(where, options.pop("storage_options", None))
+        path = where = store.path  # without credentials, which a traceback with locals would show
+        if data_set is not None and not store.by_request:
             options = {"lazy": True} | options
-        super().__init__(data_set, where, **options)
+        super().__init__(data_set, store, **options)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from edcache import writer
 from edcache.base import ArchiveNotFoundError, OptionError, StorageError
-from edcache.storage import absolute, scheme_of, shown
+from edcache.storage import absolute, scheme_of
 
 Path: TypeAlias = "str | os.PathLike[str]"
 
@@ -37,10 +37,10 @@ def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
         raise OptionError("an empty list names no archive; give the path of one at least")
     seen: set[str] = set()
     for path in archives:
-        real = path if scheme_of(path) else os.path.realpath(absolute(path))
+        real = "" if scheme_of(path) else os.path.realpath(absolute(path))
         if real in seen:
-            raise OptionError(f"{shown(path)}: named twice; edcache.concat() takes a dataset more than once")
-        seen.add(real)
+            raise OptionError(f"{path}: named twice; edcache.concat() takes a dataset more than once")
+        seen |= {real} - {""}
     return archives
 
 

@@ -64,7 +64,8 @@ class ArrayDataset:
         **keywords: Unpack[ReadKeywords],
     ) -> None:
         store = store_at(path, storage_options)
-        path, storage_options = store.path, None  # a traceback with locals would show credentials
+        self._path = path = store.path
+        storage_options = None  # a traceback with locals would show credentials
         self._reader = store.reader(ReadOptions.of(None, keywords, "edcache.numpy.open"))
         self._reader._as_arrays = True
         self._reader.open()  # what is wrong with the archive is said here
@@ -76,7 +77,7 @@ class ArrayDataset:
         return self.__dict__ | {"_labels": None}
 
     def __repr__(self) -> str:
-        return f"edcache.numpy.open({self._reader.path!r})"
+        return f"edcache.numpy.open({self._path!r})"
 
     def __len__(self) -> int:
         return len(self._reader)

@@ -77,11 +77,10 @@ class CachedDataset(ArchiveDataset[T_co]):
         fingerprint: dict[str, Any] | bool | None = None,
         **keywords: Unpack[base.CacheKeywords],
     ) -> None:
+        given = keywords.pop("storage_options", getattr(options, "storage_options", None))
+        store = store_at(_path_of(source) if path is None else path, given)
+        path, given = store.path, None  # a traceback with locals would show credentials
         options = CacheOptions.of(options, keywords, "CachedDataset")
-        store = store_at(_path_of(source) if path is None else path, options.storage_options)
-        # Some tracebacks show the locals; these may hold credentials.
-        path = store.path
-        del keywords
         if source is None:
             self._attach(options, store.reader(options))
         else:
@@ -184,33 +183,35 @@ class CachedDataset(ArchiveDataset[T_co]):
         archive is replaced while it is open, the next read of what is not here raises StaleArchiveError;
         open it again. With `local=False` nothing is kept, and refresh() opens the new state.
         """
-        OpenOptions.of(None, keywords, "from_cache")
+        given = keywords.pop("storage_options", None)
         if name is not None:
             if not isinstance(path, str | os.PathLike):
                 raise OptionError(f"from_cache(..., name={name!r}) takes one root, not a list")
             path = os.path.join(os.fspath(path), "cached", f"{name}.zip")
-        elif (paths := expand_paths(path)) is not None:
+        names = expand_paths(path)
+        is_one = names is None
+        stores = [store_at(one, given) for one in names or [path]]  # type: ignore[list-item]
+        del path, names, given  # a traceback with locals would show credentials
+        OpenOptions.of(None, keywords, "from_cache")
+        if not is_one:
             if keywords.get("expected_digest") is not None:
                 raise OptionError(
                     "expected_digest= is of one archive; open several one by one, and concat() them"
                 )
 
-            def open_one(one: str) -> CachedDataset:
-                return cls(None, one, **keywords)
+            def open_one(store: Store) -> CachedDataset:
+                return cls(None, store, **keywords)
 
             archives: list[CachedDataset] = []
             own = {name: keywords.pop(name, None) for name in ("transform", "batch_transform")}
             with ExitStack() as opened:
                 take = opened.enter_context
-                base.in_threads(open_one, paths, lambda one: archives.append(take(one)), 8, "edcache-open")
+                base.in_threads(open_one, stores, lambda one: archives.append(take(one)), 8, "edcache-open")
                 opened.pop_all()
-            several = Concat(archives)
-            several.transform, several.batch_transform = own["transform"], own["batch_transform"]
-            return several
-        assert isinstance(path, str | bytes | os.PathLike)
-        store = store_at(os.fsdecode(path), keywords.pop("storage_options", None))
-        path = store.path  # without credentials, which a traceback with locals would show
-        return cls(None, store, **keywords)
+            joined = Concat(archives)
+            joined.transform, joined.batch_transform = own["transform"], own["batch_transform"]
+            return joined
+        return cls(None, stores[0], **keywords)
 
     __add__ = add
 

@@ -78,7 +78,7 @@ class Combined(Root, Samples):
     """
 
     called = ""
-    parts: tuple[Samples, ...]
+    parts: tuple[Samples, ...] = ()  # also where they are refused, which a traceback with locals may show
     _labelled: tuple[Sequence[Labels], Labels | None] = (), None
 
     def __init__(self, parts: Sequence[Samples]) -> None:
@@ -172,6 +172,7 @@ class Concat(Combined):
     called = "concat"
     __add__ = add
     _together: tuple[tuple[int, int], Together | None] = _NEVER, None
+    _bounds: Ints = np.zeros(1, np.int64)
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         super().__init__(parts)

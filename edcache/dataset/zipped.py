@@ -38,6 +38,7 @@ class Zipped(Combined):
     """The fields of several datasets of one length side by side; `zip_fields` makes it."""
 
     called = "zip_fields"
+    _length = 0
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         super().__init__(parts)

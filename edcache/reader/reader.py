@@ -76,11 +76,12 @@ class Reader:
             options = ReadOptions.of(options, keywords, "Reader")
         if not options.local and options.max_bytes is not None:
             raise base.OptionError(
-                f"max_bytes={options.max_bytes!r}; it is for the copies in local=, which was not given",
+                f"max_bytes={base.shown(options.max_bytes)}; it limits the copies in local=, give that too",
                 option="max_bytes",
             )
         self.allow_pickle = options.allow_pickle
-        self.decoding = None if options.decode == STORED else Decoding.of(options.decode)
+        is_stored = isinstance(options.decode, str) and options.decode == STORED
+        self.decoding = None if is_stored else Decoding.of(options.decode)
         self._where = located(path, storage_options)
         self.path, self.by_request = self._where.path, self._where.by_request
         self.preload = options.preload

@@ -133,8 +133,10 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     """
     if isinstance(path, Location):
         return path
-    if storage_options is not None and not isinstance(storage_options, Mapping):
-        raise OptionError(f"storage_options of type {type(storage_options).__name__}; give a dict")
+    given: object = storage_options
+    if given is not None and not isinstance(given, Mapping):
+        kind = type(given).__name__
+        raise OptionError(f"storage_options of type {kind}; give a dict", option="storage_options")
     text = path if isinstance(path, str) else os.fsdecode(path)
     where: Location = _backend("shm" if is_in_memory(text) else scheme_of(text))(text, storage_options)
     return where

@@ -85,8 +85,10 @@ def verify(
         It takes some 200 MB of memory, and as much as the largest label column.
     Safety: it writes nothing and locks nothing. Samples that others append meanwhile are not checked.
     """
+    where = located(path, storage_options)
+    path, storage_options = where.path, None  # a traceback with locals would show credentials
     expected = None if expected_digest is None else parse_digest(expected_digest)
-    with closing(located(path, storage_options).open()) as file:
+    with closing(where.open()) as file:
         if expected is not None:
             check_digest(file, expected)
         survey = Survey(file, not quick, on_progress)
@@ -129,7 +131,9 @@ def digest(
     Cost: reads the file once.
     Safety: it writes nothing and locks nothing. It does not check the file; `verify` does.
     """
-    with closing(located(path, storage_options).open()) as file:
+    where = located(path, storage_options)
+    path, storage_options = where.path, None  # a traceback with locals would show credentials
+    with closing(where.open()) as file:
         if format.read_root(file.pread, file.size(), file.path) is None:
             format.read_head(file.pread, file.path)  # which refuses what is no archive
             raise no_digest(file.path)

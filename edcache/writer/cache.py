@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from edcache import base, storage
 from edcache.base import WriteKeywords, WriteOptions, takes
-from edcache.codec import Columns, Compression, Encoder
+from edcache.codec import Columns, Compression
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
@@ -35,7 +35,6 @@ def new_head(
     uuid: bytes | None = None,
 ) -> Head:
     """The head of a new archive, its options checked."""
-    Encoder(codec)
     Compression.parse(compression)
     return Head(
         uuid=uuid or uuid_module.uuid4().bytes,
@@ -95,6 +94,9 @@ class CacheWriter:
         storage_options: Mapping[str, Any] | None = None,
         **keywords: Unpack[WriteKeywords],
     ) -> None:
+        where = storage.located(path, storage_options)
+        self.path = path = where.path
+        storage_options = None  # a traceback with locals would show its credentials
         options = WriteOptions.of(options, keywords, "CacheWriter")
         base.check_count("chunk_nbytes", chunk_nbytes)
         codec, compression = options.codec, options.compression
@@ -102,9 +104,6 @@ class CacheWriter:
             raise base.OptionError(
                 f"mode={mode!r}; choose 'x' (new), 'a' (continue or grow) or 'w' (replace)", option="mode"
             )
-        where = storage.located(path, storage_options)
-        self.path = path = where.path
-        storage_options = None  # a traceback with locals would show its credentials
         self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)

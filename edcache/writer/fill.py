@@ -16,7 +16,7 @@ from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.cluster import Cluster
-from edcache.writer.crew import Crew, crew_context, worker_count
+from edcache.writer.crew import Crew, worker_count
 from edcache.writer.job import Job, check_length, errors_with, outcome
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
@@ -47,7 +47,6 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         check_stream_workers(job)
         run = fill_stream
     else:
-        crew_context(job.options.multiprocessing_context)
         run = _fill
     if rebuild:
         _rebuild(job, run)

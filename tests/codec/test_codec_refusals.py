@@ -308,11 +308,6 @@ def test_too_many_values_are_refused(monkeypatch):
         encode([[1, "a"]] * 20)
 
 
-def test_unknown_codec():
-    with pytest.raises(OptionError, match=r'codec=\'msgpack\': choose "native" or "pickle"'):
-        Encoder("msgpack")
-
-
 def test_pickle_needs_permission():
     encoder = Encoder("pickle")
     text, record = encode({1, 2}, encoder)
