@@ -24,7 +24,7 @@ LOG = ROOT / "soak.jsonl"
 # The short ones first: what the end of the time cuts short is not counted.
 FAMILIES = (
     "tests/tools/test_save.py",
-    "tests/writer/test_kill.py",
+    "tests/writer/test_broken_off.py",
     "tests/dataset/test_model.py",
     "tests/dataset/test_model_compressed.py",
     "tests/dataset/test_killed_jobs.py",

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 from disk import MemoryDisk
 from explore import State, killed, powerless
-from scale import scaled, seeded, thinned
+from scale import SCALE, scaled, seeded, thinned
 from scenarios import (
     OPTIONS,
     PATH,
@@ -37,6 +37,7 @@ from edcache.writer import Appender, new_head
 pytestmark = pytest.mark.spread
 
 RECOMPUTED = 1_000
+KILLS = 5 * SCALE
 POWER_CUTS = scaled(2_000)
 RECOVERIES = scaled(20)
 
@@ -277,12 +278,20 @@ def recording(request: pytest.FixtureRequest) -> Recording:
     return record(request.param)
 
 
-@pytest.mark.full
 def test_a_process_that_is_killed_anywhere_loses_nothing_published(recording: Recording, tally: Any) -> None:
-    laboratory = Laboratory(recording)
-    count = laboratory.try_all(killed(recording.base, recording.disk.journal), is_killed=True)
+    laboratory, rng = Laboratory(recording), seeded(f"kills of {recording.scenario.name}")
+    states = killed(recording.base, recording.disk.journal)
+    count = laboratory.try_all((state for state in states if rng.random() < KILLS), is_killed=True)
     laboratory.check()
     tally("crash states: killed", count)
+
+
+def test_what_is_sealed_is_never_written_again(recording: Recording) -> None:
+    if recording.scenario.is_swap or recording.scenario.whole:
+        return
+    sealed = len(recording.base.get(PATH, b""))
+    for name, *arguments in recording.disk.journal:
+        assert name not in ("write", "truncate") or arguments[1] >= sealed
 
 
 def test_a_power_cut_leaves_what_was_synced_and_no_wrong_byte(recording: Recording, tally: Any) -> None:
