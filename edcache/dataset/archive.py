@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -13,18 +12,11 @@ from edcache.base import ImageError, Ints, MissingSampleError
 from edcache.codec import Node, read_through
 from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Root, T_co
+from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples
 from edcache.format import Failure
 from edcache.labels import Labels, checked_indices
-from edcache.reader import (
-    Draws,
-    Memory,
-    Projection,
-    Reader,
-    Session,
-    Special,
-    collated,
-)
+from edcache.reader import Made, Projection, Reader, Records, Session, Several
 
 if TYPE_CHECKING:
     from edcache.dataset.build import Building
@@ -56,17 +48,13 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         position = index if index >= 0 else index + len(self)
-        if fields is not None:
-            session = self._reader.session
-            if session.has(position):
-                return fields.read(session, position)
-            return fields.of_sample(self._one(position, None))
         try:
-            return self._reader.session.read(position, True)
+            return self._reader.session.read(position, fields)
         except MissingSampleError:
             if self._filler is None:
                 raise
-        return self._computed(position, self._filler)
+        sample = self._computed(position, self._filler)
+        return sample if fields is None else fields.of_sample(sample)
 
     def _far_sessions(self) -> list[Session]:
         if self._reader.local is None:
@@ -77,33 +65,18 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def _far_shares(self, indices: Ints) -> Shares:
         return [(session, indices) for session in self._far_sessions()]
 
-    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
-        reader = self._reader
-        if fields is None and reader.has_all:
-            return reader.session.read_many(indices, True)
-        ahead: AbstractContextManager[None] = nullcontext()
-        if reader.by_request or reader.local is not None:  # what they take is read by one fetch
-            if fields is None:
-                ahead = reader.session.reading_ahead(indices)
-            else:
-                ahead = fields.reading_ahead(reader.session, indices)
-        with ahead:
-            return [self._one(index, fields) for index in indices.tolist()]
-
-    def _collated(
-        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
-    ) -> Any:
+    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
         session = self._reader.session
-        if fields is not None:
-            return NotImplemented if special is not None else fields.collated(session, indices, memory)
-        return collated(session, indices, special, memory)
-
-    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
-        decoder = self._reader.session.common_decoder(indices)
-        if decoder is None or decoder.structure is None:
-            return None
-        likeness = decoder.text if fields is None else fields.likeness(decoder)
-        return None if likeness is None else (likeness, self._reader.decoding)
+        if self._filler is None:
+            return session.group(indices, fields)
+        indices = checked_indices(indices, len(self))
+        there = session.index.are_present(indices)
+        if there.all():
+            return session.group(indices, fields)
+        absent = indices[~there].tolist()
+        made = Made(lambda: [self._one(index, fields) for index in absent])
+        stored = session.group(indices[there], fields)
+        return Several([(np.flatnonzero(there), stored), (np.flatnonzero(~there), made)])
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         indices = checked_indices(indices, len(self))

@@ -14,7 +14,7 @@ from edcache import labels
 from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, ReadOptions, SampleIndexError
 from edcache.codec import Node, assembler
 from edcache.labels import Labels, integers, is_array
-from edcache.reader import FieldPath, Group, Projection
+from edcache.reader import FieldPath, Group, Projection, Records, planned
 from edcache.writer import store_at
 
 if TYPE_CHECKING:
@@ -112,14 +112,12 @@ class ArrayDataset:
         rows = integers(indices, length) % max(length, 1)
         if not len(rows):
             raise OptionError("a batch of no samples; give at least one index")
-        with suppress(CodecError, CorruptRecordError):  # reading one by one names the damaged sample
-            batch = self._gathered(rows)
+        records = self._reader.session.group(rows, self._fields)
+        with suppress(CodecError, CorruptRecordError):  # of samples, the damaged one is named
+            batch = self._gathered(records)
             if batch is not NotImplemented:
                 return batch
-        if self._fields is None:
-            return _stacked(self._reader.session.read_many(rows, True))
-        with self._fields.reading_ahead(self._reader.session, rows):
-            return _stacked([self._one(index) for index in rows.tolist()])
+        return _stacked(records.samples())
 
     @property
     def labels(self) -> Labels:
@@ -149,24 +147,18 @@ class ArrayDataset:
         self.close()
 
     def _one(self, index: int) -> Any:
-        if self._fields is not None:
-            return self._fields.read(self._reader.session, index)
-        return self._reader.session.read(index, not self._zero_copy)
+        return self._reader.session.read(index, self._fields, not self._zero_copy)
 
-    def _gathered(self, rows: Ints) -> Any:
+    def _gathered(self, records: Records) -> Any:
         """The batch, by one gather a field; NotImplemented where the samples have to be decoded."""
-        fields, session = self._fields, self._reader.session
-        decoder = session.common_decoder(rows)
-        root = None if decoder is None else decoder.structure
-        if decoder is None or root is None:
+        group, fields = records.group, self._fields
+        if group is None or not group.is_regular:
             return NotImplemented
-        paths = [()] if fields is None else fields.paths
-        nodes = [node for node in map(root.at, paths) if node]
-        group = session.group(rows, None if fields is None else decoder.extent(nodes))
-        if group is None or len(nodes) < len(paths):
-            return NotImplemented
-        columns = [_column(group, node) for node in nodes]
-        return columns[0] if fields is None else fields.assembled(columns)
+        if fields is None:
+            assert group.decoder.structure is not None
+            return _column(group, group.decoder.structure)
+        plan = planned(fields, group.decoder)
+        return NotImplemented if plan is None else fields.assembled([_column(group, n) for n in plan.nodes])
 
 
 def _column(group: Group, node: Node) -> Any:

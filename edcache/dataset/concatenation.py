@@ -15,24 +15,11 @@ from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import ArchiveDataset, info_of
 from edcache.dataset.indexing import Root, Stored, stored_shares
-from edcache.dataset.transforms import extended, numbered
+from edcache.dataset.transforms import Draws, extended, numbered
 from edcache.dataset.view import Samples
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
-from edcache.reader import (
-    Draws,
-    Group,
-    Memory,
-    Projection,
-    Reader,
-    Session,
-    Special,
-    Together,
-    collated_group,
-    fresh,
-    last_change,
-    merged,
-)
+from edcache.reader import Projection, Reader, Records, Session, Several, Together, last_change
 
 # A dataset, the places of samples among those asked for, and their positions in it.
 _Share = tuple[Samples, Ints, Ints]
@@ -247,45 +234,16 @@ class Concat(Combined):
         self._together = state, together
         return together
 
-    def _group(self, indices: Ints, fields: Projection | None) -> Group | None:
-        """Samples as records of all archives at once; None where they are to be read share by share."""
+    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
         together = self._joint() if fields is None and len(indices) else None
-        return None if together is None else together.group(*self._places(indices))
-
-    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
-        group = self._group(indices, fields)
+        group = None if together is None else together.group(*self._places(indices))
         if group is not None:
-            with suppress(EdcacheError):  # whatever is wrong is named by the way below
-                return group.decoded(copy=True)
-        samples: list[Any] = [None] * len(indices)
+            return group
+        parts: list[tuple[Ints, Records]] = []
         for part, places, positions in self._shares(indices, fields):
             own = None if draws is None else [draws[place] for place in places.tolist()]
-            for place, sample in zip(places.tolist(), samples_of(part, positions, own), strict=True):
-                samples[place] = sample
-        return samples
-
-    def _collated(
-        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
-    ) -> Any:
-        group = self._group(indices, fields)
-        if group is not None:
-            return collated_group(group, special, memory)
-        shares = self._shares(indices, fields)
-        if len(shares) == 1:
-            part, _, positions = shares[0]
-            return collated_of(part, positions, special, memory)
-        if special is not None or _common(shares) is None:
-            return NotImplemented
-        try:
-            batches = [collated_of(part, positions, None, fresh) for part, _, positions in shares]
-            return merged(batches, [places for _, places, _ in shares], memory)
-        except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
-            return NotImplemented
-
-    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
-        if fields is None and self._joint() is not None:
-            return likeness_of(self.parts[0], np.zeros(1, np.int64))
-        return _common(self._shares(indices, fields))
+            parts.append((places, records_of(part, positions, own)))
+        return parts[0][1] if len(parts) == 1 else Several(parts)
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
         numbers, trees = np.zeros(len(indices), np.int64), list[Node | None]()
@@ -341,28 +299,7 @@ def _chosen(part: Samples, fields: Projection) -> Samples:
     return part._view(added=extended(part._added, fields.of_sample))
 
 
-def samples_of(part: Samples, positions: Ints, draws: Draws | None) -> list[Any]:
+def records_of(part: Samples, positions: Ints, draws: Draws | None) -> Records:
     """The samples of a part at some positions in it. draws: of each, if known."""
     own = numbered(part, positions, draws) if draws is not None and part._is_seeded else None
-    return part._read_many(part._root_indices(positions), own)
-
-
-def collated_of(part: Samples, positions: Ints, special: Special | None, memory: Memory) -> Any:
-    """The same collated; NotImplemented where default_collate must see them."""
-    if part._transform is not None:
-        return NotImplemented
-    return part._root._collated(part._root_indices(positions), part._fields, special, memory)
-
-
-def likeness_of(part: Samples, positions: Ints) -> object:
-    """See `Root._likeness`, of the samples of a part."""
-    if part._transform is not None:
-        return None
-    return part._root._likeness(part._root_indices(positions), part._fields)
-
-
-def _common(shares: list[_Share]) -> object:
-    """The likeness of all shares; None where they differ."""
-    each = (likeness_of(part, positions) for part, _, positions in shares)
-    first = next(each, None)
-    return first if all(likeness is not None and likeness == first for likeness in each) else None
+    return part._records_at(part._root_indices(positions), own)

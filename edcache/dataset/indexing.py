@@ -25,10 +25,10 @@ from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader
 from edcache.dataset.selection import Selection
-from edcache.dataset.transforms import Pipeline, draws_of, is_seeded
+from edcache.dataset.transforms import Draws, Pipeline, draws_of, is_seeded
 from edcache.format import Failure
 from edcache.labels import Labels, integers, origin
-from edcache.reader import Batch, Draws, FieldPath, Memory, Projection, Reader, Session, Special
+from edcache.reader import Batch, FieldPath, Made, Projection, Reader, Records, Session
 
 if TYPE_CHECKING:
     import typing_extensions
@@ -299,7 +299,8 @@ class Readable(Dataset[T_co]):
 
     def _batch(self, indices: Any) -> Batch:
         positions = integers(indices, len(self))
-        return Batch(self, self._root_indices(positions), draws_of(self, indices, positions))
+        draws = draws_of(self, indices, positions) if self._is_seeded else None
+        return Batch(self._records_at(self._root_indices(positions), draws), self._batch_transform)
 
     @property
     def _is_seeded(self) -> bool:
@@ -320,7 +321,7 @@ class Readable(Dataset[T_co]):
         # Small samples take 6 us, of which each call is a part: nothing is asked of what is not there.
         if root._is_seeded:
             draws = draws_of(self, [position], np.array([position]))
-            return self._read_many(np.array([index]), draws)[0]
+            return self._records_at(np.array([index]), draws).samples()[0]
         sample = root._one(index, self._fields)
         if root._transform is not None:
             sample = root._transform(sample)
@@ -329,16 +330,23 @@ class Readable(Dataset[T_co]):
         draws = draws_of(self, [position], np.array([position])) if is_seeded(then) else None
         return then(sample) if draws is None else then(sample, index % len(root), *draws[0])  # type: ignore[call-arg]
 
-    def _read_many(self, indices: Ints, draws: Draws | None) -> list[Any]:
-        """Read many samples as `_read` does, by their indices in the root and their draws."""
+    def _records_at(self, indices: Ints, draws: Draws | None) -> Records:
+        """Many samples, as `_read` reads them, by their indices in the root and their draws."""
         root, then = self._root, self._added
-        samples = root._many(indices, self._fields, draws)
-        if root._transform is not None:
-            samples = [root._transform(sample) for sample in samples]
-        if draws is not None and isinstance(then, Pipeline):
-            places = zip(samples, (indices % len(root)).tolist(), draws, strict=True)
-            return [then(sample, index, *draw) for sample, index, draw in places]
-        return samples if then is None else [then(sample) for sample in samples]
+        records, first = root._records(indices, self._fields, draws), root._transform
+        if first is None and then is None:
+            return records
+
+        def make() -> list[Any]:
+            samples = records.samples()
+            if first is not None:
+                samples = [first(sample) for sample in samples]
+            if draws is not None and isinstance(then, Pipeline):
+                places = zip(samples, (indices % len(root)).tolist(), draws, strict=True)
+                return [then(sample, index, *draw) for sample, index, draw in places]
+            return samples if then is None else [then(sample) for sample in samples]
+
+        return Made(make)
 
     def _position(self, index: Any) -> int:
         """One position that a user gave, in [0, len(self))."""
@@ -428,20 +436,10 @@ class Root(Readable[T_co]):
 
     def _one(self, index: int, fields: Projection | None) -> Any:
         """A sample, or its fields."""
-        return self._many(np.array([index]), fields)[0]
+        return self._records(np.array([index]), fields).samples()[0]
 
-    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
-        """Return what `_one` does of many. draws: of each, for seeded transforms of parts."""
-        raise NotImplementedError
-
-    def _collated(
-        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
-    ) -> Any:
-        """What default_collate makes of them; NotImplemented where it must see them."""
-        raise NotImplementedError
-
-    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
-        """What is equal where other samples are collated in the same way; None where that is not known."""
+    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
+        """What `_one` reads, of many. draws: of each, for seeded transforms of parts."""
         raise NotImplementedError
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:

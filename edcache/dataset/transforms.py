@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,10 @@ from torch.utils.data import get_worker_info
 
 from edcache.base import Ints, OptionError, shown
 from edcache.dataset.ordering import checked_seed
-from edcache.reader import Draws, FieldPath, at, replaced, steps
+from edcache.reader import FieldPath, at, replaced, steps
+
+Draws: TypeAlias = Sequence[tuple[int, int]]
+"""(epoch, draw) of each sample that is read; draw tells reads of one sample in an epoch apart."""
 
 
 @dataclass(frozen=True)

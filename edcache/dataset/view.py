@@ -79,13 +79,14 @@ class Samples(Readable[T_co]):
         """The samples at several positions, read together, as torch's DataLoader asks for a batch.
 
         A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
-        in their place that either collates by one gather a field, see `edcache/reader/batch.py`.
+        in their place that either collates by one gather a field, see `edcache/reader/collation.py`.
         """
         if type(indices) is list and indices and type(indices[0]) is list:
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
         positions = integers(indices, len(self))
         draws = draws_of(self, indices, positions, is_loader=True)
-        return batch_for(sys._getframe(1), self, self._root_indices(positions), draws)
+        records = self._records_at(self._root_indices(positions), draws)
+        return batch_for(sys._getframe(1), records, self._batch_transform)
 
     # --------------------------------------------------------------------------------- by labels
 

@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
-from torch.utils.data import default_collate
 
 from edcache.base import Ints, OptionError
-from edcache.dataset.concatenation import Combined, collated_of, likeness_of, samples_of
+from edcache.dataset.concatenation import Combined, records_of
 from edcache.dataset.indexing import not_as_stored
+from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples
 from edcache.format import Failure, beside
 from edcache.labels import checked_indices
-from edcache.reader import Draws, Memory, Projection, Special
+from edcache.reader import Beside, Projection, Records
 
 
 def zip_fields(*datasets: Samples) -> Zipped:
@@ -62,36 +62,9 @@ class Zipped(Combined):
         """Why samples have no record, for those that failed when they were made, of all datasets."""
         return [failure for part in self.parts for failure in part.errors]
 
-    def _many(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> list[Any]:
+    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
         indices = checked_indices(indices, len(self))
-        columns = [samples_of(part, indices, draws) for part in self.parts]
-        joined = [self._joined(parts) for parts in zip(*columns, strict=True)]
-        return joined if fields is None else [fields.of_sample(sample) for sample in joined]
-
-    def _collated(
-        self, indices: Ints, fields: Projection | None, special: Special | None, memory: Memory
-    ) -> Any:
-        # default_collate makes tuples of texts that stand in tuples.
-        if special is not None or (fields is not None and fields.as_tuple):
-            return NotImplemented
-        indices = checked_indices(indices, len(self))
-        try:
-            batches = [collated_of(part, indices, None, memory) for part in self.parts]
-            if all(batch is NotImplemented for batch in batches):
-                return NotImplemented
-            for place, part in enumerate(self.parts):
-                if batches[place] is NotImplemented:
-                    batches[place] = default_collate(samples_of(part, indices, None))
-            batch = self._joined(batches)
-            return batch if fields is None else fields.of_sample(batch)
-        except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
-            return NotImplemented
-
-    def _likeness(self, indices: Ints, fields: Projection | None) -> object:
-        indices = checked_indices(indices, len(self))
-        likeness = [likeness_of(part, indices) for part in self.parts]
-        is_known = None not in likeness and not (fields is not None and fields.as_tuple)
-        return (likeness, fields and fields.paths) if is_known else None
+        return Beside([records_of(part, indices, draws) for part in self.parts], self._joined, fields)
 
     def _stored(self, indices: Ints, places: Ints) -> NoReturn:
         raise not_as_stored(self, "their fields come from several datasets")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -99,10 +97,14 @@ class Checks:
                 self._check_damaged(*row[:2])
             raise self._error(index, row, "it fails its crc32")
 
-    def _error(self, index: int, row: Row, why: str) -> CorruptRecordError:
-        """The error of a record; raises another one if it is the row of this copy that is damaged."""
+    def check_row(self, index: int) -> None:
+        """Raise the reason if the row of a sample may be damaged in this copy alone."""
         if self.index.place is not None:
             self._check_damaged(self.index.place.offset + format.ROW.itemsize * index, format.ROW.itemsize)
+
+    def _error(self, index: int, row: Row, why: str) -> CorruptRecordError:
+        """The error of a record; raises another one if it is the row of this copy that is damaged."""
+        self.check_row(index)
         return CorruptRecordError(
             f'{self._path}: record {index} at offset {row[0]:,}: {why}; run "edcache verify {self._path}"',
             path=self._path,
@@ -231,12 +233,10 @@ class Requested:
 
     def __init__(self, file: ByteSource, checks: Checks) -> None:
         self._file, self._checks, self._index = file, checks, checks.index
-        self._ahead = threading.local()
 
     def record(self, index: int, wanted: Part) -> memoryview:
         """The stored bytes of one record. Bytes outside of `wanted` may be zero."""
-        ahead: dict[int, Piece] = getattr(self._ahead, "pieces", {})
-        piece = ahead[index] if index in ahead else self.pieces([index], wanted)[0]
+        piece = self.pieces([index], [wanted])[0]
         nbytes = self._index.row(index)[1]
         if len(piece.data) == nbytes:
             return piece.data
@@ -244,17 +244,8 @@ class Requested:
         record[piece.low : piece.low + len(piece.data)] = piece.data
         return memoryview(record)
 
-    @contextmanager
-    def reading_ahead(self, indices: Sequence[int], wanted: Part) -> Iterator[None]:
-        """Fetch records together; this thread then reads them in the block."""
-        try:
-            self._ahead.pieces = dict(zip(indices, self.pieces(indices, wanted), strict=True))
-            yield
-        finally:
-            self._ahead.pieces = {}
-
-    def pieces(self, indices: Sequence[int], wanted: Part) -> list[Piece]:
-        """The records of some samples, or the wanted bytes of each, by one concurrent fetch.
+    def pieces(self, indices: Sequence[int], wanted: Sequence[Part]) -> list[Piece]:
+        """The records of some samples, or of each the wanted bytes, by one concurrent fetch.
 
         Raises:
             CorruptRecordError: a record fails its crc32, twice, or ends behind the file.
@@ -262,7 +253,7 @@ class Requested:
         """
         rows: list[Row] = self._index.rows(np.array(indices, np.int64)).tolist()
         extents: list[tuple[int, int]] = []
-        chosen = [_blocks(row, wanted) for row in rows]
+        chosen = list(map(_blocks, rows, wanted))
         for index, row, blocks in zip(indices, rows, chosen, strict=True):
             self._checks.check_place(index, row)
             offset, nbytes = row[:2]

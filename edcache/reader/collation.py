@@ -1,20 +1,31 @@
-"""Records of one schema collated to the batch of `default_collate`, by one gather a field."""
+"""Batches: what `default_collate` makes of samples, made of records by one gather a field.
+
+torch's DataLoader calls `dataset.__getitems__(indices)` and passes the result to its `collate_fn`. If that is
+torch's `default_collate` or `edcache.collate`, the result is a list of one `Batch`, which stands for all
+samples. `default_collate` chooses by the type of the first element, and `Batch` is registered with it. Any
+other caller gets a list of samples.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import FrameType
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data import Subset, default_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
+from torch.utils.data._utils.worker import _worker_loop
 
+from edcache.base import CodecError, CorruptRecordError, OptionError, Transform
 from edcache.codec import Decoder, Node, assembler, decoded_together, torch_dtype
 from edcache.reader.group import Group
-
-Memory = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]
-"""`memory(shape, dtype)` returns a contiguous, uninitialized tensor."""
+from edcache.reader.memory import Memory, Parcel, for_this_process
+from edcache.reader.projection import Projection, planned
+from edcache.reader.several import Records, is_alike
 
 Collate = Callable[[Group, Memory], Any]
 
@@ -46,18 +57,173 @@ class Special:
         raise NotImplementedError
 
 
-@functools.lru_cache(maxsize=256)
-def collation(decoder: Decoder, special: Special | None = None) -> Collate | None:
-    """How records of a schema are collated; None if default_collate needs the samples.
+def collated(records: Records, special: Special | None, memory: Memory) -> Any:
+    """The batch that `default_collate` makes of samples; `special` collates some fields instead."""
+    batch = in_bulk(records, special, memory)
+    if batch is not NotImplemented:
+        return batch
+    samples = records.samples()
+    if special is not None:
+        return special.of_samples(samples)
+    try:
+        return default_collate(samples)
+    except KeyError as error:
+        kinds = {frozenset(one): ", ".join(map(str, one)) for one in samples if isinstance(one, Mapping)}
+        if len(kinds) < 2:
+            raise
+        found = " / ".join([*kinds.values()][:3])
+        raise OptionError(f"the samples have different fields ({found}); select() the common ones") from error
 
-    `collation(group.decoder)(group, memory)` equals default_collate of the samples.
+
+def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
+    """The same by one gather a field; NotImplemented if default_collate needs the samples."""
+    group = records.group
+    if group is not None:
+        collate = _collation(group.decoder, group.fields, special) if group.is_regular else None
+        try:
+            return NotImplemented if collate is None or _is_changed() else collate(group, memory)
+        except (CodecError, CorruptRecordError):
+            return NotImplemented  # of samples, the damaged one is named
+    beside = records.beside
+    if beside is None or special is not None:
+        return NotImplemented
+    if beside.fields is not None and beside.fields.as_tuple:
+        return NotImplemented  # default_collate makes tuples of texts that stand in tuples
+    try:
+        sides = [in_bulk(side, None, memory) for side in beside.parts]
+        if all(side is NotImplemented for side in sides):
+            return NotImplemented
+        for place, side in enumerate(beside.parts):
+            if sides[place] is NotImplemented:
+                sides[place] = default_collate(side.samples())
+        return beside.joined(sides)
+    except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
+        return NotImplemented
+
+
+def _is_changed() -> bool:
+    """True if default_collate was extended for a type that is gathered here.
+
+    A library that registers its own subclass of Tensor, as MONAI does, changes nothing for plain tensors.
     """
-    if decoder.structure is None:
+    if default_collate_fn_map == _KNOWN:
+        return False
+    changed = [key for key, way in default_collate_fn_map.items() if _KNOWN.get(key) is not way]
+    kinds = [kind for key in changed for kind in (key if isinstance(key, tuple) else (key,))]
+    return len(default_collate_fn_map) < len(_KNOWN) or any(
+        issubclass(kind, _WITH_SUBCLASSES)
+        or any(issubclass(gathered, kind) for gathered in _TENSORS + _WITH_SUBCLASSES)
+        for kind in kinds
+    )
+
+
+# --- for a DataLoader ---
+
+
+class Batch:
+    """Samples that are not collated yet.
+
+    Args:
+        records: of the samples. finish: a function of the collated batch.
+        is_sent: whether a DataLoader's worker sends the collated batch to its parent process.
+    """
+
+    __slots__ = ("_finish", "_is_sent", "_records")
+
+    def __init__(self, records: Records, finish: Transform, is_sent: bool = False) -> None:
+        self._records, self._finish, self._is_sent = records, finish, is_sent
+
+    def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
+        """The batch that `default_collate` makes of the samples; `special` collates some fields instead."""
+        batch = collated(self._records, special, memory or for_this_process())
+        if self._finish is not None:
+            batch = self._finish(batch)
+        return Parcel(batch) if self._is_sent else batch
+
+    def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
+        """`collated()` of every `size` samples in turn, as views of one large batch.
+
+        None if the batch has other leaves than tensors, or if parts may collate differently from the whole.
+        Raises: as `collated` of the whole.
+        """
+        batch = in_bulk(self._records, None, memory) if is_alike(self._records) else NotImplemented
+        batches = None if batch is NotImplemented else _split(batch, size)
+        return batches if self._finish is None or batches is None else map(self._finish, batches)
+
+
+def _split(batch: Any, size: int) -> Sequence[Any] | None:
+    """Split a tree of tensors into such trees of views; None if it has other leaves, or none.
+
+    By hand: torch's pytree takes 8 us to put together a dict of two, which is half of a small batch.
+    """
+    if isinstance(batch, torch.Tensor):
+        return torch.split(batch, size)
+    keys, children = (list(batch), batch.values()) if type(batch) is dict else (None, batch)
+    if not children or type(batch) not in (dict, list, tuple):
+        return None
+    columns = [_split(child, size) for child in children]
+    if any(column is None for column in columns):
+        return None
+    rows = zip(*columns, strict=True)
+    if keys is None:
+        return [type(batch)(row) for row in rows]
+    return [dict(zip(keys, row, strict=True)) for row in rows]
+
+
+def _collate_batch(batch: list[Batch], *, collate_fn_map: Any = None) -> Any:
+    return batch[0].collated()
+
+
+default_collate_fn_map[Batch] = _collate_batch
+
+_FETCH_CODE, _SUBSET_CODE = _MapDatasetFetcher.fetch.__code__, Subset.__getitems__.__code__
+_WORKER_CODE = _worker_loop.__code__
+
+
+def batch_for(caller: FrameType, records: Records, finish: Transform) -> list[Any]:
+    """The result of `dataset.__getitems__`: one `Batch` if the caller collates it, else a list of samples."""
+    while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
+        caller = caller.f_back  # torch's Subset passes the result on unchanged
+    if caller.f_code is _FETCH_CODE:
+        collate = caller.f_locals["self"].collate_fn
+        if collate is default_collate or isinstance(collate, Special):
+            # False for a DataLoader that the user runs inside a worker.
+            is_sent = caller.f_back is not None and caller.f_back.f_code is _WORKER_CODE
+            return [Batch(records, finish, is_sent)]
+    return records.samples()
+
+
+_KNOWN = dict(default_collate_fn_map)
+# The types of gathered fields; of the second ones also subclasses.
+_TENSORS = (torch.Tensor, np.ndarray)
+_WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
+
+
+# --- records of one schema ---
+
+
+@functools.lru_cache(maxsize=256)
+def _collation(decoder: Decoder, fields: Projection | None, special: Special | None) -> Collate | None:
+    """How records of a schema are collated, or fields of them; None if default_collate needs the samples."""
+    if decoder.structure is None or (fields is not None and special is not None):
         return None
     try:
-        return collation_of(decoder, decoder.structure, list, special)
+        if fields is None:
+            return collation_of(decoder, decoder.structure, list, special)
+        plan = planned(fields, decoder)
+        if plan is None:
+            return None
+        column = tuple if fields.as_tuple else list
+        collates = [collation_of(decoder, node, column) for node in plan.nodes]
     except NotInBulk:
         return None
+
+    def collate(group: Group, memory: Memory) -> Any:
+        values = [collate(group, memory) for collate in collates]
+        # default_collate turns a tuple into a list.
+        return values if fields.as_tuple else fields.assembled(values)
+
+    return collate
 
 
 def collation_of(decoder: Decoder, node: Node, column: type, special: Special | None = None) -> Collate:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import codec
-from edcache.base import CorruptRecordError, EdcacheError, Ints, once
+from edcache.base import CodecError, CorruptRecordError, EdcacheError, Ints, once
 from edcache.format import LATTICE
 from edcache.reader.checks import Check, Piece
+from edcache.reader.projection import Projection, planned
 
 # To open an archive takes no decoder.
 if TYPE_CHECKING:
@@ -33,6 +35,17 @@ class Spans(NamedTuple):
     dims: Ints
 
 
+class Source(Protocol):
+    """The archive of records, or several, for what an error says."""
+
+    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
+        """The same error, with the place of a record in front of its text."""
+
+    @property
+    def label_columns(self) -> Sequence[tuple[str, bool]]:
+        """The label columns, by name."""
+
+
 class GroupRecords:
     """Memory that holds records of one schema.
 
@@ -47,10 +60,6 @@ class GroupRecords:
         self.decoder, self.view, self.sizes = decoder, view, sizes
         self.memory = codec.aliased(view)
         self.tensors: dict[tuple[int, int], Any] = {}
-
-    def at(self, start: Ints, rows: Ints, check: Check | None = None) -> Group:
-        """A group of some of the records; see `Group`."""
-        return Group(self, start, rows, check)
 
     def window(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
         """A view whose row k has bytes `offset` to `offset + nbytes` of a record that begins at byte 8 * k.
@@ -70,20 +79,39 @@ class Group:
 
     Args:
         records: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
-        rows: int64 [n], by which `records.sizes` tells their bytes.
+        rows: int64 [n], the samples, by which `records.sizes` tells bytes and `source` names a record.
+        fields: those that are read of each; None for all.
         check: checks the records of a slice of them; None if all were checked.
+        is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
         places: int64 [n], the start of each record in units of 8 bytes.
     """
 
-    def __init__(self, records: GroupRecords, start: Ints, rows: Ints, check: Check | None = None) -> None:
+    def __init__(
+        self,
+        records: GroupRecords,
+        start: Ints,
+        rows: Ints,
+        source: Source,
+        fields: Projection | None = None,
+        check: Check | None = None,
+        is_regular: bool = True,
+    ) -> None:
         self.records, self.decoder, self.view = records, records.decoder, records.view
-        self._start, self._rows = start, rows
-        self.check = check
+        self.start, self.rows = start, rows
+        self._source, self.fields = source, fields
+        self.check, self.is_regular = check, is_regular
         self.places = start >> _LATTICE_BITS
 
     def __len__(self) -> int:
-        return len(self._start)
+        return len(self.start)
+
+    beside = None
+
+    @property
+    def group(self) -> Group:
+        """Itself; of other records, all of them as one group, or None."""
+        return self
 
     def gather(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
         """The same bytes of every record: uint8 [n, nbytes], in own memory."""
@@ -103,13 +131,13 @@ class Group:
         field = self.decoder.fields.get(path)
         if field is not None and field.offset is not None and field.shape is not None:
             assert field.nbytes is not None
-            start = self._start + field.offset
+            start = self.start + field.offset
             dims = np.broadcast_to(np.array(field.shape, np.int64), (len(self), len(field.shape)))
             return Spans(start, start + field.nbytes, dims)
         if self._variable is None:
             return None
         low, high, dims = self._variable[path]
-        return Spans(self._start + low, self._start + high, dims)
+        return Spans(self.start + low, self.start + high, dims)
 
     @once
     def _variable(self) -> dict[tuple[Any, ...], tuple[Ints, Ints, Ints]] | None:
@@ -117,11 +145,12 @@ class Group:
         layout = self.decoder.layout
         assert layout is not None
         slots = self.gather(layout.slots_offset, layout.slots.size).view(np.int64)
-        return layout.locate_many(slots, self._nbytes)
+        return layout.locate_many(slots, self.nbytes)
 
     @once
-    def _nbytes(self) -> Ints:
-        return self.records.sizes(self._rows)
+    def nbytes(self) -> Ints:
+        """Bytes of each record: int64 [n]."""
+        return self.records.sizes(self.rows)
 
     def copy(self, spans: Spans, target: memoryview, at: Sequence[int] | None = None) -> None:
         """Copy a field of every record.
@@ -161,47 +190,79 @@ class Group:
         decode = self.decoder.part(self.decoder.fields[path])
         return [decode(self.record(row)) for row in range(len(self))]
 
-    def decoded(self, copy: bool) -> list[Any]:
-        """Every sample; see `Decoder.decode`."""
+    def samples(self) -> list[Any]:
+        """Every sample, or its fields, in memory that the caller owns.
+
+        Raises: as `Session.read`, of the first that does not decode.
+        """
         self.ensure()
-        decode_all = self.decoder.decode_all if copy else None
+        decoder, view = self.decoder, self.view
+        decode_all = decoder.decode_all if self.fields is None and self.is_regular else None
         if decode_all is not None:
-            nbytes = self.decoder.nbytes
-            assert nbytes is not None
-            return decode_all(self.gather(0, nbytes))
-        decode, view = self.decoder.decode, self.view
-        extents = zip(self._start.tolist(), (self._start + self._nbytes).tolist(), strict=True)
-        return [decode(view[start:end], copy=copy) for start, end in extents]
+            assert decoder.nbytes is not None
+            with suppress(CorruptRecordError):  # one by one, its record is named
+                return decode_all(self.gather(0, decoder.nbytes))
+        decode, least, samples = self._decoding(), decoder.fixed_nbytes, list[Any]()
+        try:
+            for start, end in zip(self.start.tolist(), (self.start + self.nbytes).tolist(), strict=True):
+                if end - start < least:
+                    raise too_short(end - start, decoder)
+                samples.append(decode(view[start:end]))
+        except (CodecError, CorruptRecordError) as error:
+            raise self.placed(error, len(samples)) from error
+        return samples
+
+    def placed(self, error: EdcacheError, row: int) -> EdcacheError:
+        """The same error, with the place of a record in front of its text."""
+        return self._source.placed(error, int(self.rows[row]))
+
+    def _decoding(self) -> Callable[[memoryview], Any]:
+        """The function that makes a sample, or its fields, of a record."""
+        decoder, fields = self.decoder, self.fields
+        if fields is None:
+            return decoder.decode
+        plan = planned(fields, decoder)
+        if plan is not None:
+            return plan.decode
+        labels = dict(self._source.label_columns)
+        return lambda record: fields.of_sample(decoder.decode(record), labels)
 
     def record(self, row: int) -> memoryview:
         """The bytes of one record."""
         self.ensure()
-        start, nbytes = int(self._start[row]), int(self._nbytes[row])
+        start, nbytes = int(self.start[row]), int(self.nbytes[row])
         return self.view[start : start + nbytes]
 
 
-def joined(decoder: Decoder, lengths: Ints, stored: Sequence[Piece], is_compressed: bool) -> Group | None:
-    """A group in new memory, of records that are compressed or were read one by one.
+def too_short(nbytes: int, decoder: Decoder) -> CorruptRecordError:
+    """The error of a record that ends before its fields of fixed size do."""
+    return CorruptRecordError(f"it has {nbytes:,} bytes, its schema needs {decoder.fixed_nbytes:,}")
+
+
+def loaded(
+    stored: Sequence[Piece], lengths: Ints, are_compressed: npt.NDArray[np.bool_]
+) -> tuple[memoryview, Ints]:
+    """Put records that are compressed, or were read one by one, into new memory.
 
     Args:
-        lengths: int64 [n], bytes of each record before compression. stored: the stored bytes of each.
-    Returns:
-        None if there is not enough memory or a record does not decompress. Read them one by one then.
+        stored: the stored bytes of each. lengths: int64 [n], bytes of each before compression.
+        are_compressed: bool [n].
+    Returns: the memory, and where each record begins in it: int64 [n].
+    Raises: MemoryError; ValueError; CorruptRecordError, without saying of which.
     """
     ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
     places = np.concatenate(([0], ends[:-1]))
-    try:
-        # np.empty touches no pages. The sum of lengths that a file made up may overflow: a ValueError.
-        memory = np.empty(int(ends[-1]), np.uint8)
-        view, starts = memory.data, places.tolist()
-        if not is_compressed:
-            for at, (low, data) in zip(starts, stored, strict=True):
-                view[at + low : at + low + len(data)] = data
-        else:
-            # In a worker of a DataLoader torch has fewer threads than there are processors.
-            frames, torch = [data for _, data in stored], sys.modules.get("torch")
-            threads = torch.get_num_threads() if torch else os.cpu_count() or 1
-            codec.decompress_into(view, starts, lengths.tolist(), frames, threads)
-    except (MemoryError, ValueError, CorruptRecordError):
-        return None
-    return GroupRecords(decoder, view, lengths.__getitem__).at(places, np.arange(len(lengths)))
+    # np.empty touches no pages. The sum of lengths that a file made up may overflow: a ValueError.
+    view = np.empty(int(ends[-1]), np.uint8).data
+    for row, at in enumerate(places.tolist()):
+        low, data = stored[row]
+        if not are_compressed[row]:
+            view[at + low : at + low + len(data)] = data
+    packed = np.flatnonzero(are_compressed).tolist()
+    if packed:
+        # In a worker of a DataLoader torch has fewer threads than there are processors.
+        torch = sys.modules.get("torch")
+        threads = torch.get_num_threads() if torch else os.cpu_count() or 1
+        frames = [stored[row].data for row in packed]
+        codec.decompress_into(view, places[packed].tolist(), lengths[packed].tolist(), frames, threads)
+    return view, places

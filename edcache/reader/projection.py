@@ -5,16 +5,14 @@ from __future__ import annotations
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, shown
-from edcache.codec import Decoder
-from edcache.reader.session import Session
+from edcache.base import OptionError, shown
 
+# To open an archive takes no decoder.
 if TYPE_CHECKING:
-    from edcache.reader.collation import Collate, Memory
+    from edcache.codec import Decoder, Node
 
 FieldPath = Any  # a key, an index, "target.boxes", or a tuple of keys and indices
 Steps = tuple[Any, ...]
@@ -58,11 +56,6 @@ class Projection:
                 raise OptionError(f"select() names {path!r}; what was selected before is {self.paths!r}")
         return Projection(tuple(paths), as_tuple)
 
-    def likeness(self, decoder: Decoder) -> object:
-        """A value that is equal for schemas whose fields collate in the same way; None if unknown."""
-        nodes = [None if decoder.structure is None else decoder.structure.at(path) for path in self.paths]
-        return None if None in nodes else (self.paths, self.as_tuple, nodes)
-
     def of_sample(self, sample: Any, labels: Container[Any] = ()) -> Any:
         """The selected fields of a whole sample. labels: for the error, columns that are perhaps no field."""
         return self.assembled([at(sample, steps(sample, path, "select", labels)) for path in self.paths])
@@ -71,73 +64,34 @@ class Projection:
         """The tuple or dict of the values of the fields, which are in the order of `paths`."""
         return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
-    def read(self, session: Session, index: int) -> Any:
-        """The fields of one sample of an archive.
 
-        Raises:
-            OptionError: the sample has no such field. Others as `Reader.read`.
-        """
-        plan = self._planned(session.decoder_of(index))
-        if plan is None:
-            return self.of_sample(session.read(index, True), dict(session.label_columns))
-        record, _ = session.fetch(index, plan.wanted)
-        try:
-            return self.assembled([decode(record) for decode in plan.decodes])
-        except (CodecError, CorruptRecordError) as error:
-            raise session.placed(error, index) from error
+class Plan(NamedTuple):
+    """How the fields of records of one schema are read.
 
-    def reading_ahead(self, session: Session, indices: Ints) -> AbstractContextManager[None]:
-        """Fetch together what `read` needs of some samples; see `Session.reading_ahead`."""
-        plan = self._planned(session.common_decoder(indices))
-        return session.reading_ahead(indices, None if plan is None else plan.wanted)
+    nodes: of each field. decode: the fields of a record. wanted: (start, end) of the bytes of all fields;
+    None if they vary.
+    """
 
-    def collated(self, session: Session, indices: Ints, memory: Memory) -> Any:
-        """The collated fields of many samples; NotImplemented if default_collate needs the samples."""
-        decoder = session.common_decoder(indices)
-        plan = self._planned(decoder)
-        collates = None if plan is None or decoder is None else _collates(self, decoder)
-        group = None if plan is None or collates is None else session.group(indices, plan.wanted)
-        if collates is None or group is None:
-            return NotImplemented
-        values = [collate(group, memory) for collate in collates]
-        # default_collate turns a tuple into a list.
-        return values if self.as_tuple else dict(zip(self.paths, values, strict=True))
-
-    def _planned(self, decoder: Decoder | None) -> _ReadPlan | None:
-        return None if decoder is None else _plan(self, decoder)
-
-
-class _ReadPlan(NamedTuple):
-    """decodes: of each field, from a record. wanted: (start, end) of the bytes of all; None if they vary."""
-
-    decodes: list[Callable[[memoryview], Any]]
+    nodes: list[Node]
+    decode: Callable[[memoryview], Any]
     wanted: tuple[int, int] | None
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(projection: Projection, decoder: Decoder) -> _ReadPlan | None:
-    """How the fields of samples of one schema are read; None if the schema is inside the records."""
-    nodes = [decoder.structure and decoder.structure.at(path) for path in projection.paths]
+def planned(fields: Projection, decoder: Decoder) -> Plan | None:
+    """The plan of some fields; None if a whole sample is decoded for them.
+
+    The schema may be inside the records. An item of a list that is one leaf is no field, and neither is a
+    wrong path: a sample tells.
+    """
+    nodes = [decoder.structure and decoder.structure.at(path) for path in fields.paths]
     found = [node for node in nodes if node is not None]
     if len(found) < len(nodes):
-        return None  # an item of a list that is one leaf, or a wrong path: reading a sample tells
-    return _ReadPlan([decoder.part(node) for node in found], decoder.extent(found))
-
-
-# What collates takes torch, and reading one sample need not import it.
-
-
-@functools.lru_cache(maxsize=256)
-def _collates(projection: Projection, decoder: Decoder) -> list[Collate] | None:
-    """How the fields are collated; None where default_collate needs the samples."""
-    from edcache.reader.collation import NotInBulk, collation_of
-
-    nodes = [decoder.structure and decoder.structure.at(path) for path in projection.paths]
-    column = tuple if projection.as_tuple else list
-    try:
-        return [collation_of(decoder, node, column) for node in nodes if node is not None]
-    except NotInBulk:
         return None
+    decodes = [decoder.part(node) for node in found]
+    return Plan(
+        found, lambda record: fields.assembled([decode(record) for decode in decodes]), decoder.extent(found)
+    )
 
 
 # --- field paths ------------------------------------------------------------------------------------

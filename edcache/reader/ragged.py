@@ -19,9 +19,9 @@ from torch.utils.data import default_collate
 
 from edcache.base import Ints, OptionError, check_count
 from edcache.codec import Decoder, Node
-from edcache.reader.batch import Batch, Packed, for_this_process
-from edcache.reader.collation import Collate, Memory, NotInBulk, Special, bulk_dtype, bytes_of
+from edcache.reader.collation import Batch, Collate, NotInBulk, Special, bulk_dtype, bytes_of
 from edcache.reader.group import Group, Spans
+from edcache.reader.memory import Memory, Packed, for_this_process
 from edcache.reader.projection import FieldPath, at, replaced, steps
 
 # Lists of numbers as records hold them.

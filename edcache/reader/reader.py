@@ -432,7 +432,7 @@ class Reader:
             CodecError: it is a pickle, or its class is not registered.
             ImageError: "train.zip: sample 17: JPEG does not decode: ...".
         """
-        return self.session.read(index, copy)
+        return self.session.read(index, copy=copy)
 
 
 def _warn_of(session: Session) -> None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from edcache import base, codec, format
 from edcache.base import Ints, once
-from edcache.format import COMPRESSED, PRESENT
+from edcache.format import COMPRESSED, PRESENT, Rows
 from edcache.labels import checked_indices
 from edcache.reader.checks import Checks, Part, Piece, Requested, Row
-from edcache.reader.group import Group, GroupRecords, joined
+from edcache.reader.group import Group, GroupRecords, loaded, too_short
 from edcache.reader.metadata import Metadata
+from edcache.reader.projection import Projection, planned
+from edcache.reader.several import Made, Records, Several
 from edcache.storage import ByteSource
 
 # Labels do not wait for what decodes samples.
@@ -57,20 +58,15 @@ class Session(Metadata):
     ) -> None:
         super().__init__(file, verify, before, skips_damage)
         self._allow_pickle, self._decoding = allow_pickle, decoding
-        self._checks: Checks | None = None
         self._requested = Requested(file, self.checks) if file.by_request else None
-        # The records of the last gather. _is_bulk: they hold all samples, of one schema.
+        # The records of the last gather, if there is no memory of all.
         self._records: GroupRecords | None = None
-        self._is_bulk = False
         self._plain: _Plain | None = None
 
-    @property
+    @once
     def checks(self) -> Checks:
-        """The records whose crc32 was checked; made at the first read."""
-        # Two threads may both make one. Then some records are checked twice.
-        if self._checks is None:
-            self._checks = Checks(self.file, self._view, self.nbytes, self.index, self.verify)
-        return self._checks
+        """The records whose crc32 was checked."""
+        return Checks(self.file, self._view, self.nbytes, self.index, self.verify)
 
     @once
     def _decoders(self) -> Decoders:
@@ -131,32 +127,18 @@ class Session(Metadata):
 
     # --- samples ---
 
-    def read(self, index: int, copy: bool) -> Any:
-        """Decode one sample; see `Reader.read`."""
-        record, decoder = self.fetch(index)
+    def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
+        """Decode one sample, or fields of it; see `Reader.read`."""
+        record, decoder = self.fetch(index, fields)
         try:
-            return decoder.decode(record, copy=copy)
+            if fields is None:
+                return decoder.decode(record, copy=copy)
+            plan = planned(fields, decoder)
+            if plan is not None:
+                return plan.decode(record)
+            return fields.of_sample(decoder.decode(record), dict(self.label_columns))
         except (base.CodecError, base.CorruptRecordError) as error:
             raise self.placed(error, index) from error
-
-    def read_many(self, indices: Ints, copy: bool) -> list[Any]:
-        """Decode the samples at indices (int64 [n], in [-length, length)) as `read` does."""
-        group = self.group(indices) if len(indices) else None
-        if group is not None:
-            # If a record is damaged, reading one by one below names the sample.
-            with suppress(base.EdcacheError):
-                return group.decoded(copy)
-        with self.reading_ahead(indices):
-            return [self.read(index % self.length, copy) for index in indices.tolist()]
-
-    def decoder_of(self, index: int) -> Decoder | None:
-        """The decoder of a sample; None if it has no record."""
-        return self.decoder_at(index, self.index.row(index)[3]) if self.has(index) else None
-
-    def common_decoder(self, indices: Ints) -> Decoder | None:
-        """The decoder of samples that share one schema; None as in `group`. It reads no record."""
-        alike = self.alike(checked_indices(indices, self.length))
-        return None if alike is None else alike[0]
 
     def decoder(self, number: int) -> Decoder:
         """The decoder of a schema. Raises: CorruptRecordError without a place; `placed` adds it."""
@@ -179,16 +161,16 @@ class Session(Metadata):
         try:
             return self._decoders.get(number) or self.decoder(number)
         except base.CorruptRecordError as error:
+            self.checks.check_row(index)
             raise self.placed(error, index) from error
 
     # --- one record ---
 
-    def fetch(self, index: int, wanted: Part = None) -> tuple[memoryview, Decoder]:
+    def fetch(self, index: int, fields: Projection | None = None) -> tuple[memoryview, Decoder]:
         """The record of a sample, decompressed, and its decoder.
 
         Args:
-            wanted: (start, end) of the bytes of it that will be read; of a large record only their blocks are
-                checked.
+            fields: those that will be read; of a large record only the blocks that hold them are checked.
         Returns:
             Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `Reader.read`.
@@ -198,6 +180,7 @@ class Session(Metadata):
             offset = plain.numbers[3 * index]
             return plain.view[offset : offset + plain.nbytes], plain.decoder
         row = self.row(index)
+        wanted = None if fields is None else _wanted(fields, self.decoder_at(index, row[3]))
         data = self._stored(index, row, wanted)
         if row[4] & COMPRESSED:
             try:
@@ -206,8 +189,7 @@ class Session(Metadata):
                 raise error.within(self.checks.place(index), self.path, index) from error
         decoder = self._decoders.get(row[3]) or self.decoder_at(index, row[3])
         if len(data) < decoder.fixed_nbytes:
-            what = f"it has {len(data):,} bytes, its schema needs {decoder.fixed_nbytes:,}"
-            raise base.CorruptRecordError(f"{self.checks.place(index)}: {what}", path=self.path, index=index)
+            raise self.placed(too_short(len(data), decoder), index)
         if self._plain is None and row[1] < _LARGE:
             self._plain = self._plain_records(decoder)
         return data, decoder
@@ -235,7 +217,7 @@ class Session(Metadata):
         if nbytes >= _LARGE and not is_announced and self.extents.is_probe_due():
             self.checks.check_place(index, row)
             self._announce(np.array([index]), np.array([offset], np.int64), None)
-        if self._checks is None or not self._checks.is_done:
+        if not self.checks.is_done:
             self.checks.record(index, row, wanted)
         elif self.verify == "never":
             self.checks.check_place(index, row)
@@ -243,59 +225,98 @@ class Session(Metadata):
 
     # --- many records ---
 
-    def reading_ahead(
-        self, indices: Ints, wanted: tuple[int, int] | None = None
-    ) -> AbstractContextManager[None]:
-        """Fetch records together that this thread then reads one by one; nothing for a mapped file.
-
-        Args:
-            indices: int64 [n]. Indices that are out of range or have no record are skipped.
-            wanted: as in `fetch`.
-        Raises: CorruptRecordError, StaleArchiveError, StorageError.
-        """
-        if self._requested is None:
-            return nullcontext()
-        inside = indices[(indices >= -self.length) & (indices < self.length)] % self.length
-        there = inside[self.index.are_present(inside)]
-        return self._requested.reading_ahead(sorted(set(there.tolist())), wanted)
-
-    def group(self, indices: Ints, wanted: tuple[int, int] | None = None) -> Group | None:
-        """Records of one schema, for reading field by field. They are checked as `Reader.read` does.
-
-        Args:
-            indices: int64 [n], n > 0, each in [-length, length).
-            wanted: (start, end) of the bytes of each record that will be read; None for the whole record.
-        Returns:
-            None if samples are missing or differ in structure, or if records are pickles or carry their own
-            schema. `read` them one by one then.
-        Raises: CorruptRecordError, SampleIndexError, as `Reader.read`.
-        """
-        # Nearly every batch comes here. Keep it short: a batch of small samples takes 50 us in all.
-        checks = self._checks
-        if self._is_bulk and checks is not None and checks.is_done and self._records is not None:
-            indices = self._wrapped(indices)
-            start = self.index.offsets(indices)
-            if self.verify == "never":
-                self._check_inside(indices, start)
-            if self.extents.is_probe_due():
-                self._announce(indices, start, wanted)
-            return self._records.at(start, indices)
-        indices = checked_indices(indices, self.length)
-        alike = self.alike(indices)
-        if alike is None:
+    @once
+    def uniform(self) -> GroupRecords | None:
+        """All records as one memory; None unless they are mapped, and all samples have one of one schema."""
+        index, view = self.index, self._view
+        if index.only_schema is None or view is None or not index.is_dense or not index.length:
             return None
-        decoder, is_compressed = alike
+        try:
+            decoder = self.decoder(index.only_schema)
+        except base.CorruptRecordError:
+            return None  # reading a record names it
+        is_regular = _is_regular(decoder, index.least_nbytes, index.most_nbytes)
+        return GroupRecords(decoder, view, index.sizes) if is_regular else None
+
+    def group(self, indices: Ints, fields: Projection | None = None) -> Records:
+        """Records of samples, to be read one by one or field by field. They are checked as `read` does.
+
+        Args:
+            indices: int64 [n], each in [-length, length).
+            fields: those that will be read of each; None for all.
+        Returns:
+            A `Group`, if all records are of one schema.
+        Raises: SampleIndexError, MissingSampleError; of records that are not mapped: as `read`.
+        """
+        uniform = self.uniform
+        if not len(indices):
+            return Made(list)
+        if uniform is not None:  # Nearly every batch comes here: one of small samples takes 50 us in all.
+            # One pass checks the range: viewed as unsigned, negative numbers are the largest.
+            if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
+                indices = checked_indices(indices, self.length)
+            decoder, checks = uniform.decoder, self.checks
+            wanted = None if fields is None else _wanted(fields, decoder)
+            start = self._located(indices, wanted)
+            check = None if checks.is_done else checks.group(indices, wanted)
+            return Group(uniform, start, indices, self, fields, check)
+        indices = checked_indices(indices, self.length)
+        index, rows = self.index, self.index.rows(indices)
+        if not index.is_dense and not np.all(rows["flags"] & PRESENT):
+            raise self._no_record(int(indices[rows["flags"] & PRESENT == 0][0]))
+        # A row of another schema than all are said to have is damaged, which its check tells.
+        schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
+        used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
+        decoders = [self.decoder_at(int(indices[k]), int(schemas[k])) for k in first.tolist()]
+        stored: list[Piece] = []
+        if self._requested is not None:
+            wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
+            wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
+            stored = self._requested.pieces(indices.tolist(), wanted_by)
+        if len(used) == 1:
+            return self._of_schema(decoders[0], indices, rows, fields, stored)
+        parts: list[tuple[Ints, Records]] = []
+        for number, decoder in enumerate(decoders):
+            places = np.flatnonzero(numbers.reshape(-1) == number)
+            own = [stored[place] for place in places.tolist()] if stored else stored
+            parts.append((places, self._of_schema(decoder, indices[places], rows[places], fields, own)))
+        return Several(parts)
+
+    def _of_schema(
+        self, decoder: Decoder, indices: Ints, rows: Rows, fields: Projection | None, stored: list[Piece]
+    ) -> Records:
+        """Records of one schema. stored: those that were requested."""
+        are_compressed = rows["flags"] & COMPRESSED > 0
+        lengths = rows["nbytes"].astype(np.int64)
+        if self._view is not None and not are_compressed.any():
+            wanted = None if fields is None else _wanted(fields, decoder)
+            start, records = self._located(indices, wanted), self._records
+            if records is None or records.decoder is not decoder:
+                records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
+            is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
+            check = self.checks.group(indices, wanted)
+            return Group(records, start, indices, self, fields, check, is_regular)
+        if not stored:
+            pairs = zip(indices.tolist(), rows.tolist(), strict=True)
+            stored = [Piece(0, self._stored(index, row, is_announced=True)) for index, row in pairs]
+        try:
+            for row in np.flatnonzero(are_compressed).tolist():
+                lengths[row] = codec.content_nbytes(stored[row].data)
+            view, start = loaded(stored, lengths, are_compressed)
+        except (MemoryError, ValueError, base.CorruptRecordError):
+            return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
+        records = GroupRecords(decoder, view, lambda _: lengths)
+        is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
+        return Group(records, start, indices, self, fields, is_regular=is_regular)
+
+    def _located(self, indices: Ints, wanted: Part) -> Ints:
+        """Where records of the mapped file begin: int64 [n]. They are read ahead."""
         start = self.index.offsets(indices)
+        if self.verify == "never" or not self.checks.is_done:
+            self._check_inside(indices, start)
         if self.extents.is_probe_due():
             self._announce(indices, start, wanted)
-        if is_compressed or self._view is None:
-            return self._loaded(indices, decoder, wanted)
-        self._check_inside(indices, start)
-        records = self._records
-        if records is None or records.decoder is not decoder:
-            records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
-        self._is_bulk = self.index.only_schema is not None and self.index.is_dense
-        return records.at(start, indices, self.checks.group(indices, wanted))
+        return start
 
     def _check_inside(self, indices: Ints, start: Ints) -> None:
         """Raise CorruptRecordError if a record would begin or end out of the file."""
@@ -304,57 +325,11 @@ class Session(Metadata):
             for index in indices.tolist():
                 self.checks.check_place(index, self.index.row(index))
 
-    def _wrapped(self, indices: Ints) -> Ints:
-        """Indices in [0, length): int64 [n], of those that may count from the end."""
-        # One pass checks the range: viewed as unsigned, negative numbers are the largest.
-        if len(indices) and np.maximum.reduce(indices.view(np.uint64)) >= self.length:
-            return checked_indices(indices, self.length)
-        return indices
-
     def _announce(self, indices: Ints, start: Ints, wanted: Part) -> None:
         """Read records ahead that are not in memory."""
         if not self.extents.are_in_memory(start):
             low, high = (0, self.index.sizes(indices)) if wanted is None else wanted
             self.extents.announce(start + low, start + high)
-
-    def alike(self, indices: Ints) -> tuple[Decoder, bool] | None:
-        """The decoder of samples in [0, length) that share one schema, and whether some are compressed.
-
-        None if they do not, if one has no record, or if a gather would read beyond records.
-        """
-        index = self.index
-        if not len(indices):
-            return None
-        if index.only_schema is not None:
-            decoder = self.decoder_at(int(indices[0]), index.only_schema)
-            fits = _is_gathered(decoder, index.least_nbytes, index.most_nbytes)
-            return (decoder, False) if fits else None
-        rows = index.rows(indices)
-        schemas, flags = rows["schema"], rows["flags"]
-        if not np.all(flags & PRESENT) or np.any(schemas != schemas[0]):
-            return None
-        decoder = self.decoder_at(int(indices[0]), int(schemas[0]))
-        if np.any(flags & COMPRESSED):
-            return (decoder, True) if decoder.structure is not None and np.all(flags & COMPRESSED) else None
-        sizes = rows["nbytes"]
-        return (decoder, False) if _is_gathered(decoder, int(sizes.min()), int(sizes.max())) else None
-
-    def _loaded(self, indices: Ints, decoder: Decoder, wanted: Part) -> Group | None:
-        """A group of records that are compressed or not mapped, in new memory."""
-        rows = self.index.rows(indices)
-        is_compressed = bool(rows["flags"][0] & COMPRESSED)
-        if self._requested is not None:
-            stored = self._requested.pieces(indices.tolist(), None if is_compressed else wanted)
-        else:
-            pairs = zip(indices.tolist(), rows.tolist(), strict=True)
-            stored = [Piece(0, self._stored(index, row, is_announced=True)) for index, row in pairs]
-        if is_compressed:
-            lengths = np.array([codec.content_nbytes(data) for _, data in stored], np.int64)
-            if not _is_gathered(decoder, int(lengths.min()), int(lengths.max())):
-                return None
-        else:
-            lengths = rows["nbytes"].astype(np.int64)
-        return joined(decoder, lengths, stored, is_compressed)
 
     # --- growth ---
 
@@ -390,7 +365,13 @@ class Session(Metadata):
             raise
 
 
-def _is_gathered(decoder: Decoder, least: int, most: int) -> bool:
+def _wanted(fields: Projection, decoder: Decoder) -> Part:
+    """The bytes of a record in which fields lie; None for all of it."""
+    plan = planned(fields, decoder)
+    return None if plan is None else plan.wanted
+
+
+def _is_regular(decoder: Decoder, least: int, most: int) -> bool:
     """True if a gather of records of so many bytes stays within them; else they are read one by one."""
     fits = least >= decoder.fixed_nbytes and (decoder.nbytes is None or most == decoder.nbytes == least)
     return decoder.structure is not None and fits

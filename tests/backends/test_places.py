@@ -42,7 +42,7 @@ from edcache.errors import (
     StorageError,
 )
 from edcache.format import BLOCK_NBYTES, behind_nbytes
-from edcache.reader import Reader
+from edcache.reader import Projection, Reader, planned
 
 from_cache = functools.partial(CachedDataset.from_cache, local=False)
 COUNT = 1500
@@ -226,7 +226,7 @@ def test_a_damaged_block_is_never_read(tmp_path, verify):
     reader = Reader(path)
     start, nbytes = int(reader.rows["offset"][2]), int(reader.rows["nbytes"][2])
     data = bytearray(path.read_bytes())
-    low, _ = reader.session.decoder_of(2).extent([reader.session.decoder_of(2).structure.at("small")])
+    low, _ = planned(Projection(("small",), False), reader.session.decoder(0)).wanted
     data[start + low] ^= 1
     assert nbytes > BLOCK_NBYTES
     with serving(bytes(data)) as served:

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, default_collate
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, LabelError, OptionError, SampleIndexError
-from edcache.reader.session import Session
+from edcache.reader import Group, Session
 
 
 def write(path, samples, keys=(), **options):
@@ -46,7 +46,7 @@ def in_bulk(monkeypatch):
         raise AssertionError("a sample was read by itself")
 
     monkeypatch.setattr(Session, "read", read)
-    monkeypatch.setattr(Session, "read_many", read)
+    monkeypatch.setattr(Group, "samples", read)
 
 
 # ------------------------------------------------------------------------------------------- concat

@@ -88,7 +88,7 @@ def _read_all(reader: Reader, copy: bool) -> None:
             reader.read(index, copy)
     some = np.arange(min(length, _READ), dtype=np.int64)
     with _refused():
-        reader.session.read_many(some, copy)
+        reader.session.group(some).samples()
     if length <= _LONG:
         with _refused():
             assert len(reader.missing()) == length - reader.present

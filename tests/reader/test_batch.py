@@ -17,6 +17,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, MissingSampleError, SampleIndexError
+from edcache.reader import Group
 
 leaves = st.one_of(
     numbers,
@@ -121,19 +122,19 @@ def test_large_tensors_are_gathered_into_what_a_worker_hands_over(tmp_path, coll
     assert all(batch["image"].is_shared() for batch in batches)
 
 
-def test_a_bare_tensor_array_or_number_is_collated_in_bulk(tmp_path):
+def test_a_bare_tensor_array_or_number_is_collated_in_bulk(tmp_path, monkeypatch):
+    monkeypatch.setattr(Group, "samples", None)  # a way that reads samples would fail
     for make in (lambda k: torch.full((3,), k), lambda k: np.full(3, k), lambda k: k, lambda k: k / 2):
         with CacheWriter(tmp_path / "a.zip", "w") as w:
             w.extend(map(make, range(9)))
         ds = CachedDataset.from_cache(tmp_path / "a.zip")
-        ds._read_many = None  # a way that reads samples one by one would fail
         for workers in (0, 1):
             batches = list(DataLoader(ds, batch_size=4, num_workers=workers))
             assert same(batches[1], default_collate([make(k) for k in range(4, 8)]))
 
 
 def test_views_subsets_and_splits_keep_it(ds, monkeypatch):
-    monkeypatch.setattr(CachedDataset, "_many", None)  # a way that reads samples would fail
+    monkeypatch.setattr(Group, "samples", None)  # a way that reads samples would fail
     view = ds.filter(label=1)[2:9]
     wanted = list(range(1, 60, 4))[2:9]
     assert images(DataLoader(view, batch_size=3)) == wanted
@@ -304,5 +305,5 @@ class TensorOfALibrary(torch.Tensor):
 @pytest.mark.parametrize("kind", [slice, TensorOfALibrary])
 def test_what_default_collate_was_taught_of_other_types_leaves_the_bulk_path(ds, monkeypatch, kind):
     monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: batch)
-    monkeypatch.setattr(CachedDataset, "_read_many", None)
+    monkeypatch.setattr(Group, "samples", None)
     assert ds.select("image").batch([0, 1])["image"].shape == (2, 2, 3)
