@@ -1,4 +1,5 @@
 from .arrays import detached as detached
+from .arrays import element_type as element_type
 from .arrays import fits_arrow as fits_arrow
 from .arrays import from_numpy as from_numpy
 from .arrays import from_texts as from_texts
@@ -84,16 +85,14 @@ from .root import pack_root as pack_root
 from .root import read_places as read_places
 from .root import read_root as read_root
 from .types import EXACT as EXACT
-from .types import Clash as Clash
-from .types import ColumnType as ColumnType
-from .types import LabelTypes as LabelTypes
 from .types import beside as beside
-from .types import deciding_numbers as deciding_numbers
+from .types import cast_table as cast_table
+from .types import check_widened as check_widened
 from .types import family as family
+from .types import is_widened as is_widened
+from .types import joined_schema as joined_schema
 from .types import labelled_columns as labelled_columns
 from .types import list_of as list_of
 from .types import merged as merged
-from .types import no_type as no_type
 from .types import stacked as stacked
 from .types import unify as unify
-from .types import unify_column as unify_column

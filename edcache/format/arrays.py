@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 __all__ = ["pa", "pc"]
 
+_OFFSET_LIMIT = 2**31 - 1  # what the int32 offsets of string and list can address
+
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -161,12 +163,21 @@ def _flags(array: pa.Array, buffer: int) -> npt.NDArray[np.bool_]:
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column as one contiguous array."""
+    """A column as one contiguous array; text and lists of 2 GiB and more with large offsets."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
         return column.chunk(0)
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], type=column.type)
+    kind = addressing(column.type, column.nbytes)
+    return pa.concat_arrays([chunk.cast(kind) for chunk in column.chunks] or [pa.nulls(0, kind)])
+
+
+def addressing(kind: pa.DataType, nbytes: int) -> pa.DataType:
+    """A type, or the large one of its kind if 31 bits do not address so many bytes."""
+    if nbytes <= _OFFSET_LIMIT:
+        return kind
+    large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+    return pa.large_list(kind.value_type) if is_list(kind) else large.get(kind, kind)
 
 
 def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:

@@ -7,6 +7,7 @@ takes all at once.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import partial
 from typing import Any, Final
@@ -14,13 +15,13 @@ from typing import Any, Final
 import numpy as np
 
 from edcache.base import CorruptArchiveError, Ints
-from edcache.format.arrays import from_numpy, pa
+from edcache.format.arrays import addressing, from_numpy, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
 from edcache.format.entries import Header, PRead, crc32
 from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
 from edcache.format.root import Place, Root, read_places
-from edcache.format.types import WholeSchema, cast
+from edcache.format.types import cast, joined_schema
 
 TableOf = Callable[[Header], ChunkTable | None]
 """Reads the table of a chunk; None leaves its samples out."""
@@ -44,7 +45,7 @@ class Contents:
         length: of the dataset. schemas: of the rows. schema: names and types of the label columns.
         columns: those of the root, by name.
     Raises: CorruptArchiveError: the root's index fails its crc32, or there are too many schemas; LabelError,
-        as `WholeSchema.add`.
+        as `joined_schema`.
     """
 
     def __init__(
@@ -67,13 +68,10 @@ class Contents:
         self._kept: dict[int, ChunkTable] = {}
         self._last: dict[str, pa.ChunkedArray | None] = {}
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
-        whole, end, room = WholeSchema(chain.where), 0, _MOST_KEPT_NBYTES
-        if self.columns:
-            own = {name: column for name, column in self.columns.items() if name in self._names}
-            whole.begin(
-                {name: column.type for name, column in own.items()},
-                {name: column.place.nbytes for name, column in own.items()},
-            )
+        end, room = 0, _MOST_KEPT_NBYTES
+        kinds = {name: column.type for name, column in self.columns.items()}
+        schema = pa.schema([(name, kinds.get(name, pa.null())) for name in self._names])
+        label_nbytes = Counter({name: column.place.nbytes for name, column in self.columns.items()})
         # Chunks that read, with the number of each of their schemas here.
         self._chunks: list[tuple[Header, Ints]] = []
         for header in chain.behind if self._trusts_index else chain.chunks:
@@ -86,17 +84,16 @@ class Contents:
                 self._kept[header.number] = table
             known = [numbers.setdefault(text, len(numbers)) for text in table.schemas]
             self._chunks.append((header, np.array(known, np.int64)))
-            whole.add(table.labels.select(self._names))
+            labels = table.labels.select(self._names)
+            schema = joined_schema(schema, labels.schema, chain.where)
+            label_nbytes.update({name: labels.column(name).nbytes for name in self._names})
         if len(numbers) > MAX_SCHEMAS:
             raise CorruptArchiveError(f"{chain.where}: {len(numbers):,} schemas, at most {MAX_SCHEMAS:,} fit")
         self.schemas = list(numbers)
         self.length = max(end, chain.length or 0, 0 if root is None else root.length)
-        kinds = dict(zip(whole.schema().names, whole.schema().types, strict=True))
-        added = {name: column.type.arrow for name, column in self.columns.items() if name not in self._names}
-        self.schema = pa.schema(
-            [(name, kinds.get(name, pa.null())) for name in self._names] + list(added.items())
-        )
-        self.label_types = whole.types()
+        kinds |= {field.name: addressing(field.type, label_nbytes[field.name]) for field in schema}
+        names = [*self._names, *(name for name in self.columns if name not in self._names)]
+        self.schema = pa.schema([(name, kinds[name]) for name in names])
 
     def present(self) -> int:
         """Count the samples that have a record by the chunks: an archive of 10**9 samples may have few."""
@@ -256,7 +253,7 @@ class StoredLabels:
                     f'"edcache copy {self._where} -o NEW --skip-damaged" keeps what is sound',
                     path=self._where,
                 )
-            self._columns[name] = read_column(data, name, self._stored[name].type.arrow, self.num_rows)
+            self._columns[name] = read_column(data, name, self._stored[name].type, self.num_rows)
 
 
 def _check_index(pread: PRead, root: Root, where: str) -> None:

@@ -21,7 +21,6 @@ from edcache.base import CorruptArchiveError, Ints
 from edcache.format.arrays import pa
 from edcache.format.columns import read_stream, reported, write_stream
 from edcache.format.entries import CHUNK, LATTICE, MAX_LENGTH, Header, PRead, align, crc32
-from edcache.format.types import LabelTypes
 
 ROW: Final = np.dtype(
     [("offset", "<u8"), ("nbytes", "<u8"), ("crc32", "<u4"), ("schema", "<u2"), ("flags", "<u2")]
@@ -119,14 +118,13 @@ def failures_of(value: Any) -> list[Failure]:
 class ChunkTable:
     """Table of a chunk: its samples, rows, schemas and labels.
 
-    samples: int64 [n]. rows: `ROW` [n], by rising offset; `schema` counts in `schemas`. label_types: of this
-    chunk and all before. labels: a row for each record.
+    samples: int64 [n]. rows: `ROW` [n], by rising offset; `schema` counts in `schemas`. labels: a row for
+    each record, in types that hold the values of all chunks before too.
     """
 
     samples: Ints
     rows: Rows
     schemas: Sequence[str]
-    label_types: LabelTypes
     stream: Any = field(repr=False)
 
     @property
@@ -136,22 +134,19 @@ class ChunkTable:
             return read_stream(self.stream, len(self.rows))
 
 
-def pack_table(
-    samples: Ints, rows: Rows, schemas: Sequence[str], types: LabelTypes, labels: pa.Table
-) -> bytes:
+def pack_table(samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Table) -> bytes:
     """The bytes of a chunk's table; records start behind it, on a multiple of 64."""
-    meta = {"schemas": list(schemas), "labels": types.to_json()}
-    text = json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
+    text = json.dumps(list(schemas), ensure_ascii=True, separators=(",", ":")).encode("ascii")
     text = text.ljust(align(len(text), 8))
     stream = write_stream(labels)
     prefix = _PREFIX.pack(len(rows), len(text), len(stream))
     return b"".join([prefix, samples.astype("<i8").tobytes(), rows.tobytes(), text, stream])
 
 
-def table_nbytes(count: int, schemas: Sequence[str], types: LabelTypes, labels: pa.Table) -> int:
+def table_nbytes(count: int, schemas: Sequence[str], labels: pa.Table) -> int:
     """Bytes of the table of so many records."""
     empty = np.zeros(0, np.int64), np.zeros(0, ROW)
-    return len(pack_table(*empty, schemas, types, labels)) + count * (8 + ROW.itemsize)
+    return len(pack_table(*empty, schemas, labels)) + count * (8 + ROW.itemsize)
 
 
 def records_offset(header: Header) -> int:
@@ -181,10 +176,7 @@ def _parsed_table(data: memoryview, header: Header) -> ChunkTable:
     at += samples.nbytes
     rows = np.frombuffer(data, ROW, count, at)
     at += rows.nbytes
-    meta = base.loads(data[at : at + text_nbytes])
-    if type(meta) is not dict or meta.keys() != {"schemas", "labels"}:
-        raise ValueError("its JSON has other keys than are written")
-    schemas = schemas_of(meta["schemas"])
+    schemas = schemas_of(base.loads(data[at : at + text_nbytes]))
     low, high = records_offset(header), header.payload_end
     ends = stored_ends(rows)
     inside = (
@@ -197,7 +189,7 @@ def _parsed_table(data: memoryview, header: Header) -> ChunkTable:
     )
     if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
         raise ValueError("its rows point outside of it, or are of other samples")
-    return ChunkTable(samples, rows, schemas, LabelTypes.from_json(meta["labels"]), data[at + text_nbytes :])
+    return ChunkTable(samples, rows, schemas, data[at + text_nbytes :])
 
 
 def schemas_of(schemas: Any) -> list[str]:

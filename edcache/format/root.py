@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -14,7 +15,7 @@ from edcache.format.arrays import pa
 from edcache.format.entries import DATE, MAX32, Header, PRead, align, crc32
 from edcache.format.head import Head, is_count, parsed_head
 from edcache.format.records import ROW, Failure, failures_of, schemas_of
-from edcache.format.types import ColumnType
+from edcache.format.types import type_of_json, type_to_json
 
 TAIL_NBYTES: Final = 1 << 16
 """An archive is opened by its last bytes: so many, and one more read if its root is not among them."""
@@ -24,9 +25,11 @@ _ZIP64: Final = struct.Struct("<HHQQQ")  # 28 bytes
 _END64: Final = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
 _LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
 _END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
-_COMMENT: Final = struct.Struct("<4sQQI")  # 24 bytes
-_MAGIC: Final = b"edc3"
-END_NBYTES: Final = _END.size + _COMMENT.size
+# Text, since unzip prints it: where the root's payload lies, and its crc32.
+_COMMENT: Final = b"edcache 3 root.json %016x %016x %08x"
+_COMMENT_READ: Final = re.compile(rb"edcache 3 root\.json ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})")
+_COMMENT_NBYTES: Final = len(_COMMENT % (0, 0, 0))
+END_NBYTES: Final = _END.size + _COMMENT_NBYTES
 _MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
 _MODE: Final = 0o100644 << 16
 _MAX16: Final = 0xFFFF
@@ -45,7 +48,7 @@ class Column:
     """A label column of a sealed archive. is_added: its values came after the samples, by `add_labels`."""
 
     place: Place
-    type: ColumnType
+    type: pa.DataType
     is_added: bool = False
 
 
@@ -81,7 +84,7 @@ class Root:
     @property
     def schema(self) -> pa.Schema:
         """Names and types of the label columns."""
-        return pa.schema([(name, column.type.arrow) for name, column in self.labels.items()])
+        return pa.schema([(name, column.type) for name, column in self.labels.items()])
 
 
 _FIELDS: Final = tuple(one.name for one in fields(Root))
@@ -93,7 +96,8 @@ def pack_root(root: Root) -> bytes:
     meta["head"] = root.head.to_json()
     meta["failures"] = [failure.to_json() for failure in root.failures]
     meta["labels"] = {
-        name: [*column.place, column.type.to_json(), column.is_added] for name, column in root.labels.items()
+        name: [*column.place, type_to_json(column.type), column.is_added]
+        for name, column in root.labels.items()
     }
     return json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
@@ -108,7 +112,7 @@ def parse_root(data: bytes | memoryview, size: int) -> Root:
     schemas_of(meta["schemas"])
     labels = {}
     for name, (*place, kind, is_added) in meta["labels"].items():
-        labels[name] = Column(_place(place, size), ColumnType.from_json(kind), bool(is_added))
+        labels[name] = Column(_place(place, size), type_of_json(kind), bool(is_added))
     meta["labels"], meta["index"] = labels, _place(meta["index"], size)
     meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
     root = Root(**meta)
@@ -141,10 +145,8 @@ def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
     count, end = len(headers), offset + len(central)
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
     locator = _LOCATOR.pack(b"PK\x06\x07", 0, end, 1)
-    last = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, MAX32, MAX32, _COMMENT.size)
-    return (
-        central + end64 + locator + last + _COMMENT.pack(_MAGIC, root.payload_offset, root.nbytes, root.crc32)
-    )
+    last = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, MAX32, MAX32, _COMMENT_NBYTES)
+    return central + end64 + locator + last + _COMMENT % (root.payload_offset, root.nbytes, root.crc32)
 
 
 def directory_nbytes(names: Sequence[str]) -> int:
@@ -162,11 +164,9 @@ def _pack_central(header: Header) -> bytes:
 
 def root_place(tail: bytes | memoryview) -> Place | None:
     """Place of the root, by the last bytes of a file; None if it does not end as a sealed archive."""
-    if len(tail) < END_NBYTES:
-        return None
     end = bytes(tail[-END_NBYTES:])
-    magic, *place = _COMMENT.unpack_from(end, _END.size)
-    return Place(*place) if end[:4] == b"PK\x05\x06" and magic == _MAGIC else None
+    found = _COMMENT_READ.fullmatch(end, _END.size) if end[:4] == b"PK\x05\x06" else None
+    return None if found is None else Place(*(int(number, 16) for number in found.groups()))
 
 
 def read_places(pread: PRead, places: Sequence[Place]) -> list[memoryview | None]:

@@ -9,31 +9,31 @@ import numpy as np
 
 from edcache import format
 from edcache.base import LabelError, described
-from edcache.format import EXACT, ColumnType, deciding_numbers, no_type, number_type, pa
+from edcache.format import EXACT, is_widened, merged, number_type, pa
 from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
-from edcache.labels.label_types import NotALabel, typed, whole_numbers
+from edcache.labels.label_types import NotALabel, beyond_exact, typed, whole_numbers
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
 _FLOATS = (np.float16, np.float32, np.float64)
 _INTEGERS = tuple(np.dtype(code).type for code in np.typecodes["AllInteger"])
-# Once there is one, no other value of these classes changes a column's type; of the second if it is ASCII, or
-# an integer that every type of numbers holds.
-_SETTLED = frozenset({bool, float, bytes, np.bool_, *_FLOATS})
-_COUNTED = frozenset({str, int, *_INTEGERS})
+# Once there is one, no other value of these classes changes a column's type.
+_PLAIN = frozenset({bool, float, bytes, np.bool_, *_FLOATS})
+# Nor of these: a str that is ASCII, an integer that a float64 holds.
+_CHECKED = frozenset({str, int, *_INTEGERS})
 
 
 class LabelCollector:
     """Gathers the labels of samples, one after another, into a table per chunk.
 
-    Types are checked against every sample seen here, and against `seen`, those of the archive: the first
-    sample that does not fit is named. A chunk's table has types of its own; `unify` joins them.
+    The first sample that goes neither with those before it nor with `seen`, the columns of the archive, is
+    named. A chunk's table has types that hold the values of all before it too.
     """
 
-    def __init__(self, spec: LabelSpec, seen: format.LabelTypes | None = None) -> None:
+    def __init__(self, spec: LabelSpec, seen: pa.Schema | None = None) -> None:
         self.spec = spec
-        types = seen.types if seen is not None else {}
-        self._columns = [_Column(n, source, types.get(n, no_type())) for n, source in spec.sources.items()]
+        types = {} if seen is None else dict(zip(seen.names, seen.types, strict=True))
+        self._columns = [_Column(n, source, types.get(n, pa.null())) for n, source in spec.sources.items()]
         self._rows = 0
 
     def __len__(self) -> int:
@@ -89,94 +89,90 @@ class LabelCollector:
     def successor(self) -> LabelCollector:
         """An empty collector for the next chunk, which knows the types of all samples seen here."""
         following = LabelCollector(self.spec)
-        following._columns = [_Column(c.name, c.source, c.joined_type()) for c in self._columns]
+        following._columns = [column.successor() for column in self._columns]
         return following
 
 
 class _Column:
-    """The values of one label in the chunk at hand. before: the type of those in chunks before it."""
+    """The values of one label in the chunk at hand.
 
-    def __init__(self, name: str, source: LabelSource, before: ColumnType) -> None:
+    kind: of the values before them. inexact: an integer among these that a float64 may not hold.
+    """
+
+    def __init__(self, name: str, source: LabelSource, kind: pa.DataType, inexact: int | None = None) -> None:
         self.name = name
         self.source = source
-        self._before = before
-        self._type = no_type()
         # Whole columns, and lists of values between them; of so many rows together. Behind them the values.
         self._parts: list[Any] = []
         self._rows = 0
         self._values: list[Any] = []
-        # Classes of the values so far, and the least integer that needs no wider type.
-        self._classes: frozenset[type] = frozenset()
-        self._least = 0
-        self._undo = (0, self._type)
+        # (rows before it, type, inexact integer) of each change of the type; the last one counts.
+        self._types: list[tuple[int, pa.DataType, int | None]] = [(0, kind, inexact)]
+        self._classes: frozenset[type] = frozenset()  # of the values so far
 
-    def joined_type(self) -> ColumnType:
-        """The type of all values so far."""
-        return self._before.joined(self._type)
+    def successor(self) -> _Column:
+        """An empty column for the next chunk."""
+        return _Column(self.name, self.source, *self._types[-1][1:])
 
     def add(self, index: int, value: Any) -> None:
         """Append a value, and copy it if it can change; LabelError names the sample."""
         cls = type(value)
         if value is None or (
             cls in self._classes
-            and (cls in _SETTLED or (value.isascii() if cls is str else self._least <= value <= EXACT))
+            and (cls in _PLAIN or (value.isascii() if cls is str else -EXACT <= value <= EXACT))
         ):
             self._values.append(value)
             return
         try:
-            own, value = typed(value)
-            self._widen(own)
+            kind, value = typed(value)
         except NotALabel as problem:
             what = f"{str(problem) or described(value)}; a label is {_KINDS}"
             raise self._error(index, what, "convert it") from None
-        except format.Clash as clash:
-            what = f"{described(value)}, earlier samples are {self.joined_type().arrow}{clash}"
-            raise self._error(index, what, "make it one type") from None
+        clash = self._widen(kind, beyond_exact(value))
+        if clash is not None:
+            what = f"{described(value)}, earlier samples are {self._types[-1][1]}{clash}"
+            raise self._error(index, what, "make it one type")
         self._values.append(value)
-        if cls in _SETTLED or cls in _COUNTED:
+        if cls in _PLAIN or cls in _CHECKED:
             self._classes |= {cls}
-            self._least = -EXACT if self._type.negative else 0
 
     def add_all(self, index: int, values: Any, count: int) -> None:
         """Append the values of `count` samples: an array of numbers at once, if it goes with the others."""
-        undo = (self._rows + len(self._values), self._type)
-        try:
-            if not self._add_array(whole_numbers(values)):
-                for row in range(count):
-                    self.add(index + row, None if values is None else values[row])
-        finally:
-            self._undo = undo
-
-    def _add_array(self, array: Any) -> bool:
-        if array is None:
-            return False
-        try:
-            self._widen(ColumnType.of(number_type(array.dtype), deciding_numbers(array)))
-        except format.Clash:
-            return False  # one by one, which names the sample
+        array = whole_numbers(values)
+        # If it does not go with the others, one by one, which names the sample.
+        if array is None or self._widen(number_type(array.dtype), beyond_exact(array)) is not None:
+            for row in range(count):
+                self.add(index + row, None if values is None else values[row])
+            return
         rows = self._rows + len(self._values) + len(array)
         # One assignment, so that an interrupt finds all of it or nothing.
         self._parts, self._rows, self._values = [*self._parts, self._values, array], rows, []
-        return True
 
-    def _widen(self, own: ColumnType) -> None:
-        """Let the type hold the values of another one; Clash if there is none, or not with those before."""
-        wider = self._type.joined(own)
-        self._before.joined(wider)
-        self._undo, self._type = (self._rows + len(self._values), self._type), wider
+    def _widen(self, kind: pa.DataType, inexact: int | None) -> str | None:
+        """Let the type hold the values of another one; else say what to know about that."""
+        _, known, before = self._types[-1]
+        wider, inexact = merged(known, kind), before if inexact is None else inexact
+        if wider is None:
+            return ""
+        if inexact is not None and (is_widened(known, wider) or is_widened(kind, wider)):
+            return f", and float64 does not hold {inexact} exactly"
+        if (wider, inexact) != (known, before):
+            self._types.append((self._rows + len(self._values), wider, inexact))
+        return None
 
     def truncate(self, rows: int) -> None:
-        """Keep the first `rows` values; at most what was added last may go."""
+        """Keep the first `rows` values; at most the columns that were added last may go."""
         if self._rows + len(self._values) > rows:
             del self._values[max(0, rows - self._rows) :]
             while self._rows > rows:
                 self._rows -= len(self._parts.pop())
-            if self._undo[0] == rows:
-                self._type, self._classes = self._undo[1], frozenset()
+        while len(self._types) > 1 and self._types[-1][0] >= rows:
+            self._types.pop()
+            self._classes = frozenset()
 
     def array(self) -> pa.Array:
         """The values as one array of their type."""
-        kind = self._type.arrow
+        kind = self._types[-1][1]
         parts = [_build(part, kind) for part in (*self._parts, self._values) if len(part)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [_build([], kind)])
 

@@ -120,8 +120,7 @@ def _of_texts(name: str, values: npt.NDArray[Any]) -> pa.Array:
     # A character of numpy's takes as many bytes as UTF-8 at most, and a piece has less than 2 GiB.
     rows = min(_PIECE, (2**31 - 1) // max(1, values.dtype.itemsize))
     pieces = (values[start : start + rows].tolist() for start in range(0, len(values), rows))
-    column = pa.chunked_array([format.from_texts(piece, kind) for piece in pieces], kind)
-    return format.unify_column(name, [column], "")
+    return format.one_chunk(pa.chunked_array([format.from_texts(piece, kind) for piece in pieces], kind))
 
 
 def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -134,7 +133,7 @@ def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
         column = column if column.type == kind else column.cast(kind)
     except pa.ArrowException as error:
         raise LabelError(f'label "{name}" is {values.type}: {error}; {_REMEDY}') from error
-    return format.unify_column(name, [column], "")
+    return format.one_chunk(column)
 
 
 def given_table(table: Any) -> pa.Table:
@@ -174,6 +173,8 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         raise OptionError(f'the table has no column "{on}" to join on; its columns are {names}')
     known, keys = comparable(table.column(on)), comparable(keys)
     kind = format.merged(known.type, keys.type)
+    if kind is None and {format.family(known.type), format.family(keys.type)} <= {"integer", "float"}:
+        kind = pa.uint64()  # if each is such a number
     if kind is None or format.is_list(kind):
         raise LabelError(
             f'label "{on}" is {keys.type} in the archive and {known.type} in the table; make them one type'

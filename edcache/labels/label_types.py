@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Iterable
-from functools import cache, reduce
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,12 @@ import numpy.typing as npt
 
 from edcache.base import shown
 from edcache.format import (
-    Clash,
-    ColumnType,
-    deciding_numbers,
+    EXACT,
     detached,
     is_label_type,
     is_list,
     list_of,
-    no_type,
+    merged,
     number_type,
     pa,
 )
@@ -31,7 +29,7 @@ class NotALabel(Exception):
     """A value that no column holds; the text says why, if the type alone does not."""
 
 
-def typed(value: Any) -> tuple[ColumnType, Any]:
+def typed(value: Any) -> tuple[pa.DataType, Any]:
     """The type of a label's value, and what its column keeps: a copy if the value can change.
 
     Raises NotALabel.
@@ -44,19 +42,31 @@ def typed(value: Any) -> tuple[ColumnType, Any]:
         if value.ndim == 1 and kind is not None:
             # A copy: the caller may fill the same buffer again for the next sample.
             own = np.array(value, dtype=value.dtype.newbyteorder("="))
-            return ColumnType.of(pa.list_(kind), deciding_numbers(own)), own
+            return pa.list_(kind), own
         value = list(value) if value.ndim else value[()]
     return _list(value) if isinstance(value, (list, tuple)) else _scalar(value)
 
 
-def _list(values: Iterable[Any]) -> tuple[ColumnType, Any]:
+def beyond_exact(value: Any) -> int | None:
+    """An integer beyond 2**53 in what `typed` keeps, which a float64 may not hold; None without one."""
+    if isinstance(value, np.ndarray):
+        value = [value.min().item(), value.max().item()] if value.size else []
+    values = value if isinstance(value, list) else [value]
+    return next((one for one in values if type(one) is int and not -EXACT <= one <= EXACT), None)
+
+
+def _list(values: Iterable[Any]) -> tuple[pa.DataType, Any]:
     items = [_scalar(_from_tensor(item)) for item in values]
-    try:
-        inner = reduce(ColumnType.joined, (own for own, _ in items), no_type())
-    except Clash as clash:
-        kinds = " and ".join(dict.fromkeys(str(own.arrow) for own, _ in items))
-        raise NotALabel(f"a list of mixed types ({kinds}{clash})") from None
-    return inner._replace(arrow=pa.list_(inner.arrow)), [item for _, item in items]
+    inner: pa.DataType | None = pa.null()
+    for kind, _ in items:
+        inner = None if inner is None else merged(inner, kind)
+    kept = [item for _, item in items]
+    inexact = beyond_exact(kept) if inner is not None and pa.types.is_floating(inner) else None
+    if inner is None or inexact is not None:
+        kinds = " and ".join(dict.fromkeys(str(kind) for kind, _ in items))
+        clash = "" if inexact is None else f", and float64 does not hold {inexact} exactly"
+        raise NotALabel(f"a list of mixed types ({kinds}{clash})")
+    return pa.list_(inner), kept
 
 
 @cache
@@ -64,29 +74,30 @@ def _plain_types() -> dict[type, pa.DataType]:
     return {bool: pa.bool_(), float: pa.float64(), bytes: pa.binary(), str: pa.string()}
 
 
-def _scalar(value: Any) -> tuple[ColumnType, Any]:
+def _scalar(value: Any) -> tuple[pa.DataType, Any]:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if value is None:
-        return no_type(), None
+        return pa.null(), None
     if isinstance(value, np.generic) and (kind := number_type(value.dtype)) is not None:
-        item = value.item()
-        return ColumnType.of(kind, [item] if pa.types.is_integer(kind) else ()), item
+        return kind, value.item()
     if isinstance(value, int) and not isinstance(value, bool):
-        if not -(2**63) <= value < 2**64:
-            raise NotALabel(f"an int of {value.bit_length()} bits, which neither int64 nor uint64 holds")
-        return ColumnType.of(pa.int64() if value < 2**63 else pa.uint64(), [int(value)]), int(value)
+        if not -(2**63) <= value < 2**63:
+            raise NotALabel(
+                f"an int of {value.bit_length()} bits, beyond int64; numpy.uint64(value) holds unsigned ones"
+            )
+        return pa.int64(), int(value)
     for cls, kind in _plain_types().items():
         if isinstance(value, cls):
             # A subclass, such as an enum, is stored as its plain class.
             plain = str.__str__(value) if cls is str else cls(value)
             if cls is str and plain.encode(errors="ignore").decode() != plain:
                 raise NotALabel(f"a str that is not UTF-8 ({shown(plain)})")
-            return ColumnType.of(kind), plain
+            return kind, plain
     return _time(value)
 
 
-def _time(value: Any) -> tuple[ColumnType, Any]:
+def _time(value: Any) -> tuple[pa.DataType, Any]:
     """A date, a time or a duration, as numpy's scalar of the unit that its column has."""
     try:
         time, zone = numpy_time(value)
@@ -97,7 +108,7 @@ def _time(value: Any) -> tuple[ColumnType, Any]:
         raise NotALabel
     code, unit = time.dtype.kind, np.datetime_data(time.dtype)[0]
     if unit == "generic" and np.isnat(time):
-        return no_type(), None
+        return pa.null(), None
     if code == "m" and unit in ("generic", "Y", "M"):
         raise NotALabel(f"a timedelta64 without a fixed length (unit {unit})")
     if unit in ("ps", "fs", "as"):
@@ -109,10 +120,10 @@ def _time(value: Any) -> tuple[ColumnType, Any]:
         kind = pa.duration(unit) if code == "m" else pa.timestamp(unit, zone)
     ticks = time.astype(f"{code}8[{unit}]")
     if np.isnat(ticks):
-        return ColumnType.of(kind), None
+        return kind, None
     if unit == "D" and not -(2**31) <= int(ticks.astype("i8")) < 2**31:
         raise NotALabel("a date outside the years that 32-bit days reach")
-    return ColumnType.of(kind), ticks
+    return kind, ticks
 
 
 def whole_numbers(values: Any) -> npt.NDArray[Any] | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edcache import format, storage
 from edcache.base import ArchiveError, Ints, StaleArchiveError, StorageError, Sync
-from edcache.format import Chain, Header, LabelTypes
+from edcache.format import Chain, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.log import LabelChange, Log
@@ -95,7 +95,7 @@ class Appender:
         self._log = log
         self._claims = _Claims(log.file)
         self.path, self.head = log.file.path, log.head
-        self._label_types: tuple[Header, LabelTypes] | None = None
+        self._label_schema: tuple[Header, pa.Schema] | None = None
 
     @classmethod
     def open(
@@ -170,20 +170,20 @@ class Appender:
             [np.empty(0, np.int64), *(self._log.table(header).samples for header in chunks)]
         )
 
-    def label_types(self) -> LabelTypes | None:
-        """The types of the label columns that chunks have; None where nothing is published yet."""
+    def label_schema(self) -> pa.Schema | None:
+        """Names and types of the label columns that chunks have; None if nothing is published yet."""
         chain = self.chain
         if chain.behind:
-            header = chain.behind[-1]  # knows the types of all before it, whoever wrote them
-            if self._label_types is None or self._label_types[0] != header:
-                self._label_types = header, self._log.table(header).label_types
-            return self._label_types[1]
+            header = chain.behind[-1]  # in types that hold the values of all chunks before it
+            if self._label_schema is None or self._label_schema[0] != header:
+                self._label_schema = header, self._log.table(header).labels.schema
+            return self._label_schema[1]
         if chain.root is None or not chain.chunks:
             return None
         # A column that was dropped takes any values again, which nobody sees.
         names, dropped = [name for name, _ in self.head.labels], chain.root.dropped
         known = {name: column.type for name, column in chain.root.labels.items() if name not in dropped}
-        return LabelTypes({name: known.get(name, format.no_type()) for name in names})
+        return pa.schema([(name, known.get(name, pa.null())) for name in names])
 
     def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
@@ -197,11 +197,13 @@ class Appender:
         with self._appending():
             if chunk.appended:
                 chunk = chunk.moved(self.chain.end_index)
-            types, known = LabelTypes.of(chunk.labels), self.label_types()
-            if known is not None:
-                types = known.joined(types, self.path)
-            self._log.append_chunk(chunk, types, max_bytes)
-            self._label_types = self.chain.behind[-1], types
+            known, labels = self.label_schema(), chunk.labels
+            if known is not None and known != labels.schema:
+                schema = format.joined_schema(known, labels.schema, self.path)
+                self._log.check_widened(known, schema)
+                labels = format.cast_table(labels, schema, self.path)
+            self._log.append_chunk(replace(chunk, labels=labels), max_bytes)
+            self._label_schema = self.chain.behind[-1], labels.schema
 
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""

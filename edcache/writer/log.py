@@ -34,7 +34,6 @@ from edcache.format import (
     ChunkTable,
     Column,
     ColumnFile,
-    ColumnType,
     Contents,
     Cursor,
     Head,
@@ -145,14 +144,14 @@ class Log:
         elif self.syncs:
             self.file.write_back(header.offset, header.next - header.offset)
 
-    def append_chunk(self, chunk: Chunk, types: format.LabelTypes, max_bytes: int | None) -> None:
-        """Publish a chunk; `types`: of the labels of this and all before. See `append`."""
-        nbytes = format.table_nbytes(chunk.count, chunk.schemas, types, chunk.labels)
+    def append_chunk(self, chunk: Chunk, max_bytes: int | None) -> None:
+        """Publish a chunk, whose labels have types that hold the values of all before. See `append`."""
+        nbytes = format.table_nbytes(chunk.count, chunk.schemas, chunk.labels)
         name = f"chunks/{self.chain.cursor.number:08d}"
         start = self.chain.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
         rows = chunk.rows.copy()
         rows["offset"] += np.uint64(start)
-        table = format.pack_table(chunk.samples, rows, chunk.schemas, types, chunk.labels)
+        table = format.pack_table(chunk.samples, rows, chunk.schemas, chunk.labels)
         self.append(
             format.CHUNK,
             [table, bytes(format.align(nbytes, 64) - nbytes), chunk.data],
@@ -162,6 +161,19 @@ class Log:
             table_nbytes=nbytes,
             table_crc32=format.crc32(table),
         )
+
+    def check_widened(self, known: pa.Schema, schema: pa.Schema) -> None:
+        """Raise LabelError if an integer that was published may be rounded where floats join its column.
+
+        Cost: reads a column, if its type changes from integers to floats.
+        """
+        kinds = {name: schema.field(name).type for name in known.names}
+        names = [name for name, kind in kinds.items() if format.is_widened(known.field(name).type, kind)]
+        contents = Contents(self.chain, self.file.pread, self.table) if names else None
+        for name in names:
+            assert contents is not None
+            column = pa.chunked_array([contents.column(name, 0, contents.length)])
+            format.check_widened(name, column, kinds[name], self.file.path)
 
     def _placed(self, kind: int, folder: str, parts: Sequence[Any], **fields: int) -> Header:
         """The header of a chunk or a note at the end of the chain."""
@@ -236,7 +248,7 @@ class Log:
             for name in change.labels.column_names:
                 column = self._changed(change, name, root, contents)
                 place = group.column(name, column.type, iter(column.chunks))
-                labels[name] = Column(place, ColumnType.of_column(column), True)
+                labels[name] = Column(place, column.type, True)
             own = {name for name, _ in self.head.labels}
             dropped = [name for name in dict.fromkeys([*root.dropped, *change.dropped]) if name in own]
             headers = group.written(replace(root, labels=labels, dropped=dropped))
@@ -279,17 +291,17 @@ class Log:
                     f"{root.length:,} samples; give one value per sample"
                 )
             return given
-        stored = pa.nulls(root.length)
+        stored = pa.chunked_array([pa.nulls(root.length)])
         if name not in change.dropped:
             if contents is None and name in root.labels:
                 read = partial(format.read_places, self.file.pread)
                 stored = StoredLabels(root, read, self.file.path).column(name)
             elif contents is not None and name in contents.schema.names:
-                stored = contents.column(name, 0, root.length)
-        if isinstance(stored, pa.Array):
-            stored = pa.chunked_array([stored])
+                stored = pa.chunked_array([contents.column(name, 0, root.length)])
         try:
-            both = format.unify_column(name, [stored, given], self.file.path)
+            both = format.unify([pa.table({name: one}) for one in (stored, given)], self.file.path).column(
+                name
+            )
         except LabelError:
             raise LabelError(
                 f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in '
@@ -297,17 +309,15 @@ class Log:
             ) from None
         pick = np.arange(root.length)
         pick[change.index] = root.length + np.arange(len(given))
-        return pa.chunked_array([both.take(format.from_numpy(pick, pa.int64()))])
+        return both.take(format.from_numpy(pick, pa.int64()))
 
 
 def _merged(contents: Contents, name: str, group: _Group) -> Column:
     """Write a column of chunks and of the last root."""
     kind, known = contents.schema.field(name).type, contents.columns.get(name)
-    of_chunks = contents.label_types.types.get(name)
     arrays = (contents.column(name, start, stop) for start, stop in contents.windows())
     place = group.column(name, kind, arrays)
-    column_type = of_chunks or (known.type if known else ColumnType(kind))
-    return Column(place, column_type._replace(arrow=kind), known.is_added if known else False)
+    return Column(place, kind, known.is_added if known else False)
 
 
 class _Seen:

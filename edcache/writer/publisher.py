@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from edcache.base import CodecError, EdcacheError, LabelError, SourceError, StorageError
 from edcache.codec import Columns, Compression, Encoder
-from edcache.format import MAX_LENGTH, Failure, Head, LabelTypes
+from edcache.format import MAX_LENGTH, Failure, Head, pa
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, ChunkBuilder
@@ -29,7 +29,7 @@ class ChunkEncoder:
     """Encodes samples into chunks, where there need be no archive to append to.
 
     Args:
-        head: of the archive that they are for, with columns of `label_types`. path: of it, for messages.
+        head: of the archive that they are for, with columns of `label_schema`. path: of it, for messages.
         chunk_size, chunk_nbytes: a chunk is full with so many samples, or bytes before compression.
         failure_of: what is kept in `failures` of a sample that is refused; None lets the error end the work.
     """
@@ -42,7 +42,7 @@ class ChunkEncoder:
         chunk_size: int | None,
         chunk_nbytes: int = CHUNK_NBYTES,
         failure_of: FailureOf | None = None,
-        label_types: LabelTypes | None = None,
+        label_schema: pa.Schema | None = None,
     ) -> None:
         self.failures: list[Failure] = []
         self._path = path
@@ -51,7 +51,7 @@ class ChunkEncoder:
         self._failure_of = failure_of
         self._encoder = Encoder(head.codec)
         self._compression = Compression.parse(head.compression)
-        self._builder = self._new_builder(label_types)
+        self._builder = self._new_builder(label_schema)
 
     @property
     def pending(self) -> int:
@@ -107,9 +107,9 @@ class ChunkEncoder:
         taken, self._builder = self._builder, self._builder.successor()
         return taken.chunk(self._compress, False)
 
-    def _new_builder(self, label_types: LabelTypes | None) -> ChunkBuilder:
+    def _new_builder(self, label_schema: pa.Schema | None) -> ChunkBuilder:
         nbytes = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
-        return ChunkBuilder(self._encoder, LabelCollector(self._spec, label_types), nbytes)
+        return ChunkBuilder(self._encoder, LabelCollector(self._spec, label_schema), nbytes)
 
     @property
     def _compress(self) -> Callable[[Any], bytes] | None:
@@ -140,7 +140,7 @@ class Publisher(ChunkEncoder):
         # Its samples were given to the archive; once they are published another one takes its place.
         self._given: ChunkBuilder | None = None
         self._began = self._published = time.monotonic()
-        path, types = path or appender.path, appender.label_types()
+        path, types = path or appender.path, appender.label_schema()
         super().__init__(appender.head, path, spec, chunk_size, chunk_nbytes, failure_of, types)
 
     @property
@@ -208,12 +208,12 @@ class Publisher(ChunkEncoder):
         try:
             count = self.append(chunk)
         except LabelError:
-            self._builder = self._new_builder(self.appender.label_types())
+            self._builder = self._new_builder(self.appender.label_schema())
             raise
         if count:
             self._builder = self._builder.successor(is_published=True)
         else:
-            self._builder = self._new_builder(self.appender.label_types())
+            self._builder = self._new_builder(self.appender.label_schema())
         return count
 
     def append(self, chunk: Chunk) -> int:

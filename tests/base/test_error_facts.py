@@ -51,8 +51,8 @@ def of_a_newer_format(path: Path) -> bytes:
     at = 30 + len("edcache.json") + 24
     assert int.from_bytes(data[at : at + 2], "little") == format.VERSION
     data[at : at + 2] = (format.VERSION + 1).to_bytes(2, "little")
-    assert data[-24:-20] == b"edc3"
-    data[-24:-20] = b"edc4"
+    at = data.rindex(b"edcache 3 root.json")
+    data[at : at + 9] = b"edcache 4"
     path.write_bytes(data)
     return bytes(data)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import reference
+import reference_records
 
 MEMORY = 4 << 30
 
@@ -159,7 +160,7 @@ def document(path: str) -> dict[str, Any]:
         listed = reference.read_zip(path)
         assert (listed.length, listed.records, listed.schemas) == archive[:3]
     samples = {
-        str(index): reference.decode(archive.schemas[index], record, leaf, container)
+        str(index): reference_records.decode(archive.schemas[index], record, leaf, container)
         for index, record in sorted(archive.records.items())
     }
     assert archive.length <= Path(path).stat().st_size

@@ -2,7 +2,6 @@
 
     walk(path)        any archive, by the chain of headers
     read_zip(path)    a sealed archive, by its zip directory and root.json
-    decode(text, record)   the common schemas, into plain numpy and Python values
 
 Slow and strict: everything that the specification says is asserted, a torn tail excepted.
 """
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-import numpy as np
 import pyarrow as pa
 import zstandard
 
@@ -27,7 +25,6 @@ NAMES = {HEAD: "edcache.json", INDEX: "index.rows", ROOT: "root.json"}
 PRIVATE = "<HH16sQQQQQQQQII"
 FIELDS = "version kind uuid number offset next link durable first end table_nbytes table_crc crc"
 PRESENT, COMPRESSED, BLOCK = 1, 2, 1 << 16
-CODES = {"bool": "?", "int": "<q", "float": "<d"}
 
 
 class Archive(NamedTuple):
@@ -152,15 +149,14 @@ def _take_chunk(archive: Archive, entry: Entry, data: bytes, names: list[str]) -
     count, text_nbytes, stream_nbytes = struct.unpack_from("<QQQ", payload)
     samples = list(struct.unpack_from(f"<{count}q", payload, 24))
     at = 24 + 32 * count
-    said, stream = json.loads(payload[at : at + text_nbytes]), payload[at + text_nbytes : table_nbytes]
-    assert sorted(said) == ["labels", "schemas"]
+    schemas, stream = json.loads(payload[at : at + text_nbytes]), payload[at + text_nbytes : table_nbytes]
     assert len(stream) == stream_nbytes
     assert (min(samples), max(samples) + 1) == (entry.fields["first"], entry.fields["end"])
     rows = list(struct.iter_unpack("<QQIHH", payload[24 + 8 * count : at]))
     first = entry.fields["offset"] + entry.fields["nbytes"] + -(-table_nbytes // 64) * 64
     assert all(row[0] >= first and row[4] & PRESENT for row in rows)
     assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    _take_rows(archive, samples, rows, said["schemas"], data)
+    _take_rows(archive, samples, rows, schemas, data)
     table = pa.ipc.open_stream(stream).read_all() if stream else pa.table({})
     for name in names:
         archive.labels.setdefault(name, {}).update(zip(samples, table[name].to_pylist(), strict=True))
@@ -225,8 +221,8 @@ def read_zip(path: str | Path) -> Archive:
     data = Path(path).read_bytes()
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
-        magic, offset, nbytes, crc = struct.unpack("<4sQQI", archive.comment)
-        assert magic == b"edc3"
+        assert archive.comment[:20] == b"edcache 3 root.json "
+        offset, nbytes, crc = (int(number, 16) for number in archive.comment[20:].split(b" "))
         payload = data[offset : offset + nbytes]
         assert zlib.crc32(payload) == crc
         names = archive.namelist()
@@ -242,112 +238,3 @@ def read_zip(path: str | Path) -> Archive:
             table = pa.ipc.open_file(archive.read(f"labels/{quote(name, safe='')}.arrow")).read_all()
             assert all(_alike(v, found.labels[name][k]) for k, v in enumerate(table[name].to_pylist()))
     return found
-
-
-def decode(text: str, record: bytes, value: Any = None, rebuilt: Any = None) -> Any:
-    """The sample of a record; tensors come back as arrays, leaves of rarer kinds as their bytes.
-
-    Args:
-        value: `value(node, bytes, dims)` makes a leaf instead. rebuilt: `rebuilt(tree, leaves)` the sample.
-    """
-    value, rebuilt = value or _value, rebuilt or _rebuilt
-    tree = json.loads(text)
-    if tree == {"self": 1}:
-        nbytes = struct.unpack_from("<Q", record)[0]
-        return decode(record[8 : 8 + nbytes].decode(), record[-(-(8 + nbytes) // 8) * 8 :], value, rebuilt)
-    leaves: list[Any] = []
-    _collect(tree, leaves)
-    places: dict[int, tuple[int, int, Any]] = {}
-    end = 0
-    fixed = [i for i, leaf in enumerate(leaves) if leaf[1] is not None]
-    for i in sorted(fixed, key=lambda i: -leaves[i][1]):
-        nbytes, alignment = leaves[i][1:3]
-        end = -(-end // alignment) * alignment
-        places[i] = (end, nbytes, None)
-        end += nbytes
-    variable = [i for i in range(len(leaves)) if i not in places]
-    slots = -(-end // 8) * 8
-    end = slots + 8 * sum(leaves[i][3] for i in variable) if variable else end
-    for i in variable:
-        dims = struct.unpack_from(f"<{leaves[i][3]}q", record, slots)
-        slots += 8 * leaves[i][3]
-        dtype = _dtype(leaves[i][0])
-        nbytes = dims[0] if dtype is None else dtype.itemsize * int(np.prod(dims))
-        end = -(-end // 8) * 8
-        places[i] = (end, nbytes, dims)
-        end += nbytes
-    assert end == len(record), f"record of {len(record)} bytes, its leaves end at {end}"
-    values = iter([value(leaf[0], record[p : p + n], d) for leaf, (p, n, d) in _ordered(leaves, places)])
-    return rebuilt(tree, values)
-
-
-def _ordered(leaves: list[Any], places: dict[int, Any]) -> list[Any]:
-    return [(leaf, places[i]) for i, leaf in enumerate(leaves)]
-
-
-def _dtype(node: Any) -> np.dtype[Any] | None:
-    if node[0] not in ("array", "tensor", "scalar"):
-        return None
-    name = node[1] if isinstance(node[1], str) else f"V{node[1][2]}"  # a structured dtype as its bytes
-    return np.dtype(
-        {"bfloat16": "<i2", "complex32": "<i4"}.get(name, "u1" if name.startswith("float8") else name)
-    )
-
-
-def _collect(node: Any, leaves: list[Any]) -> None:
-    """Append (node, nbytes or None, alignment, slots) of each leaf that has bytes."""
-    kind = node if isinstance(node, str) else node[0]
-    sizes = {
-        "bool": 1,
-        "int": 8,
-        "float": 8,
-        "complex": 16,
-        "uuid": 16,
-        "date": 8,
-        "timedelta": 12,
-        "time": 8,
-    }
-    if kind in ("dict", "OrderedDict", "list", "tuple", "namedtuple", "dataclass", "object"):
-        for child in node[-1]:
-            _collect(child, leaves)
-    elif kind in ("array", "tensor", "scalar"):
-        dtype, shape = _dtype(node), node[2] if kind != "scalar" else []
-        assert dtype is not None
-        alignment = 8 if not isinstance(node[1], str) else min(8, dtype.itemsize & -dtype.itemsize) or 1
-        nbytes = None if isinstance(shape, int) else dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        leaves.append((node, nbytes, alignment, shape if nbytes is None else 0))
-    elif kind in sizes or kind == "datetime":
-        nbytes = sizes.get(kind, 8)
-        leaves.append((node, nbytes, min(8, nbytes & -nbytes), 0))
-    elif kind != "none":
-        leaves.append((node, None, 8, 1))
-
-
-def _value(node: Any, data: bytes, dims: Any) -> Any:
-    kind = node if isinstance(node, str) else node[0]
-    if kind in CODES:
-        return struct.unpack(CODES[kind], data)[0]
-    if kind in ("array", "tensor"):
-        return np.frombuffer(data, _dtype(node)).reshape(node[2] if dims is None else dims)
-    if kind == "scalar" and isinstance(node[1], str):
-        return np.frombuffer(data, _dtype(node))[0]
-    if kind in ("str", "numpy.str"):
-        return data.decode("utf-8", "surrogatepass")
-    if kind in ("ints", "floats", "bools"):
-        values = np.frombuffer(data, {"ints": "<i8", "floats": "<f8", "bools": "?"}[kind]).tolist()
-        return values if node[1] == "list" else tuple(values)
-    return data
-
-
-def _rebuilt(node: Any, values: Any) -> Any:
-    kind = node if isinstance(node, str) else node[0]
-    if kind == "none":
-        return None
-    if kind in ("list", "tuple"):
-        items = [_rebuilt(child, values) for child in node[1]]
-        return items if kind == "list" else tuple(items)
-    if kind in ("dict", "OrderedDict", "namedtuple", "dataclass", "object"):
-        keys = range(len(node[-1])) if kind == "object" else node[-2]
-        names = [key if not isinstance(key, list) else tuple(key) for key in keys]
-        return {name: _rebuilt(child, values) for name, child in zip(names, node[-1], strict=True)}
-    return next(values)

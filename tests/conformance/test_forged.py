@@ -80,7 +80,7 @@ class Parts:
             cursor = format.Cursor.behind(header)
             return header
 
-        table = format.pack_table(self.samples, self.rows, self.schemas, self.table.label_types, self.labels)
+        table = format.pack_table(self.samples, self.rows, self.schemas, self.labels)
         padded = table.ljust(format.align(len(table), 64), b"\0")
         fields = {"first": 0, "end": 8, "table_nbytes": len(table), "table_crc32": format.crc32(table)}
         put(CHUNK, "chunks/00000001", padded + self.records, **fields | self.chunk_fields)
@@ -188,7 +188,7 @@ def schema(text: str) -> Callable[[Parts], None]:
 
 BOMB = bytes.fromhex("28b52ffdc050") + (1 << 40).to_bytes(8, "little")
 DEEP = 10**6
-INT64 = ["int64", False, False, None]
+INT64 = "int64"
 ATTACKS: dict[str, Callable[[Parts], None]] = {
     "offset beyond the file": rows("offset", 2, 1 << 40),
     "offset that wraps": rows("offset", 2, (1 << 64) - 8),
@@ -220,8 +220,8 @@ ATTACKS: dict[str, Callable[[Parts], None]] = {
     "dropped that are numbers": root("dropped", [5]),
     "a chunk count beyond all": root("chunks", 1 << 61),
     "a column of another place": lambda parts: parts.root["labels"].update(z=[1 << 50, 9, 9, INT64, False]),
-    "a type that does not exist": label(["int65", False, False, None]),
-    "a type of nested lists": label([["list", ["list", "int64"]], False, False, None]),
+    "a type that does not exist": label("int65"),
+    "a type of nested lists": label(["list", ["list", "int64"]]),
     "a column of another type": column(pa.array([1.5] * 8)),
     "a column of another name": column(pa.array(range(8)), "z"),
     "a column of fewer rows": column(pa.array([1])),

@@ -17,6 +17,7 @@ import golden_samples as samples
 import numpy as np
 import pytest
 import reference
+import reference_records
 import torch
 from optional import Library, need
 
@@ -202,7 +203,7 @@ def known(name: str, labels: dict[str, dict[int, Any]]) -> dict[str, dict[int, A
 def test_the_reference_reader_decodes_the_common_layouts(name: str, path: Path) -> None:
     archive = reference.walk(path)
     for i, record in archive.records.items():
-        found = reference.decode(archive.schemas[i], record)
+        found = reference_records.decode(archive.schemas[i], record)
         # The first five of the mixed samples have rare leaves; the next tests look at those and at images.
         if (name != "mixed" or i >= 5) and name != "images":
             assert _same_plain(found, plain(EXPECTED[name][i])), i
@@ -210,7 +211,9 @@ def test_the_reference_reader_decodes_the_common_layouts(name: str, path: Path) 
 
 def test_the_reference_reader_decodes_the_arrays_of_the_mixed_archive() -> None:
     archive = reference.walk(GOLDEN / "v3-mixed.zip")
-    decoded = {i: reference.decode(archive.schemas[i], record) for i, record in archive.records.items()}
+    decoded = {
+        i: reference_records.decode(archive.schemas[i], record) for i, record in archive.records.items()
+    }
     arrays, tensors = decoded[2], decoded[3]
     expected = samples.mixed(2)
     for code, array in expected["all"].items():
@@ -234,7 +237,7 @@ def test_the_reference_reader_finds_the_files_of_images_and_how_they_are_decoded
     archive = reference.walk(GOLDEN / "v3-images.zip")
     for i, record in archive.records.items():
         files = samples.picture(i, lambda data, *_: data)
-        assert reference.decode(archive.schemas[i], record) == files
+        assert reference_records.decode(archive.schemas[i], record) == files
         nodes = samples.picture(i, lambda _, *decoding: ["imagefile", *decoding]) | {"label": "int"}
         assert json.loads(archive.schemas[i]) == ["dict", list(nodes), list(nodes.values())]
 

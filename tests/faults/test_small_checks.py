@@ -136,7 +136,7 @@ def test_a_table_that_lies_about_its_chunk_is_refused(path: Path, name: str, row
         table = format.read_table(file.pread, header, file.path)
         samples, rows = table.samples.copy(), table.rows.copy()
         (samples if name == "samples" else rows[name])[row] = value
-        data = bytes(format.pack_table(samples, rows, table.schemas, table.label_types, table.labels))
+        data = bytes(format.pack_table(samples, rows, table.schemas, table.labels))
         said = replace(header, table_nbytes=len(data), table_crc32=format.crc32(data))
         with pytest.raises(
             CorruptArchiveError, match=rf"at offset {header.offset:,}: its table does not read"

@@ -275,7 +275,7 @@ def test_a_root_reads_back_from_the_end_of_a_file(changes):
             {"labels": {"y": [0, 1, 2]}},
             {"head": {}},
         ),
-        *({"labels": {"y": [0, 1, 2, ["blob", False, False, None], True]}}, {"labels": []}, {"more": 1}),
+        *({"labels": {"y": [0, 1, 2, "blob", True]}}, {"labels": []}, {"more": 1}),
     ],
     ids=str,
 )
@@ -284,7 +284,8 @@ def test_a_root_that_no_writer_left_is_refused(changes):
     said = json.loads(format.pack_root(root)) | changes
     payload = json.dumps(said).encode()
     data, place = bytes(archive.data), len(archive.data)
-    end = data[-format.END_NBYTES : -20] + struct.pack("<QQI", place, len(payload), zlib.crc32(payload))
+    comment = b"edcache 3 root.json %016x %016x %08x" % (place, len(payload), zlib.crc32(payload))
+    end = data[-format.END_NBYTES :][:22] + comment
     data += payload + end
     with pytest.raises(CorruptArchiveError, match="a.zip: root.json does not read: "):
         format.read_root(reading(data), len(data), "a.zip")

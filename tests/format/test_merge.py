@@ -18,7 +18,7 @@ from scale import scaled
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
-from edcache.errors import CorruptArchiveError, CorruptRecordError
+from edcache.errors import CorruptArchiveError, CorruptRecordError, LabelError
 from edcache.format import PRESENT, ROW, columns, contents, records
 
 duckdb, pandas, polars = Library("duckdb"), Library("pandas"), Library("polars")
@@ -74,7 +74,7 @@ def test_a_table_reads_back_and_every_byte_of_it_counts():
         [0, 1, 1],
     )
     assert table.labels.equals(labels)
-    assert table.label_types.types == {"y": format.ColumnType(pa.int64())}
+    assert table.labels.schema == pa.schema({"y": pa.int64()})
     assert [archive.pread(row["offset"], row["nbytes"]) for row in table.rows] == stored
     for at in range(header.payload_offset, header.payload_offset + header.table_nbytes):
         archive.data[at] ^= 1
@@ -86,7 +86,7 @@ def test_a_table_reads_back_and_every_byte_of_it_counts():
 @pytest.mark.parametrize(
     ("at", "code", "value"),
     [
-        *((0, "<Q", 3), (0, "<Q", 0), (8, "<Q", 8), (16, "<Q", 1), (0, "<Q", 1 << 61)),  # of which lengths
+        *((0, "<Q", 3), (0, "<Q", 0), (8, "<Q", 16), (16, "<Q", 1), (0, "<Q", 1 << 61)),  # of which lengths
         *(
             (24, "<q", -1),
             (32, "<q", 8),
@@ -99,7 +99,7 @@ def test_a_table_reads_back_and_every_byte_of_it_counts():
             (48, "<Q", 9),
         ),  # longer than the chunk, and overlap
         *((60, "<H", 1), (62, "<H", 0)),  # a schema that it has not, an absent record
-        *((88, "B", 0), (88, "B", ord("["))),  # JSON
+        *((88, "B", 0), (88, "B", ord("{"))),  # JSON
     ],
 )
 def test_a_table_whose_sum_holds_and_that_lies_is_refused(at, code, value):
@@ -339,3 +339,50 @@ def test_a_damaged_index_is_refused_unless_chunks_are_asked():
     with pytest.raises(CorruptArchiveError, match=r"a.zip: index.rows at offset [\d,]+ fails its crc32"):
         check(archive, merged)
     check(archive, merged, trusts_index=False)
+
+
+# --- the types of a column over many chunks ---
+
+
+@pytest.mark.parametrize("is_sealed", [False, True])
+@pytest.mark.parametrize("between", [0, 3])
+@pytest.mark.parametrize(("integer", "is_refused"), [(2**53, False), (2**53 + 1, True), (-(2**53) - 1, True)])
+def test_integers_that_were_published_become_floats_if_each_is_exact(
+    tmp_path, integer, is_refused, between, is_sealed
+):
+    path = tmp_path / "a.zip"
+    w = CacheWriter(path, in_memory_keys=["y"], chunk_size=1)
+    w.append({"y": integer})
+    w.close() if is_sealed else w.abort()
+    for k in range(between):
+        w = CacheWriter(path, "a", chunk_size=1)
+        w.append({"y": k})
+        w.abort()
+    w = CacheWriter(path, "a", chunk_size=1)
+    if is_refused:
+        with pytest.raises(LabelError, match=f'label "y" is double and has the integer {integer}'):
+            w.append({"y": 0.5})
+        w.abort()
+        with CacheWriter(path, "a") as w:
+            w.append({"y": 7})
+    else:
+        with w:
+            w.append({"y": 0.5})
+    added = [*range(between), 7 if is_refused else 0.5]
+    values = CachedDataset.from_cache(path).labels["y"]
+    assert values.dtype == ("int64" if is_refused else "float64")
+    assert values.tolist() == [integer, *added]
+
+
+def test_processes_that_do_not_know_of_each_other_widen_one_column(tmp_path):
+    path = tmp_path / "a.zip"
+    writers = [CacheWriter(path, "a", in_memory_keys=["y"], chunk_size=1) for _ in range(4)]
+    for number, (w, value) in enumerate(zip(writers[:3], [np.int8(1), np.float32(0.5), 3], strict=True)):
+        w.write(number, {"y": value})
+    with pytest.raises(LabelError, match='label "y" is double in one chunk and string in another'):
+        writers[3].write(3, {"y": "text"})
+    for w in writers:
+        w.abort()
+    with CacheWriter(path, "a") as w:
+        w.append({"y": 2**40})
+    assert CachedDataset.from_cache(path).labels["y"].tolist() == [1.0, 0.5, 3.0, 2.0**40]

@@ -42,10 +42,10 @@ class Archive:
         samples = np.array(samples, np.int64)
         records = [b"record"] * len(samples) if records is None else records
         labels = pa.table({}) if labels is None else labels
-        name, types = f"chunks/{self.cursor.number:08d}", format.LabelTypes.of(labels)
+        name = f"chunks/{self.cursor.number:08d}"
         rows, data = np.zeros(len(samples), format.ROW), b""
         rows["schema"], rows["flags"], rows["nbytes"] = numbers, format.PRESENT, list(map(len, records))
-        nbytes = format.table_nbytes(len(samples), schemas, types, labels)
+        nbytes = format.table_nbytes(len(samples), schemas, labels)
         start = self.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
         for row, record in zip(rows, records, strict=True):
             data = data.ljust(format.align(len(data), format.record_alignment(len(record))), b"\0")
@@ -55,7 +55,7 @@ class Archive:
             )
             data += record + format.block_crc32s(record)
         rows["crc32"] ^= format.keys(samples, rows)
-        table = format.pack_table(samples, rows, schemas, types, labels)
+        table = format.pack_table(samples, rows, schemas, labels)
         said = {"table_nbytes": len(table), "table_crc32": format.crc32(table)}
         place = {"first": int(samples.min()), "end": int(samples.max()) + 1}
         payload = table.ljust(format.align(nbytes, 64), b"\0") + data
@@ -72,7 +72,7 @@ class Archive:
             place = self.place(
                 self.entry(format.COLUMN, format.column_name(name), packed_column(name, column))
             )
-            columns[name] = format.Column(place, format.ColumnType.of_column(column), name in added)
+            columns[name] = format.Column(place, column.type, name in added)
         present = int(np.count_nonzero(rows["flags"]))
         chunks = sum(header.kind == format.CHUNK for header in self.headers)
         said = len(rows), present, chunks, schemas, self.place(index), columns, list(dropped), []

@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveError, MissingSampleError, StaleArchiveError
+from edcache.format import END_NBYTES
 from edcache.reader import Reader
 
 MODULE = '''
@@ -296,7 +297,7 @@ def test_a_reader_that_looked_before_the_end_of_a_seal_sees_it_by_refresh(tmp_pa
     with CacheWriter(path) as w:
         w.extend(sample(i) for i in range(10))
     whole = path.read_bytes()
-    os.truncate(path, len(whole) - 46)
+    os.truncate(path, len(whole) - END_NBYTES)
     reader = Reader(path, allow_partial=True)
     assert (len(reader), reader.sealed, reader.refresh()) == (10, False, False)
     with path.open("r+b") as f:
