@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -449,24 +447,6 @@ def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, 
     assert at > 10
 
 
-def test_copies_killed_at_random_end_whole(far, ssd, tally):
-    data = make(far, 300, chunk=10)
-    rng = random.Random(seeded("kills").random())
-    kills = 0
-    while kills < scaled(120):
-        shutil.rmtree(ssd, ignore_errors=True)
-        for _ in range(20):
-            pid = in_child(lambda: copy_to_local(far, ssd, num_threads=4))
-            time.sleep(rng.uniform(0, 0.02))
-            os.kill(pid, signal.SIGKILL)
-            if ended(pid) == 0:
-                break
-            kills += 1
-        copy_to_local(far, ssd)
-        assert copied(ssd, far) == data
-    tally("copies killed at random", kills)
-
-
 # ------------------------------------------------------------------------------------- many processes
 
 
@@ -530,19 +510,6 @@ def test_too_little_space_is_said_before_anything_is_copied(far, tmp_path):
         assert copied(small, far) == data
     finally:
         subprocess.run(["umount", "--lazy", str(small)], check=True)
-
-
-def test_a_file_that_may_not_grow_is_an_error_and_the_copy_goes_on_later(far, ssd, tmp_path):
-    data = make(far)
-
-    def limited() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
-        with pytest.raises(StorageError, match=r"train\.v1\.zip\.partial: cutting it to .*: File too large"):
-            copy_to_local(far, ssd)
-
-    assert ended(in_child(limited)) == 0
-    copy_to_local(far, ssd)
-    assert copied(ssd) == data
 
 
 def test_a_disk_that_is_full_amid_a_copy_is_an_error_at_any_write(far, ssd, tally):
@@ -711,19 +678,6 @@ def test_a_copy_that_is_opened_was_used(tmp_path, ssd):
         used(Path(copy_to_local(tmp_path / f"{name}.zip", ssd)), 1000 - k)
     CachedDataset.from_cache(ssd / "a.zip").close()
     assert [Path(kept.path).name for kept in copies_in(str(ssd))] == ["b.zip", "a.zip"]
-
-
-def test_a_copy_that_is_interrupted_goes_on_later(far, ssd):
-    data = make(far)
-
-    def interrupt(done: int, total: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        copy_to_local(far, ssd, num_threads=2, progress=interrupt)
-    assert not (ssd / far.name).exists()
-    assert copy_local(far, ssd).fetched < len(data)
-    assert copied(ssd) == data
 
 
 # ------------------------------------------------------------------------------- the command line

@@ -2,10 +2,7 @@
 
 import pickle
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import object_servers
@@ -15,7 +12,6 @@ from click.testing import CliRunner
 from likeness import same
 from optional import need
 from range_server import serving
-from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -63,12 +59,6 @@ def test_a_whole_copy_is_made_once_and_equals_what_is_behind_the_url(served, far
     assert same(CachedDataset.from_cache(copy)[7], sample(7))
 
 
-def test_a_copy_is_proven_by_the_digest_that_was_published(served, far, ssd):
-    assert edcache.copy_to_local(served.url, ssd, expected_digest=edcache.digest(far))
-    with pytest.raises(ArchiveError):
-        edcache.copy_to_local(served.url, ssd / "other", expected_digest="sha256:" + "0" * 64)
-
-
 def test_an_object_that_changed_is_copied_anew(served, far, ssd, tmp_path):
     edcache.copy_to_local(served.url, ssd)
     served.data, served.etag = written(tmp_path / "b.zip", version=1).read_bytes(), "v2"
@@ -112,15 +102,6 @@ def test_an_object_that_is_not_there_is_told(served, ssd):
         edcache.copy_to_local(served.url, ssd)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
-def test_workers_read_through_it(served, ssd, method):
-    ds = CachedDataset.from_cache(served.url, local=ssd)
-    assert same(ds[0], sample(0))
-    loader = DataLoader(ds, batch_size=100, num_workers=1, multiprocessing_context=method)
-    assert [k for batch in loader for k in batch["label"].tolist()] == list(range(COUNT))
-
-
 def test_credentials_are_in_no_side_file_and_no_pickle(served, ssd):
     options = {"headers": {"Authorization": f"Bearer {SECRET}"}}
     ds = CachedDataset.from_cache(served.url, local=ssd, storage_options=options)
@@ -131,26 +112,6 @@ def test_credentials_are_in_no_side_file_and_no_pickle(served, ssd):
     assert SECRET not in repr(ds)
     for file in ssd.rglob("*"):
         assert file.is_dir() or SECRET.encode() not in file.read_bytes()
-
-
-KILLED = """
-import sys
-import edcache
-edcache.copy_to_local(sys.argv[1], sys.argv[2], progress=False)
-"""
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("asked", [1, 2, 3])
-def test_a_copy_that_is_killed_is_continued(served, far, ssd, asked):
-    served.delay = 0.5
-    child = subprocess.Popen([sys.executable, "-c", KILLED, served.url, str(ssd)])
-    while len(served.requests) < asked and child.poll() is None:
-        time.sleep(0.01)
-    child.kill()
-    assert child.wait() == -signal.SIGKILL
-    served.delay = 0.0
-    assert Path(edcache.copy_to_local(served.url, ssd)).read_bytes() == far.read_bytes()
 
 
 # --- a server without ranges ----------------------------------------------------------------------------

@@ -150,15 +150,6 @@ def test_what_is_read_is_fetched_and_no_more(far, ssd):
     assert ds.filter(y=3).indices.tolist() == list(range(3, COUNT, 5))
 
 
-def test_a_block_is_fetched_once_by_all_who_read_it(far, ssd):
-    read(opened(far, ssd), range(0, COUNT, 3))
-    ds = opened(far, ssd)
-    with replace_system(Watching()) as watching:
-        read(ds, range(0, COUNT, 3))
-        read(ds, range(0, COUNT, 3))
-    assert str(far) not in [path for path, _ in watching.opened]
-
-
 def shares(orders: list[np.ndarray], size: int) -> list[list[list[int]]]:
     """Batches of an order, dealt out in turn as a DataLoader does; or of an order for each reader."""
     if len(orders) > 1:
@@ -652,47 +643,6 @@ def test_who_is_killed_while_it_makes_a_copy_whole_harms_nobody(far, ssd, tally)
         assert the_copy(ssd).read_bytes() == data
         tally("readers killed at an operation")
     assert at > 4
-
-
-@pytest.mark.full
-def test_readers_killed_at_random_harm_nobody(far, ssd, tally):
-    data, rng = far.read_bytes(), seeded("killed readers")
-    kills = 0
-    while kills < scaled(80):
-        shutil.rmtree(ssd, ignore_errors=True)
-        for _ in range(12):
-            seed = rng.random()
-
-            def many(seed: float = seed) -> None:
-                shuffled = random.Random(seed).sample(range(COUNT), COUNT)
-                ds = opened(far, ssd)
-                for k in range(0, COUNT, 24):
-                    assert ds.batch(shuffled[k : k + 24])["n"].tolist() == shuffled[k : k + 24]
-
-            pids = [in_child(many), in_child(many)]
-            time.sleep(rng.uniform(0, 0.03))
-            for pid in pids:
-                os.kill(pid, signal.SIGKILL)
-            codes = [ended(pid) for pid in pids]
-            assert set(codes) <= {0, -signal.SIGKILL}
-            kills += sum(code != 0 for code in codes)
-        read(opened(far, ssd), range(COUNT))
-        opened(far, ssd)
-        assert the_copy(ssd).read_bytes() == data
-    tally("readers killed at random", kills)
-
-
-@pytest.mark.parametrize("count", [2, 8])
-def test_processes_that_fill_one_copy_read_the_same(far, ssd, count):
-    def many(seed: int) -> None:
-        ds = opened(far, ssd)
-        read(ds, random.Random(seed).sample(range(COUNT), COUNT // 2))
-
-    pids = [in_child(lambda k=k: many(k)) for k in range(count)]
-    assert [ended(pid) for pid in pids] == [0] * count
-    read(opened(far, ssd), range(COUNT))
-    opened(far, ssd)
-    assert the_copy(ssd).read_bytes() == far.read_bytes()
 
 
 # --------------------------------------------------------------------------------------- no room

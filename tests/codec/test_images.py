@@ -71,13 +71,6 @@ def test_any_bytes_come_back_as_they_were(data, form, head):
     assert (type(found), found.data, found.decoding.form) == (ImageFile, head + data, None)
 
 
-def test_files_of_any_size_share_a_schema():
-    encoder = Encoder()
-    texts = {encoder.encode({"image": ImageFile(bytes(n), "numpy"), "y": n}).schema for n in range(40)}
-    assert texts == {0}
-    assert encoder.schemas == ['["dict",["image","y"],[["imagefile","numpy",null,false],"int"]]']
-
-
 def test_a_path_is_read_when_it_is_encoded_and_not_kept(tmp_path):
     file = tmp_path / "a.jpg"
     file.write_bytes(pictures.jpeg())
@@ -512,14 +505,6 @@ def test_the_reader_chooses_over_the_writer_for_every_schema(path):
         assert {type(ds[i][f"image{i}"]) for i in (0, 1, 2, 3, 67, 68, 69)} == {kinds[form]}
 
 
-def test_two_datasets_over_one_archive_decode_each_in_its_own_way(path):
-    written(path, [{"image": ImageFile(pictures.jpeg())}] * 4)
-    a, b = opened(path, "tensor"), opened(path, "numpy")
-    assert a.batch([0, 1])["image"].shape == (2, 3, 17, 23)
-    assert b.batch([0, 1])["image"].shape == (2, 17, 23, 3)
-    assert a[0]["image"].shape == (3, 17, 23)
-
-
 @dataclasses.dataclass
 class Pair:
     image: object
@@ -563,24 +548,11 @@ def test_a_lazy_cache_gives_the_same_before_and_after_it_is_stored(path, tmp_pat
         assert first[5] is samples[5]
 
 
-def test_a_lazy_cache_that_keeps_nothing_names_the_sample_that_does_not_decode(path):
-    lazy = CachedDataset(Files(pictures.jpeg()[:-100]), path, lazy=True)
-    with pytest.raises(ImageError, match=f"^{path}: sample 0: JPEG does not decode: "):
-        lazy[0]
-
-
 def test_labels_beside_images_are_read_without_them(path):
     samples = [{"image": ImageFile(b"no image", "tensor"), "y": i % 3} for i in range(9)]
     ds = opened(written(path, samples, in_memory_keys=["y"]))
     assert ds.select("y").batch(range(9))["y"].tolist() == [0, 1, 2] * 3
     assert len(ds.filter(y=1)) == 3
-
-
-def test_bytes_on_disk_are_those_of_the_files_and_two_percent(path):
-    files = [pictures.encoded("PNG", pictures.picture("RGB", 90, 90, seed=i)) for i in range(200)]
-    assert min(map(len, files)) > 10_000
-    written(path, [{"image": ImageFile(file), "y": i} for i, file in enumerate(files)], in_memory_keys=["y"])
-    assert path.stat().st_size < 1.02 * sum(map(len, files))
 
 
 @pytest.mark.full

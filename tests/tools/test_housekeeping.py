@@ -337,16 +337,6 @@ def test_to_be_listed_or_read_does_not_make_an_archive_young(cache: Path) -> Non
     assert len(listed("--older-than", 30)) == 1
 
 
-def test_max_size_takes_the_oldest_until_the_others_fit(cache: Path) -> None:
-    paths = [archive(cache / f"{days}.zip", nbytes=50_000, days=days) for days in (1, 4, 2, 3)]
-    size = paths[0].stat().st_size
-    (cache / "mine.txt").write_text("x" * 10**6)
-    run("caches", "--max-size", f"{2 * size}B", "--prune")
-    assert names(cache) == ["1.zip", "2.zip", "mine.txt"]
-    run("caches", "--max-size", f"{2 * size - 1}B", "--older-than", 35, "--prune")
-    assert names(cache) == ["1.zip", "mine.txt"]
-
-
 def test_the_chosen_are_those_that_deleting_the_oldest_one_by_one_gives() -> None:
     chance = random.Random(5)
     for _ in range(300):

@@ -193,17 +193,6 @@ def test_random_archives_saved_over_themselves_hold_the_same_records(tmp_path, t
         tally("archives saved over themselves")
 
 
-def test_a_filter_of_several_archives_is_saved_with_added_labels(tmp_path):
-    a, b = write(tmp_path / "a.zip"), write(tmp_path / "b.zip", range(20, 40))
-    opened(b).add_labels("note", [f"n{i}" for i in range(20)])
-    view = opened([a, b]).filter("y == 1").shuffle(3)
-    saved = saved_to(tmp_path / "new.zip", view)
-    assert [int(s["x"][0]) for s in saved] == [int(s["x"][0]) for s in view]
-    assert saved.labels["note"].tolist() == view.labels["note"].tolist()
-    assert saved._reader.head.fingerprint is None
-    assert saved.complete
-
-
 def test_a_whole_archive_keeps_where_it_comes_from(path, log):
     class Source:
         in_memory_keys = ("y",)
@@ -650,14 +639,6 @@ def test_what_is_saved_without_damage_stays_as_strict_as_it_was(path):
             ds.labels["y"]
         saved = saved_of(path, ds)
         assert saved.labels["y"].tolist() == [i % 3 for i in range(2000)]
-
-
-def test_an_older_record_never_stands_for_a_newer_one_that_is_damaged(path):
-    write_grown(path)
-    data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.rows["offset"][3])] ^= 1
-    path.write_bytes(data)
-    assert saved_of(path).missing.tolist() == [3]
 
 
 def test_one_damaged_bit_behind_the_head_costs_one_sample_at_most(path, tally):

@@ -124,16 +124,6 @@ def test_workers_compute_every_sample_once_and_the_archive_is_sealed(path, log, 
     assert all_gone(processes(log), 5)
 
 
-def test_workers_continue_what_was_begun(path, log):
-    with pytest.raises(SourceError):
-        CachedDataset(Source(log, at={90: "raise"}), path, in_memory_keys=["y"])
-    kept = Reader(path, allow_partial=True).present
-    log.unlink()
-    fill(Source(log), path)
-    assert len(computed(log)) == COUNT - kept
-    check_whole(path)
-
-
 def test_warmup_takes_a_number_of_workers(path, log):
     ds = CachedDataset(Source(log), path, in_memory_keys=["y"], lazy=True)
     ds[3]
@@ -141,15 +131,6 @@ def test_warmup_takes_a_number_of_workers(path, log):
     assert computed(log) == list(range(COUNT))
     assert len(processes(log)) == 3
     assert ds.complete
-
-
-def test_a_decorated_factory_takes_a_number_of_workers(path, log):
-    @edcache.cachable(path, in_memory_keys=["y"], num_workers=2)
-    def make():
-        return Source(log)
-
-    assert make().complete
-    assert len(processes(log)) == 2
 
 
 def test_auto_takes_the_processors_that_this_process_may_use(path, log):

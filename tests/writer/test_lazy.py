@@ -24,7 +24,7 @@ import edcache
 from edcache import CachedDataset
 from edcache.backends import FileStore
 from edcache.base import bytes_limit
-from edcache.errors import CodecError, OptionError, SourceError, StaleCacheError
+from edcache.errors import CodecError, OptionError, SourceError
 from edcache.reader import Reader
 from edcache.writer import publisher
 from edcache.writer.job import Job
@@ -98,14 +98,6 @@ def test_workers_that_stay_keep_an_open_chunk_each_until_they_end(path, log):
     assert stored_rows(path) == list(range(40))
 
 
-def test_warmup_computes_the_rest(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
-    ds[3], ds[-1]
-    assert ds.warmup() is ds
-    assert computed(log) == list(range(40))
-    assert ds.complete
-
-
 def test_a_source_that_raises_says_so_at_the_read(path):
     class Broken(Logged):
         def __getitem__(self, i):
@@ -130,12 +122,6 @@ def test_a_dropped_lazy_cache_publishes_what_it_computed(path, log):
     assert CachedDataset.from_cache(path, allow_partial=True)[1]["y"] == 1
 
 
-def test_a_published_sample_is_not_computed_again(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True, chunk_size=1)
-    assert [ds[5]["y"] for _ in range(3)] == [2, 2, 2]
-    assert computed(log) == [5]
-
-
 def test_a_sample_that_is_not_published_yet_is_not_computed_again(path, log):
     ds = CachedDataset(Logged(log), path, lazy=True)
     assert [ds[5]["y"] for _ in range(3)] == [2, 2, 2]
@@ -155,12 +141,6 @@ def test_edits_of_a_sample_never_reach_the_cache(path, log, chunk_size):
     assert ds[5]["x"].tolist() == [5, 5]
     ds.close()
     assert CachedDataset.from_cache(path, allow_partial=True)[5]["x"].tolist() == [5, 5]
-
-
-def test_a_view_computes_its_own_samples(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
-    assert [s["y"] for s in ds[[8, 1]]] == [2, 1]
-    assert computed(log) == [1, 8]
 
 
 def test_what_another_cache_published_meanwhile_is_not_computed_again(path, log):
@@ -187,14 +167,6 @@ def test_a_sample_that_cannot_be_stored_says_so_at_the_read(path):
     ds = CachedDataset(Sets("unused"), path, lazy=True)
     with pytest.raises(CodecError, match=r'a.zip: sample 4: sample\["bad"\]: cannot store set'):
         ds[4]
-
-
-def test_another_length_is_noticed_at_the_construction(path, log):
-    ds = CachedDataset(Logged(log), path, lazy=True)
-    ds[0]
-    ds.close()
-    with pytest.raises(StaleCacheError, match="begun for 40 samples, the source has 41 now"):
-        CachedDataset(Logged(log, 41), path, lazy=True)
 
 
 def test_lazy_does_not_begin_anew(path, log):
@@ -259,17 +231,6 @@ def test_up_to_max_bytes_is_kept(path, nbytes, limit, options):
         assert size + nbytes + 100 > limit - 30_000 - limit // 10
     else:
         assert kept == 2_000 or size < limit
-
-
-@pytest.mark.filterwarnings("ignore:.*the archive would grow beyond max_bytes")
-def test_of_a_chunk_that_does_not_fit_the_samples_that_do_are_kept(path):
-    ds = CachedDataset(Sized(10_000, 400), path, lazy=True, max_bytes=2_000_000)
-    for i in range(400):
-        ds[i]
-    ds.close()
-    assert 1_900_000 < path.stat().st_size <= 2_000_000
-    assert Reader(path, allow_partial=True).present > 180
-    assert edcache.verify(path).problems == []
 
 
 @pytest.mark.filterwarnings("ignore:.*the archive would grow beyond max_bytes")

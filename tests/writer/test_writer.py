@@ -238,19 +238,6 @@ def test_labels_made_by_functions_must_be_given_again(path):
     assert CachedDataset.from_cache(path).labels["parity"].tolist() == [1, 0]
 
 
-def test_flush_shows_readers_what_was_appended(path):
-    w = CacheWriter(path, publish_seconds=None)
-    reader = Reader(path)
-    assert len(reader) == 0
-    w.extend(range(5))
-    assert not reader.refresh()
-    w.flush()
-    assert reader.refresh()
-    assert not reader.refresh()
-    assert [reader.read(i) for i in range(len(reader))] == [0, 1, 2, 3, 4]
-    w.close()
-
-
 def test_the_same_samples_give_the_same_bytes(tmp_path):
     for name in ("one", "two"):
         with CacheWriter(tmp_path / name, in_memory_keys=["y"], chunk_size=7, uuid=bytes(16)) as w:
@@ -268,14 +255,6 @@ def test_compressed_samples_come_back_and_take_less_room(tmp_path, compression):
     nbytes = {name: int(Reader(tmp_path / name).rows["nbytes"].sum()) for name in ("plain", "packed")}
     assert nbytes["packed"] < 0.9 * nbytes["plain"]
     assert edcache.verify(tmp_path / "packed").sound
-
-
-def test_pickle_must_be_asked_for_on_both_sides(path):
-    with CacheWriter(path, codec="pickle") as w:
-        w.append({1, 2})
-    with pytest.raises(CodecError, match="a.zip: sample 0: .*allow_pickle=True if you trust"):
-        CachedDataset.from_cache(path)[0]
-    assert CachedDataset.from_cache(path, allow_pickle=True)[0] == {1, 2}
 
 
 @pytest.mark.parametrize(
@@ -372,28 +351,6 @@ def test_a_replacement_that_ends_just_before_the_next_one_locks_stays_whole(path
     assert contents(path) == {0: "second"}
 
 
-@pytest.mark.parametrize(
-    ("sync", "publishing", "at_least", "at_most"),
-    [("never", 0, 0, 0), ("seal", 0, 1, 3), ("chunk", 4, 4, 9), (3600, 0, 1, 3), (1e-9, 4, 4, 9)],
-)
-def test_sync_says_how_often_the_file_is_synced(path, sync, publishing, at_least, at_most):
-    class Counting(System):
-        count = 0
-
-        def sync(self, fd):
-            self.count += 1
-            super().sync(fd)
-
-    with replace_system(Counting()) as system, CacheWriter(path, sync=sync, chunk_size=2) as w:
-        assert system.count == 1  # the head, always
-        w.extend(range(8))
-        w.flush()
-        before_the_seal = system.count
-    assert before_the_seal - 1 == publishing
-    assert at_least <= system.count - 1 <= at_most
-    assert contents(path) == {i: i for i in range(8)}
-
-
 @pytest.mark.parametrize("sync", [0, -1, True, float("nan"), float("inf"), "often", None])
 def test_what_is_no_choice_of_sync_is_refused(path, sync):
     with pytest.raises(OptionError, match="choose one of 'never', 'seal', 'chunk', or a number of seconds"):
@@ -425,55 +382,11 @@ def test_folders_above_the_path_are_made(tmp_path):
     assert contents(tmp_path / "a" / "b" / "c.zip") == {0: 1}
 
 
-def test_two_writers_that_append_at_once_share_the_indices(path):
-    one, two = CacheWriter(path, "a", chunk_size=2), CacheWriter(path, "a", chunk_size=3)
-    for i in range(6):
-        one.append(f"one {i}")
-        two.append(f"two {i}")
-    one.close()
-    two.close()
-    found = contents(path)
-    assert sorted(found) == list(range(12))
-    assert [s for s in found.values() if s.startswith("one")] == [f"one {i}" for i in range(6)]
-    assert [s for s in found.values() if s.startswith("two")] == [f"two {i}" for i in range(6)]
-    assert edcache.verify(path).problems == []
-
-
-def test_write_overwrites_a_sealed_archive_and_its_labels(path):
-    with CacheWriter(path, in_memory_keys={"y": 0}) as w:
-        w.extend((i, "old") for i in range(5))
-    reader = Reader(path)
-    reader.read(3)
-    with CacheWriter(path, "a") as w:
-        w.write(3, (30, "new"))
-    assert reader.read(3) == (3, "old")
-    assert contents(path)[3] == (30, "new")
-    ds = CachedDataset.from_cache(path)
-    assert (len(ds), ds.labels["y"].tolist()) == (5, [0, 1, 2, 30, 4])
-
-
-def test_growing_twice_keeps_every_sample_and_label(path):
-    for start in (0, 4, 8):
-        with CacheWriter(path, "a", in_memory_keys={"y": 0}) as w:
-            w.extend((i,) for i in range(start, start + 4))
-    ds = CachedDataset.from_cache(path)
-    assert [s[0] for s in ds] == ds.labels["y"].tolist() == list(range(12))
-    assert edcache.verify(path).problems == []
-
-
 def test_an_interrupt_in_the_block_keeps_what_was_appended(path):
     with pytest.raises(KeyboardInterrupt), CacheWriter(path) as w:
         w.append("kept")
         raise KeyboardInterrupt
     assert contents(path) == {0: "kept"}
-
-
-@pytest.mark.parametrize(("nbytes", "count", "most"), [(792, 5000, 1.12), (10_000, 2000, 1.02)])
-def test_space_over_the_payload_without_labels(path, nbytes, count, most):
-    samples = np.zeros((count, nbytes), np.uint8)
-    with CacheWriter(path) as w:
-        w.extend(samples)
-    assert path.stat().st_size <= most * count * nbytes
 
 
 def test_a_replacement_that_was_given_up_is_begun_anew(path):
@@ -625,33 +538,6 @@ def test_a_record_larger_than_any_head_does_not_look_like_one_that_was_never_cre
     assert len(Reader(path)) == 2
 
 
-class FullOnce(System):
-    """A disk that has no room for the first payload."""
-
-    left = 1
-
-    def pwrite(self, fd, data, offset):
-        if offset > 4096 and self.left:
-            self.left -= 1
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return super().pwrite(fd, data, offset)
-
-
-def test_a_full_disk_ends_a_writer_and_the_next_one_goes_on(path):
-    w = CacheWriter(path, chunk_size=2)
-    w.extend([0, 1, 2])
-    with replace_system(FullOnce()):
-        with pytest.raises(StorageError, match="writing .* bytes at offset .*: No space left on device"):
-            w.append(3)
-        for use in (lambda: w.append(4), w.flush, w.close):
-            with pytest.raises(StorageError, match="a.zip: an append was broken off; open it again"):
-                use()
-    assert contents(path) == {0: 0, 1: 1}
-    with CacheWriter(path, "a") as w:
-        w.extend(range(w.next_index, 4))
-    assert contents(path) == {0: 0, 1: 1, 2: 2, 3: 3}
-
-
 def test_a_closed_appender_says_so(path):
     appender = Appender.open(path, format.Head(bytes(16)), mode="x")
     appender.close()
@@ -743,56 +629,6 @@ def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):
     with replace_system(Rebooted()):
         CacheWriter(path, "a").abort()
     assert path.read_bytes() == data
-
-
-class KilledBeforeCutting(Rebooted):
-    """A recovery that is killed as it cuts the file."""
-
-    def truncate(self, fd, size):
-        raise KeyboardInterrupt
-
-
-def test_a_recovery_that_is_killed_is_done_again_by_the_next_of_another_boot(path):
-    w = CacheWriter(path, chunk_size=1, sync="never", publish_seconds=None)
-    w.extend(range(8))
-    w.abort()
-    data = bytearray(path.read_bytes())
-    for offset in Reader(path, allow_partial=True).rows["offset"][[2, 3, 4, 6]].tolist():
-        data[offset] ^= 1
-    path.write_bytes(data)
-    with replace_system(KilledBeforeCutting()), pytest.raises(KeyboardInterrupt):
-        CacheWriter(path, "a", sync="never")
-    assert path.read_bytes() == data
-    with replace_system(Rebooted()):
-        CacheWriter(path, "a", sync="never").abort()
-    assert contents(path) == {0: 0, 1: 1}
-    with CacheWriter(path, "a", sync="never") as w:
-        assert w.next_index == 2
-        w.extend(range(2, 8))
-    assert contents(path) == {k: k for k in range(8)}
-    assert edcache.verify(path).sound
-
-
-def test_what_was_interrupted_behind_its_header_is_there_and_only_once(path):
-    class Interrupting(System):
-        def pwrite(self, fd, data, offset):
-            written = super().pwrite(fd, data, offset)
-            if offset == 4096:
-                raise KeyboardInterrupt
-            return written
-
-    w = CacheWriter(path)
-    w.extend("ab")
-    with replace_system(Interrupting()), pytest.raises(KeyboardInterrupt):
-        w.flush()
-    with pytest.raises(StorageError, match="an append was broken off"):
-        w.append("c")
-    with pytest.raises(StorageError, match="an append was broken off"):
-        w.close()
-    with CacheWriter(path, "a") as w:
-        assert w.next_index == 2
-        w.append("c")
-    assert contents(path) == {0: "a", 1: "b", 2: "c"}
 
 
 class Unsyncable(System):
