@@ -1,5 +1,4 @@
 from .arrays import detached as detached
-from .arrays import element_type as element_type
 from .arrays import fits_arrow as fits_arrow
 from .arrays import from_numpy as from_numpy
 from .arrays import from_texts as from_texts

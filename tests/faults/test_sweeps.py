@@ -25,7 +25,6 @@ from edcache.format import MAX_HEADER_NBYTES, PAGE, Failure, parse_header
 from edcache.writer import Appender
 
 pytestmark = [
-    pytest.mark.full,
     pytest.mark.spread,
     pytest.mark.filterwarnings("ignore::edcache.errors.PartialArchiveWarning"),
 ]
@@ -262,7 +261,7 @@ def may_be_torn(kind: Kind, offset: int, rebooted: bool) -> bool:
 
 
 def chosen(name: str, data: bytes, part: int, parts: int) -> list[int]:
-    """An eighth of the bytes of a part at scale 1, all of them from scale 8 on, rising.
+    """An eighth of the bytes of a part at scale 1, all of them from scale 8 on, a dozen at the least, rising.
 
     Of padding, and of the large record, a few stand for all.
     """
@@ -272,7 +271,7 @@ def chosen(name: str, data: bytes, part: int, parts: int) -> list[int]:
         near = data[max(0, offset - 32) : offset + 32]
         if len(set(near)) > 2 or rng.random() < 0.01:
             places.append(offset)
-    return sorted(rng.sample(places, min(len(places), scaled(len(places) // 8))))
+    return sorted(rng.sample(places, min(len(places), scaled(len(places) // 8, 12))))
 
 
 @pytest.mark.parametrize("part", range(PARTS))

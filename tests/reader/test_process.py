@@ -21,11 +21,10 @@ import pytest
 import torch
 from descriptors import needs_proc, open_files
 from systems import CALLS, System, replace_system, routed
-from torch.utils.data import DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.errors import ArchiveError, MissingSampleError, StaleArchiveError
+from edcache.errors import ArchiveError, StaleArchiveError
 from edcache.format import END_NBYTES
 from edcache.reader import Reader
 
@@ -87,48 +86,6 @@ def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 # --- reading ---
-
-
-def _loaded(cache: Any, method: str | None, batch_size: int) -> list[dict[str, Any]]:
-    workers = 0 if method is None else 2
-    loader = DataLoader(
-        cache,
-        batch_size=batch_size,
-        num_workers=workers,
-        multiprocessing_context=method,
-        timeout=60 * (workers > 0),
-    )
-    rows = []
-    for batch in loader:
-        for k in range(len(batch["name"])):
-            rows.append({key: value[k] for key, value in batch.items()})
-    return rows
-
-
-@pytest.mark.parametrize("method", [None, *START_METHODS])
-def test_a_data_loader_gives_the_samples_of_the_source(
-    path: Path, module: ModuleType, method: str | None
-) -> None:
-    source = module.Source()
-    rows = _loaded(CachedDataset.from_cache(path), method, 8)
-    assert len(rows) == 60
-    assert all(same(row, source[i]) for i, row in enumerate(rows))
-
-
-@pytest.mark.parametrize("method", START_METHODS)
-def test_a_lazy_cache_fills_from_the_workers_of_a_data_loader(
-    tmp_path: Path, module: ModuleType, method: str
-) -> None:
-    source = module.Source()
-    cache = CachedDataset(source, tmp_path / "lazy.zip", lazy=True, in_memory_keys=["y"])
-    rows = _loaded(cache, method, 8)
-    assert all(same(row, source[i]) for i, row in enumerate(rows))
-    cache.close()
-    filled = CachedDataset.from_cache(tmp_path / "lazy.zip")
-    assert filled.complete
-    assert filled._reader.sealed
-    assert all(same(filled[i], source[i]) for i in range(60))
-    assert filled.labels["y"].tolist() == [i % 4 for i in range(60)]
 
 
 @pytest.mark.parametrize("touched", [False, True], ids=["untouched", "read-before"])
@@ -197,14 +154,6 @@ def test_a_pickled_reader_is_small_and_carries_no_data(tmp_path: Path, samples: 
     assert len(pickle.dumps(CachedDataset.from_cache(path))) < 2000
     again = pickle.loads(data)
     assert again.read(samples - 1) == {"y": samples - 1}
-
-
-def test_a_complete_cache_pickles_without_its_source(path: Path, module: ModuleType) -> None:
-    data = pickle.dumps(CachedDataset(module.Source(), path))
-    assert len(data) < 2000
-    assert same(pickle.loads(data)[7], module.Source()[7])
-    program = "import sys, pickle; print(pickle.loads(bytes.fromhex(sys.argv[1]))[7]['name'])"
-    assert run_python(program, data.hex()) == "n7\n"
 
 
 def test_a_pickled_reader_notices_another_archive_at_its_path(path: Path) -> None:
@@ -348,27 +297,6 @@ def test_two_processes_write_one_archive_and_lose_nothing(tmp_path: Path, method
     report = edcache.verify(path)
     assert report.problems == []
     assert report.chunks == 60
-
-
-def test_two_appenders_interleave_and_lose_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "interleaved.zip"
-    a = CacheWriter(path, in_memory_keys=["y"], publish_seconds=None)
-    b = CacheWriter(path, "a", publish_seconds=None)
-    for k in range(10):
-        (a, b)[k % 2].append({"y": k})
-        (a, b)[k % 2].append({"y": 100 + k})
-        if k % 3 == 2:
-            a.flush()
-        if k % 4 == 3:
-            b.flush()
-    a.close()
-    b.append({"y": 7})
-    b.close()
-    cache = CachedDataset.from_cache(path)
-    assert sorted(s["y"] for s in cache) == sorted([*range(10), *range(100, 110), 7])
-    assert cache.labels["y"].tolist() == [s["y"] for s in cache]
-    assert edcache.verify(path).sound
-    assert cache._reader.sealed
 
 
 def in_a_fork(work: Callable[[], str]) -> str:
@@ -619,12 +547,3 @@ def test_a_dropped_cache_gives_its_descriptors_back(path: Path, module: ModuleTy
         assert reader.refresh()
     assert len(open_files(path)) <= before + 1
     reader.close()
-
-
-def test_a_sample_that_is_not_there_yet_is_no_end_of_iteration(tmp_path: Path) -> None:
-    path = tmp_path / "sparse.zip"
-    with CacheWriter(path) as w:
-        w.write(0, 0)
-        w.write(2, 2)
-    with pytest.raises(MissingSampleError, match=r"sample 1 has no record yet \(2 of 3 have\)"):
-        list(CachedDataset.from_cache(path))
