@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -54,6 +55,7 @@ class Building:
             options.chunk_size,
             options.sync,
             options=FillOptions.part_of(options),
+            name=os.path.basename(store.path),
         )
 
     def start(self, keep_existing: bool) -> tuple[writer.LazyFiller | None, Reader | None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
-import os
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -97,9 +96,8 @@ def _fill(job: Job) -> None:
 
 
 def _compute(job: Job, appender: Appender, presence: Presence) -> None:
-    is_first, name = appender.claims.join_fillers(), os.path.basename(job.path)
-
-    shown = base.Progress(name, job.options.progress, is_first=is_first)
+    is_first = appender.claims.join_fillers()
+    shown = base.Progress(job.name, job.options.progress, is_first=is_first)
 
     def ending(goes_on: bool = True) -> str:
         with suppress(base.EdcacheError):  # the error that ends the fill may be of the archive

@@ -30,6 +30,7 @@ class Job:
     Attributes:
         source: has __len__ and __getitem__(int). head: of the archive, where it does not exist yet.
         since: entries of the archive from this sequence number on are of this fill.
+        name: of the archive as progress shows it; the path may be that of a file that stands for it.
     """
 
     source: Any
@@ -40,6 +41,7 @@ class Job:
     sync: base.Sync = "seal"
     options: base.FillOptions = base.FillOptions()  # noqa: RUF009 - it is frozen
     since: int = 0
+    name: str = ""
 
     @property
     def store(self) -> Store:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -52,8 +51,8 @@ def fill_stream(job: Job) -> None:
         # Not all below the last: a power cut may have taken chunks.
         kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
         publisher = job.publisher(appender)
-        count, name = 0, os.path.basename(job.path)
-        with Progress(name, job.options.progress, is_first=is_first).begin(len(kept), None) as progress:
+        count = 0
+        with Progress(job.name, job.options.progress, is_first=is_first).begin(len(kept), None) as progress:
 
             def ending(goes_on: bool) -> str:
                 present = len(set(appender.indices_of(appender.chain.chunks).tolist()))

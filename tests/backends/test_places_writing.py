@@ -193,6 +193,19 @@ def test_a_fill_goes_to_its_url_once_and_is_resumed(memory, log, spool):
     assert len(computed(log)) == 2 * COUNT + 6
 
 
+@pytest.mark.parametrize("path", ["memory://bucket/train.zip", "train.zip"])
+def test_progress_names_the_archive_and_not_the_file_that_stands_for_it(
+    memory, path, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EDCACHE_PROGRESS", raising=False)
+    for source in (list(range(9)), map(sample, range(9))):
+        CachedDataset(source, path, keep_existing=False, fingerprint=False)
+        lines = [line for line in capsys.readouterr().err.splitlines() if line]
+        assert lines
+        assert [line.partition(":")[0] for line in lines if "cached" in line] == ["train.zip"]
+
+
 def test_an_iterable_and_workers_fill_it(memory, log):
     CachedDataset(map(sample, range(20)), "memory://bucket/i.zip", progress=False)
     assert len(CachedDataset.from_cache("memory://bucket/i.zip")) == 20
