@@ -114,7 +114,14 @@ def foreign_errors(place: str) -> Iterator[None]:
         raise ArchiveError(f"{place}: does not read as a tar: {error.args[0]}") from error
 
 
+def check_regular(path: str) -> None:
+    """Raise ArchiveError for a device or a pipe, which may have no end."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise ArchiveError(f"{path}: not a regular file")
+
+
 def read_file(path: str) -> bytes:
     """The bytes of a file."""
+    check_regular(path)
     with foreign_errors(path), open(path, "rb") as file:
         return file.read()

@@ -495,6 +495,17 @@ def test_what_is_no_old_cache_is_an_error_that_says_so(tmp_path):
         opened(tmp_path / "empty", order=[])
 
 
+def test_a_device_or_a_pipe_is_no_old_cache_nor_a_file_of_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in ("/dev/zero", tmp_path / "pipe"):
+        for kind in ("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata"):
+            with pytest.raises(ArchiveError, match="not a regular file$"):
+                opened(path, kind)
+    os.mkfifo(tmp_path / "0.pt")
+    with pytest.raises(ArchiveError, match="0.pt: not a regular file$"):
+        opened(tmp_path, "monai").first()
+
+
 # ---------------------------------------------------------------------------------- the command line
 
 
