@@ -344,8 +344,8 @@ class Samples(Readable[T_co]):
                 changed since it was opened.
             StorageError: the disk is full or fails. After any error there is no new file, and an old one is
                 as it was.
-        Warns: PartialArchiveWarning, damaged samples were left out; it names them. RuntimeWarning, samples of
-            two archives have no structure in common, as tensors and image files.
+        Warns: PartialArchiveWarning, damaged samples or labels were left out; it names them. RuntimeWarning,
+            samples of two archives have no structure in common, as tensors and image files.
 
         Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and the
         labels.

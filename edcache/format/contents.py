@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache.base import CorruptArchiveError, Ints
+from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
 from edcache.format.arrays import addressing, from_numpy, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
@@ -67,6 +67,7 @@ class Contents:
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
         self._kept: dict[int, ChunkTable] = {}
         self._last: dict[str, pa.ChunkedArray | None] = {}
+        self._lost: set[str] = set()
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
         end, room = 0, _MOST_KEPT_NBYTES
         kinds = {name: column.type for name, column in self.columns.items()}
@@ -196,9 +197,13 @@ class Contents:
             labels = StoredLabels(self._root, partial(read_places, self._pread), self._chain.where)
             try:
                 self._last = {name: labels.column(name)}
-            except CorruptArchiveError:
+            except CorruptArchiveError as error:
                 if self._trusts_index:
                     raise
+                if name not in self._lost:
+                    lost = "what was changed in it later" if name in self._names else "all of it"
+                    warn(f"{str(error).partition(';')[0]}; {lost} is lost", PartialArchiveWarning)
+                self._lost.add(name)
                 self._last = {name: None}
         return self._last[name]
 

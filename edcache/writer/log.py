@@ -290,10 +290,14 @@ class Log:
                     f'{self.file.path}: label "{name}" has {len(given):,} values, the archive '
                     f"{root.length:,} samples; give one value per sample"
                 )
-            return given
+            if name in root.dropped or name not in (own for own, _ in self.head.labels):
+                return given
+            # Samples fill it, also later ones, which are of this type then.
         stored = pa.chunked_array([pa.nulls(root.length)])
         if name not in change.dropped:
-            if contents is None and name in root.labels:
+            if change.index is None and (kind := _kind_of(name, root, contents)) is not None:
+                stored = pa.chunked_array([], kind)  # not read: what is damaged is replaced
+            elif contents is None and name in root.labels:
                 read = partial(format.read_places, self.file.pread)
                 stored = StoredLabels(root, read, self.file.path).column(name)
             elif contents is not None and name in contents.schema.names:
@@ -307,9 +311,18 @@ class Log:
                 f'{self.file.path}: label "{name}" is {stored.type} in the archive and {given.type} in '
                 f'labels that were added; add them under another name, or drop_labels("{name}") first'
             ) from None
+        if change.index is None:
+            return given
         pick = np.arange(root.length)
         pick[change.index] = root.length + np.arange(len(given))
         return both.take(format.from_numpy(pick, pa.int64()))
+
+
+def _kind_of(name: str, root: Root, contents: Contents | None) -> pa.DataType | None:
+    """The type of a column that is there; None if there is none."""
+    if contents is None:
+        return root.labels[name].type if name in root.labels else None
+    return contents.schema.field(name).type if name in contents.schema.names else None
 
 
 def _merged(contents: Contents, name: str, group: _Group) -> Column:
