@@ -657,6 +657,7 @@ def guarded(handler, start, end):
 def raising(served):
     """Calls that raise, with credentials in what they were given."""
     url, bad = secret_url(served), {"key": "k", "secret": SECRET, "endpoint_url": "http://127.0.0.1:9"}
+    bad["config_kwargs"] = {"retries": {"max_attempts": 0}}
     s3, once = "s3://bucket/a.zip", {"request_tries": 1}
     redis = f"redis://:{SECRET}@127.0.0.1:9/0?prefix=a"
     yield from (
@@ -667,15 +668,15 @@ def raising(served):
         lambda: from_cache([url, url], storage_options=OPTIONS | once),
         lambda: edcache.verify(url, storage_options=OPTIONS | once),
         lambda: edcache.digest(url, storage_options=OPTIONS | once),
-        lambda: CachedDataset([1], url, storage_options=OPTIONS),
+        lambda: CachedDataset([1], url, storage_options=OPTIONS | once),
         lambda: CachedDataset([1], url, storage_options=OPTIONS, vrify=True),
         lambda: edcache.numpy.open(url, storage_options=OPTIONS, vrify=True),
         lambda: edcache.cachable(url, storage_options=OPTIONS | once)(lambda: [1])(),
         lambda: edcache.copy_to_local(url, "ssd", storage_options=OPTIONS | once),
         lambda: edcache.numpy.open(url, storage_options=OPTIONS | once),
         lambda: from_cache(s3, storage_options=bad | once),
-        lambda: from_cache(s3, storage_options=bad | {"client_kwargs": SECRET}),
-        lambda: CacheWriter(url, storage_options=OPTIONS),
+        lambda: from_cache(s3, storage_options=bad | once | {"client_kwargs": SECRET}),
+        lambda: CacheWriter(url, storage_options=OPTIONS | once),
         lambda: from_cache(redis),
         lambda: RedisDataset([1], redis)[0],
         lambda: RedisDataset([1], redis.partition("?")[0]),

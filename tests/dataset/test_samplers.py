@@ -17,7 +17,7 @@ from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled, seeded
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from torch.utils.data import BatchSampler, DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -145,24 +145,6 @@ def test_nothing_is_drawn_of_an_empty_dataset(make):
     sampler = make(some(0))
     assert (len(sampler), list(sampler), list(sampler)) == (0, [], [])
     assert list(make(some(0), num_replicas=3, rank=1)) == []
-
-
-@every_sampler
-@pytest.mark.parametrize("uneven", ["repeat", "drop"])
-def test_ranks_share_an_epoch_as_a_distributed_sampler_shares_a_dataset(make, uneven, tally):
-    for length, ranks in itertools.product((2, 7, 40, COUNT), (1, 2, 3, 8)):
-        whole = list(make(some(length), seed=5, uneven=uneven))
-        samplers = [
-            make(some(length), seed=5, uneven=uneven, num_replicas=ranks, rank=rank) for rank in range(ranks)
-        ]
-        shares = [list(sampler) for sampler in samplers]
-        torchs = DistributedSampler(range(len(whole)), ranks, 0, drop_last=samplers[0].drop_last)
-        assert {len(share) for share in shares} == {len(sampler) for sampler in samplers} == {len(torchs)}
-        together = Counter(map(str, itertools.chain(*shares)))
-        expected = whole[: torchs.total_size]
-        expected += [whole[k % len(whole)] for k in range(torchs.total_size - len(whole))]
-        assert together == Counter(map(str, expected))
-        tally("shares of an epoch", ranks)
 
 
 @every_sampler
@@ -695,41 +677,6 @@ def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, 
         assert ds._chunk_size() <= 7
         assert len(ds) / ds._chunk_size() <= touched + len(parts)
         tally("views of concatenations with runs")
-
-
-def quality(order, chunk_size):
-    """How far samples are from where they lie, as a part of what a permutation gives; how alike neighbours'
-    places are; how often neighbours are of one chunk."""
-    count = len(order)
-    displacement = np.abs(order - np.arange(count)).mean() / (count / 3)
-    correlation = np.corrcoef(order[:-1], order[1:])[0, 1]
-    together = np.mean(order[:-1] // chunk_size == order[1:] // chunk_size)
-    return displacement, correlation, together
-
-
-def test_chunk_shuffle_is_between_none_and_a_permutation_as_it_says():
-    """500 chunks of 100; the figures of the docstring."""
-    ds = Labelled(50_000, chunk=100)
-    permuted = np.random.default_rng(0).permutation(50_000)
-    found = {
-        "none": quality(np.arange(50_000), 100),
-        "permutation": quality(permuted, 100),
-        **{
-            buffer: np.mean(
-                [quality(ChunkShuffle(ds, buffer, lanes=1).order(e), 100) for e in range(4)], axis=0
-            )
-            for buffer in (1, 4, 16, 64)
-        },
-    }
-    assert found["none"][0] == 0
-    assert found["none"][1] == pytest.approx(1)
-    assert found["none"][2] == pytest.approx(0.99, abs=0.001)
-    assert found["permutation"] == pytest.approx((1, 0, 1 / 500), abs=0.02)
-    # A window of one chunk has parts of two.
-    assert found[1] == pytest.approx((1, 0.6, 0.6), abs=0.15)
-    assert found[4] == pytest.approx((1, 0.23, 0.23), abs=0.05)
-    assert found[16] == pytest.approx((1, 0.07, 0.07), abs=0.02)
-    assert found[64] == pytest.approx((1, 0.026, 0.026), abs=0.015)
 
 
 def test_chunk_shuffle_wants_records(tmp_path):

@@ -105,14 +105,6 @@ def test_shares_of_classes_are_rounded_down_or_up_from_the_first_class_on(counts
         )
 
 
-@pytest.mark.parametrize("stratify", [None, "label"])
-def test_counts_are_met_exactly(real, stratify):
-    sizes = (1000, 7, len(real) - 1007)
-    parts = [view.indices for view in real.split(*sizes, stratify=stratify)]
-    assert [len(part) for part in parts] == list(sizes)
-    assert_partition(parts, len(real))
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_stratified_folds_are_as_even_as_those_of_scikit_learn(real, seed, tally):
     labels = real.labels["label"]

@@ -170,7 +170,7 @@ def killed(path, step, stop):
         os._exit(code)
 
 
-@settings(max_examples=scaled(100, 25), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=scaled(100, 12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps, min_size=1, max_size=7))
 def test_labels_are_those_of_a_model(tmp_path_factory, path, several):
     folder, model, far = tmp_path_factory.mktemp("model"), Model(), fsspec.filesystem("memory")

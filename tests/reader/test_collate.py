@@ -268,12 +268,6 @@ def test_jagged_is_what_a_nested_tensor_takes(ds):
     assert [piece.tolist() for piece in nested.unbind()] == [sample(k)["boxes"].tolist() for k in (5, 3, 7)]
 
 
-def test_without_options_it_is_default_collate(tmp_path):
-    ds = write(tmp_path / "a.zip", [{"x": torch.arange(3) + k, "y": f"{k}"} for k in range(5)])
-    assert same(edcache.collate()([ds._batch([4, 1])]), default_collate([ds[4], ds[1]]))
-    assert same(edcache.collate()([ds[4], ds[1]]), default_collate([ds[4], ds[1]]))
-
-
 @pytest.mark.parametrize("is_lazy", [False, True])
 def test_it_pads_on_the_left(ds, is_lazy):
     collate = edcache.collate(
@@ -302,16 +296,6 @@ def test_extreme_numbers_of_lists_are_kept_exactly(tmp_path):
     for k, row in enumerate(rows * 2):
         found = edcache.collate(pad={"x": 0})([ds._batch([k])])["x"].values[0].tolist()
         assert same(found, [type(found[0])(n) for n in row * (1 if k < 4 else 8)])
-
-
-def test_multiple_of_pads_what_was_cut(ds):
-    collate = edcache.collate(
-        pad={"ids": 0}, jagged=["boxes"], as_list=["target.mask"], max_length=3, multiple_of=8
-    )
-    batch = collate([ds._batch([4, 3, 9])])
-    assert batch["ids"].values.shape == (3, 8)
-    assert batch["ids"].lengths.tolist() == [3, 3, 3]
-    assert batch["ids"].values[0].tolist() == [4, 5, 6, 0, 0, 0, 0, 0]
 
 
 def test_a_batch_of_nothing_but_empty_ones_is_empty(tmp_path):

@@ -20,13 +20,9 @@ from torch.utils.data import DataLoader, default_collate
 import edcache
 from edcache import CachedDataset, CacheWriter, storage
 from edcache.errors import (
-    ArchiveNotFoundError,
     CorruptRecordError,
-    MissingSampleError,
-    SampleIndexError,
     StaleArchiveError,
 )
-from edcache.reader import Reader
 
 COUNT = 12
 
@@ -144,22 +140,6 @@ def path(tmp_path):
     return write(tmp_path / "a.zip")
 
 
-def test_views_labels_selections_and_loaders_read_it(path, way):
-    ds = CachedDataset.from_cache(path)
-    view = ds.filter("label >= 30").select("label", "image")
-    wanted = default_collate([{name: sample(k)[name] for name in ("label", "image")} for k in range(30, 60)])
-    assert same(view.batch(range(30)), wanted)
-    assert same(next(iter(view.loader(30))), wanted)
-    collated = edcache.collate(pad={"ids": 9})([ds._batch([7, 4])])
-    assert collated["ids"].values.tolist() == [[0, 1, 9, 9], [0, 1, 2, 3]]
-
-
-def test_workers_read_it(path, way):
-    ds = CachedDataset.from_cache(path).select("image", "label")
-    expected = list(DataLoader(ds, 16))
-    assert same(list(DataLoader(ds, 16, num_workers=2, multiprocessing_context="fork")), expected)
-
-
 def test_threads_read_it(path, way):
     ds = CachedDataset.from_cache(path)
     wrong = []
@@ -190,25 +170,6 @@ def test_what_is_read_is_the_callers_own(tmp_path, way, compression):
     assert ds.batch([7])["image"].sum() == 7 * 64 * 64
 
 
-class Source:
-    in_memory_keys = ("label",)
-
-    def __len__(self):
-        return 10
-
-    def __getitem__(self, k):
-        return sample(k)
-
-
-@pytest.mark.parametrize("lazy", [False, True])
-def test_a_cache_that_fills_itself_takes_it(tmp_path, way, lazy):
-    ds = CachedDataset(Source(), tmp_path / "a.zip", lazy=lazy)
-    assert same([ds[k] for k in range(10)], [sample(k) for k in range(10)])
-    assert same(list(ds.__getitems__([3, 4])), [sample(3), sample(4)])
-    ds.close()
-    assert same(list(CachedDataset(Source(), tmp_path / "a.zip")), [sample(k) for k in range(10)])
-
-
 # --- errors -----------------------------------------------------------------------------------------
 
 
@@ -220,25 +181,6 @@ def flip(path, offset):
         file.write(bytes([byte ^ 4]))
 
 
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_damaged_record_raises(tmp_path, way, compression):
-    path = write(tmp_path / "a.zip", compression=compression)
-    rows = Reader(path).rows
-    flip(path, int(rows["offset"][17] + rows["nbytes"][17] // 2))
-    ds = CachedDataset.from_cache(path)
-    for read in (
-        lambda: ds[17],
-        lambda: ds.batch([17]),
-        lambda: ds.select("image", "label").batch([16, 17]),
-        lambda: list(ds.__getitems__([16, 17])),
-        lambda: list(ds.loader(20)),
-    ):
-        for _ in range(2):
-            with pytest.raises(CorruptRecordError, match=r"record 17 at offset [\d,]+: it fails its crc32"):
-                read()
-    assert same(ds[16], sample(16))
-
-
 def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
     with reading_by("pread"):
         pread = CachedDataset.from_cache(path)
@@ -248,38 +190,6 @@ def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
         pread[17]
     with pytest.raises(CorruptRecordError, match="record 17"):
         list(pread.__getitems__([17, 16]))
-
-
-def test_errors_are_the_same(tmp_path):
-    with CacheWriter(tmp_path / "a.zip") as w:
-        for k in (1, 3):
-            w.write(k, sample(k))
-    for ds in everywhere(tmp_path / "a.zip"):
-        with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
-            ds[2]
-        with pytest.raises(MissingSampleError, match="sample 2 has no record yet"):
-            ds.batch([1, 2])
-        for read in (lambda ds=ds: ds[4], lambda ds=ds: ds.batch([1, 4])):
-            with pytest.raises(SampleIndexError, match="4"):
-                read()
-    with pytest.raises(ArchiveNotFoundError):
-        CachedDataset.from_cache(tmp_path / "none.zip")
-
-
-@pytest.mark.parametrize("cut", [1, 100, 5000, 50_000])
-def test_a_file_that_was_cut_short_before_it_was_opened_raises_alike(path, cut):
-    data = path.read_bytes()
-    path.write_bytes(data[: len(data) - cut])
-    found = []
-    for way in WAYS:
-        with reading_by(way):
-            opened, error = outcome(lambda: CachedDataset.from_cache(path, allow_partial=True))
-        if error:
-            found.append(error)
-        else:
-            found.append([outcome(lambda ds=opened, k=k: ds[k]) for k in range(len(opened))])
-    assert all(len(f) == len(found[0]) for f in found)
-    assert all(a[1] == b[1] and same(a[0], b[0]) for f in found[1:] for a, b in zip(f, found[0], strict=True))
 
 
 # --- memory -----------------------------------------------------------------------------------------
