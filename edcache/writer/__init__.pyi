@@ -1,4 +1,5 @@
 from .appender import Appender as Appender
+from .appender import recover as recover
 from .appender import retry_if_replaced as retry_if_replaced
 from .cache import CacheWriter as CacheWriter
 from .cache import adopt_labels as adopt_labels
@@ -25,9 +26,8 @@ from .job import check_source as check_source
 from .job import claim_size as claim_size
 from .job import length_of as length_of
 from .lazy import LazyFiller as LazyFiller
-from .log import LabelChange as LabelChange
 from .recovery import never_created as never_created
-from .recovery import recover as recover
+from .seal import LabelChange as LabelChange
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import Store as Store
 from .store import store_at as store_at

@@ -1,24 +1,41 @@
-"""An archive in a file, open for appending."""
+"""An archive in a file, open for appending: its entries, how others are published, when they are synced.
+
+Payload first, header last. What survives, whatever `sync=` is: after a crash of the process everything that
+was published, and never other bytes than were written. After a power cut:
+
+    sync=        an unsealed archive                              once `seal` returned
+    "never"      any part may be missing, and is noticed          the same
+    "seal"       the same                                         everything
+    seconds      what was published before the last sync          everything
+    "chunk"      everything that was published                    everything
+
+With a number of seconds, the first publication that many seconds after the last sync is synced, and so is
+what was published when the archive is closed.
+
+tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of this table.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, suppress
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import format, storage
-from edcache.base import ArchiveError, Ints, StaleArchiveError, StorageError, Sync
-from edcache.format import Chain, Header, pa
+from edcache.base import ArchiveError, CorruptArchiveError, Ints, StaleArchiveError, StorageError, Sync
+from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
-from edcache.writer.log import LabelChange, Log
-from edcache.writer.recovery import discard_abandoned, lacks_head, recover_log
+from edcache.writer.recovery import discard_abandoned, lacks_head
+from edcache.writer.seal import LabelChange, linked, seal
 
 _MOST_REPLACED: Final = 20
 
@@ -34,7 +51,7 @@ def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = l
     run()
 
 
-class _Claims:
+class Claims:
     """Locks on bytes far behind a file's data, which say who computes what, and which the kernel frees."""
 
     def __init__(self, file: File) -> None:
@@ -85,27 +102,35 @@ class Appender:
 
     Each publication takes the append lock, cuts the torn tail of a writer that died, and first takes in what
     others published. Nothing that was published is written again.
+
+    Attributes:
+        path, head: of the archive. chain: its entries, as far as this process has seen them.
+        syncs: False if nothing is ever synced.
     """
 
-    path: str
-    head: format.Head
-
-    def __init__(self, log: Log) -> None:
+    def __init__(self, file: File, head: Head, cursor: Cursor, sync: Sync) -> None:
+        self.file, self.head = file, head
+        self.path = file.path
+        self.chain = Chain(head, cursor, file.path)
+        self.syncs = sync != "never"
         self._pid = os.getpid()
-        self._log = log
-        self._claims = _Claims(log.file)
-        self.path, self.head = log.file.path, log.head
+        self._claims = Claims(file)
         self._label_schema: tuple[Header, pa.Schema] | None = None
+        self._sync = sync
+        self._synced = time.monotonic()
+        self._has_unsynced = False
+        # A sync failed, and what was written since the last one is in doubt.
+        self._is_failed = False
 
     @classmethod
     def open(
         cls,
         path: str | os.PathLike[str],
-        head: format.Head,
+        head: Head,
         *,
         mode: Literal["r+", "a", "x"],
         sync: Sync = "seal",
-        begins_anew: Callable[[format.Head], bool] | None = None,
+        begins_anew: Callable[[Head], bool] | None = None,
         joins: bool = False,
     ) -> Appender:
         """Open an archive, or make one with `head`; of two processes that do so at once, one's head stays.
@@ -129,9 +154,8 @@ class Appender:
                     # Whatever sync= says: without its head no chunk is found again.
                     file.sync()
                     storage.sync_directory(os.path.dirname(name))
-                log = Log(file, *format.read_head(file.pread, name), sync)
-                recover_log(log)
-                appender = cls(log)
+                appender = cls(file, *format.read_head(file.pread, name), sync)
+                appender._recover()
                 if joins:
                     appender.claims.join_fillers()
         except BaseException:
@@ -139,13 +163,30 @@ class Appender:
             raise
         return appender
 
-    @property
-    def chain(self) -> Chain:
-        """The entries, as far as this process has seen them."""
-        return self._log.chain
+    def _recover(self) -> None:
+        """Take in what is there, and make it an archive that reads, whatever a crash left. Append lock held.
+
+        A kill leaves a torn tail. A power cut leaves any part of what was not synced: of a file of another
+        boot all that is not durable is read, and the file is cut at the first group that fails its crc32.
+        """
+        self._look()
+        file, is_fresh = self.file, storage.written_since_boot(self.file)
+        damage = self.chain.damage(file.pread, file.next_data, file.size(), is_fresh)
+        if damage is not None:
+            raise CorruptArchiveError(
+                f'{self.path}: {damage}: it is damaged there; "edcache copy {self.path} -o NEW '
+                '--skip-damaged" keeps what is sound',
+                path=self.path,
+            )
+        offset = None if is_fresh else self.chain.unsound_group(file.pread)
+        if offset is not None:
+            self.chain = Chain(*format.read_head(file.pread, self.path), self.path)
+            self.chain.extend(file.pread, offset)
+            file.truncate(self.chain.end)
+        self._mend_end()
 
     @property
-    def claims(self) -> _Claims:
+    def claims(self) -> Claims:
         """The claims: which process computes which samples."""
         self.check_usable()
         return self._claims
@@ -153,11 +194,47 @@ class Appender:
     def catch_up(self) -> None:
         """Take in what others published since; reads headers only and takes no lock."""
         self.check_usable()
-        self._log.catch_up()
+        self._look()
+
+    def _look(self) -> None:
+        self.chain.extend(self.file.pread, self.file.size())
+
+    @contextmanager
+    def _appending(self) -> Iterator[None]:
+        """Hold the append lock, with everything taken in that others published and no torn tail."""
+        self._check_open()
+        self.check_usable()
+        with self.file.locked(format.LOCK_APPEND):
+            if not self.file.is_named():
+                raise StaleArchiveError(
+                    f"{self.path}: deleted, or another file has taken its place, while it was open for "
+                    "appending; open it again",
+                    path=self.path,
+                )
+            self._look()
+            self._mend_end()
+            yield
+
+    def _mend_end(self) -> None:
+        """Cut off what a writer left that died, and write the zip directory if it is not there."""
+        chain, end = self.chain, self.chain.end
+        if self.file.size() > end:
+            self.file.truncate(end)
+        if chain.sealed:
+            assert chain.root_header is not None
+            at, directory = chain.root_header.payload_end, chain.directory(self.file.pread)
+            if self.file.pread(at, len(directory)) != directory:
+                self.file.pwrite(at, directory)
+
+    # --- what is there ---
+
+    def table(self, header: Header) -> ChunkTable:
+        """The table of a chunk."""
+        return format.read_table(self.file.pread, header, self.path)
 
     def presence(self) -> npt.NDArray[np.bool_]:
         """True for each sample that has a record, by the last root: bool [its length]."""
-        root, read = self.chain.root, self._log.file.pread
+        root, read = self.chain.root, self.file.pread
         if root is None:
             return np.zeros(0, np.bool_)
         rows = np.frombuffer(read(root.index.offset, root.index.nbytes), format.ROW)
@@ -166,9 +243,7 @@ class Appender:
 
     def indices_of(self, chunks: Iterable[Header]) -> Ints:
         """The samples in these chunks, in their order: int64 [n], a copy; reads their tables."""
-        return np.concatenate(
-            [np.empty(0, np.int64), *(self._log.table(header).samples for header in chunks)]
-        )
+        return np.concatenate([np.empty(0, np.int64), *(self.table(header).samples for header in chunks)])
 
     def label_schema(self) -> pa.Schema | None:
         """Names and types of the label columns that chunks have; None if nothing is published yet."""
@@ -176,7 +251,7 @@ class Appender:
         if chain.behind:
             header = chain.behind[-1]  # in types that hold the values of all chunks before it
             if self._label_schema is None or self._label_schema[0] != header:
-                self._label_schema = header, self._log.table(header).labels.schema
+                self._label_schema = header, self.table(header).labels.schema
             return self._label_schema[1]
         if chain.root is None or not chain.chunks:
             return None
@@ -184,6 +259,8 @@ class Appender:
         names, dropped = [name for name, _ in self.head.labels], chain.root.dropped
         known = {name: column.type for name, column in chain.root.labels.items() if name not in dropped}
         return pa.schema([(name, known.get(name, pa.null())) for name in names])
+
+    # --- publication ---
 
     def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
         """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
@@ -200,16 +277,94 @@ class Appender:
             known, labels = self.label_schema(), chunk.labels
             if known is not None and known != labels.schema:
                 schema = format.joined_schema(known, labels.schema, self.path)
-                self._log.check_widened(known, schema)
+                self._check_widened(known, schema)
                 labels = format.cast_table(labels, schema, self.path)
-            self._log.append_chunk(replace(chunk, labels=labels), max_bytes)
+            self._append_chunk(replace(chunk, labels=labels), max_bytes)
             self._label_schema = self.chain.behind[-1], labels.schema
+
+    def _check_widened(self, known: pa.Schema, schema: pa.Schema) -> None:
+        """Raise LabelError if an integer that was published may be rounded where floats join its column.
+
+        Cost: reads a column, if its type changes from integers to floats.
+        """
+        kinds = {name: schema.field(name).type for name in known.names}
+        names = [name for name, kind in kinds.items() if format.is_widened(known.field(name).type, kind)]
+        contents = Contents(self.chain, self.file.pread, self.table) if names else None
+        for name in names:
+            assert contents is not None
+            column = pa.chunked_array([contents.column(name, 0, contents.length)])
+            format.check_widened(name, column, kinds[name], self.path)
+
+    def _append_chunk(self, chunk: Chunk, max_bytes: int | None) -> None:
+        """Publish a chunk, whose labels have types that hold the values of all before. See `_append`."""
+        nbytes = format.table_nbytes(chunk.count, chunk.schemas, chunk.labels)
+        name = f"chunks/{self.chain.cursor.number:08d}"
+        start = self.chain.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
+        rows = chunk.rows.copy()
+        rows["offset"] += np.uint64(start)
+        table = format.pack_table(chunk.samples, rows, chunk.schemas, chunk.labels)
+        self._append(
+            format.CHUNK,
+            [table, bytes(format.align(nbytes, 64) - nbytes), chunk.data],
+            max_bytes=max_bytes,
+            first=int(chunk.samples.min()),
+            end=int(chunk.samples.max()) + 1,
+            table_nbytes=nbytes,
+            table_crc32=format.crc32(table),
+        )
 
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
         with self._appending():
             text = json.dumps(changes, ensure_ascii=True).encode("ascii")
-            self._log.append(format.NOTE, [text])
+            self._append(format.NOTE, [text])
+
+    def _append(self, kind: int, parts: Sequence[Any], max_bytes: int | None = None, **fields: int) -> None:
+        """Publish a chunk or a note: payload first, header last.
+
+        max_bytes: StorageError with EFBIG if the file would grow larger.
+        """
+        header = self._placed(kind, parts, **fields)
+        if max_bytes is not None and header.next > max_bytes:
+            text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
+            error = StorageError(text, path=self.path)
+            error.errno = errno.EFBIG
+            raise error
+        with self.giving_back_space():
+            position = header.payload_offset
+            for part in parts:
+                self.file.pwrite(position, part)
+                position += memoryview(part).nbytes
+            self.file.pwrite(header.offset, format.pack_header(header))
+        self.chain.add(self.file.pread, [linked(header)])
+        self._has_unsynced, every = True, self._seconds
+        if self._sync == "chunk" or (every is not None and time.monotonic() - self._synced >= every):
+            self.sync()
+        elif self.syncs:
+            self.file.write_back(header.offset, header.next - header.offset)
+
+    def _placed(self, kind: int, parts: Sequence[Any], **fields: int) -> Header:
+        """The header of a chunk or a note at the end of the chain."""
+        cursor, crc = self.chain.cursor, 0
+        for part in parts:
+            crc = format.crc32(part, crc)
+        nbytes = sum(memoryview(part).nbytes for part in parts)
+        name = f"{'chunks' if kind == format.CHUNK else 'notes'}/{cursor.number:08d}"
+        end = cursor.offset + format.header_nbytes(name) + nbytes
+        place = cursor.number, cursor.offset, nbytes, crc, format.align(end, format.PAGE), cursor.link
+        return Header(kind, name, self.head.uuid, *place, self.chain.durable, **fields)
+
+    @contextmanager
+    def giving_back_space(self) -> Iterator[None]:
+        """Cut off what was written and not published if the disk is full."""
+        end = self.chain.end
+        try:
+            yield
+        except StorageError:
+            # The write's own error is the one to report, and the next append cuts the tail anyway.
+            with suppress(StorageError):
+                self.file.truncate(end)
+            raise
 
     def change_labels(self, change: LabelChange) -> None:
         """Publish label columns of a sealed archive, and drop others; it stays sealed.
@@ -227,7 +382,7 @@ class Appender:
                 )
             dropped = [name for name in change.dropped if name in root.labels]
             if change.labels.num_columns or dropped:
-                self._log.seal(replace(change, dropped=dropped))
+                seal(self, replace(change, dropped=dropped))
 
     def seal(self, change: LabelChange | None = None) -> None:
         """Write index, labels, root and zip directory behind the chain; nothing where they are there.
@@ -236,37 +391,53 @@ class Appender:
         """
         with self._appending():
             if not self.chain.sealed or change is not None:
-                self._log.seal(change or LabelChange())
+                seal(self, change or LabelChange())
 
     def check_tables(self) -> None:
         """Read the tables that `seal` will read; raises CorruptArchiveError where one is damaged."""
         for header in self.chain.behind:
-            self._log.table(header)
+            self.table(header)
 
     def move(self, target: str) -> None:
         """Give the archive another path, in the place of what is there; see `storage.move`."""
-        storage.move(self._log.file, target)
+        storage.move(self.file, target)
         self.path = target
 
-    def _appending(self) -> AbstractContextManager[None]:
-        self._check_open()
-        self.check_usable()
-        return self._log.appending()
+    # --- syncs, and the end ---
+
+    @property
+    def _seconds(self) -> float | None:
+        """Seconds from one sync to the next."""
+        return self._sync if isinstance(self._sync, int | float) else None
+
+    def sync(self) -> None:
+        """Sync what the chain holds so far, unless `sync=` is "never"; the headers that follow say so."""
+        if not self.syncs:
+            return
+        end = self.chain.cursor.offset
+        try:
+            self.file.sync()
+        except StorageError:
+            self._is_failed = True
+            raise
+        self.chain.durable = max(end, self.chain.durable)
+        self._synced, self._has_unsynced = time.monotonic(), False
 
     @property
     def closed(self) -> bool:
         """True if `close` was called."""
         # In a forked child, which lost what it inherited, another error says why.
-        return self._pid == os.getpid() and self._log.file.closed
+        return self._pid == os.getpid() and self.file.closed
 
     def check_usable(self) -> None:
         """Raise ArchiveError after close() or in a forked child, StorageError after a failed sync."""
-        log = self._log
-        if log.file.closed:  # also in a forked child, of which no system call need say so
+        if self.file.closed:  # also in a forked child, of which no system call need say so
             self._check_open()
-        if log.failed:
+        if self._is_failed:
             raise StorageError(
-                f"{self.path}: {log.failed}; open it again, which checks what is there", path=self.path
+                f"{self.path}: a sync failed, so what was written since the last one is in doubt; open it "
+                "again, which checks what is there",
+                path=self.path,
             )
 
     def _check_open(self) -> None:
@@ -277,7 +448,7 @@ class Appender:
                 f"{os.getpid()}; open it again in the child",
                 path=self.path,
             )
-        if self._log.file.closed:
+        if self.file.closed:
             raise ArchiveError(f"{self.path}: closed; open it again to append", path=self.path)
 
     def close(self) -> None:
@@ -286,7 +457,14 @@ class Appender:
         StorageError where sync= is a number, and the last could not be synced.
         """
         try:
-            if not self.closed and self._pid == os.getpid() and not self._log.failed:
-                self._log.finish()
+            is_mine = not self.closed and self._pid == os.getpid() and not self._is_failed
+            if is_mine and self._has_unsynced and self._seconds is not None:
+                self.sync()
         finally:
-            self._log.file.close()
+            self.file.close()
+
+
+def recover(path: str) -> None:
+    """Do to an archive what opening it for appending does, for one who reads before writing."""
+    with closing(File.open(path, "a")) as file, file.locked(format.LOCK_APPEND):
+        Appender(file, *format.read_head(file.pread, path), "never")._recover()

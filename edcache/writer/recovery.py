@@ -1,4 +1,4 @@
-"""Recovery: what a crash may have left of an archive; FORMAT.md has each crash point."""
+"""Files without a sample: what a creator left that died in the head, or a first fill that failed."""
 
 from __future__ import annotations
 
@@ -11,37 +11,9 @@ from edcache import format, storage
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError
 from edcache.format import HEAD_NAME, PAGE, Chain, Head
 from edcache.storage import File
-from edcache.writer.log import Log
 
 _HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
 _CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a crc32
-
-
-def recover(path: str) -> None:
-    """Do to an archive what opening it for appending does, for one who reads before writing."""
-    with closing(File.open(path, "a")) as file, file.locked(format.LOCK_APPEND):
-        recover_log(Log(file, *format.read_head(file.pread, path), "never"))
-
-
-def recover_log(log: Log) -> None:
-    """Take in what is there, and make it an archive that reads, whatever a crash left; append lock held.
-
-    A kill leaves a torn tail. A power cut leaves any part of what was not synced: of a file of another boot
-    all that is not durable is read, and the file is cut at the first group that fails its crc32.
-    """
-    log.catch_up()
-    is_fresh = storage.written_since_boot(log.file)
-    size = log.file.size()
-    damage = log.chain.damage(log.file.pread, log.file.next_data, size, is_fresh)
-    if damage is not None:
-        raise CorruptArchiveError(
-            f'{log.file.path}: {damage}: it is damaged there; "edcache copy {log.file.path} -o NEW '
-            '--skip-damaged" keeps what is sound',
-            path=log.file.path,
-        )
-    if not is_fresh and (offset := log.chain.unsound_group(log.file.pread)) is not None:
-        log.cut(offset)
-    log.mend_end()
 
 
 def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:

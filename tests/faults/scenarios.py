@@ -152,7 +152,7 @@ def after_seconds(notes: Notes) -> None:
     """The first chunk of two is published when the seconds are over."""
     w = CacheWriter(PATH, "a", sync=3600.0, **OPTIONS)
     try:
-        w._appender._log._synced -= 3600
+        w._appender._synced -= 3600
         for start in (0, 3):
             for index in range(start, start + 3):
                 w.write(index, sample(index))

@@ -1,6 +1,6 @@
 """Real file systems that are shut down at any moment, without their journal, and mounted again.
 
-What the promise of `sync=` called durable is there (the table in edcache/writer/log.py), nothing is
+What the promise of `sync=` called durable is there (the table in edcache/writer/appender.py), nothing is
 wrong, and the next writer goes on with no manual step.
 """
 

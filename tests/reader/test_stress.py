@@ -540,7 +540,7 @@ def _release(held: Holding) -> None:
     for let_go in (
         lambda: held.appender.claims.release(3),
         lambda: held._appending.__exit__(None, None, None),
-        lambda: held.appender._log.file.unlock(format.LOCK_APPEND),
+        lambda: held.appender.file.unlock(format.LOCK_APPEND),
         held.close,
         held.replacing.abort,
         held.replacing.close,
