@@ -374,7 +374,9 @@ def _lie_in_table(table: Table, draw: Draw) -> None:
     if what == 0 and table.samples:
         table.samples[draw.below(len(table.samples))] = draw.signed()
     elif what == 1:
-        _lie_in_meta(table.meta, draw)
+        said = {"schemas": table.meta}
+        _lie_in_meta(said, draw)
+        table.meta = said.get("schemas")
     elif table.rows:
         row = table.rows[draw.below(len(table.rows))]
         at = draw.below(5)
