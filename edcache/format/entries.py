@@ -114,24 +114,25 @@ def pack_header(header: Header) -> bytes:
 
 
 def parse_header(data: bytes) -> Header | None:
-    """The header that bytes begin with; None if there is no sound one. `MAX_HEADER_NBYTES` always suffice."""
+    """The header that bytes begin with; None if `pack_header` makes other bytes of what they say.
+
+    `MAX_HEADER_NBYTES` always suffice.
+    """
     if len(data) < _LEAST_NBYTES or data[:4] != MAGIC:
         return None
     *_, payload_crc, _, _, name_nbytes, _ = LOCAL.unpack_from(data)
     end = _FIXED_NBYTES + name_nbytes
-    if end > len(data):
-        return None
     name = data[LOCAL.size : LOCAL.size + name_nbytes].decode("latin-1")
+    if end > len(data) or not name.isascii():
+        return None
     nbytes = _ZIP64.unpack_from(data, LOCAL.size + name_nbytes)[2]
-    *_, version, kind, uuid, number, offset, following, link, durable, first, stop, table, table_crc, crc = (
+    _, _, _, kind, uuid, number, offset, following, link, durable, first, stop, table, table_crc, _ = (
         _PRIVATE.unpack_from(data, end - _PRIVATE.size)
     )
-    if crc != crc32(data[: end - 4]) or version != VERSION or kind > ROOT:
-        return None
     place = number, offset, nbytes, payload_crc, following, link, durable
     header = Header(kind, name, uuid, *place, first, stop, table, table_crc, link_after(data[:end]))
-    padding = data[end : header_nbytes(name)]
-    return header if not padding.strip(b"\0") else None
+    is_sound = kind <= ROOT and data.startswith(pack_header(header))
+    return header if is_sound else None
 
 
 def link_after(packed: bytes) -> int:
