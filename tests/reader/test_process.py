@@ -376,7 +376,14 @@ def test_a_child_that_dies_does_not_release_its_parents_lock(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     "values",
-    [["a", None, 3], [None, "a", 3], [-1, np.uint64(2**63)], [2**53 + 1, 0.5], [np.uint64(2**63), -1], [0.5, 2**53 + 1]],
+    [
+        ["a", None, 3],
+        [None, "a", 3],
+        [-1, np.uint64(2**63)],
+        [2**53 + 1, 0.5],
+        [np.uint64(2**63), -1],
+        [0.5, 2**53 + 1],
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("writers", ["reopened", "together"])
