@@ -24,7 +24,7 @@ from edcache.base import (
 )
 from edcache.format import pa
 from edcache.labels import LabelSpec, checked_name
-from edcache.writer import Appender, LabelChange, retry_if_replaced
+from edcache.writer import Appender, LabelChange, change_labels, retry_if_replaced
 
 if TYPE_CHECKING:
     from edcache.dataset.archive import ArchiveDataset
@@ -99,7 +99,7 @@ def publish(cache: ArchiveDataset, make: Callable[[], LabelChange]) -> None:
                     f"{cache.path}: another archive is here now than the one that was opened; open it again",
                     path=cache.path,
                 )
-            appender.change_labels(change)
+            change_labels(appender, change)
 
     try:
         retry_if_replaced(append)

@@ -33,7 +33,7 @@ from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shar
 from edcache.format import PRESENT, Failure, Head, Rows, pa
 from edcache.reader import OnProgress, Reader, Session, fits
 from edcache.storage import File
-from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange
+from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
 
 # Bytes of a record's rows in the table of its chunk and in the index.
 _ROW_NBYTES: Final = 64
@@ -291,8 +291,8 @@ def _write(
                 out.amend(**changes)
             left = format.labelled_columns(format.take_rows(labels, absent))
             if left.num_columns:  # labels of samples whose record is left out
-                out.seal(LabelChange(left, absent))
-            out.seal(LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
+                seal(out, LabelChange(left, absent))
+            seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
             with _replaceable(target, over):
                 out.move(target)
 

@@ -28,6 +28,8 @@ from .job import length_of as length_of
 from .lazy import LazyFiller as LazyFiller
 from .recovery import never_created as never_created
 from .seal import LabelChange as LabelChange
+from .seal import change_labels as change_labels
+from .seal import seal as seal
 from .store import ALLOW_PARTIAL as ALLOW_PARTIAL
 from .store import Store as Store
 from .store import store_at as store_at

@@ -35,7 +35,6 @@ from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.recovery import discard_abandoned, lacks_head
-from edcache.writer.seal import LabelChange, linked, seal
 
 _MOST_REPLACED: Final = 20
 
@@ -200,7 +199,7 @@ class Appender:
         self.chain.extend(self.file.pread, self.file.size())
 
     @contextmanager
-    def _appending(self) -> Iterator[None]:
+    def appending(self) -> Iterator[None]:
         """Hold the append lock, with everything taken in that others published and no torn tail."""
         self._check_open()
         self.check_usable()
@@ -271,7 +270,7 @@ class Appender:
         After a LabelError nothing was published. After any other exception, an interrupt too, opening the
         archive again tells.
         """
-        with self._appending():
+        with self.appending():
             if chunk.appended:
                 chunk = chunk.moved(self.chain.end_index)
             known, labels = self.label_schema(), chunk.labels
@@ -315,7 +314,7 @@ class Appender:
 
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
-        with self._appending():
+        with self.appending():
             text = json.dumps(changes, ensure_ascii=True).encode("ascii")
             self._append(format.NOTE, [text])
 
@@ -365,33 +364,6 @@ class Appender:
             with suppress(StorageError):
                 self.file.truncate(end)
             raise
-
-    def change_labels(self, change: LabelChange) -> None:
-        """Publish label columns of a sealed archive, and drop others; it stays sealed.
-
-        Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive.
-        After a StorageError all of it is there or none.
-        """
-        with self._appending():
-            root = self.chain.root
-            if root is None or not self.chain.sealed:
-                raise ArchiveError(
-                    f"{self.path}: not sealed, so its labels cannot be changed yet; fill it first, with "
-                    "CachedDataset(source, path) or warmup()",
-                    path=self.path,
-                )
-            dropped = [name for name in change.dropped if name in root.labels]
-            if change.labels.num_columns or dropped:
-                seal(self, replace(change, dropped=dropped))
-
-    def seal(self, change: LabelChange | None = None) -> None:
-        """Write index, labels, root and zip directory behind the chain; nothing where they are there.
-
-        change: of labels. Cost: it reads the table of every chunk, and writes 24 bytes a sample plus labels.
-        """
-        with self._appending():
-            if not self.chain.sealed or change is not None:
-                seal(self, change or LabelChange())
 
     def check_tables(self) -> None:
         """Read the tables that `seal` will read; raises CorruptArchiveError where one is damaged."""
@@ -462,6 +434,11 @@ class Appender:
                 self.sync()
         finally:
             self.file.close()
+
+
+def linked(header: Header) -> Header:
+    """The header with the link that follows it."""
+    return replace(header, link_after=format.link_after(format.pack_header(header)))
 
 
 def recover(path: str) -> None:

@@ -19,6 +19,7 @@ from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES
 from edcache.writer.publisher import Publisher
+from edcache.writer.seal import seal
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -221,7 +222,7 @@ class CacheWriter:
         chain = self._appender.chain
         if chain.length is not None and chain.end_index > chain.length:
             self._appender.amend(length=chain.end_index)
-        self._appender.seal()
+        seal(self._appender)
         if self._replaces:
             self._appender.move(self._local)
             self._replaces = False

@@ -18,6 +18,7 @@ from edcache.writer.cluster import Cluster
 from edcache.writer.crew import Crew, worker_count
 from edcache.writer.job import Job, check_length, errors_with, outcome
 from edcache.writer.part import FAILED, Part, Presence
+from edcache.writer.seal import seal
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
 
 logger = logging.getLogger("edcache")
@@ -85,7 +86,7 @@ def _fill(job: Job) -> None:
         if presence.missing:
             _compute(job, appender, presence)
         if presence.complete:
-            appender.seal()
+            seal(appender)
         elif failed := int(np.count_nonzero(presence.state == FAILED)):
             logger.warning(
                 "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",

@@ -19,6 +19,7 @@ from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
+from edcache.writer.seal import seal
 
 logger = logging.getLogger("edcache")
 
@@ -161,7 +162,7 @@ class _OpenArchive:
                 self._append_part(new)
             self._presence.update()
             if self._presence.complete:
-                self._appender.seal()
+                seal(self._appender)
         except StorageError as error:
             if error.errno not in _FULL:
                 raise

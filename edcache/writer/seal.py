@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from edcache import format
-from edcache.base import Ints, LabelError
+from edcache.base import ArchiveError, Ints, LabelError
 from edcache.format import Column, ColumnFile, Contents, Header, Place, Root, StoredLabels, pa
-
-if TYPE_CHECKING:
-    from edcache.writer.appender import Appender
+from edcache.writer.appender import Appender, linked
 
 
 @dataclass(frozen=True)
@@ -29,14 +27,38 @@ class LabelChange:
     dropped: Sequence[str] = ()
 
 
-def seal(appender: Appender, change: LabelChange) -> None:
-    """Publish what the last root does not say: index, label columns, a root and a zip directory.
+def seal(appender: Appender, change: LabelChange | None = None) -> None:
+    """Write index, labels, root and zip directory behind the chain; nothing if they are there.
 
-    The append lock is held. change: columns to add, replace or drop. Of a sealed archive nothing else is
-    written but these.
-    Cost: reads the table of each chunk that the last root does not know, for the rows and for each label
-    column. Takes some 150 MB of memory, and as much as `format.WINDOW` labels of a column.
+    change: of labels. Cost: reads the table of each chunk that the last root does not know, for the rows and
+    for each label column. Takes some 150 MB of memory, and as much as `format.WINDOW` labels of a column.
     """
+    with appender.appending():
+        if not appender.chain.sealed or change is not None:
+            _seal(appender, change or LabelChange())
+
+
+def change_labels(appender: Appender, change: LabelChange) -> None:
+    """Publish label columns of a sealed archive, and drop others; it stays sealed.
+
+    Raises: ArchiveError, it is not sealed; LabelError, a column has another length than the archive.
+    After a StorageError all of it is there or none.
+    """
+    with appender.appending():
+        root = appender.chain.root
+        if root is None or not appender.chain.sealed:
+            raise ArchiveError(
+                f"{appender.path}: not sealed, so its labels cannot be changed yet; fill it first, with "
+                "CachedDataset(source, path) or warmup()",
+                path=appender.path,
+            )
+        dropped = [name for name in change.dropped if name in root.labels]
+        if change.labels.num_columns or dropped:
+            _seal(appender, replace(change, dropped=dropped))
+
+
+def _seal(appender: Appender, change: LabelChange) -> None:
+    """Publish what the last root does not say; of a sealed archive nothing but label columns and a root."""
     chain = appender.chain
     contents = None if chain.sealed else Contents(chain, appender.file.pread, appender.table)
     group = _Group(appender)
@@ -259,8 +281,3 @@ class _Group:
             headers.append(header)
             link = header.link_after
         return headers
-
-
-def linked(header: Header) -> Header:
-    """The header with the link that follows it."""
-    return replace(header, link_after=format.link_after(format.pack_header(header)))

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from edcache.base import OptionError, Progress
 from edcache.writer.crew import worker_count
 from edcache.writer.job import Job, check_origin, errors_with, outcome, refusal, reraise_interrupt
+from edcache.writer.seal import seal
 
 
 def is_stream(source: Any) -> bool:
@@ -74,7 +75,7 @@ def fill_stream(job: Job) -> None:
                         publisher.publish()
             if count != appender.chain.end_index:
                 appender.amend(length=count)
-            appender.seal()
+            seal(appender)
 
 
 def _samples(job: Job) -> Iterator[Any]:

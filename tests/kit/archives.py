@@ -16,6 +16,7 @@ import reference
 
 from edcache import CacheWriter
 from edcache.format import Head
+from edcache.writer import seal
 from edcache.writer.appender import Appender
 
 FAILURE = ["ValueError", "it has no image", "Traceback: ünd so"]
@@ -93,7 +94,7 @@ def make(
         appender = Appender.open(path, Head(bytes(16)), mode="a", sync="never")
         appender.amend(**changes)
         if sealed:
-            appender.seal()
+            seal(appender)
         appender.close()
     return look(path, keys, written, sealed)
 

@@ -39,6 +39,7 @@ from systems import WAYS, reading_by
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveError, MissingSampleError, SampleIndexError
+from edcache.writer import seal
 
 POOL: list[dict[str, Any]] = [
     {"y": 0, "x": torch.arange(6, dtype=torch.uint8).reshape(2, 3)},
@@ -561,7 +562,7 @@ class Archive(RuleBasedStateMachine):
         Known(known.cache, self.state, known.has_labels).all()
         if self.writer is not None:
             with pytest.raises(ArchiveError):
-                self.writer._appender.seal()
+                seal(self.writer._appender)
 
     # --- housekeeping ---
 

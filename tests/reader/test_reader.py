@@ -13,6 +13,7 @@ from edcache.errors import (
     SampleIndexError,
 )
 from edcache.reader import Reader
+from edcache.writer import seal
 from edcache.writer.appender import Appender
 
 
@@ -30,7 +31,7 @@ def path(tmp_path):
     appender = Appender.open(path, format.Head(bytes(16)), mode="a")
     failed = [[5, True, "ValueError", "no image", "Traceback of then"], [7, False, "OSError", "gone", "tb"]]
     appender.amend(failed=failed)
-    appender.seal()
+    seal(appender)
     appender.close()
     return path
 

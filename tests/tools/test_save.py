@@ -41,6 +41,7 @@ from edcache.errors import (
 )
 from edcache.format import ROW, Failure, Head
 from edcache.storage.file import File
+from edcache.writer import seal
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
 
@@ -279,7 +280,7 @@ def test_missing_samples_stay_missing_with_their_failures_and_labels(tmp_path):
         w.write(3, sample(3))
     appender = Appender.open(b, Head(bytes(16)), mode="a")
     appender.amend(length=7, failed=[failure.to_json() for failure in failed])
-    appender.seal()
+    seal(appender)
     appender.close()
     opened(b).add_labels("note", {1: "absent", 3: "there", 6: "absent too"})
     both = opened([b, a])
@@ -423,7 +424,7 @@ def test_more_structures_than_an_archive_holds_are_refused(tmp_path):
         schemas = [f"{k} {i}" for i in range(33_000)]
         row = np.array([(0, 6, format.crc32(b"record") ^ format.key(0, 0, 1), 0, 1)], ROW)
         appender.append(Chunk(np.zeros(1, np.int64), row, pa.table({}), schemas, memoryview(b"record")))
-        appender.seal()
+        seal(appender)
         appender.close()
     text = "save(): 66,000 structures of samples together, an archive holds 65,536"
     refused(opened(paths), tmp_path / "new.zip", OptionError, text)

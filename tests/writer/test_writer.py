@@ -33,6 +33,7 @@ from edcache.errors import (
 )
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
+from edcache.writer import seal
 from edcache.writer.appender import Appender
 from edcache.writer.publisher import ChunkEncoder, Publisher
 
@@ -560,7 +561,7 @@ def test_chunks_made_without_the_archive_are_published_as_its_own(path, compress
     appender = Appender.open(path, head, mode="x")
     for chunk in made:
         appender.append(chunk.without({1, 3}))
-    appender.seal()
+    seal(appender)
     appender.close()
     assert edcache.verify(path).sound
     assert {k: v["x"].tolist() for k, v in contents(path).items()} == {k: [k] * k for k in (0, 2, 4, 5, 6)}
