@@ -66,7 +66,7 @@ def opens() -> set[int] | None:
         appender = Appender.open(PATH, new_head(LabelSpec.parse(["y"]), uuid=bytes(range(16))), mode="a")
     except CorruptArchiveError:
         return None
-    with appender._appending():
+    with appender.appending():
         found = set(appender.indices_of(appender.chain.chunks).tolist())
     appender.close()
     return found

@@ -526,7 +526,7 @@ class Holding:
         assert self.appender.claims.claim(3)
         self.appender.claims.join_fillers()
         self.replacing = CacheWriter(path, "w", sync="never")
-        self._appending = self.appender._appending()
+        self._appending = self.appender.appending()
         self._appending.__enter__()
 
     def close(self) -> None:
