@@ -45,6 +45,37 @@ class SamplerKeywords(TypedDict, total=False):
     rank: int | None
 
 
+class Pass:
+    """One pass of a sampler over an epoch, from the draw `start` of all ranks on.
+
+    A pass that `set_epoch` or another one has replaced goes on counting, and nobody reads it.
+
+    Attributes:
+        phase: "begun", also before its first draw. "loaded": it begins at the place of a state, or in the
+            next epoch if the state is of the end of one. "named": set_epoch() named the epoch of a loaded
+            one too, so it begins there, and is empty at the end.
+    """
+
+    def __init__(self, start: int, phase: Literal["begun", "loaded", "named"] = "begun") -> None:
+        self.start, self.phase = start, phase
+        self._reached = 0
+        # What is left of the draws that were computed, up to the one that is reached.
+        self._rest: Any = ()
+
+    @property
+    def taken(self) -> int:
+        """The items that this rank has drawn of it."""
+        return self._reached - length_hint(self._rest)
+
+    @taken.setter
+    def taken(self, count: int) -> None:
+        self.take_from(count, ())
+
+    def take_from(self, reached: int, rest: Any) -> None:
+        """Count the items that an iterator gives, up to the one of number `reached`."""
+        self._reached, self._rest = reached, rest
+
+
 # A DistributedSampler, so that what shards samplers by itself, such as Lightning, leaves this one alone.
 class EpochSampler(DistributedSampler[Any]):
     """The base class of the samplers: positions of a dataset, in an order set by seed and epoch.
@@ -128,14 +159,8 @@ class EpochSampler(DistributedSampler[Any]):
         self.drop_last = uneven == "drop"
         self._count = count
         self._num_replicas, self._rank = num_replicas, rank
-        # Of the whole job where the iteration begins, and of this rank since.
-        self._start = self._reached = 0
-        # What is left of the draws that were computed, up to the one that is reached.
-        self._rest: Any = ()
-        # Of the iteration that counts: one that goes on behind `set_epoch` counts no more.
-        self._iteration = object()
-        # Whether the next iteration begins at a loaded place, and whether set_epoch() named its epoch.
-        self._is_resumed = self._is_set = False
+        # Changed by set_epoch, load_state_dict and _begin alone.
+        self._pass = Pass(0)
         self._ds, self._samples, self._archive = ds, len(ds), archive_of(ds)
         self._selections = selections_of(ds)
         self._check_ranks()
@@ -179,10 +204,11 @@ class EpochSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, at its start or where a loaded state stopped."""
         check_count("epoch", epoch, 0)
-        self._is_resumed &= epoch == self.epoch
-        if not self._is_resumed and (epoch != self.epoch or self._is_complete):
-            self._start, self._taken, self._iteration = 0, 0, object()
-        self.epoch, self._is_set = int(epoch), True
+        if self._pass.phase != "begun" and epoch == self.epoch:
+            self._pass.phase = "named"
+        elif epoch != self.epoch or self._is_complete:
+            self._pass = Pass(0)
+        self.epoch = int(epoch)
 
     def state_dict(self, steps: int | None = None, *, batch_size: int | None = None) -> State:
         """The position of the whole job, the same on every rank: plain numbers and strings.
@@ -204,7 +230,7 @@ class EpochSampler(DistributedSampler[Any]):
         uneven="allow" a rank that has one draw less knows of the end when its iteration has ended.
         Cost: the first one of a view with an index array reads it, 1 ns a byte.
         """
-        taken = self._taken
+        taken = self._pass.taken
         if steps is not None:
             check_count("steps", steps, 0)
             if batch_size is None and steps and not self._gives_lists:
@@ -213,7 +239,7 @@ class EpochSampler(DistributedSampler[Any]):
             batch_size = 1 if batch_size is None else batch_size
             check_count("batch_size", batch_size)
             taken = int(steps) * int(batch_size)
-        return self._state(self.epoch, self._consumed(self._start, taken))
+        return self._state(self.epoch, self._consumed(self._pass.start, taken))
 
     def load_state_dict(self, state: State) -> None:
         """Continue at the position of a `state_dict`, with its seed and any number of ranks.
@@ -232,8 +258,7 @@ class EpochSampler(DistributedSampler[Any]):
         check_fit(state, self._state(0, 0))
         self.set_epoch(state["epoch"])
         self.seed = state["seed"]
-        self._start, self._taken = state["consumed"], 0
-        self._is_resumed, self._is_set = True, False
+        self._pass = Pass(state["consumed"], "loaded")
 
     def which(
         self, step: int, rank: int | None = None, *, batch_size: int = 1, epoch: int | None = None
@@ -260,7 +285,9 @@ class EpochSampler(DistributedSampler[Any]):
         if not 0 <= rank < ranks:
             raise OptionError(f"rank={rank!r} of {ranks}; give 0 to {ranks - 1}", option="rank")
         is_current = epoch is None or epoch == self.epoch
-        order = self._order(self.epoch if epoch is None else epoch, self._start if is_current else 0, rank)
+        order = self._order(
+            self.epoch if epoch is None else epoch, self._pass.start if is_current else 0, rank
+        )
         steps = -(-len(order) // batch_size)
         if step >= steps:
             raise OptionError(f"step={step} of {steps:,} steps; give less", option="step")
@@ -281,49 +308,38 @@ class EpochSampler(DistributedSampler[Any]):
         # The first draw begins it and not `iter`, of which a DataLoader with workers makes two
         # (test_samplers.py, test_an_iterator_that_is_never_used_takes_nothing).
         order = self._begin()
-        start, look = self._start, getattr(self._ds, "_looking_ahead", None)
+        current, look = self._pass, getattr(self._ds, "_looking_ahead", None)
         items = iter(order) if isinstance(order, Selection) else (item.tolist() for item in order)
         ahead = None if look is None else look(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
             items = ahead.follow(items, 1)
-        iteration, known = self._iteration, known_draws(self, self._ds, items)
+        known = known_draws(self, self._ds, items)
         if known is items and ahead is None and isinstance(order, Selection):
             # The interpreter's own iterator takes a third of the time, and knows how far it is.
             for low in range(0, len(order), _BLOCK):
                 block = order[low : low + _BLOCK].tolist()
                 rest = iter(block)
-                if self._iteration is iteration:
-                    self._reached, self._rest = low + len(block), rest
+                current.take_from(low + len(block), rest)
                 yield from rest
         else:
             for taken, drawn in enumerate(known, 1):
-                if self._iteration is iteration:
-                    self._taken = taken
+                current.taken = taken
                 yield drawn
-        if self._iteration is iteration:
-            self._taken = self._items(start)
+        current.taken = self._items(current.start)
 
     def _begin(self) -> Any:
         """Go where an iteration begins: to the next epoch, or to the beginning of this iteration again."""
-        if self._is_complete and not (self._is_resumed and self._is_set):
+        if self._is_complete and self._pass.phase != "named":
             self.set_epoch(self.epoch + 1)
-        self._taken, self._is_resumed, self._is_set, self._iteration = 0, False, False, object()
-        return self._order(self.epoch, self._start)
-
-    @property
-    def _taken(self) -> int:
-        """The items that this rank has drawn since the iteration began."""
-        return self._reached - length_hint(self._rest)
-
-    @_taken.setter
-    def _taken(self, count: int) -> None:
-        self._reached, self._rest = count, ()
+        self._pass = Pass(self._pass.start)
+        return self._order(self.epoch, self._pass.start)
 
     @property
     def _is_complete(self) -> bool:
+        start, taken = self._pass.start, self._pass.taken
         # Of a state another rank may have a draw left where this one has none.
-        rank = None if self._is_resumed else self.rank
-        return self._start + self._taken > 0 and self._taken >= self._items(self._start, rank)
+        rank = self.rank if self._pass.phase == "begun" else None
+        return start + taken > 0 and taken >= self._items(start, rank)
 
     @property
     def _each(self) -> int:
@@ -405,7 +421,7 @@ def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterato
         return items
     numbers: Iterator[int] | None = None
     if sampler._may_repeat:
-        order = _share(sampler, Selection(range(sampler._count)), sampler._start, sampler.rank)
+        order = _share(sampler, Selection(range(sampler._count)), sampler._pass.start, sampler.rank)
         flat = order if isinstance(order, Selection) else itertools.chain.from_iterable(order)
         numbers = (int(place) + 1 for place in flat)
     return drawn(items, sampler.epoch, numbers)

@@ -130,15 +130,14 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         sampler = self.sampler
         order = sampler._begin()
-        epoch, start, starts = sampler.epoch, sampler._start, self._starts(len(order))
-        iteration = sampler._iteration
+        epoch, current, starts = sampler.epoch, sampler._pass, self._starts(len(order))
         batches = iter(order) if self.batch_size is None else _slices(order, starts)
         ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
         batches = known_draws(sampler, self.dataset, batches)
         # Who counts batches does not ask for one more than there are, so the last one takes what is dropped.
-        last = sampler._items(start, sampler.rank) if self._drop_last else len(starts) * starts.step
+        last = sampler._items(current.start, sampler.rank) if self._drop_last else len(starts) * starts.step
         reached = itertools.chain(starts[1:], [last] if starts else [])
         self._is_split = True
         # With its number: which device "cuda" or "xla" means, each thread says for itself.
@@ -154,14 +153,13 @@ class Loader:
             for taken, batch in zip(reached, self._made(batches, ring), strict=True):
                 if ahead is not None:
                     ahead.begin()
-                if sampler._iteration is iteration:
-                    sampler._taken = taken
+                current.taken = taken
                 yield batch
         finally:
             # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
             if ring.reuse == self._reuse:
                 self._ring = ring
-        if sampler._iteration is iteration:
+        if sampler._pass is current:
             sampler.set_epoch(epoch + 1)
 
     def _starts(self, items: int) -> range:
