@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, TypeVar
 
+import numpy as np
+
+from edcache import format
 from edcache.base import Ints
 from edcache.reader import Session
 from edcache.storage import Prefetch
@@ -101,7 +104,7 @@ class Ahead:
     def _fetch_ahead(self, pool: ThreadPoolExecutor) -> None:
         position = self._reached
         length = max(1, sum(len(indices) for _, indices in self._take(position, position + 1)))
-        present = sum(session.present for session in self._sessions)
+        present = sum(session.index.present for session in self._sessions)
         each = max(1, length * sum(session.nbytes for session in self._sessions) // max(1, present))
         window = max(1, min(_AHEAD_NBYTES // each, _MOST_SAMPLES // length))
         step = min(window, max(1, _STEP // length, _REQUEST_NBYTES // 8 // each))
@@ -138,7 +141,7 @@ class _Queue:
         """Append what is missing of some samples."""
         prefetch = session.file.ahead
         if prefetch is not None:
-            missing = ((prefetch, one) for one in prefetch.missing(*session.places(indices)))
+            missing = ((prefetch, one) for one in prefetch.missing(*_places(session, indices)))
             new = [one for one in missing if one not in self._known]
             self._waiting += new
             self._known.update(new)
@@ -158,3 +161,10 @@ class _Queue:
         """Fetch ranges, in another thread."""
         prefetch.fetch(ranges)
         self._known.difference_update([(prefetch, one) for one in ranges])
+
+
+def _places(session: Session, indices: Ints) -> tuple[Ints, Ints]:
+    """Return start and end of records in the file: int64 [m] each, without absent ones."""
+    rows = session.index.rows(indices % session.length)
+    rows = rows[rows["flags"] & format.PRESENT > 0]
+    return rows["offset"].astype(np.int64), format.stored_ends(rows)

@@ -60,7 +60,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         if self._reader.local is None:
             return []
         session = self._reader.session
-        return [session] if session.file.ahead is not None and session.present else []
+        return [session] if session.file.ahead is not None and session.index.present else []
 
     def _far_shares(self, indices: Ints) -> Shares:
         return [(session, indices) for session in self._far_sessions()]
@@ -94,7 +94,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             )
         used, first, numbers = np.unique(rows["schema"], return_index=True, return_inverse=True)
         pairs = zip(indices[first].tolist(), used.tolist(), strict=True)
-        return numbers.reshape(-1), [session.decoder_at(index, schema).structure for index, schema in pairs]
+        return numbers.reshape(-1), [session.decoder(schema, index).structure for index, schema in pairs]
 
     def _with_readers(self: Self, change: Callable[[Reader], Reader]) -> Self:
         other = copy.copy(self)
@@ -113,7 +113,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
             filler.flush()
         if filler.is_published(position) and self._reader.refresh():
             self._labels = None
-            if self._reader.session.has(position):
+            if self._reader.session.index.has(position):
                 return self._reader.read(position)
         sample = filler.get(position)
         try:

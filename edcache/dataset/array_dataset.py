@@ -67,7 +67,7 @@ class ArrayDataset:
         self._path = path = store.path
         storage_options = None  # a traceback with locals would show credentials
         self._reader = store.reader(ReadOptions.of(None, keywords, "edcache.numpy.open"))
-        self._reader._as_arrays = True
+        self._reader.as_arrays = True
         self._reader.open()  # what is wrong with the archive is said here
         self._zero_copy = zero_copy
         self._fields = None if fields is None else Projection(tuple(fields), False)

@@ -402,7 +402,7 @@ def _replaceable(target: str, over: Session | None) -> Iterator[None]:
             )
         newer = over.look_again()
         if newer is not None:
-            newer.close()
+            newer.file.close()
             raise StaleArchiveError(
                 f"{path}: it changed since it was opened; refresh() it and save it again", path=path
             )

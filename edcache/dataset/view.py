@@ -362,7 +362,7 @@ class Samples(Readable[T_co]):
             return save(samples, path, max_size, skip_damaged, on_progress)
         finally:
             for session in opened:
-                session.close()
+                session.file.close()
 
     # -------------------------------------------------------------------------------- looking at it
 

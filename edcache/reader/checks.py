@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CorruptRecordError, Ints
+from edcache.base import CorruptRecordError, EdcacheError, Ints
 from edcache.format import BLOCK_NBYTES, Rows
 from edcache.reader.index import RecordIndex
 from edcache.storage import ByteSource
@@ -31,7 +30,8 @@ class Checks:
         file: the bytes, up to `size`. view: the same, mapped; None checks a record at every read.
         verify: "touch", "always" or "never", as in `Reader`.
     Attributes:
-        is_done: nothing is left to check. bits: one for each sample, set once its record was checked.
+        is_done: nothing is left to check. is_trusting: no record is checked.
+        bits: one for each sample, set once its record was checked.
     """
 
     # It does not hold the session: a cycle would keep the descriptor until the next garbage collection.
@@ -40,7 +40,7 @@ class Checks:
     ) -> None:
         self._path, self.size, self.index = file.path, size, index
         self._view, self._check_damaged = view, file.check_damaged
-        self.is_done = verify == "never"
+        self.is_done = self.is_trusting = verify == "never"
         self._always = verify == "always" or view is None
         # One bit a sample: its record was checked. Of large records in parts: one bit a block.
         nbytes = 0 if self.is_done or self._always else -(-index.length // 8)
@@ -56,6 +56,12 @@ class Checks:
     def place(self, index: int) -> str:
         """The name of a record in messages: "train.zip: record 17 at offset 4,096"."""
         return f"{self._path}: record {index} at offset {self.index.row(index)[0]:,}"
+
+    def placed(self, error: EdcacheError, index: int) -> EdcacheError:
+        """The same error, with the place of a sample in front of its text."""
+        is_record = isinstance(error, CorruptRecordError)
+        where = self.place(index) if is_record else f"{self._path}: sample {index}"
+        return error.within(where, self._path, index)
 
     # --- one record ---
 
@@ -148,6 +154,13 @@ class Checks:
 
     # --- many ---
 
+    def check_inside(self, indices: Ints, start: Ints) -> None:
+        """Raise CorruptRecordError if a record would begin or end out of the file."""
+        ends = start + self.index.sizes(indices)
+        if np.maximum.reduce(start.view(np.uint64)) > self.size or ends.max() > self.size:
+            for index in indices.tolist():
+                self.check_place(index, self.index.row(index))
+
     def group(self, indices: Ints, wanted: Part) -> Check | None:
         """The check of the records of some samples; None if they were all checked."""
         if self.is_done:
@@ -216,93 +229,3 @@ def fits(index: int, row: Row, record: memoryview | bytes, behind: memoryview | 
     if behind and format.block_crc32s(record) != behind:
         return False
     return format.crc32(behind or record) == crc ^ format.key(index, schema, flags)
-
-
-# --- by request -------------------------------------------------------------------------------------
-
-
-class Piece(NamedTuple):
-    """Checked bytes of one record, from its byte `low` on; the rest was not requested."""
-
-    low: int
-    data: memoryview
-
-
-class Requested:
-    """Reads records by request, and checks each, or of a large one the blocks that are read."""
-
-    def __init__(self, file: ByteSource, checks: Checks) -> None:
-        self._file, self._checks, self._index = file, checks, checks.index
-
-    def record(self, index: int, wanted: Part) -> memoryview:
-        """The stored bytes of one record. Bytes outside of `wanted` may be zero."""
-        piece = self.pieces([index], [wanted])[0]
-        nbytes = self._index.row(index)[1]
-        if len(piece.data) == nbytes:
-            return piece.data
-        record = bytearray(nbytes)
-        record[piece.low : piece.low + len(piece.data)] = piece.data
-        return memoryview(record)
-
-    def pieces(self, indices: Sequence[int], wanted: Sequence[Part]) -> list[Piece]:
-        """The records of some samples, or of each the wanted bytes, by one concurrent fetch.
-
-        Raises:
-            CorruptRecordError: a record fails its crc32, twice, or ends behind the file.
-            StaleArchiveError: the archive was replaced since it was opened.
-        """
-        rows: list[Row] = self._index.rows(np.array(indices, np.int64)).tolist()
-        extents: list[tuple[int, int]] = []
-        chosen = list(map(_blocks, rows, wanted))
-        for index, row, blocks in zip(indices, rows, chosen, strict=True):
-            self._checks.check_place(index, row)
-            offset, nbytes = row[:2]
-            behind = format.behind_nbytes(nbytes)
-            if blocks is None:
-                extents.append((offset, nbytes + behind))
-            else:
-                extents += [(offset + blocks[0], blocks[1] - blocks[0]), (offset + nbytes, behind)]
-        data = iter(self._file.read_many(extents))
-        pieces = []
-        for index, row, blocks in zip(indices, rows, chosen, strict=True):
-            if blocks is None:
-                piece = self._whole(index, row, next(data))
-            else:
-                piece = self._part(index, row, blocks, next(data), next(data))
-            pieces.append(piece or self._again(index, row))
-        return pieces
-
-    def _whole(self, index: int, row: Row, data: memoryview) -> Piece | None:
-        nbytes = row[1]
-        is_sound = self._checks.is_done or fits(index, row, data[:nbytes], data[nbytes:])
-        return Piece(0, data[:nbytes]) if is_sound else None
-
-    def _part(
-        self, index: int, row: Row, blocks: tuple[int, int], data: memoryview, behind: memoryview
-    ) -> Piece | None:
-        """Blocks of a large record; None if they are not sound."""
-        _, _, crc, schema, flags = row
-        first = blocks[0] // BLOCK_NBYTES
-        expected = np.frombuffer(behind, "<u4")[first:].tolist()
-        crcs = [format.crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
-        is_sound = format.crc32(behind) == crc ^ format.key(index, schema, flags)
-        is_sound = is_sound and crcs == expected[: len(crcs)] and len(data) == blocks[1] - blocks[0]
-        return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
-
-    def _again(self, index: int, row: Row) -> Piece:
-        """Fetch a whole record again: the transfer, or a copy, was damaged, or the archive was replaced."""
-        offset, nbytes = row[:2]
-        self._file.check_damaged(offset, nbytes)
-        data = self._file.read_many([(offset, nbytes + format.behind_nbytes(nbytes))])[0]
-        self._checks.compare(index, row, data[:nbytes], data[nbytes:])
-        return Piece(0, data[:nbytes])
-
-
-def _blocks(row: Row, wanted: Part) -> tuple[int, int] | None:
-    """Bytes (start, end) of the blocks that hold the wanted bytes; None if the whole record is read."""
-    nbytes, flags = row[1], row[4]
-    if wanted is None or nbytes <= BLOCK_NBYTES or flags & format.COMPRESSED:
-        return None
-    low = wanted[0] // BLOCK_NBYTES * BLOCK_NBYTES
-    high = min(format.align(wanted[1], BLOCK_NBYTES), nbytes)
-    return (low, high) if 0 <= low < high and high - low < nbytes else None

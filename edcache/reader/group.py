@@ -14,8 +14,9 @@ import numpy.typing as npt
 from edcache import codec
 from edcache.base import CodecError, CorruptRecordError, EdcacheError, Ints, once
 from edcache.format import LATTICE
-from edcache.reader.checks import Check, Piece
+from edcache.reader.checks import Check
 from edcache.reader.projection import Projection, planned
+from edcache.reader.stored import Piece
 
 # To open an archive takes no decoder.
 if TYPE_CHECKING:

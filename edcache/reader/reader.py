@@ -61,9 +61,6 @@ class Reader:
     position. A pickle has under 2 kB, and no session.
     """
 
-    # Whether tensors come as numpy arrays, and nothing imports torch.
-    _as_arrays = False
-
     def __init__(
         self,
         path: str | os.PathLike[str] | Location,
@@ -79,7 +76,7 @@ class Reader:
                 f"max_bytes={base.shown(options.max_bytes)}; it limits the copies in local=, give that too",
                 option="max_bytes",
             )
-        self.allow_pickle = options.allow_pickle
+        self.allow_pickle, self.as_arrays = options.allow_pickle, False
         is_stored = isinstance(options.decode, str) and options.decode == STORED
         self.decoding = None if is_stored else Decoding.of(options.decode)
         self._where = located(path, storage_options)
@@ -188,7 +185,7 @@ class Reader:
 
     def _session_of(self, file: ByteSource) -> Session:
         try:
-            options = self.verify, self.allow_pickle, self.decoding
+            options = self.verify, self.allow_pickle, self.decoding, self.as_arrays
             session = Session(file, *options, skips_damage=self._skips_damage)
             if file.is_copy and not session.sealed:
                 raise base.CorruptArchiveError(
@@ -201,12 +198,11 @@ class Reader:
 
     def _keep(self, session: Session) -> None:
         """Use `session` from now on, unless another thread has closed the reader."""
-        session.as_arrays = self._as_arrays
         self._session = session
         _note_change()
         if self._closed:
             self.close()
-            session.close()
+            session.file.close()
             raise self._closed_error()
 
     def refresh(self) -> bool:
@@ -232,7 +228,7 @@ class Reader:
         if newer is None:
             return False
         if self._expected_digest is not None:
-            newer.close()
+            newer.file.close()
             raise base.StaleArchiveError(
                 f"{self.path}: the file has changed since its digest was checked; open it again",
                 path=self.path,
@@ -261,7 +257,7 @@ class Reader:
         session, self._session = self._session, None
         _note_change()
         if session is not None:
-            session.close()
+            session.file.close()
 
     # --- metadata ---
 
@@ -303,7 +299,7 @@ class Reader:
 
     def memory(self) -> dict[str, int]:
         """Bytes of memory in this process: "mapped" is shared by all processes, "private" is its own."""
-        return {"mapped": self.session.mapped_nbytes, "private": self.session.private_nbytes}
+        return self.session.memory()
 
     @property
     def rows(self) -> Rows:
@@ -359,7 +355,7 @@ class Reader:
     @property
     def present(self) -> int:
         """The number of indices that have a record, as far as known."""
-        return self.session.present
+        return self.session.index.present
 
     @property
     def complete(self) -> bool:
@@ -447,10 +443,10 @@ def _partial_text(session: Session) -> str:
     """The text of the warning for an archive that is not sealed."""
     failures, length = session.index.failures, session.declared_length
     failed = sum(not one.final for one in failures)
-    if failed and not session.damaged and session.present + len(failures) == length:
+    if failed and not session.damaged and session.index.present + len(failures) == length:
         return (
             f"{session.path}: not sealed: {failed:,} of {length:,} samples failed when they were made (see "
             '`errors`). Fill it again, which tries them again; on_error="skip_final" seals without them; '
             "or take it as it is: allow_partial=True"
         )
-    return format.partial_text(session.path, session.present, length, session.damaged)
+    return format.partial_text(session.path, session.index.present, length, session.damaged)

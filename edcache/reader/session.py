@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edcache import base, codec, format
-from edcache.base import Ints, once
-from edcache.format import COMPRESSED, PRESENT, Rows
+from edcache import base, codec, format, storage
+from edcache.base import CorruptArchiveError, Ints, once
+from edcache.format import (
+    COMPRESSED,
+    PRESENT,
+    Chain,
+    ChunkTable,
+    Contents,
+    Head,
+    Header,
+    Place,
+    Root,
+    Rows,
+    StoredLabels,
+)
 from edcache.labels import checked_indices
-from edcache.reader.checks import Checks, Part, Piece, Requested, Row
+from edcache.reader.checks import Checks, Part, Row
 from edcache.reader.group import Group, GroupRecords, loaded, too_short
-from edcache.reader.metadata import Metadata
+from edcache.reader.index import RecordIndex
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
-from edcache.storage import ByteSource
+from edcache.reader.stored import LARGE, Extents, Piece, Stored
+from edcache.storage import ByteSource, File
 
 # Labels do not wait for what decodes samples.
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
-
-# A record of this many bytes or more is read ahead if it is not in memory.
-_LARGE = 1 << 16
 
 
 class _Plain(NamedTuple):
@@ -35,17 +46,21 @@ class _Plain(NamedTuple):
     bits: memoryview
 
 
-class Session(Metadata):
-    """One state of an open archive in one process: its metadata and its samples.
+class Session:
+    """One state of an open archive in one process: its bytes, index, labels and samples.
+
+    It does not change. A refresh makes a new one, and threads at work keep the old one.
 
     Args:
-        allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose. The
-            others as of `Metadata`.
+        verify, allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose.
+        as_arrays: tensors come as numpy arrays. before: an earlier state of the same file.
+        skips_damage: True reads an archive whose index, labels or chain are damaged by what is left of it.
     Attributes:
-        as_arrays: tensors come as numpy arrays. The reader sets it before the first sample.
+        size: bytes of the file. head: of it. sealed: it ends with a root. chain: its entries, if it does not.
+        nbytes: of the file, up to the end of the last entry. extents: these bytes.
+        index: where the record of every sample lies. length: the samples of the dataset.
+        damaged: one line per unreadable chunk.
     """
-
-    as_arrays = False
 
     def __init__(
         self,
@@ -53,49 +68,243 @@ class Session(Metadata):
         verify: str = "touch",
         allow_pickle: bool = False,
         decoding: Decoding | None = None,
+        as_arrays: bool = False,
+        *,
         before: Session | None = None,
         skips_damage: bool = False,
     ) -> None:
-        super().__init__(file, verify, before, skips_damage)
-        self._allow_pickle, self._decoding = allow_pickle, decoding
-        self._requested = Requested(file, self.checks) if file.by_request else None
+        self.file, self.path, self.verify = file, file.path, verify
+        self._options = verify, allow_pickle, decoding, as_arrays
+        self.skips_damage = skips_damage
+        self.size = file.size()
+        self._tables: dict[int, ChunkTable | None] = {}
+        self.damaged: list[str] = []
+        self._chain: Chain | None = None
+        self._root: Root | None = None
+        self._root_place: Place | None = None
+        found = None if skips_damage else format.read_root(file.pread, self.size, self.path)
+        if found is not None:
+            self._root, self._root_place = found
+            self.head, end = self._root.head, self.size
+        else:
+            self._chain = self._walked(before)
+            # If it ended with a root, bytes behind it show that samples may be lost: it grew, and was cut.
+            self.head, end = self._chain.head, self._chain.cursor.offset
+        self.sealed = self._root is not None
+        # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
+        # the end of the file is a SIGBUS (test_process.py, test_a_torn_tail_that_is_cut_*).
+        self.nbytes = min(end, self.size)
+        self.extents = Extents(file, self.nbytes)
+        self._view = self.extents.view
+        if self._root is not None:
+            start, nbytes, _ = self._root.index
+            memory = None if self._view is None else self._view[start : start + nbytes]
+            # The session is not held: a cycle would keep the mapping until the next garbage collection.
+            self.index = RecordIndex.of(self._root, memory, self.extents.read_many)
+        else:
+            self.index = _index_of(self._contents)
+        self.length = self.index.length
+        self._plain: _Plain | None = None
         # The records of the last gather, if there is no memory of all.
         self._records: GroupRecords | None = None
-        self._plain: _Plain | None = None
+        if self._root is not None and self._view is not None:
+            file.rest()
+
+    def _walked(self, before: Session | None) -> Chain:
+        """The chain of an archive that is not sealed, or of which the end is damaged."""
+        file = self.file
+        if before is not None and before._chain is not None:
+            # A growing archive is opened again and again: its old entries are not read again.
+            chain, self._tables = before._chain.copy(), before._tables
+            self.damaged = before.damaged.copy()
+        else:
+            chain = Chain(*format.read_head(file.pread, self.path), self.path)
+        chain.extend(file.pread, self.size)
+        if self.skips_damage:
+            chain.salvage(file.pread, file.next_data, self.size)
+            return chain
+        while self.size > chain.end or chain.unread is not None:
+            is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
+            damage = chain.damage(file.pread, file.next_data, self.size, is_fresh)
+            # A writer may have published what follows since.
+            if damage is None:
+                break
+            if not chain.extend(file.pread, self.size):
+                raise CorruptArchiveError(
+                    f"{self.path}: {damage}: it is damaged there; {_lost(self.path)}", path=self.path
+                )
+        return chain
+
+    @property
+    def chain(self) -> Chain:
+        """The entries of the archive. Cost: of a sealed one the header of each is read, at the first use."""
+        chain = self._chain
+        if chain is None:
+            chain = Chain(*format.read_head(self.extents.pread, self.path), self.path)
+            chain.extend(self.extents.pread, self.size)
+            self._chain = chain
+        return chain
+
+    @property
+    def is_durable(self) -> bool:
+        """False if it was sealed without a sync, and a power cut may have taken some of it since."""
+        if (
+            self._root_place is None
+            or not isinstance(self.file, File)
+            or storage.written_since_boot(self.file)
+        ):
+            return True
+        start = self._root_place.offset - format.header_nbytes("root.json")
+        header = format.parse_header(self.file.pread(start, format.MAX_HEADER_NBYTES))
+        return header is not None and header.durable > 0
+
+    @property
+    def chunks(self) -> int:
+        """The number of chunks."""
+        return len(self.chain.chunks) if self._root is None else self._root.chunks
+
+    @property
+    def origin(self) -> Head:
+        """The head, with fingerprint and length of the source that was the last to lengthen the archive."""
+        return self.chain.origin if self._root is None else self._root.origin
+
+    @property
+    def declared_length(self) -> int | None:
+        """Samples of the dataset; None for an archive that was written without one."""
+        has_length = self.head.length is not None or (not self.sealed and self.chain.length is not None)
+        return self.length if has_length else None
+
+    def check(self) -> None:
+        """Check index and labels; CorruptArchiveError if one is damaged. It reads all of them."""
+        if self._root is not None and self.extents.checked([self._root.index])[0] is None:
+            raise CorruptArchiveError(
+                f"{self.path}: index.rows fails its crc32; {_lost(self.path)}", path=self.path
+            )
+        labels = self.labels
+        if isinstance(labels, StoredLabels):
+            labels.read(labels.column_names)
+
+    @once
+    def _contents(self) -> Contents:
+        """Rows and labels of an archive that is not sealed."""
+        # It does not hold the session: a cycle would keep the mapping until the next garbage collection.
+        pread, path, tables, damaged = self.extents.pread, self.path, self._tables, self.damaged
+
+        def sound_table(header: Header) -> ChunkTable | None:
+            """The table of a chunk; None if a power cut left its header without its payload."""
+            if header.number not in tables:
+                try:
+                    tables[header.number] = format.read_table(pread, header, path)
+                except CorruptArchiveError as error:
+                    damaged.append(str(error))
+                    tables[header.number] = None
+            return tables[header.number]
+
+        return Contents(self.chain, pread, sound_table, trusts_index=not self.skips_damage)
+
+    @property
+    def has_all(self) -> bool:
+        """True if every known sample has a record. An unsealed archive may lack chunks without notice."""
+        absent = sum(failure.final for failure in self.index.failures)
+        return self.index.present + absent == self.length
+
+    @property
+    def complete(self) -> bool:
+        """True if it is sealed, and every sample has a record or failed permanently."""
+        return self.sealed and self.has_all
+
+    # --- labels ---
+
+    @property
+    def label_columns(self) -> Sequence[tuple[str, bool]]:
+        """(name, whether values were added after the samples were written) of each label column."""
+        if self._root is not None:
+            return [(name, column.is_added) for name, column in self._root.labels.items()]
+        columns = self._contents.columns
+        return [(name, name in columns and columns[name].is_added) for name in self._contents.schema.names]
+
+    @property
+    def dropped(self) -> Sequence[str]:
+        """Label columns that chunks have and the archive no more."""
+        root = self._root or self.chain.root
+        return () if root is None else root.dropped
+
+    @once
+    def labels(self) -> Any:
+        """The labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
+        if self._root is None:
+            return self._contents.table()
+        return StoredLabels(self._root, self.extents.checked, self.path)
+
+    @property
+    def original_labels(self) -> dict[str, Any]:
+        """The label columns as they were written with the samples: name -> the path of their field.
+
+        None is the path of values that are no field. Columns that were changed or dropped later are left out.
+        """
+        original = {name for name, is_revised in self.label_columns if not is_revised}
+        # The head keeps a tuple as a list.
+        return {
+            name: tuple(path) if isinstance(path, list) else path
+            for name, path in self.head.labels
+            if name in original
+        }
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of memory in this process: "mapped" is shared by all processes, "private" is its own."""
+        # The notes of checks, and the tables if they are not mapped.
+        private = self.index.nbytes + self.checks.nbytes
+        if not self.sealed or self._view is None:
+            rows = self.index.memory
+            private += int(self.labels.nbytes) if "labels" in vars(self) else 0
+            private += 0 if rows is None else rows.nbytes
+        return {"mapped": 0 if self._view is None else self.nbytes, "private": private}
+
+    # --- writers ---
+
+    @property
+    def has_writer(self) -> bool:
+        """True if a process of this machine writes the archive now; False if unknown, as for a URL."""
+        is_locked = self.file.is_locked
+        return is_locked(format.LOCK_FILLER, format.FILLERS) or is_locked(format.LOCK_APPEND, 1)
+
+    @property
+    def is_abandoned(self) -> bool:
+        """True if a first fill failed before its first sample and no process writes the archive now."""
+        # No sample was published, and no bytes behind the chain could be one.
+        is_empty = not self.sealed and self.chain.holds_nothing and self.size <= self.chain.cursor.offset
+        return is_empty and not self.has_writer
+
+    # --- samples ---
 
     @once
     def checks(self) -> Checks:
         """The records whose crc32 was checked."""
         return Checks(self.file, self._view, self.nbytes, self.index, self.verify)
 
+    def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
+        """The same error, with the place of a sample in front of its text."""
+        return self.checks.placed(error, index)
+
+    @once
+    def _stored(self) -> Stored:
+        return Stored(self.extents, self.checks)
+
     @once
     def _decoders(self) -> Decoders:
         return codec.Decoders()
 
-    @property
-    def private_nbytes(self) -> int:
-        # The notes of checks, and the tables if they are not mapped.
-        index = self.index.nbytes + self.checks.nbytes
-        if self.sealed and self._view is not None:
-            return index
-        rows = self.index.memory
-        return index + self.label_nbytes + (0 if rows is None else rows.nbytes)
-
-    def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
-        """The same error, with the place of the sample in front of its text."""
-        is_record = isinstance(error, base.CorruptRecordError)
-        where = self.checks.place(index) if is_record else f"{self.path}: sample {index}"
-        return error.within(where, self.path, index)
-
-    def places(self, indices: Ints) -> tuple[Ints, Ints]:
-        """Return start and end of records in the file: int64 [m] each, without absent ones."""
-        rows = self.index.rows(indices % self.length)
-        rows = rows[rows["flags"] & PRESENT > 0]
-        return rows["offset"].astype(np.int64), format.stored_ends(rows)
-
-    def has(self, index: int) -> bool:
-        """True if an index in [0, length) has a record, as far as known."""
-        return self.index.has(index)
+    def decoder(self, number: int, index: int) -> Decoder:
+        """The decoder of the schema of a sample, by its number. Raises: CorruptRecordError."""
+        decoder = self._decoders.get(number)
+        if decoder is not None:
+            return decoder
+        try:
+            text = _schema_text(self, number)
+            return self._decoders.keep(number, codec.decoder_of(text, *self._options[1:]))
+        except base.CorruptRecordError as error:
+            self.checks.check_row(index)
+            raise self.placed(error, index) from error
 
     def row(self, index: int) -> Row:
         """The row of a sample that has a record. Raises: SampleIndexError, MissingSampleError."""
@@ -105,27 +314,8 @@ class Session(Metadata):
             )
         row = self.index.row(index)
         if not row[4] & PRESENT and not self.index.is_dense:
-            raise self._no_record(index)
+            raise _no_record(self, index)
         return row
-
-    def _no_record(self, index: int) -> base.MissingSampleError:
-        failure = next((one for one in self.index.failures if one.index == index), None)
-        if failure is not None:
-            again = "it counts as absent for good" if failure.final else "a later fill tries again"
-            return base.MissingSampleError(
-                f"{self.path}: sample {index} failed when it was made, {again}; ds.missing has it\n"
-                f"{failure.error}: {failure.message}\n{failure.traceback}",
-                path=self.path,
-                index=index,
-            )
-        return base.MissingSampleError(
-            f"{self.path}: sample {index} has no record yet ({self.present:,} of {self.length:,} have); "
-            "fill it with warmup() on a dataset that has its source",
-            path=self.path,
-            index=index,
-        )
-
-    # --- samples ---
 
     def read(self, index: int, fields: Projection | None = None, copy: bool = True) -> Any:
         """Decode one sample, or fields of it; see `Reader.read`."""
@@ -139,32 +329,6 @@ class Session(Metadata):
             return fields.of_sample(decoder.decode(record), dict(self.label_columns))
         except (base.CodecError, base.CorruptRecordError) as error:
             raise self.placed(error, index) from error
-
-    def decoder(self, number: int) -> Decoder:
-        """The decoder of a schema. Raises: CorruptRecordError without a place; `placed` adds it."""
-        if number in self._decoders:
-            return self._decoders[number]
-        schemas = self.index.schemas
-        if number >= len(schemas):
-            raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
-        text = schemas[number]
-        if (text == codec.PICKLE_SCHEMA) != (self.head.codec == "pickle"):
-            raise base.CorruptRecordError(
-                f"its schema {text[:40]} is not of the codec {self.head.codec!r} that the head names; "
-                f'run "edcache verify {self.path}"'
-            )
-        decoder = codec.decoder_of(text, self._allow_pickle, self._decoding, self.as_arrays)
-        return self._decoders.keep(number, decoder)
-
-    def decoder_at(self, index: int, number: int) -> Decoder:
-        """The decoder of a sample whose record is of the schema `number`."""
-        try:
-            return self._decoders.get(number) or self.decoder(number)
-        except base.CorruptRecordError as error:
-            self.checks.check_row(index)
-            raise self.placed(error, index) from error
-
-    # --- one record ---
 
     def fetch(self, index: int, fields: Projection | None = None) -> tuple[memoryview, Decoder]:
         """The record of a sample, decompressed, and its decoder.
@@ -180,48 +344,19 @@ class Session(Metadata):
             offset = plain.numbers[3 * index]
             return plain.view[offset : offset + plain.nbytes], plain.decoder
         row = self.row(index)
-        wanted = None if fields is None else _wanted(fields, self.decoder_at(index, row[3]))
-        data = self._stored(index, row, wanted)
+        wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
+        data = self._stored.record(index, row, wanted)
         if row[4] & COMPRESSED:
             try:
                 data = memoryview(codec.decompress(data))
             except base.CorruptRecordError as error:
                 raise error.within(self.checks.place(index), self.path, index) from error
-        decoder = self._decoders.get(row[3]) or self.decoder_at(index, row[3])
+        decoder = self._decoders.get(row[3]) or self.decoder(row[3], index)
         if len(data) < decoder.fixed_nbytes:
             raise self.placed(too_short(len(data), decoder), index)
-        if self._plain is None and row[1] < _LARGE:
-            self._plain = self._plain_records(decoder)
+        if self._plain is None and row[1] < LARGE:
+            self._plain = _plain_records(self, decoder)
         return data, decoder
-
-    def _plain_records(self, decoder: Decoder) -> _Plain | None:
-        """Parts of the short look-up of one record; None unless all are alike, mapped and checked once."""
-        index, view, numbers = self.index, self._view, self.index.numbers
-        is_alike = index.only_schema is not None and index.least_nbytes == index.most_nbytes
-        if view is None or numbers is None or self.verify != "touch" or not (is_alike and index.is_dense):
-            return None
-        return _Plain(view, numbers, index.most_nbytes, decoder, self.checks.bits)
-
-    def _stored(self, index: int, row: Row, wanted: Part = None, *, is_announced: bool = False) -> memoryview:
-        """The stored bytes of a record; at least the wanted ones are checked."""
-        wanted = None if row[4] & COMPRESSED else wanted
-        if self._requested is not None:
-            return self._requested.record(index, wanted)
-        offset, nbytes = row[:2]
-        if self._view is None:
-            self.checks.check_place(index, row)
-            whole = self.extents.read(offset, nbytes + format.behind_nbytes(nbytes))
-            if not self.checks.is_done:
-                self.checks.compare(index, row, whole[:nbytes], whole[nbytes:])
-            return whole[:nbytes]
-        if nbytes >= _LARGE and not is_announced and self.extents.is_probe_due():
-            self.checks.check_place(index, row)
-            self._announce(np.array([index]), np.array([offset], np.int64), None)
-        if not self.checks.is_done:
-            self.checks.record(index, row, wanted)
-        elif self.verify == "never":
-            self.checks.check_place(index, row)
-        return self._view[offset : offset + nbytes]
 
     # --- many records ---
 
@@ -232,7 +367,7 @@ class Session(Metadata):
         if index.only_schema is None or view is None or not index.is_dense or not index.length:
             return None
         try:
-            decoder = self.decoder(index.only_schema)
+            decoder = self.decoder(index.only_schema, 0)
         except base.CorruptRecordError:
             return None  # reading a record names it
         is_regular = _is_regular(decoder, index.least_nbytes, index.most_nbytes)
@@ -257,22 +392,22 @@ class Session(Metadata):
                 indices = checked_indices(indices, self.length)
             decoder, checks = uniform.decoder, self.checks
             wanted = None if fields is None else _wanted(fields, decoder)
-            start = self._located(indices, wanted)
+            start = self._stored.locate(indices, wanted)
             check = None if checks.is_done else checks.group(indices, wanted)
             return Group(uniform, start, indices, self, fields, check)
         indices = checked_indices(indices, self.length)
         index, rows = self.index, self.index.rows(indices)
         if not index.is_dense and not np.all(rows["flags"] & PRESENT):
-            raise self._no_record(int(indices[rows["flags"] & PRESENT == 0][0]))
+            raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
         # A row of another schema than all are said to have is damaged, which its check tells.
         schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
         used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
-        decoders = [self.decoder_at(int(indices[k]), int(schemas[k])) for k in first.tolist()]
+        decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
         stored: list[Piece] = []
-        if self._requested is not None:
+        if self.file.by_request:
             wanted_of = [None if fields is None else _wanted(fields, decoder) for decoder in decoders]
             wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
-            stored = self._requested.pieces(indices.tolist(), wanted_by)
+            stored = self._stored.records(indices.tolist(), wanted_by)
         if len(used) == 1:
             return self._of_schema(decoders[0], indices, rows, fields, stored)
         parts: list[tuple[Ints, Records]] = []
@@ -288,17 +423,18 @@ class Session(Metadata):
         """Records of one schema. stored: those that were requested."""
         are_compressed = rows["flags"] & COMPRESSED > 0
         lengths = rows["nbytes"].astype(np.int64)
+        if self._view is not None:
+            wanted = None if fields is None or are_compressed.any() else _wanted(fields, decoder)
+            start = self._stored.locate(indices, wanted)
         if self._view is not None and not are_compressed.any():
-            wanted = None if fields is None else _wanted(fields, decoder)
-            start, records = self._located(indices, wanted), self._records
+            records = self._records
             if records is None or records.decoder is not decoder:
                 records = self._records = GroupRecords(decoder, self._view, self.index.sizes)
             is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
             check = self.checks.group(indices, wanted)
             return Group(records, start, indices, self, fields, check, is_regular)
         if not stored:
-            pairs = zip(indices.tolist(), rows.tolist(), strict=True)
-            stored = [Piece(0, self._stored(index, row, is_announced=True)) for index, row in pairs]
+            stored = self._stored.records(indices.tolist(), [None] * len(indices))
         try:
             for row in np.flatnonzero(are_compressed).tolist():
                 lengths[row] = codec.content_nbytes(stored[row].data)
@@ -309,41 +445,15 @@ class Session(Metadata):
         is_regular = _is_regular(decoder, int(lengths.min()), int(lengths.max()))
         return Group(records, start, indices, self, fields, is_regular=is_regular)
 
-    def _located(self, indices: Ints, wanted: Part) -> Ints:
-        """Where records of the mapped file begin: int64 [n]. They are read ahead."""
-        start = self.index.offsets(indices)
-        if self.verify == "never" or not self.checks.is_done:
-            self._check_inside(indices, start)
-        if self.extents.is_probe_due():
-            self._announce(indices, start, wanted)
-        return start
-
-    def _check_inside(self, indices: Ints, start: Ints) -> None:
-        """Raise CorruptRecordError if a record would begin or end out of the file."""
-        ends = start + self.index.sizes(indices)
-        if np.maximum.reduce(start.view(np.uint64)) > self.nbytes or ends.max() > self.nbytes:
-            for index in indices.tolist():
-                self.checks.check_place(index, self.index.row(index))
-
-    def _announce(self, indices: Ints, start: Ints, wanted: Part) -> None:
-        """Read records ahead that are not in memory."""
-        if not self.extents.are_in_memory(start):
-            low, high = (0, self.index.sizes(indices)) if wanted is None else wanted
-            self.extents.announce(start + low, start + high)
-
     # --- growth ---
-
-    def close(self) -> None:
-        self.file.close()
 
     def look_again(self) -> Session | None:
         """A new session if the file has changed; else None."""
         file = self.file.reopened()
-        options = self.verify, self._allow_pickle, self._decoding
         try:
             if file.identity() != self.file.identity():
                 if _is_rewritten(file, self.path, self.head.uuid):
-                    return Session(file, *options)
+                    return Session(file, *self._options)
                 raise base.StaleArchiveError(
                     f"{self.path}: the file was replaced since it was opened; open it again", path=self.path
                 )
@@ -359,7 +469,7 @@ class Session(Metadata):
             if not has_changed:
                 file.close()
                 return None
-            return Session(file, *options, self)
+            return Session(file, *self._options, before=self)
         except BaseException:
             file.close()
             raise
@@ -383,3 +493,56 @@ def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
         return format.read_head(file.pread, path)[0].uuid == uuid
     except base.ArchiveError:
         return False
+
+
+def _index_of(contents: Contents) -> RecordIndex:
+    """The index of an archive that is not sealed."""
+    rows = contents.rows(0, contents.length)
+    failures = contents.failures(rows)
+    return RecordIndex(rows, contents.length, contents.present(), contents.schemas, failures)
+
+
+def _schema_text(session: Session, number: int) -> str:
+    """The text of a schema. Raises: CorruptRecordError without a place."""
+    schemas = session.index.schemas
+    if number >= len(schemas):
+        raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
+    text = schemas[number]
+    if (text == codec.PICKLE_SCHEMA) != (session.head.codec == "pickle"):
+        raise base.CorruptRecordError(
+            f"its schema {text[:40]} is not of the codec {session.head.codec!r} that the head names; "
+            f'run "edcache verify {session.path}"'
+        )
+    return text
+
+
+def _plain_records(session: Session, decoder: Decoder) -> _Plain | None:
+    """Parts of the short look-up of one record; None unless all are alike, mapped and checked once."""
+    index, view, numbers = session.index, session.extents.view, session.index.numbers
+    is_alike = index.only_schema is not None and index.least_nbytes == index.most_nbytes
+    if view is None or numbers is None or session.verify != "touch" or not (is_alike and index.is_dense):
+        return None
+    return _Plain(view, numbers, index.most_nbytes, decoder, session.checks.bits)
+
+
+def _no_record(session: Session, index: int) -> base.MissingSampleError:
+    present = session.index.present
+    failure = next((one for one in session.index.failures if one.index == index), None)
+    if failure is not None:
+        again = "it counts as absent for good" if failure.final else "a later fill tries again"
+        return base.MissingSampleError(
+            f"{session.path}: sample {index} failed when it was made, {again}; ds.missing has it\n"
+            f"{failure.error}: {failure.message}\n{failure.traceback}",
+            path=session.path,
+            index=index,
+        )
+    return base.MissingSampleError(
+        f"{session.path}: sample {index} has no record yet ({present:,} of {session.length:,} have); "
+        "fill it with warmup() on a dataset that has its source",
+        path=session.path,
+        index=index,
+    )
+
+
+def _lost(path: str) -> str:
+    return f'"edcache copy {path} -o NEW --skip-damaged" keeps what is sound'

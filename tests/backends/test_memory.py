@@ -435,7 +435,7 @@ def test_random_kills_leave_nothing_wrong_and_nothing_behind(name, log, tally):
         while True:
             with suppress(ArchiveNotFoundError, CorruptArchiveError):
                 cache = CachedDataset.from_cache(name, allow_partial=True)
-                check(cache, [i for i in range(length) if cache._reader.session.has(i)])
+                check(cache, [i for i in range(length) if cache._reader.session.index.has(i)])
                 say(".")
                 time.sleep(0.001)
                 cache.close()

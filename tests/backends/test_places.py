@@ -226,7 +226,7 @@ def test_a_damaged_block_is_never_read(tmp_path, verify):
     reader = Reader(path)
     start, nbytes = int(reader.rows["offset"][2]), int(reader.rows["nbytes"][2])
     data = bytearray(path.read_bytes())
-    low, _ = planned(Projection(("small",), False), reader.session.decoder(0)).wanted
+    low, _ = planned(Projection(("small",), False), reader.session.decoder(0, 2)).wanted
     data[start + low] ^= 1
     assert nbytes > BLOCK_NBYTES
     with serving(bytes(data)) as served:

@@ -10,7 +10,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import edcache
@@ -130,7 +129,7 @@ def fill(source: Any, path: Path, **options: Any) -> Any:
 
 def damaged_record(path: Path, index: int) -> Path:
     with closing(edcache.CachedDataset(None, made(path))) as ds:
-        start = ds._reader.session.places(np.array([index]))[0][0]
+        start = ds._reader.session.row(index)[0]
     data = bytearray(path.read_bytes())
     data[start] ^= 1
     path.write_bytes(data)

@@ -13,6 +13,7 @@ from torch.utils.data import ConcatDataset, DataLoader, RandomSampler, Subset
 
 from edcache import CachedDataset, CacheWriter, concat, zip_fields
 from edcache.errors import OptionError
+from edcache.reader import Group, Made
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
 COUNT = 40
@@ -362,5 +363,5 @@ def test_a_parameter_rng_that_has_a_default_needs_no_seed(ds):
 
 
 def test_without_a_seed_batches_are_gathered_as_before(ds, view):
-    assert ds._batch([0])._is_bulk()
-    assert not view._batch([0])._is_bulk()
+    assert isinstance(ds._batch([0])._records, Group)
+    assert isinstance(view._batch([0])._records, Made)
