@@ -104,18 +104,16 @@ class Column:
     @once
     def _numbers(self) -> list[npt.NDArray[Any]]:
         """Numbers and bools, times as their ticks, chunk by chunk; any value where one is missing."""
+        numbers = []
         # Of a whole column, its memory: to make one array of several chunks takes longer than to compare.
-        chunks = [stored_values(chunk) for chunk in self._labels.column(self.name).chunks]
-        chunks = chunks or [np.empty(0, numpy_dtype(self.type))]
-        return [chunk.view(np.int64) if chunk.dtype.kind in "mM" else chunk for chunk in chunks]
+        for chunk in self._labels.column(self.name).chunks or [pa.nulls(0, self.type)]:
+            values = stored_values(chunk)
+            numbers.append(values.view(np.int64) if values.dtype.kind in "mM" else values)
+        return numbers
 
-    @property
-    def _dtype(self) -> np.dtype[Any]:
-        return self._numbers[0].dtype
-
-    def _each(self, compare: Callable[[npt.NDArray[Any]], Mask]) -> Mask:
-        """The mask that a comparison of numbers gives."""
-        masks = [compare(numbers) for numbers in self._numbers]
+    def _each(self, compare: Callable[..., Mask], *operands: Any) -> Mask:
+        """The mask that `compare(numbers, *operands)` gives."""
+        masks = [compare(numbers, *operands) for numbers in self._numbers]
         return masks[0] if len(masks) == 1 else np.concatenate(masks)
 
     def unique(self) -> list[Any]:
@@ -144,7 +142,7 @@ class Column:
         by_arrow, by_numpy = _OPERATIONS[operation]
         if self._is_text:
             return self._found(getattr(pc, by_arrow)(self._arrow, self._texts([place.below])[0]))
-        return self._known(self._each(lambda numbers: by_numpy(numbers, place.below)))
+        return self._known(self._each(by_numpy, place.below))
 
     def one_of(self, values: Iterable[object]) -> Truth:
         """`column in values`; None among the values finds what is missing."""
@@ -160,13 +158,13 @@ class Column:
         elif self._is_text:
             is_in = self._found(pc.is_in(self._arrow, value_set=self._texts(wanted)))
         else:
-            is_in = self._known(self._each(lambda numbers: _among(numbers, wanted)))
+            is_in = self._known(self._each(_among, wanted))
         return is_in if len(present) == len(values) else self.is_null() | is_in
 
     def _wanted(self, values: list[Any]) -> list[Any]:
         """The values that some row may have, as the column has them."""
         if self._family == "integer" and set(map(type, values)) == {int}:
-            least, most = _limits(self._dtype)
+            least, most = _limits(self._numbers[0].dtype)
             if least <= min(values) and max(values) <= most:
                 return values
         places = map(self._place, values)
@@ -200,7 +198,7 @@ class Column:
         """The column as a condition of its own."""
         if self._family not in ("bool", "null"):
             raise LabelError(f'label "{self.name}" is {self.type}, not a condition; compare it with a value')
-        return self._always(False) if self._family == "null" else self._known(self._each(lambda flags: flags))
+        return self._always(False) if self._family == "null" else self._known(self._each(np.asarray))
 
     def compare_column(self, operation: str, other: Column) -> Truth:
         """`column <operation> other column`, unknown where one of them has no value."""
@@ -266,7 +264,7 @@ class Column:
             if value != value:
                 return None
             place = _integer_place if self._family == "integer" else _float_place
-            return place(value, self._dtype)
+            return place(value, self._numbers[0].dtype)
         if self._family in _TIMES:
             try:
                 time = _attoseconds(value, self._family)

@@ -393,7 +393,7 @@ def test_what_local_does_not_go_with_is_said(far, ssd, tmp_path):
         OptionError, match=r"expected_digest= needs the complete file, but local= reads parts of it"
     ):
         opened(far, ssd, expected_digest="0" * 64)
-    with pytest.raises(OptionError, match=r"max_bytes='1GB'; it is for the copies in local=, which was not"):
+    with pytest.raises(OptionError, match=r"max_bytes='1GB'; it limits the copies in local=, give that too"):
         CachedDataset.from_cache(far, max_bytes="1GB")
     with pytest.raises(
         OptionError, match="opened with local=, which reads a copy; open it without to change"

@@ -228,7 +228,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> tuple[CachedDataset, dict
         "int": [5, -3, 2**60, 5, -(2**60), 0, 7, 7, -1, 3],
         "small": [3, 1, 2, 3, 1, 2, 3, 3, 1, 9],
         "gaps": [3, None, -2, 3, None, 2**40, 0, 0, 1, 3],
-        "big": [2**63 + 5, 1, 2**64 - 1, 0, 1, 5, 5, 2**63, 3, 4],
+        "big": list(np.array([2**63 + 5, 1, 2**64 - 1, 0, 1, 5, 5, 2**63, 3, 4], np.uint64)),
         "float": [0.5, float("nan"), -0.0, 0.0, float("-inf"), -1.5, 0.5, float("inf"), 1e-300, -1e-300],
         "floats": [0.5, None, 2.5, None, -1.0, 0.25, 0.5, 9.0, 1.0, 2.0],
         "bool": [True, False, True, None, False, True, False, True, None, True],
