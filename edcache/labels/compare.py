@@ -104,12 +104,13 @@ class Column:
     @once
     def _numbers(self) -> list[npt.NDArray[Any]]:
         """Numbers and bools, times as their ticks, chunk by chunk; any value where one is missing."""
-        numbers = []
-        # Of a whole column, its memory: to make one array of several chunks takes longer than to compare.
-        for chunk in self._labels.column(self.name).chunks or [pa.nulls(0, self.type)]:
-            values = stored_values(chunk)
-            numbers.append(values.view(np.int64) if values.dtype.kind in "mM" else values)
-        return numbers
+        if self._missing is None and origin(self._labels)[0].column(self.name).num_chunks == 1:
+            found = [self._labels[self.name]]  # which is kept
+        else:
+            # To make one array of several chunks takes longer than to compare them.
+            chunks = self._labels.column(self.name).chunks or [pa.nulls(0, self.type)]
+            found = [stored_values(chunk) for chunk in chunks]
+        return [values.view(np.int64) if values.dtype.kind in "mM" else values for values in found]
 
     def _each(self, compare: Callable[..., Mask], *operands: Any) -> Mask:
         """The mask that `compare(numbers, *operands)` gives."""
