@@ -10,7 +10,6 @@ from .decoder import aliased as aliased
 from .decoder import assembler as assembler
 from .decoder import decoder_of as decoder_of
 from .encoder import Encoder as Encoder
-from .encoder import Repeated as Repeated
 from .foreign_pickles import restored as restored
 from .foreign_pickles import torch_loaded as torch_loaded
 from .images import STORED as STORED

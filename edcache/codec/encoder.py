@@ -20,17 +20,18 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edcache.base import CodecError, CorruptRecordError
+from edcache.base import CodecError, CorruptRecordError, Ints
 from edcache.codec import dtypes, pickles
-from edcache.codec.columns import Columns
+from edcache.codec.columns import Columns, Run, Wires, row_buffers
 from edcache.codec.containers import CONTAINERS, disassemble, dump_key
 from edcache.codec.leaves import ENCODERS, PACKED_LENGTH, Refusal, encode_enum, encode_packed
 from edcache.codec.plan import FlatPlan
-from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, align, dump, parse
+from edcache.codec.schema import MAX_DEPTH, MAX_NODES, SELF_SCHEMA, Layout, Node, align, dump, parse
 from edcache.codec.tensors import encode_tensor
 
 MAX_SCHEMAS = 64
 _MAX_SKELETONS = 256
+_MOST_ROWS = 1 << 14
 
 Buffer = Any
 
@@ -45,14 +46,6 @@ class Encoded(NamedTuple):
     schema: int
     nbytes: int
     pieces: list[tuple[int, Buffer]]
-
-
-class Repeated(NamedTuple):
-    """Records that differ in the values of columns alone: the first one, its schema, and where leaves lie."""
-
-    schema: int
-    record: npt.NDArray[np.uint8]
-    offsets: list[int]
 
 
 class Encoder:
@@ -91,20 +84,26 @@ class Encoder:
         self._last = skeleton if skeleton.plan is not None else None
         return skeleton.encode(values)
 
-    def encode_columns(self, columns: Columns, row: int) -> Repeated | None:
-        """What the records of all samples have in common, by that of one row; None unless they are whole.
+    def encode_columns(self, columns: Columns, start: int, most: int, most_nbytes: int) -> Run | None:
+        """The records of the samples from `start` on, at most `most`, of about `most_nbytes`; at least one.
 
-        Raises as `encode`.
+        None if they differ in structure, or one is refused: `encode` them one by one then.
+        Raises: as `encode`, of the first.
         """
-        if self._pickles or not columns.is_whole:
+        if self._pickles:
             return None
-        skeleton, values = self._planned(columns.at(row))
+        skeleton, values = self._planned(columns.at(start))
         encoded = skeleton.encode(values)
         record = np.zeros(encoded.nbytes, np.uint8)
         for offset, piece in encoded.pieces:
             flat = np.frombuffer(piece, np.uint8)
             record[offset : offset + len(flat)] = flat
-        return Repeated(encoded.schema, record, skeleton.offsets(record))
+        most = min(most, columns.count - start, most_nbytes // max(1, len(record)) + 1, _MOST_ROWS)
+        wires = columns.wires(slice(start, start + most), _walk_all)
+        try:
+            return None if wires is None else skeleton.run(record, wires, most)
+        except CorruptRecordError:
+            return None
 
     def _planned(self, sample: object) -> tuple[_Skeleton, _Values]:
         values = _Values()
@@ -208,6 +207,23 @@ _ENCODERS: dict[type, Any] = ENCODERS | {
 }
 
 
+def _walk_all(items: list[Any]) -> list[Wires] | None:
+    """The wire values of each leaf of values, in tree order; None if the values differ in structure."""
+    if len(set(map(type, items))) > 1:
+        return None
+    encode = _ENCODERS.get(type(items[0]), _other)
+    values = _Values()
+    # Those of one structure are as many and as deep as the first, which was walked as part of its sample.
+    values.nodes, values.depth = -MAX_NODES * len(items), 0
+    try:
+        if len({encode(item, values) for item in items}) > 1:
+            return None
+    except Refusal:
+        return None  # one by one, which names the sample
+    width = len(values) // len(items)
+    return [values[leaf::width] for leaf in range(width)]
+
+
 def _where(path: list[tuple[Any, bool]]) -> str:
     steps = []
     for key, is_attribute in reversed(path):
@@ -303,12 +319,60 @@ class _Skeleton:
         pieces.append((self._base + layout.slots_offset, layout.slots.pack(*slots)))
         return Encoded(self.schema, end, pieces + data)
 
-    def offsets(self, record: npt.NDArray[np.uint8]) -> list[int]:
-        """Where each leaf begins in a record of this plan."""
-        assert self._layout is not None
-        spans = self._layout.locate(record[self._base :].data)
-        starts = (spans[leaf.nth][0] if leaf.offset is None else leaf.offset for leaf in self._layout.leaves)
-        return [self._base + start for start in starts]
+    def run(self, record: npt.NDArray[np.uint8], wires: list[Wires], count: int) -> Run:
+        """The records of the first of `count` samples, as many as have this plan; `record` is of the first.
+
+        Raises: CorruptRecordError, as `_check`.
+        """
+        layout, base = self._layout, self._base
+        assert layout is not None
+        for place, shape in self._constant:
+            if type(wires[place]) is list:
+                others = (row for row, wire in enumerate(wires[place][:count]) if wire.shape != shape)
+                count = next(others, count)
+        fields: list[tuple[int, dtypes.Array]] = []
+        for place in layout.fixed:
+            leaf, column = layout.leaves[place], wires[place][:count]
+            if isinstance(column, list) and leaf.nbytes:
+                raw = [wire.tobytes() for wire in column] if leaf.code is None else column
+                is_bytes = type(raw[0]) is bytes
+                column = np.array(raw, f"S{leaf.nbytes}" if is_bytes else leaf.code).view(dtypes.U1)
+                column = column.reshape(count, -1)
+            if leaf.nbytes:
+                fields.append((base + (leaf.offset or 0), column))  # type: ignore[arg-type]
+        if layout.nbytes is not None:
+            return Run(self.schema, record, np.full(count, len(record)), fields, len(record), [])
+        pieces: list[tuple[Ints, list[Any]]] = []
+        slot, end = base + layout.slots_offset, np.full(count, base + layout.data_offset)
+        head_nbytes = int(end[0])
+        for place in layout.variable:
+            leaf, column = layout.leaves[place], wires[place][:count]
+            start = (end + 7) & -8
+            if isinstance(column, list):
+                shapes, buffers = _varying(column, leaf)
+                fields.append((slot, shapes))
+                pieces.append((start - end, buffers))
+                end = start + shapes.prod(axis=1) * (1 if leaf.memory is None else leaf.memory.itemsize)
+            else:
+                end = start + column[0].nbytes
+                if pieces:
+                    pieces.append((start - end, row_buffers(column)))
+                else:
+                    fields.append((int(start[0]), column))
+                    head_nbytes = int(end[0])
+            slot += 8 * leaf.slots
+        return Run(self.schema, record, end, fields, head_nbytes, pieces)
+
+
+def _varying(column: list[Any], leaf: Node) -> tuple[Ints, list[Any]]:
+    """The slots of a variable leaf, int64 [n, slots], and its buffers; raises as `_Skeleton.run`."""
+    if leaf.memory is None:
+        return np.fromiter(map(len, column), np.int64, len(column))[:, np.newaxis], column
+    for wire in column:
+        if not wire.nbytes:
+            dtypes.array_nbytes(wire.shape, wire.itemsize)
+    shapes = np.array([wire.shape for wire in column], np.int64)
+    return shapes, [dtypes.as_buffer(wire) if wire.nbytes else b"" for wire in column]
 
 
 def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Any, Callable[..., Buffer] | None]]:

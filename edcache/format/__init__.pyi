@@ -70,6 +70,7 @@ from .records import keys as keys
 from .records import pack_table as pack_table
 from .records import read_table as read_table
 from .records import record_alignment as record_alignment
+from .records import record_crc32s as record_crc32s
 from .records import renumbered as renumbered
 from .records import stored_ends as stored_ends
 from .records import table_nbytes as table_nbytes

@@ -7,6 +7,7 @@ gets another number without its record being read.
 
 from __future__ import annotations
 
+import itertools
 import json
 import struct
 from collections.abc import Sequence
@@ -31,15 +32,18 @@ COMPRESSED: Final = 2
 BLOCK_NBYTES: Final = 1 << 16
 """A record of more bytes is followed by the crc32 of each of its blocks, so that a field is checked alone."""
 MAX_SCHEMAS: Final = 1 << 16
+# Small enough for the processor's cache: of one record, and of those that are copied together.
+_GATHERED: Final = 1 << 12
+_TURN: Final = 1 << 18
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
 _PREFIX: Final = struct.Struct("<QQQ")
 
 Rows = npt.NDArray[Any]
 
 
-def record_alignment(nbytes: int) -> int:
-    """The multiple on which a record of `nbytes` bytes starts."""
-    return 64 if nbytes >= 1024 else LATTICE
+def record_alignment(nbytes: Any) -> Any:
+    """The multiple on which a record of so many bytes starts, or each of several: int64 [n]."""
+    return LATTICE + (64 - LATTICE) * (nbytes >= 1024)
 
 
 def block_crc32s(record: memoryview | bytes) -> bytes:
@@ -48,6 +52,19 @@ def block_crc32s(record: memoryview | bytes) -> bytes:
         return b""
     crcs = [crc32(record[at : at + BLOCK_NBYTES]) for at in range(0, len(record), BLOCK_NBYTES)]
     return struct.pack(f"<{len(crcs)}I", *crcs)
+
+
+def record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
+    """The crc32 of each of some records in memory, at least one: uint32 [n]."""
+    count, size = len(offset), int(nbytes[0])
+    if size > _GATHERED or np.any((nbytes != size) | (offset % LATTICE != 0)):
+        extents = zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)
+        return np.fromiter((crc32(data[at:end]) for at, end in extents), np.uint32, count)
+    # Records of one size are copied together: a slice of a memoryview takes 0.2 us, a row of an array 0.06.
+    lattice = np.ndarray(((len(data) - size) // LATTICE + 1, size), np.uint8, data, 0, (LATTICE, 1))
+    turns = np.array_split(offset // LATTICE, -(-count * size // _TURN) or 1)
+    crcs = itertools.chain.from_iterable(map(crc32, lattice[turn]) for turn in turns)
+    return np.fromiter(crcs, np.uint32, count)
 
 
 def behind_nbytes(nbytes: Any) -> Any:

@@ -187,8 +187,7 @@ class Checks:
                 self.record(index, row, wanted)
             return
         offset = rows["offset"].astype(np.int64)
-        extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
-        crcs = np.fromiter(map(format.crc32, map(view.__getitem__, extents)), np.uint32, len(rows))
+        crcs = format.record_crc32s(view, offset, nbytes)
         failed = np.flatnonzero(crcs != (rows["crc32"] ^ format.keys(indices, rows)))
         for place in failed[:1].tolist():
             self._check_damaged(int(offset[place]), int(nbytes[place]))

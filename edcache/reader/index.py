@@ -85,8 +85,9 @@ class RecordIndex:
 
     def rows(self, indices: Ints) -> Rows:
         """The rows of samples in [0, length), copied: `format.ROW` [n]."""
-        if self._rows is not None:
-            return self._rows[indices]
+        if self._words is not None:
+            # A third of the time of numpy's records.
+            return self._words.take(indices, axis=0).view(ROW)[:, 0]
         rows, runs = np.empty(len(indices), ROW), indices >> _RUN_BITS
         for run, fetched in self._fetched(sorted(set(runs.tolist()))).items():
             chosen = runs == run

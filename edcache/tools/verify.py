@@ -228,7 +228,7 @@ class Survey:
             return None
         rows = table.rows
         self._outdated_nbytes += int(rows["nbytes"].sum())
-        alignment = np.where(rows["nbytes"] >= 1024, 64, format.LATTICE).astype(np.uint64)
+        alignment = format.record_alignment(rows["nbytes"]).astype(np.uint64)
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
         if not self._reads_records:
             return None
@@ -240,10 +240,7 @@ class Survey:
         nbytes = rows["nbytes"].astype(np.int64)
         if data and nbytes.max() <= format.BLOCK_NBYTES:
             offset = rows["offset"].astype(np.int64) - header.payload_offset
-            extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
-            crcs = np.fromiter(
-                map(format.crc32, map(memoryview(data).__getitem__, extents)), np.uint32, len(rows)
-            )
+            crcs = format.record_crc32s(memoryview(data), offset, nbytes)
             is_sound = crcs == rows["crc32"] ^ format.keys(table.samples, rows)
         else:
             pairs = zip(table.samples.tolist(), rows.tolist(), strict=True)

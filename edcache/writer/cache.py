@@ -179,8 +179,8 @@ class CacheWriter:
                 each: `extend_columns({"x": xs, "label": labels})` stores what
                 `extend({"x": xs[k], "label": labels[k]} for k in range(len(xs)))` does. A column is a numpy
                 array, a tensor on the CPU, a list, or None, which is None in every sample. An item of a 1-D
-                array is a numpy scalar, one of a 1-D tensor a 0-d tensor. Columns with lists or arrays of
-                text among them are written one sample at a time.
+                array is a numpy scalar, one of a 1-D tensor a 0-d tensor. Where items of a list differ in
+                structure, as a text and None do, samples near are written one at a time.
         Raises:
             OptionError: columns differ in length. CodecError: a column is of another type, or of
                 objects. Other errors are as in `append`; the samples before the one that is named are kept.

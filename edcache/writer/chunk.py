@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import CodecError, Ints
-from edcache.codec import Columns, Encoder, Repeated
+from edcache.codec import Columns, Encoder
 from edcache.format import take_rows
 from edcache.labels import LabelCollector
 
@@ -142,29 +142,29 @@ class ChunkBuilder:
         self.nbytes = offset + whole
 
     def add_columns(self, index: int, columns: Columns, start: int, most: int, most_nbytes: int) -> int:
-        """Add samples from the row `start` on until there are `most` or as many bytes; returns how many.
+        """Add samples from the row `start` on, until there are `most` or as many bytes at the most.
 
-        Whole columns at a time: 0 where records are not made of these, and errors as of `add`, but of another
-        sample than the first that is refused.
+        Returns how many, at least one; 0 if they are to be added one by one. Errors are as of `add`, but of
+        another sample than the first that is refused.
         """
-        same = self._encoder.encode_columns(columns, start)
-        if same is None or not 0 < len(same.record) <= format.BLOCK_NBYTES:
+        most -= len(self)
+        run = self._encoder.encode_columns(columns, start, most, max(0, most_nbytes - self.nbytes))
+        if run is None:
             return 0
         self._settle()
-        nbytes = len(same.record)
-        stride = format.align(nbytes, format.record_alignment(nbytes))
-        end, offset = self.nbytes, format.align(self.nbytes, format.record_alignment(nbytes))
-        fitting = -(-(most_nbytes - offset - nbytes) // stride) + 1
-        count = max(1, min(columns.count - start, most - len(self), fitting))
+        offset = _places(self.nbytes, run.nbytes)
+        ends = offset[:-1] + run.nbytes + format.behind_nbytes(run.nbytes)
+        count = min(len(ends), int(np.searchsorted(ends, most_nbytes)) + 1)
+        offset, ends, nbytes = offset[: count + 1], ends[:count], run.nbytes[:count]
+        first, last = int(offset[0]), int(offset[-1])
+        buffer = np.frombuffer(self._room(first, last - first), np.uint8)
         rows = slice(start, start + count)
-        wires = columns.wires(rows)
-        buffer = np.frombuffer(self._room(offset, count * stride), np.uint8)
         self._collector.add_columns(index, columns.at(rows), count, lambda k: columns.at(start + k))
-        buffer[end:offset] = 0
-        _fill_records(buffer[offset:], same, wires, stride)
-        steps = np.arange(count)[:, np.newaxis] * [1, stride, 0, 0]
-        self._rows.frombytes(np.add(steps, [index, offset, nbytes, same.schema]).data.cast("B"))
-        self.nbytes = self._rows[-3] + nbytes
+        buffer[self.nbytes : first] = 0
+        run.write(buffer[first:last], offset)
+        numbers = np.arange(index, index + count), offset[:-1], nbytes, np.full(count, run.schema)
+        self._rows.frombytes(np.stack(numbers, axis=1).data.cast("B"))
+        self.nbytes = int(ends[-1])
         return count
 
     def _settle(self) -> None:
@@ -219,36 +219,29 @@ class ChunkBuilder:
 
 def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints, is_behind: bool) -> npt.NDArray[np.uint32]:
     """The crc32 of each record; of a large one those of its blocks are written behind it, unless they are."""
-    # Loops of C: they take as long as the rest of a small record's way.
-    extents = map(slice, offset.tolist(), (offset + nbytes).tolist())
     if not np.any(nbytes > format.BLOCK_NBYTES):
-        return np.fromiter(map(format.crc32, map(data.__getitem__, extents)), np.uint32, len(offset))
+        return format.record_crc32s(data, offset, nbytes)
     crcs = np.empty(len(offset), np.uint32)
-    for k, extent in enumerate(extents):
-        behind = format.block_crc32s(data[extent])
+    for k, (at, end) in enumerate(zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)):
+        behind = format.block_crc32s(data[at:end])
         if behind and not is_behind:
-            data[extent.stop : extent.stop + len(behind)] = behind
-        crcs[k] = format.crc32(behind or data[extent])
+            data[end : end + len(behind)] = behind
+        crcs[k] = format.crc32(behind or data[at:end])
     return crcs
 
 
-def _fill_records(
-    buffer: npt.NDArray[np.uint8], same: Repeated, wires: Sequence[npt.NDArray[Any]], stride: int
-) -> None:
-    """Write records `stride` bytes apart: what they have in common, and a row of each wire at its offset."""
-    count = len(wires[0])
-    gaps = np.ones(stride, np.bool_)
-    for wire, offset in zip(wires, same.offsets, strict=True):
-        row = wire[0].nbytes
-        if row:
-            strides = stride, *wire[:1].copy().strides[1:]  # in C order, whatever those of the column are
-            np.ndarray(wire.shape, wire.dtype, buffer, offset, strides)[...] = wire
-            gaps[offset : offset + row] = False
-    template = np.zeros(stride, np.uint8)
-    template[: len(same.record)] = same.record
-    edges = np.flatnonzero(np.diff(gaps, prepend=False, append=False))
-    for begin, end in edges.reshape(-1, 2).tolist():
-        np.ndarray((count, end - begin), np.uint8, buffer, begin, (stride, 1))[...] = template[begin:end]
+def _places(end: int, nbytes: Ints) -> Ints:
+    """Offsets of records behind `end`, and of one more like the last: int64 [n + 1]."""
+    nbytes = np.append(nbytes, nbytes[-1])
+    taken = format.align(nbytes + format.behind_nbytes(nbytes), format.LATTICE)
+    offset = np.cumsum(taken) - taken + format.align(end, format.LATTICE)
+    alignment = format.record_alignment(nbytes)
+    # Between two that lie on multiples of a larger number others are as far apart as without it.
+    larger = np.flatnonzero(alignment > format.LATTICE)
+    pads = np.zeros(len(offset), np.int64)
+    pads[larger] = -np.diff(offset[larger], prepend=0) % alignment[larger]
+    shifted: Ints = offset + np.cumsum(pads)
+    return shifted
 
 
 def _zeros(nbytes: int) -> memoryview:

@@ -21,6 +21,9 @@ _SECONDS: Final = (0.2, 2.0)
 _SMALL_NBYTES: Final = 64 << 10
 _SMALL_SECONDS: Final = (1.0, 10.0)
 
+# Where samples differ in structure, so many are stored one by one before others are tried together.
+_SINGLY: Final = 1 << 12
+
 FailureOf = Callable[[int, EdcacheError], Failure]
 """What the archive keeps of a sample that could not be made or stored."""
 
@@ -77,11 +80,11 @@ class ChunkEncoder:
             self.refuse(index, error)
 
     def add_columns(self, index: int, columns: Columns, start: int) -> int:
-        """Encode samples from the row `start` on, until the chunk is full; returns how many.
+        """Encode samples from the row `start` on, until the chunk is full at the most; returns how many.
 
-        Where columns cannot be taken whole it is one, as by `add`, which names the sample that is refused.
+        Where they differ in structure it is one, as by `add`, which names the sample that is refused.
         """
-        if columns.is_whole:
+        if start >= columns.singly_until:
             most = MAX_LENGTH if self._most is None else self._most
             try:
                 count = self._builder.add_columns(index, columns, start, most, self._most_nbytes)
@@ -89,7 +92,7 @@ class ChunkEncoder:
                 count = 0
             if count:
                 return count
-            columns.is_whole = False
+            columns.singly_until = start + _SINGLY
         self.add(index, columns.at(start))
         return 1
 

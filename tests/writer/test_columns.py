@@ -1,6 +1,8 @@
 """Writing by columns: the same file as sample by sample, what is refused, and fills of tensors."""
 
 import collections
+import datetime
+import uuid
 
 import numpy as np
 import pytest
@@ -37,6 +39,30 @@ NUMPY = [
     "V5",
 ]
 TORCH = [torch.bool, torch.uint8, torch.int64, torch.bfloat16, torch.float32, torch.complex64]
+LISTED = [
+    ["", "ä", "text", None, 1, 2.5],
+    ["", "ä", "text\0", "\ud800", "long" * 300],
+    [b"", b"\0", b"bytes", bytes(70_000)],
+    [1, -(2**63), 2**63 - 1],
+    [1, 2**70],
+    [True, False],
+    [0.5, float("nan")],
+    [np.float32(1), np.float32(2)],
+    [np.array(7), np.array(8)],
+    [np.arange(k, dtype=">i2") for k in range(4)],
+    [np.ones((2, 3)), np.ones((2, 3), order="F"), np.ones((3, 2))],
+    [np.zeros((0, 2**40), "u1"), np.zeros((1, 2), "u1")],
+    [np.zeros(k, POINT) for k in range(3)],
+    [torch.arange(3), torch.arange(3)[::2], torch.arange(0)],
+    [torch.ones(k, dtype=torch.bfloat16) for k in range(3)],
+    [{"a": "x", "b": (1, b"y")}, {"a": "", "b": (2, b"")}],
+    [[1, 2], ["a", "b"], []],
+    [list(range(9)), list(range(12))],
+    [uuid.UUID(int=256), uuid.UUID(int=1)],
+    [datetime.date(2020, 1, 2), datetime.date(1, 1, 1)],
+    [1 + 2j, complex(0, float("inf"))],
+    [None],
+]
 SHAPES = [(), (1,), (3,), (0,), (2, 0), (2, 3), (5, 1, 2), (300,)]
 
 
@@ -61,14 +87,15 @@ def both(folder, *batches, **options):
 
 
 @st.composite
-def columns_of(draw, count):
+def columns_of(draw, count, kinds=("numpy", "torch", "struct", "none", "list")):
     shape = (count, *draw(st.sampled_from(SHAPES)))
     rng = np.random.default_rng(draw(st.integers(0, 99)))
-    kind = draw(st.sampled_from(["numpy", "torch", "struct", "none", "list"]))
+    kind = draw(st.sampled_from(kinds))
     if kind == "none":
         return None
     if kind == "list":
-        return [draw(st.sampled_from(["", "ä", "text", None, 1, 2.5])) for _ in range(count)]
+        items = draw(st.sampled_from(LISTED))
+        return [draw(st.sampled_from(items)) for _ in range(count)]
     if kind == "torch":
         values = torch.from_numpy(rng.integers(0, 2, shape)).to(draw(st.sampled_from(TORCH)))
         return values.flip(0).mT if values.ndim > 2 and draw(st.booleans()) else values
@@ -76,7 +103,7 @@ def columns_of(draw, count):
     values = np.empty(shape, dtype)
     raw = rng.integers(0, 256, values.nbytes, np.uint8)
     if dtype.kind in "US":
-        values[...] = rng.choice(["", "a", "bc"], shape)
+        values[...] = rng.choice(["", "a", "bc", "a\0b"], shape)
     elif dtype.kind == "b":
         values[...] = rng.integers(0, 2, shape)
     else:
@@ -94,6 +121,7 @@ def batches_of(draw):
     count = draw(st.integers(1, 7))
     tree = {
         "first": np.arange(count),
+        "texts": draw(columns_of(count, ["list"])),
         "x": draw(columns_of(count)),
         "deep": collections.OrderedDict(y=draw(columns_of(count)), z=(draw(columns_of(count)), None)),
     }
@@ -119,6 +147,23 @@ def test_chunks_are_as_full_as_one_by_one(tmp_path, nbytes, compression):
     columns, single = both(tmp_path, *batches, in_memory_keys=["label"], compression=compression)
     assert columns == single
     assert edcache.verify(tmp_path / "columns.zip").sound
+
+
+def test_many_texts_fill_chunks_as_one_by_one_whatever_their_lengths(tmp_path):
+    rng = np.random.default_rng(0)
+    lengths = [int(n) for n in (1200 ** rng.random(9000)).tolist()] + [70_000] * 20 + [1] * 3000
+    texts = ["ä" * (n // 2) + "\ud800" * (n % 7 == 0) for n in lengths]
+    texts[5000] = None
+    count = len(texts)
+    batch = {"t": texts, "x": np.arange(count * 5).reshape(count, 5), "u": [b"z" * (n % 9) for n in lengths]}
+    columns, single = both(tmp_path, (count, batch), (count, batch), chunk_nbytes=1 << 20)
+    assert columns == single
+    assert edcache.verify(tmp_path / "columns.zip").sound
+
+
+def test_records_without_bytes_are_as_many_as_given(tmp_path):
+    columns, single = both(tmp_path, (5, {"x": np.zeros((5, 0))}), (5, {"x": [None] * 5}))
+    assert columns == single
 
 
 @pytest.mark.parametrize(
@@ -313,7 +358,7 @@ def test_columns_are_taken_of_a_formatted_table_and_what_a_column_would_change_i
     floats = datasets.Dataset.from_dict({"x": [0.5, 1.5]})
     holes = datasets.Dataset.from_dict({"x": [1, None, 3]})
     for form in ("numpy", "torch"):
-        assert reader_of(whole.with_format(form))(slice(1, 3)).is_whole
+        assert reader_of(whole.with_format(form))(slice(1, 3)).count == 2
         assert reader_of(holes.with_format(form)) is None
     assert reader_of(floats.with_format("torch"))
     assert reader_of(floats.with_format("numpy")) is None  # a row has float64, a column float32
