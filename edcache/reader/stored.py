@@ -178,6 +178,10 @@ class Stored:
         pairs = zip(indices, rows, strict=True)
         if self._view is not None:
             return [Piece(0, self._mapped(index, row, None)) for index, row in pairs]
+        if len(indices) > 1 and self._extents.is_probe_due():
+            offset = np.array([row[0] for row in rows], np.int64)
+            if not self._extents.are_in_memory(offset):
+                self._extents.announce(offset, offset + np.array([row[1] for row in rows], np.int64))
         return [Piece(0, self._read(index, row)) for index, row in pairs]
 
     def _read(self, index: int, row: Row) -> memoryview:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import Executor
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_a_sample_that_cannot_be_stored_ends_it_or_is_recorded(path):
 
 @pytest.mark.full
 def test_what_needs_an_index_is_refused(path):
-    for options in ({"lazy": True}, {"executor": object()}):
+    for options in ({"lazy": True}, {"executor": Executor()}):
         with pytest.raises(OptionError, match="the source can only be iterated; lazy=True and"):
             store(Stream(), path, **options)
     with pytest.raises(OptionError, match="num_workers=2 is for an IterableDataset, which divides itself"):
