@@ -31,7 +31,8 @@ from edcache.codec.tensors import encode_tensor
 
 MAX_SCHEMAS = 64
 _MAX_SKELETONS = 256
-_MOST_ROWS = 1 << 14
+# Of samples that are encoded together; of larger records one by one is as fast.
+_MOST_ROWS, _LARGE = 1 << 14, 1 << 16
 
 Buffer = Any
 
@@ -87,13 +88,15 @@ class Encoder:
     def encode_columns(self, columns: Columns, start: int, most: int, most_nbytes: int) -> Run | None:
         """The records of the samples from `start` on, at most `most`, of about `most_nbytes`; at least one.
 
-        None if they differ in structure, or one is refused: `encode` them one by one then.
+        None if they differ in structure, one is refused, or the first is large: `encode` each then.
         Raises: as `encode`, of the first.
         """
         if self._pickles:
             return None
         skeleton, values = self._planned(columns.at(start))
         encoded = skeleton.encode(values)
+        if encoded.nbytes > _LARGE:
+            return None
         record = np.zeros(encoded.nbytes, np.uint8)
         for offset, piece in encoded.pieces:
             flat = np.frombuffer(piece, np.uint8)
@@ -348,15 +351,16 @@ class _Skeleton:
         for place in layout.variable:
             leaf, column = layout.leaves[place], wires[place][:count]
             start = (end + 7) & -8
+            gaps = start - end
             if isinstance(column, list):
                 shapes, buffers = _varying(column, leaf)
                 fields.append((slot, shapes))
-                pieces.append((start - end, buffers))
+                pieces.append((gaps, buffers))
                 end = start + shapes.prod(axis=1) * (1 if leaf.memory is None else leaf.memory.itemsize)
             else:
                 end = start + column[0].nbytes
                 if pieces:
-                    pieces.append((start - end, row_buffers(column)))
+                    pieces.append((gaps, row_buffers(column)))
                 else:
                     fields.append((int(start[0]), column))
                     head_nbytes = int(end[0])

@@ -161,6 +161,12 @@ def test_many_texts_fill_chunks_as_one_by_one_whatever_their_lengths(tmp_path):
     assert edcache.verify(tmp_path / "columns.zip").sound
 
 
+def test_arrays_whose_shape_varied_before_follow_texts(tmp_path):
+    batches = [(n, {"t": ["a" * k for k in range(n)], "x": np.ones((n, n), "u1")}) for n in (1, 2, 7)]
+    columns, single = both(tmp_path, *batches, (7, {"t": ["b"] * 7, "x": [np.ones(k) for k in range(7)]}))
+    assert columns == single
+
+
 def test_records_without_bytes_are_as_many_as_given(tmp_path):
     columns, single = both(tmp_path, (5, {"x": np.zeros((5, 0))}), (5, {"x": [None] * 5}))
     assert columns == single
