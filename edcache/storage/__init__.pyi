@@ -7,9 +7,10 @@ from .descriptor import make_memory_folder as make_memory_folder
 from .descriptor import memory_folder as memory_folder
 from .errors import storage_error as storage_error
 from .file import File as File
-from .file import Stamp as Stamp
-from .file import absolute as absolute
+from .file import move as move
 from .file import written_since_boot as written_since_boot
+from .paths import Stamp as Stamp
+from .paths import absolute as absolute
 from .paths import allocated as allocated
 from .paths import cache_folder as cache_folder
 from .paths import copy_permissions as copy_permissions
@@ -17,7 +18,6 @@ from .paths import exists as exists
 from .paths import followed as followed
 from .paths import free as free
 from .paths import make_parent as make_parent
-from .paths import move as move
 from .paths import names_in as names_in
 from .paths import remove as remove
 from .paths import remove_tree as remove_tree

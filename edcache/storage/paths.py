@@ -1,4 +1,4 @@
-"""Operations on files by path: replace, move, delete, look up."""
+"""Operations on files by path: make it absolute, replace, delete, look up."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import errno
 import os
 import shutil
 
-from edcache.base import ArchiveNotFoundError
+from edcache.base import ArchiveNotFoundError, OptionError
 from edcache.storage import calls
 from edcache.storage.errors import storage_error, storage_errors, with_errno
-from edcache.storage.file import File, Stamp, absolute, stamp_of
+from edcache.storage.registry import scheme_of
+
+Stamp = tuple[int, int, int]
+"""Bytes of a file, time of its last write (ns since 1970), inode: equal while the file is the same."""
 
 
 def cache_folder() -> str:
@@ -17,20 +20,37 @@ def cache_folder() -> str:
     return os.environ.get("EDCACHE_DIR") or os.path.join(os.path.expanduser("~"), ".cache", "edcache")
 
 
+def absolute(path: str | bytes | os.PathLike[str]) -> str:
+    """Return the absolute path, without resolving links; a URL stays unchanged.
+
+    Raises: OptionError, no file system takes it. StorageError, the working folder is gone.
+    """
+    name = os.fsdecode(path)
+    if scheme_of(name):
+        return name
+    if not name:
+        raise OptionError("an empty path; give that of a file")
+    try:
+        is_name = b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        is_name = False
+    if not is_name:
+        raise OptionError(f"{name!a}: not a path, because it has a NUL or half of a surrogate pair")
+    if os.path.isabs(name):
+        return name
+    try:
+        # Not normalised: behind a link, ".." is another folder.
+        return os.path.join(os.getcwd(), name)
+    except OSError as error:
+        doing = "asking for the folder that this process works in; give an absolute path"
+        raise storage_error(name, doing, error) from error
+
+
 def replace(source: str, target: str) -> None:
     """Rename the file `source` to `target` atomically, then sync the folder."""
     with storage_errors(target, f"giving {source} its name"):
         calls.replace(source, target)
     sync_directory(os.path.dirname(target))
-
-
-def move(file: File, target: str) -> None:
-    """Rename an open file to `target` atomically, then sync the folder.
-
-    Processes that have the old file of that name open keep it.
-    """
-    replace(file.absolute, target)
-    file.path, file.absolute = target, absolute(target)
 
 
 def touch(path: str) -> None:
@@ -100,6 +120,11 @@ def make_parent(path: str) -> None:
     if parent:
         with storage_errors(parent, "making the folder"):
             calls.make_folders(parent)
+
+
+def stamp_of(status: os.stat_result) -> Stamp:
+    """Return the stamp of a file, from its status."""
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def stamp(path: str) -> Stamp:

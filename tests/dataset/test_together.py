@@ -83,7 +83,7 @@ def test_batches_of_all_archives_are_read_at_once(ds, shares):
 
 @pytest.mark.parametrize("context", ["fork", "spawn"])
 def test_workers_read_them(ds, context):
-    # To its end: of workers that are left in the midst of a batch, one may abort (its queue's thread tears down torch).
+    # To its end: a worker that is left amid a batch may abort, as its queue's thread tears down torch.
     batches = list(DataLoader(ds, 30, num_workers=2, multiprocessing_context=context))
     assert same(next(iter(ds.loader(30))), batches[0])
     assert [int(k) for batch in batches for k in batch["label"]] == list(range(240))
@@ -171,7 +171,7 @@ def test_a_row_that_points_out_of_its_file_is_not_followed(tmp_path, verify):
 
 def test_archives_that_are_open_hold_few_descriptors(paths, monkeypatch):
     """Of mapped ones a bounded number stays open, so that a probe of the page cache opens no file again."""
-    monkeypatch.setattr("edcache.storage.file._MOST_SPARE", 2)
+    monkeypatch.setattr("edcache.storage.handle._MOST_SPARE", 2)
     ds = CachedDataset.from_cache(paths)
 
     def held():
