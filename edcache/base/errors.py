@@ -1,8 +1,8 @@
-"""Every exception that edcache raises on purpose: one tree, each also a builtin where one fits.
+"""Every exception that edcache raises on purpose: one tree; each is also the builtin one that fits, if any does.
 
-Each class is constructed from one message, so that an exception survives the trip out of a
-DataLoader worker (torch rebuilds it as `type(message)`, without its attributes). PartialArchiveWarning is a
-warning. `help(edcache.errors)` draws the tree.
+Each class is constructed from one message, so that an exception survives the trip out of a DataLoader worker (torch
+rebuilds it as `type(message)`, without its attributes). PartialArchiveWarning is a warning. `help(edcache.errors)`
+draws the tree.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ class EdcacheError(Exception):
     """Base of every error that edcache raises on purpose.
 
     Attributes:
-        path: the file or the URL that it is about; None if there is none, or several.
-        index: the index of the sample that it is about, or None.
+        path: the file or the URL; None if there is none, or several.
+        index: the index of the sample, or None.
         option: the name of the option that was refused, or that would allow the call; or None.
     """
 
@@ -56,15 +56,15 @@ def _rebuilt(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename
 
 
 class OptionError(EdcacheError, ValueError):
-    """An argument, or a combination of arguments, that edcache does not accept."""
+    """Refused argument, or combination of arguments."""
 
 
 class MissingDependencyError(EdcacheError, ImportError):
-    """A library that only this call needs is not installed."""
+    """Missing library, which only this call needs."""
 
 
 class ArchiveError(EdcacheError):
-    """An archive as a whole: it is closed, of a newer format, or in use by another process."""
+    """Error of an archive as a whole: it is closed, of a newer format, or in use by another process."""
 
 
 class ArchiveNotFoundError(ArchiveError, FileNotFoundError):
@@ -72,53 +72,53 @@ class ArchiveNotFoundError(ArchiveError, FileNotFoundError):
 
 
 class ArchiveExistsError(ArchiveError, FileExistsError):
-    """A file is in the way of a new archive."""
+    """File in the way of a new archive."""
 
 
 class PartialArchiveWarning(UserWarning):
-    """An opened archive is not sealed, and no process writes it: samples may be missing."""
+    """Warning that an archive is not sealed, and that no process writes it: samples may be missing."""
 
 
 class StaleArchiveError(ArchiveError, RuntimeError):
-    """The path leads to another archive than the one that was opened."""
+    """Another archive at the path than the one that was opened."""
 
 
 class StorageError(ArchiveError, OSError):
-    """The operating system refused a read, a write, a sync or a lock; errno is kept."""
+    """Refusal of a read, a write, a sync or a lock by the operating system; errno is kept."""
 
 
 class CorruptArchiveError(ArchiveError, ValueError):
-    """The file is no archive, or bytes of it fail their checksum or contradict each other."""
+    """File that is no archive, or whose bytes fail their checksum or contradict each other."""
 
 
 class CorruptRecordError(CorruptArchiveError):
-    """The bytes of one record fail their checksum or do not decode; other records still read."""
+    """Record whose bytes fail their checksum or do not decode; others can still be read."""
 
 
 class SampleIndexError(EdcacheError, IndexError):
-    """An index outside [-n, n)."""
+    """Index outside [-n, n)."""
 
 
 class MissingSampleError(EdcacheError, RuntimeError):
-    """An index in range that has no record yet.
+    """Index in range that has no record yet.
 
     Not an IndexError: iteration over a half-filled cache must stop loudly, not early.
     """
 
 
 class SourceError(EdcacheError, RuntimeError):
-    """The source dataset raised while a sample was computed.
+    """Exception of the source dataset while a sample was computed.
 
-    `__cause__` is its exception; of a worker process, or of a task of an executor, its traceback as text.
+    It is the `__cause__`; if a worker process or a task of an executor computed, its traceback as text.
     """
 
 
 class CodecError(EdcacheError, ValueError):
-    """A sample that cannot become a record, or the reverse: its type is not stored, a pickle is refused."""
+    """Sample that cannot become a record, or the reverse: its type is not stored, a pickle is refused."""
 
 
 class ImageError(CodecError):
-    """An image file that cannot be read, or bytes that do not decode to a picture."""
+    """Image file that cannot be read, or bytes that do not decode to a picture."""
 
 
 class LabelError(EdcacheError):
@@ -126,11 +126,11 @@ class LabelError(EdcacheError):
 
 
 class UnknownLabelError(LabelError, KeyError):
-    """A label column that the archive does not hold."""
+    """Label column that the archive does not have."""
 
 
 class StaleCacheError(EdcacheError, RuntimeError):
-    """The archive was made by another call or source than the one that wants to read it."""
+    """Archive that another call or source made than the one that opens it."""
 
 
 # Users read and import them there.

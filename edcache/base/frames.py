@@ -23,9 +23,9 @@ _warned: set[object] = set()
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning, once: object = None) -> None:
-    """Warn at the innermost line of the user's; with `once`, a key, only the first time in this process.
+    """Warn at the user's innermost line; with `once`, a key, only the first time in this process.
 
-    A thread of the package's own has no such line: then it is the line at which the main thread waits.
+    A thread of the package has no such line: then warn at the line at which the main thread waits.
     """
     if once is not None and once in _warned:
         return

@@ -1,7 +1,7 @@
-"""Every option that a call takes by keyword: what it means, its default and its check, once.
+"""Every option that a call takes by keyword: meaning, default and check, once.
 
-An object of these goes from room to room. The classes named Keywords tell type checkers and editors the same
-names and types for `**keywords: Unpack[...]`; `takes` tells them to inspect and help().
+Rooms hand each other an object of options. The Keywords classes tell type checkers and editors the same names and types
+for `**keywords: Unpack[...]`; `takes` tells them to inspect and help().
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class Options:
 
     @classmethod
     def of(cls: type[OptionsT], options: OptionsT | None, keywords: Mapping[str, Any], door: str) -> OptionsT:
-        """These options, the defaults where None, with keywords in place of some; OptionError for others.
+        """Return options, by default all defaults, with keywords in place of some; OptionError for an unknown one.
 
-        door: what the user called, for the message.
+        door: name of the function that the user called, for the message.
         """
         if not isinstance(options, cls | None):
             raise OptionError(f"{door}(): options={shown(options)}; give a {cls.__name__}, or keywords")
@@ -94,33 +94,30 @@ class ReadKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ReadOptions(Options):
-    """How the records of an archive are read.
+    """Options of reading the records of an archive.
 
     Args:
-        verify: when the crc32 of a record is checked. "touch" checks it at the first read in this process,
-            "always" at every read, "never" not at all. Opening a sealed archive of up to a thousand entries
-            also compares its index with the chain of entries and with the zip directory, but for "never".
-        allow_pickle: True reads records that are pickles. A pickle runs any code that its author chose. Use
-            it only for archives whose author you trust.
+        verify: when the crc32 of a record is checked. "touch" checks it at the first read in this process, "always" at
+            every read, "never" not at all. Opening a sealed archive of up to a thousand entries also compares its index
+            with the chain of entries and with the zip directory, but for "never".
+        allow_pickle: True reads records that are pickles. A pickle runs any code that its author chose. Use it only for
+            archives whose author you trust.
         decode: what every `edcache.ImageFile` in a sample becomes: "pil", "numpy", "tensor", or what an
-            `edcache.Decoding` says. None returns the ImageFile with the bytes of its file. "stored" uses
-            what was chosen when the archive was written.
-        expected_digest: "sha256:...", as `edcache.digest` returned it for the sealed archive. The process
-            that opens the archive hashes the file before it parses anything, and then reads the same open
-            file. A process that receives the dataset by fork or pickle does not hash again: it checks that
-            the file has the same uuid and size. A write into the file after it was hashed is noticed only
-            where the crc32 of a record fails.
+            `edcache.Decoding` says. None returns the ImageFile with the bytes of its file. "stored" uses the choice
+            that the archive was written with.
+        expected_digest: "sha256:...", as `edcache.digest` returned it for the sealed archive. The process that opens
+            the archive hashes the file before it parses anything, and then reads the same open file. A process that
+            receives the dataset by fork or pickle does not hash again: it checks that the file has the same uuid and
+            size. A write into the file after that is noticed only if the crc32 of a record fails.
         allow_partial: True opens an archive that is not sealed without a warning; see `complete`.
-        preload: "shm" reads from a copy of a complete archive in shared memory. The copy is made once per
-            host, for all processes of the user that ask for it. It cannot be combined with lazy=True.
-        local: a folder on this machine for a copy of a remote, sealed archive. Reading can begin at once, and
-            what is read is copied, ahead of a loader or a sampler that knows its order. An archive behind a
-            URL is copied by default, into `$EDCACHE_DIR/copies` (`~/.cache/edcache/copies`). False reads
-            without a copy.
-        max_bytes: a limit in bytes, or as text such as "20GB"; a fraction such as 0.5 is that part of the
-            free disk. It limits what all copies in the folder of `local` have on the disk (by default 0.5);
-            what has no room is read from far. With lazy=True it limits the archive; samples that do not fit
-            are computed at every read.
+        preload: "shm" reads from a copy of a complete archive in shared memory. The copy is made once per host, for all
+            processes of the user that ask for it. It cannot be combined with lazy=True.
+        local: a folder on this machine for a copy of a remote, sealed archive. Reading can begin at once, and the copy
+            grows with it, ahead of a loader or a sampler that knows its order. An archive behind a URL is copied by
+            default, into `$EDCACHE_DIR/copies` (`~/.cache/edcache/copies`). False reads without a copy.
+        max_bytes: a limit in bytes, or as text such as "20GB"; a fraction such as 0.5 is that part of the free disk. It
+            limits the disk space of all copies in the folder of `local` (by default 0.5); bytes without room there are
+            read from far. With lazy=True it limits the archive; samples that do not fit are computed at every read.
     """
 
     verify: Verify = "touch"
@@ -157,7 +154,7 @@ class OpenKeywords(ReadKeywords, total=False):
 
 @dataclass(frozen=True)
 class OpenOptions(ReadOptions):
-    """How a dataset over an archive is opened.
+    """Options of opening a dataset over an archive.
 
     Args:
         transform: a function of a sample. It is called at every read, so random augmentation belongs here.
@@ -193,23 +190,21 @@ class WriteKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class WriteOptions(Options):
-    """How the records of an archive are written.
+    """Options of writing the records of an archive.
 
     Args:
         in_memory_keys: the label columns, as a list of keys, or as a mapping from a name to a field path
-            ("target.boxes", 1) or to a function of the sample. None takes the columns of the archive, or the
-            attribute `in_memory_keys` of the source. A column that a complete archive does not have is
-            computed from its samples, as by `add_labels`.
-        codec: "native" stores supported types exactly and safely; it is the default of a new archive.
-            "pickle" stores any object. The call that says so reads the pickles of this archive, which run any
-            code that their author chose; others need allow_pickle=True.
+            ("target.boxes", 1) or to a function of the sample. None takes the columns of the archive, or the attribute
+            `in_memory_keys` of the source. A column that a complete archive does not have is computed from its samples,
+            as by `add_labels`.
+        codec: "native" stores supported types exactly and safely; it is the default of a new archive. "pickle" stores
+            any object. The same call reads the pickles of this archive, which run any code that their author chose;
+            other calls need allow_pickle=True.
         compression: "zstd" or "zstd:19", for each record. By default a new archive has none.
-        chunk_size: the largest number of samples that are stored together. A killed process loses at most
-            that many computed samples.
-        sync: when stored samples are synced to the disk, so that a power failure cannot lose them. "seal"
-            syncs when the archive is sealed, "chunk" after every chunk, a number after the first chunk that
-            is stored so many seconds after the last sync, "never" not at all. A crash of the process alone
-            never loses stored samples.
+        chunk_size: the largest number of samples that are stored together, and the most that a killed process loses.
+        sync: when stored samples are synced to the disk, so that a power failure cannot lose them: "seal" when the
+            archive is sealed, "chunk" after every chunk, a number at the first chunk that many seconds after the last
+            sync, "never" not at all. A crash of the process alone never loses stored samples.
     """
 
     in_memory_keys: InMemoryKeys = None
@@ -243,25 +238,24 @@ class FillKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class FillOptions(Options):
-    """How the samples that are missing are computed.
+    """Options of computing the samples that are missing.
 
     Args:
-        num_workers: the number of processes that compute samples; each writes its own samples to the archive.
-            0 computes in this process, and is the default of a new dataset. "auto" starts one for each
-            processor that this process may use. So does None, but for `warmup`, where it means: as the
-            dataset was made. With `timeout` there is at least one.
+        num_workers: the number of processes that compute samples; each writes its own samples to the archive. 0, the
+            default of a new dataset, computes in this process. "auto" starts one for each processor that this process
+            may use. So does None; to `warmup` it means the number that the dataset was made with. With `timeout` there
+            is at least one.
         multiprocessing_context: "fork", "spawn", "forkserver", or a context. The default is the platform's.
-        executor: computes the samples instead of worker processes. It is any `concurrent.futures.Executor`:
-            Python's pools, loky, mpi4py, Dask (`client.get_executor()`), Ray (docs/howto/clusters.md). Its
-            processes return encoded samples, and this process writes them; they need not see its disk.
-        progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
-            and log files get a line now and then. A function is called with (samples present, samples in
-            all) instead.
-        on_error: what happens to a sample that cannot be computed. "raise" ends the fill. "skip" records the
-            failure (see `errors`), and a later fill tries again. "skip_final" records it as absent for good.
+        executor: computes the samples instead of worker processes. It is any `concurrent.futures.Executor`: Python's
+            pools, loky, mpi4py, Dask (`client.get_executor()`), Ray (docs/howto/clusters.md). Its processes return
+            encoded samples, and this process writes them; they need not see its disk.
+        progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes and log
+            files get a line now and then. A function is called with (samples present, all samples) instead.
+        on_error: the treatment of a sample that cannot be computed. "raise" ends the fill. "skip" records the failure
+            (see `errors`), and a later fill tries again. "skip_final" records it as absent for good.
         timeout: seconds for one sample. A sample that takes longer, in C code too, counts as one that raised.
-        grow: True adds the new samples of a source with len() that became longer, behind those that are
-            there. False raises StaleCacheError for it; either does where its first samples are others.
+        grow: True appends the new samples of a source with len() that became longer. False raises StaleCacheError for
+            it; both do if its first samples changed.
     """
 
     num_workers: Workers = 0
@@ -295,7 +289,7 @@ class FillOptions(Options):
             raise OptionError("executor= has its own processes; pass neither num_workers= nor timeout=")
 
     def __getstate__(self) -> dict[str, Any]:
-        # Of this process: an engine's client, a bar's function.
+        # Both belong to this process: an engine's client, a bar's function.
         return self.__dict__ | {"executor": None, "progress": None}
 
 
@@ -312,10 +306,9 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
     """All options of `CachedDataset` and `@cachable`.
 
     Args:
-        lazy: False computes all missing samples now. True computes a sample at its first read. When the disk
-            is full, it computes the samples that are not stored at every read, with one warning.
-        keep_existing: False builds the archive again. The new archive replaces the old one when it is
-            complete.
+        lazy: False computes all missing samples now. True computes a sample at its first read. When the disk is full,
+            it computes the samples that are not stored at every read, with one warning.
+        keep_existing: False builds the archive again. The new archive replaces the old one when it is complete.
     """
 
     lazy: bool = False
@@ -323,24 +316,24 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.codec == "pickle":  # who stores pickles reads them back
+        if self.codec == "pickle":  # what this call stores, it also reads
             object.__setattr__(self, "allow_pickle", True)
 
 
 def provisional(options: CacheOptions) -> ReadOptions:
-    """Options for reading an archive before it is known whether it is complete."""
+    """Return the options for reading an archive that may be incomplete."""
     return replace(ReadOptions.part_of(options), allow_partial=True, max_bytes=None, preload=None)
 
 
 def checked_function(name: str, function: Any) -> Transform:
-    """Return the function that an option or an attribute is set to; OptionError unless it is one, or None."""
+    """Return the value of an option or an attribute; OptionError unless it is a function, or None."""
     if function is not None and not callable(function):
         raise OptionError(f"{name}={shown(function)}; give a function, or None", option=name)
     return function  # type: ignore[no-any-return]
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Raise OptionError for what is none of the choices of an option."""
+    """Raise OptionError unless the value is one of the choices."""
     if not (value is None or isinstance(value, str)) or value not in choices:
         raise OptionError(
             f"{name}={shown(value)}; choose one of {', '.join(map(repr, choices))}", option=name
@@ -348,7 +341,7 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise OptionError for what is no whole number from `least` up."""
+    """Raise OptionError unless the value is a whole number from `least` up."""
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < least:
         raise OptionError(f"{name}={shown(value)}; give {least} or more", option=name)
 
@@ -359,7 +352,7 @@ def is_seconds(value: object) -> bool:
 
 
 def check_workers(number: object) -> None:
-    """Raise OptionError for what is no number of worker processes."""
+    """Raise OptionError unless this is a number of worker processes, "auto" or None."""
     is_auto = isinstance(number, str) and number == "auto"
     if not (number is None or is_auto or (type(number) is int and number >= 0)):
         raise OptionError(f'num_workers={shown(number)}; give 0 or more, or "auto"', option="num_workers")
@@ -368,8 +361,8 @@ def check_workers(number: object) -> None:
 def takes(kind: type[Options], without: Collection[str] = ()) -> Callable[[F], F]:
     """Let inspect and help() show the options behind the `**keywords` of a function, or of a class.
 
-    Its docstring has a line "    keywords: ...": the text of each option follows there. without: names of
-    options that it refuses.
+    The text of each option is inserted behind the line "    keywords: ..." of its docstring.
+    without: names of options that it refuses.
     """
 
     def show(door: F) -> F:
@@ -384,12 +377,12 @@ def takes(kind: type[Options], without: Collection[str] = ()) -> Callable[[F], F
         function.__signature__ = signature.replace(parameters=parameters)
         if door.__doc__:
             text, mark, rest = inspect.cleandoc(door.__doc__).partition("\n    keywords:")
-            # What is said of the keywords may take several lines, which are indented further.
+            # The entry of the keywords may take several lines, which are indented further.
             line, *lines = re.split(r"\n(?!        )", rest, maxsplit=1)
             rest = lines[0] if lines else ""
             docs = [inspect.cleandoc(base.__doc__ or "") for base in kind.__mro__]
             described = [doc.partition("Args:\n")[2] for doc in docs if "Args:\n" in doc]
-            # The text of an option begins with its name, and goes on in lines that are indented further.
+            # So may the text of an option, which begins with its name.
             entries = [one for doc in described for one in re.split(r"\n(?=    \w)", doc.rstrip())]
             shown = [one for one in entries if one.lstrip().partition(":")[0] not in without]
             door.__doc__ = "\n".join([text + mark + line, *shown, rest])

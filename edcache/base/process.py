@@ -1,7 +1,7 @@
 """Objects made once per instance or process; a lock that a fork does not freeze; threads; names of modules.
 
-Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes: a fork while
-another thread computes leaves the child with that lock held, for ever. So does any lock; these do not.
+Before Python 3.12 `functools.cached_property` holds one lock for all objects while it computes. A fork while another
+thread computes leaves that lock held in the child, for ever, as it does any ordinary lock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAIN_NAMES: Final = ("__main__", "__mp_main__")
 class once(Generic[Value]):
     """Compute a property when it is first asked for, and keep it in the object.
 
-    Threads that ask at once may each compute it, and all get the one that was there first.
+    Threads that ask at once may each compute it; all get the first result.
     """
 
     def __init__(self, compute: Callable[[Any], Value]) -> None:
@@ -38,40 +38,40 @@ class once(Generic[Value]):
     def __get__(self, instance: object, owner: type) -> Value:
         if instance is None:
             return self  # type: ignore[return-value] # of the class
-        # The interpreter comes here only where the object has none yet: its own attributes go first.
+        # The interpreter calls this only if the object has no such attribute yet.
         value: Value = vars(instance).setdefault(self._name, self._compute(instance))
         return value
 
 
 class PerProcess(Generic[Value]):
-    """A thing that each process makes at its first use; what a fork inherits is kept, and not used.
+    """Object that each process makes at its first use.
 
-    To let go of it would run finalisers, which say goodbye on connections that are the parent's. Threads that
-    ask at once may each make it, and all get the one that was there first.
+    An inherited one is kept and not used: its finaliser would say goodbye on a connection of the parent's. Threads that
+    ask at once may each make one; all get the first.
     """
 
     def __init__(self) -> None:
         self._made: dict[object, Value] = {}
 
     def get(self, make: Callable[[], Value]) -> Value:
-        """Return the thing of this process, made at the first call."""
+        """Return the object of this process, made at the first call."""
         made = self._made.get(_process)
         return self._made.setdefault(_process, make()) if made is None else made
 
     def pop(self) -> Value | None:
-        """Forget what this process has, and return it; the next use makes another."""
+        """Forget the object of this process, and return it; the next use makes another."""
         return self._made.pop(_process, None)
 
 
 class ForkLock(PerProcess[AbstractContextManager[bool]]):
-    """A reentrant lock, `with lock.held():`, that is free in a forked child whoever had it."""
+    """Reentrant lock, `with lock.held():`, that is free in a forked child."""
 
     def held(self) -> AbstractContextManager[bool]:
         """Return the lock, for a `with` block that waits for it."""
         return self.get(threading.RLock)
 
 
-# What stands for this process; its number may be that of an ancestor that has ended.
+# Key of this process: its pid may have been an ancestor's, which has ended.
 _process = object()
 
 
@@ -88,8 +88,8 @@ def in_threads(
 ) -> None:
     """Call `work` with each item in at most `most` threads, whose names begin with `name`.
 
-    In the order of the items, the calling thread hands each result to `take`, and raises the first error;
-    what has not begun then never does.
+    The calling thread hands each result to `take`, in the order of the items, and raises the first error; items that
+    have not begun then never do.
     """
     from concurrent.futures import ThreadPoolExecutor  # here, as most processes need no threads
 
@@ -99,27 +99,27 @@ def in_threads(
 
 
 def module_name(thing: Any) -> str:
-    """Name of the module of a class or a function, by which it can be imported; "?" if it has none.
+    """Return the name by which the module of a class or a function can be imported; "?" without one.
 
-    That of a program is the name after `python -m`, or its file's name without ".py"; without a file, as
-    in a notebook, it is "__main__".
+    A program has the name after `python -m`, or its file's name without ".py"; without a file, as in
+    a notebook, "__main__".
     """
     name = getattr(thing, "__module__", None)
     return _imported_name(name) if name in MAIN_NAMES else str(name or "?")
 
 
 def module_aliases(name: str) -> tuple[str, ...]:
-    """Names in `sys.modules` that a module of that `module_name` may have in this process."""
+    """List the names in `sys.modules` that a module of a `module_name` may have in this process."""
     return *(main for main in MAIN_NAMES if main in sys.modules and _imported_name(main) == name), name
 
 
 def imported(module: str, qualname: str) -> Iterator[Any]:
-    """Look a qualified name up in each module of a name; None where it is not. Nothing is imported or run."""
+    """Look a qualified name up in each module of a name; None if it is missing. Nothing is imported or run."""
     for alias in module_aliases(module):
         held: Any = sys.modules.get(alias)
         for part in qualname.split("."):
             is_namespace = isinstance(held, (types.ModuleType, type))
-            # Not vars(): that makes a module load that waits for its first use.
+            # Not vars(), which loads a module that waits for its first use.
             held = object.__getattribute__(held, "__dict__").get(part) if is_namespace else None
         yield held
 

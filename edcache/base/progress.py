@@ -17,28 +17,26 @@ from edcache.base.wording import human_bytes
 
 logger = logging.getLogger("edcache")
 
-# A line comes after so many seconds, or after a tenth of the work; the second is the least between lines.
+# Seconds until a line is due, if no tenth of the work is; and the least between two lines.
 _MOST_SECONDS: Final = 30.0
 _LEAST_SECONDS: Final = 3.0
-# Of a bar that leads to no terminal; and of a name, beside which stand percentage, counts, times and rate.
+# Width of a bar without a terminal; and of a name, beside percentage, counts, times and rate.
 _COLUMNS: Final = 80
 _NAME: Final = 24
 
 
 class Progress:
-    """Show the progress of one operation on stderr: as a bar, or now and then by a line.
+    """Progress of one operation on stderr: a bar, or now and then a line.
 
     Args:
-        name: such as the archive's; it is shortened in the middle if it is long.
-        show: as of `FillOptions`. If it is None, EDCACHE_PROGRESS=0 or 1 decides, and ranks other than 0 show
-            no bar.
-        doing: "caching" for a fill, which says first what was kept from before; else such as "copying".
+        name: such as the archive's; a long one is shortened in its middle.
+        show: as of `FillOptions`. If it is None, EDCACHE_PROGRESS=0 or 1 decides, and ranks other than 0 show no bar.
+        doing: "caching" for a fill, whose first line counts the samples of earlier fills; else such as "copying".
         unit: "" counts samples, "B" bytes.
-        is_first: whether no other process filled when this fill began. Of several that fill together, the
-            first alone prints lines: what it kept is what was there before any of them.
+        is_first: True if no other process filled when this fill began. Only the first one prints lines.
 
-    It is shown from `begin` on, or from the first call with (done, total). Without a bar, a line comes every
-    30 seconds or every tenth, whichever is first, and one at the end.
+    It is shown from `begin` on, or from the first call with (done, total). Without a bar, a line comes every 30 seconds
+    or every tenth, if that is sooner, and one at the end.
     """
 
     _bar: Any = None
@@ -54,7 +52,7 @@ class Progress:
         self._nbytes = 0
 
     def begin(self, done: int, total: int | None) -> Progress:
-        """Show what is done at the start, and in all; None if nobody knows."""
+        """Show the count at the start, and the total; None if it is unknown."""
         self._has_begun, self._total = True, total
         self.done = self._line_done = self._start = done
         self._began = self._last_line = time.monotonic()
@@ -68,23 +66,23 @@ class Progress:
                 print(line, file=sys.stderr, flush=True)
         if asked or (is_watched and _is_rank_0()):
             self._bar = _new_bar(f"{self._doing} {self._name}", total, done, self._unit)
-        # Of a fill its first process prints lines, whatever its rank.
+        # The first process of a fill prints lines, whatever its rank.
         is_told = self._is_first and (self._is_fill or _is_rank_0())
         self._has_lines = is_told and asked is None and not is_watched
         return self
 
     def __call__(self, done: int, total: int) -> None:
-        """Take over how much is done, and how much there is in all."""
+        """Set the count that is done, and the total."""
         if self._tell is not None:
             self._tell(done, total)
             return
-        # Not before: what is resumed begins where it was, and a notebook asks for the length.
+        # Not before: a resumed fill begins at its count, and a notebook asks for the length.
         if not self._has_begun:
             self.begin(done, total)
         self.advance(done - self.done)
 
     def advance(self, more: int, nbytes: int = 0) -> None:
-        """Count more samples, of so many bytes."""
+        """Count more samples, and their bytes."""
         self.done += more
         self._nbytes += nbytes
         if self._tell is not None and more:
@@ -132,13 +130,13 @@ class Progress:
 
 
 def _shortened(name: str) -> str:
-    """Shorten a name to a few printable characters, in its middle."""
+    """Cut a name in its middle to `_NAME` printable characters."""
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     return name if len(name) <= _NAME else f"{name[: _NAME // 2 - 2]}...{name[1 - _NAME // 2 :]}"
 
 
 def _new_bar(text: str, total: int | None, done: int, unit: str) -> Any:
-    """A bar that begins where a fill resumes, as wide as the terminal, or as a notebook's cell."""
+    """Make a bar that begins where a fill resumes, as wide as the terminal or a notebook's cell."""
     bar_class = _bar_class()
     options: dict[str, Any] = {"total": total, "initial": done, "smoothing": 0.1}
     options |= {"unit": unit, "unit_scale": True} if unit else {"unit": " samples" if total is None else ""}
@@ -152,13 +150,13 @@ def _new_bar(text: str, total: int | None, done: int, unit: str) -> Any:
 
 @cache
 def _bar_class() -> Any:
-    """A class of bars whose lock is this process's own.
+    """Make a class of bars whose lock is this process's own.
 
-    tqdm's is shared with forked children: one that is killed while it holds it stops every bar of its
-    parent for ever (test_progress.py::test_a_child_killed_amid_drawing_a_bar_stops_no_fill).
+    A child that is killed while it holds the lock of tqdm, which forks share, stops every bar of its parent for ever
+    (test_progress.py::test_a_child_killed_amid_drawing_a_bar_stops_no_fill).
     """
     with warnings.catch_warnings():
-        # That a notebook has no ipywidgets: its bar is text then.
+        # It warns if a notebook has no ipywidgets; the bar is text then.
         warnings.simplefilter("ignore")
         from tqdm.auto import tqdm  # here, because to open a finished archive shows no bar
 
@@ -174,7 +172,7 @@ def _bar_class() -> Any:
 
 
 def _asked(show: Show) -> bool | None:
-    """True for a bar, False for nothing, None for what fits the place that stderr leads to."""
+    """Return True for a bar, False for nothing, None to decide by stderr."""
     if callable(show):
         return False
     setting = os.environ.get("EDCACHE_PROGRESS")
@@ -182,12 +180,12 @@ def _asked(show: Show) -> bool | None:
 
 
 def _is_rank_0() -> bool:
-    # The second is what torch_xla.launch() sets.
+    # torch_xla.launch() sets the second.
     return (os.environ.get("RANK") or os.environ.get("PJRT_LOCAL_PROCESS_RANK") or "0") == "0"
 
 
 def _is_watched() -> bool:
-    """True if stderr is where a bar can move: a terminal, or a notebook as tqdm.auto recognises one."""
+    """True if a bar can move on stderr: a terminal, or a notebook as tqdm.auto recognises one."""
     if sys.stderr.isatty():
         return True
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()

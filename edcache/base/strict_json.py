@@ -8,7 +8,7 @@ from typing import Any
 
 def loads(data: bytes | memoryview | str) -> Any:
     """Read JSON as this package writes it: ASCII, no key twice in one object; else ValueError."""
-    # Not left to json, which takes bytes with zeros among them for UTF-16 or 32.
+    # json takes bytes with zeros among them for UTF-16 or 32.
     text = data if isinstance(data, str) else str(data, "latin-1")
     if not text.isascii():
         raise ValueError("JSON that is not ASCII")

@@ -30,7 +30,7 @@ _NBYTES: Final = {f"{prefix}B".lower(): 1000**power for power, prefix in enumera
 
 
 def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
-    """Make the error for a column that is not there; it lists the columns that are."""
+    """Make the error for an unknown column; it lists the known ones."""
     text = name if isinstance(name, str) else shown(name)
     there = f"this archive has: {', '.join(known)}" if known else "this archive has no labels"
     remedy = f'; make it one by in_memory_keys=["{text}"] or add_labels("{text}", values)'
@@ -38,7 +38,7 @@ def unknown_label(name: object, known: Sequence[str]) -> UnknownLabelError:
 
 
 def shown(value: object) -> str:
-    """A short repr of a plain value; of others only the type, since a repr may be long or raise."""
+    """Return a short repr of a plain value, else the name of its type: a repr may be long or raise."""
     if isinstance(value, (str, bytes)):
         return repr(value) if len(value) <= 40 else f"{value[:37]!r}..."
     if isinstance(value, int) and value.bit_length() > 128:
@@ -56,7 +56,7 @@ def article(value: object) -> str:
 
 
 def described(value: object) -> str:
-    """A value's type, with its shape, its length or its text: "a str ('cat')"."""
+    """Name a value's type, with its shape, its length or its text: "a str ('cat')"."""
     if value is None:
         return "None"
     shape = getattr(value, "shape", None)
@@ -70,7 +70,7 @@ def described(value: object) -> str:
 
 
 def suggestion(name: str, names: Iterable[str]) -> str:
-    """Return "; did you mean label?" if a slip of the fingers makes `name` of one of the names; else ""."""
+    """Return "; did you mean label?" if `name` is a misspelling of one of the names; else ""."""
     folded = {known.casefold(): known for known in names}
     # At 0.75 split is near spilt, and not near list.
     near = get_close_matches(name.casefold(), folded, 1, 0.75)
@@ -78,7 +78,7 @@ def suggestion(name: str, names: Iterable[str]) -> str:
 
 
 def named(fingerprint: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Return the arguments or the attributes in a fingerprint, which any program may have written."""
+    """Return a dict of a fingerprint, its arguments or attributes; {} if it has none."""
     values = fingerprint.get(key)
     return values if isinstance(values, dict) else {}
 
@@ -117,7 +117,7 @@ def bytes_limit(asked: int | float | str | None, part: Callable[[float], int]) -
 
 
 def human_bytes(nbytes: float) -> str:
-    """A size in decimal units: "812 bytes", "4.1 kB", "38.5 MB"."""
+    """Write a size in decimal units: "812 bytes", "4.1 kB", "38.5 MB"."""
     if nbytes < 1000:
         return f"{nbytes:g} bytes"
     power = 1
@@ -127,7 +127,7 @@ def human_bytes(nbytes: float) -> str:
 
 
 def brief(value: object) -> str:
-    """A value as text, of a float six digits."""
+    """Write a value as text, a float with six digits."""
     return f"{value:.6g}" if isinstance(value, float) else str(plain(value))
 
 
@@ -146,9 +146,9 @@ def printable(text: str) -> str:
 def text_table(
     header: Sequence[str], rows: Iterable[Sequence[str]], most: int | None = None
 ) -> Iterator[str]:
-    """Aligned lines, the header first; columns of numbers and sizes alone stand to the right.
+    """Yield aligned lines, the header first; columns of numbers or sizes stand to the right.
 
-    most: characters of a line; texts behind the first column go on in lines below, broken between words.
+    most: characters of a line; longer texts behind the first column are wrapped.
     """
     lines = [header, *rows]
     columns = list(zip(*lines, strict=True))
@@ -170,14 +170,14 @@ def text_table(
 
 
 def are_numbers(texts: Sequence[str]) -> bool:
-    """True if each of one or more texts is a number or a size."""
+    """True if all texts, of which there is at least one, are numbers or sizes."""
     return bool(texts) and all(map(_NUMBER.fullmatch, texts))
 
 
 def plain(value: object) -> Any:
-    """A value as JSON has it: times in ISO 8601, bytes in hex, "nan" and "inf"; else its str().
+    """Convert a value for JSON: times to ISO 8601, bytes to hex, "nan" and "inf"; else str().
 
-    Of an integer of thousands of bits, which Python may refuse to write, the sign, the head and the length.
+    An integer of thousands of bits, which Python may refuse to write, becomes its sign, head and length.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -199,7 +199,7 @@ def plain(value: object) -> Any:
 
 
 def index_ranges(indices: Ints, most: int = 200, hint: str = "; --json lists all") -> str:
-    """Sorted indices as "17, 40-63"; the first runs, and how many more there are."""
+    """Write sorted indices as "17, 40-63"; of more than `most` runs the first, and a count of the others."""
     ends = np.flatnonzero(np.diff(indices) != 1)
     runs = zip(indices[[0, *(ends[:most] + 1)]].tolist(), indices[[*ends[:most], -1]].tolist(), strict=True)
     texts = [f"{low}" if low == high else f"{low}-{high}" for low, high in runs]

@@ -1,4 +1,4 @@
-"""The format: its specification, the chain of entries, tables, the zip directory; pure functions."""
+"""Format: its specification, the chain of entries, tables, the zip directory; pure functions."""
 
 from lazy_loader import attach_stub
 

@@ -1,7 +1,7 @@
 """Arrow arrays and their types, from and to numpy, without pandas.
 
-`pa.array` and `Array.to_numpy` import pandas, wherever it is installed, to see whether that made the
-values: up to half a second, at the first sample that a process writes or reads.
+`pa.array` and `Array.to_numpy` import pandas, if it is installed, to see if it made the values: up to half a second, at
+the first sample that a process writes or reads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ else:
         def __getattr__(self, name: str) -> Any:
             import pyarrow
 
-            # Kept, so that the next look-up is that of any attribute.
+            # Kept, so that Python finds it at the next look-up.
             value = self.__dict__[name] = getattr(pyarrow, name)
             return value
 
@@ -38,13 +38,13 @@ else:
             value = self.__dict__[name] = getattr(pyarrow.compute, name)
             return value
 
-    # Loaded by the first call that needs them: together they take 0.2 s.
+    # Imported at first use: together they take 0.2 s.
     pa, pc = _Arrow(), _Compute()
 
 
 @cache
 def numpy_dtypes() -> dict[pa.DataType, np.dtype[Any]]:
-    """The Arrow types of bools, integers and floats, and the numpy dtype of each."""
+    """Return the Arrow types of bools, integers and floats, and the numpy dtype of each."""
     # kind.to_pandas_dtype() needs pandas before pyarrow 15.
     codes = "? i1 i2 i4 i8 u1 u2 u4 u8 f2 f4 f8"
     return {pa.from_numpy_dtype(np.dtype(code)): np.dtype(code) for code in codes.split()}
@@ -52,13 +52,13 @@ def numpy_dtypes() -> dict[pa.DataType, np.dtype[Any]]:
 
 @cache
 def number_type(dtype: np.dtype[Any]) -> pa.DataType | None:
-    """The Arrow type of a numpy bool, integer or float of any byte order; None of any other dtype."""
+    """Return the Arrow type of a numpy bool, integer or float of any byte order; None of any other dtype."""
     native = dtype.newbyteorder("=")
     return next((kind for kind, own in numpy_dtypes().items() if own == native), None)
 
 
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """The numpy dtype of an Arrow bool, number, date, date-time or duration."""
+    """Return the numpy dtype of an Arrow bool, number, date, date-time or duration."""
     if is_time(kind):
         unit = "D" if pa.types.is_date32(kind) else kind.unit
         return np.dtype(f"{'m8' if pa.types.is_duration(kind) else 'M8'}[{unit}]")
@@ -66,12 +66,12 @@ def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """True if values of the type are lists, of either size of offsets."""
+    """True if values of the type are lists, with offsets of 32 or 64 bits."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def element_type(kind: pa.DataType) -> pa.DataType:
-    """The type inside a list type; any other type itself."""
+    """Return the type inside a list type; any other type as it is."""
     return kind.value_type if is_list(kind) else kind
 
 
@@ -92,7 +92,7 @@ def is_text(kind: pa.DataType) -> bool:
 
 @cache
 def named_types() -> dict[str, pa.DataType]:
-    """The types of single labels by their names: a closed list."""
+    """Map names to the types of single labels: a closed list."""
     units = ("s", "ms", "us", "ns")
     texts = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
     times = (pa.date32(), *map(pa.duration, units))
@@ -107,7 +107,7 @@ def is_label_type(kind: pa.DataType) -> bool:
 
 
 def detached(value: Any) -> Any:
-    """A tensor as numpy, of bfloat16, which numpy has not, as float32; anything else as it is."""
+    """Convert a tensor to numpy, bfloat16, which numpy lacks, to float32; return anything else as it is."""
     if not hasattr(value, "detach"):
         return value
     value = value.detach().cpu().resolve_conj().resolve_neg()
@@ -115,9 +115,9 @@ def detached(value: Any) -> Any:
 
 
 def fits_arrow(values: npt.NDArray[Any]) -> bool:
-    """True if Arrow makes the same values of a numpy array.
+    """True if Arrow keeps the values of a numpy array.
 
-    It ends text at a zero character, takes 10s for s, and wraps days beyond 32 bits.
+    It cuts text at a zero character, takes 10s for s, and wraps days beyond 32 bits.
     """
     if values.dtype.kind not in "mM":
         return values.dtype.kind in "biuf"
@@ -129,7 +129,7 @@ def fits_arrow(values: npt.NDArray[Any]) -> bool:
 
 
 def number_values(array: pa.Array) -> npt.NDArray[Any]:
-    """The integers or floats that are not null, read only; without nulls a view of the memory."""
+    """Return the integers or floats that are not null, read only; without nulls a view of the memory."""
     values = stored_values(array)
     values = values[~missing_rows(array)] if array.null_count else values
     values.flags.writeable = False
@@ -137,7 +137,7 @@ def number_values(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def stored_values(array: pa.Array) -> npt.NDArray[Any]:
-    """The bools, numbers or times of an array, whatever is there for a null; bools and dates are copied."""
+    """Return the bools, numbers or times of an array, anything for a null; bools and dates are copied."""
     if pa.types.is_date32(array.type):
         return stored_values(array.view(pa.int32())).astype("M8[D]")
     dtype = numpy_dtype(array.type)
@@ -149,21 +149,21 @@ def stored_values(array: pa.Array) -> npt.NDArray[Any]:
 
 
 def missing_rows(array: pa.Array) -> npt.NDArray[np.bool_]:
-    """Which values are null."""
+    """Mark the values that are null: bool [n]."""
     if not array.null_count or pa.types.is_null(array.type):
         return np.full(len(array), array.null_count > 0)
     return ~_flags(array, 0)
 
 
 def _flags(array: pa.Array, buffer: int) -> npt.NDArray[np.bool_]:
-    """The bits of an array's buffer, one a value: which are valid, or the values of bools."""
+    """Unpack the bits of a buffer, one a value: of validity, or of bools."""
     first, skipped = divmod(array.offset, 8)
     packed = np.frombuffer(array.buffers()[buffer], np.uint8, (skipped + len(array) + 7) // 8, first)
     return np.unpackbits(packed, count=skipped + len(array), bitorder="little")[skipped:].view(np.bool_)
 
 
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """A column as one contiguous array; text and lists of 2 GiB and more with large offsets."""
+    """Join a column to one contiguous array; text and lists of 2 GiB and more get large offsets."""
     if isinstance(column, pa.Array):
         return column
     if column.num_chunks == 1:
@@ -173,7 +173,7 @@ def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def addressing(kind: pa.DataType, nbytes: int) -> pa.DataType:
-    """A type, or the large one of its kind if 31 bits do not address so many bytes."""
+    """Return a type, or its large variant if 31 bits do not address `nbytes`."""
     if nbytes <= _OFFSET_LIMIT:
         return kind
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -181,9 +181,9 @@ def addressing(kind: pa.DataType, nbytes: int) -> pa.DataType:
 
 
 def to_numpy(array: pa.Array, *, nullable: bool) -> npt.NDArray[Any]:
-    """One Arrow array as numpy, a view where the layouts agree; lists of numbers of one length become 2-D.
+    """Convert an Arrow array to numpy, a view if the layouts agree; lists of numbers of one length become 2-D.
 
-    nullable: whether the column as a whole has missing values, which decides the dtype.
+    nullable: True if the whole column has missing values, which decides the dtype.
     """
     kind = array.type
     if is_list(kind) or pa.types.is_fixed_size_list(kind):
@@ -216,12 +216,12 @@ def _lists_to_numpy(array: pa.Array, nullable: bool) -> npt.NDArray[Any]:
 
 
 def widened_float16(array: pa.Array) -> pa.Array:
-    """A float16 array as float32, which older pyarrow neither casts nor compares."""
+    """Widen float16, which older pyarrow neither casts nor compares, to float32."""
     return from_numpy(stored_values(array).astype(np.float32), pa.float32(), missing_rows(array))
 
 
 def list_items(lists: pa.Array) -> pa.Array:
-    """The items of all lists in a row; what `flatten()` gives, which imports pyarrow.compute."""
+    """Concatenate the items of all lists, as `flatten()`, which imports pyarrow.compute."""
     if not len(lists):
         return lists.values[:0]
     ends = np.frombuffer(
@@ -234,7 +234,7 @@ def list_items(lists: pa.Array) -> pa.Array:
 def from_numpy(
     values: npt.NDArray[Any], kind: pa.DataType, missing: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:
-    """An Arrow array over numpy values of the type's own dtype, times as ticks. missing: bool [n]."""
+    """Make an Arrow array over numpy values of the type's own dtype, times as ticks. missing: bool [n]."""
     nulls = 0 if missing is None else int(missing.sum())
     validity = None if missing is None or not nulls else _bits(~missing)
     data = _bits(values) if values.dtype == np.bool_ else pa.py_buffer(np.ascontiguousarray(values))
@@ -242,7 +242,7 @@ def from_numpy(
 
 
 def from_texts(values: Sequence[str | bytes | None], kind: pa.DataType) -> pa.Array:
-    """An Arrow string or binary array of less than 2 GiB."""
+    """Make an Arrow string or binary array of less than 2 GiB."""
     texts = [value.encode() if isinstance(value, str) else value for value in values]
     parts = [b"" if text is None else text for text in texts]
     offsets = np.fromiter(accumulate(map(len, parts), initial=0), np.int32, len(parts) + 1)
@@ -275,7 +275,7 @@ def _same(one: pa.Array, other: pa.Array) -> bool:
 
 
 def take_rows(table: pa.Table, rows: npt.NDArray[np.int64]) -> pa.Table:
-    """`table.take`, but for columns of numbers without nulls not by it, as it imports pyarrow.compute."""
+    """Do as `table.take`, which imports pyarrow.compute: columns of numbers without nulls do not need it."""
     if not table.num_columns:
         return table
     columns = []

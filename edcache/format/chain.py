@@ -1,11 +1,11 @@
-"""`Chain`: the entries of an archive as far as walked, and the state that they add up to.
+"""`Chain`: the entries of an archive that were walked, and the state that they add up to.
 
-States of an archive, all of them told by what the last groups of its chain are:
+The last groups of the chain tell the state of an archive:
 
-    only the head             nothing is there
-    ... chunk or note         not sealed: what the last root says, if there is one, and what follows it
-    ... root                  what the root says; a reader calls it sealed if the zip directory is whole too
-    no whole group behind     a torn tail, which the next writer cuts off; or damage (`damage`)
+    only the head             empty
+    ... chunk or note         not sealed: the last root, if there is one, and the entries behind it
+    ... root                  as the root says; sealed for a reader if the zip directory is whole too
+    no whole group behind     torn tail, which the next writer cuts off; or damage (`damage`)
 """
 
 from __future__ import annotations
@@ -44,19 +44,18 @@ from edcache.format.root import (
 
 
 class Chain:
-    """The entries of an archive in order.
+    """Entries of an archive in order.
 
     Attributes:
-        cursor: where the next entry belongs. chunks: all of them, in order.
-        root: the last one; its header is `root_header`. behind: chunks that follow it.
-        sealed: neither a chunk nor a note follows the root.
-        length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint
-            and length of the source that was the last to lengthen it. end_index: one more than the highest
-            sample.
-        failures: by index, the number of the entry that says it, and the failure; a record may follow.
-        durable: bytes up to here were synced.
-        unread: the last root or note whose payload fails its crc32, and the offset of its group; None once a
-            later root says all.
+        cursor: of the next entry. chunks: all, in order.
+        root: the last one, with `root_header`. behind: chunks that follow it.
+        sealed: True if neither a chunk nor a note follows the root.
+        length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
+            of the last source that lengthened it. end_index: one more than the highest sample.
+        failures: by index, the failure and the number of its note or root; a record may follow.
+        durable: bytes of the file up to here were synced.
+        unread: the last root or note whose payload fails its crc32, and the offset of its group; None behind
+            a later root.
     """
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
@@ -78,7 +77,7 @@ class Chain:
         self._entries: dict[str, Header] = {}
 
     def copy(self) -> Chain:
-        """The same as far as walked; one may go on without the other."""
+        """Copy the state; either may go on without the other."""
         other = copy.copy(self)
         other.chunks, other.behind = self.chunks.copy(), self.behind.copy()
         other.failures, other._entries = self.failures.copy(), self._entries.copy()
@@ -86,21 +85,21 @@ class Chain:
 
     @property
     def holds_nothing(self) -> bool:
-        """True if no sample is published, nor a seal: a first fill that failed leaves that."""
+        """True without a published sample or a seal, as a first fill that failed leaves it."""
         return self.root is None and not self.chunks
 
     def extend(self, pread: PRead, size: int) -> bool:
-        """Take in what follows the cursor in a file of `size` bytes; returns whether that is something."""
+        """Add the groups behind the cursor in a file of `size` bytes; return True if there were any."""
         before = self.cursor
         for group in walk(pread, size, self.head.uuid, self.cursor):
             self.add(pread, group)
         return self.cursor != before
 
     def add(self, pread: PRead, group: list[Header]) -> None:
-        """Take in the group that belongs at the cursor.
+        """Add the group at the cursor.
 
-        The cursor moves last: after an interrupt the same group is taken in again, which changes nothing
-        (tests/faults/soak_interrupts.py).
+        The cursor moves last: after an interrupt the same group is added again, which
+        changes nothing (tests/faults/soak_interrupts.py).
         """
         last = group[-1]
         if last.kind == CHUNK:
@@ -162,9 +161,9 @@ class Chain:
     # --- the end of the file ---
 
     def listed(self, labels: Iterable[str], new: Sequence[Header] = ()) -> list[Header]:
-        """The entries behind the head that a zip directory lists, the newest of each name.
+        """List the entries behind the head for a zip directory, the newest of each name.
 
-        labels: names of the columns that the archive has. new: entries to come.
+        labels: names of the archive's columns. new: entries to come.
         """
         entries = self._entries.copy()
         for header in new:
@@ -174,14 +173,14 @@ class Chain:
         return [one for one in entries.values() if one.kind != COLUMN or one.name in columns]
 
     def head_header(self, pread: PRead) -> Header:
-        """The header of the head; CorruptArchiveError if it changed since it was read."""
+        """Read the header of the head; CorruptArchiveError if it changed since it was read."""
         header = parse_header(pread(0, MAX_HEADER_NBYTES))
         if header is None:
             raise CorruptArchiveError(f"{self.where}: the head at offset 0 changed while it was open")
         return header
 
     def directory(self, pread: PRead) -> bytes:
-        """The zip directory that belongs behind the root of a sealed archive."""
+        """Pack the zip directory of a sealed archive."""
         assert self.root is not None
         assert self.root_header is not None
         listed = self.listed(self.root.labels)
@@ -189,7 +188,7 @@ class Chain:
 
     @property
     def end(self) -> int:
-        """End of the file without a torn tail, in bytes."""
+        """Bytes of the file without a torn tail."""
         if not self.sealed:
             return self._payload_end
         assert self.root is not None
@@ -198,12 +197,12 @@ class Chain:
         return self.root_header.payload_end + directory_nbytes([HEAD_NAME, *names])
 
     def damage(self, pread: PRead, next_data: Callable[[int], int], size: int, is_fresh: bool) -> str | None:
-        """Say where the chain is damaged; None for a torn tail, and for what a power cut may have taken.
+        """Describe the damage of the chain; None for a torn tail, and for bytes that a power cut may have taken.
 
-        It broke if the end of the file, or an entry of this archive behind the end of the chain, says so: a
-        writer that was killed leaves none but those of an unfinished seal. A power cut may leave any, unless
-        the entry says that what is before it was synced.
-        is_fresh: no power was cut since the file was written.
+        A whole entry of this archive behind the end of the chain, or a root that the end of the file points at, is
+        proof of damage: a killed writer leaves there only entries of an unfinished seal. A power cut may leave any, but
+        for entries that say that the bytes before them were synced.
+        is_fresh: True if no power was cut since the file was written.
         """
         end, what = self.cursor.offset, "no entry fits at offset"
         if self.unread is not None:
@@ -224,15 +223,15 @@ class Chain:
         return None
 
     def salvage(self, pread: PRead, next_data: Callable[[int], int], size: int) -> None:
-        """Take in chunks behind the end of the chain, where it is damaged."""
+        """Add the chunks behind a damaged place of the chain."""
         for header in list(later_headers(pread, next_data, self.cursor.offset, size, self.head.uuid)):
             if header.kind == CHUNK and header.payload_end <= size:
                 self.add(pread, [header])
 
     def unsound_group(self, pread: PRead) -> int | None:
-        """The offset of the first group that is not durable and has a payload that fails its crc32.
+        """Find the offset of the first group that is not durable and has a payload that fails its crc32.
 
-        That of a seal was synced before its headers were written, if these say so.
+        A seal is passed over if its headers say that its payloads were synced before them.
         """
         for group in walk(pread, self.cursor.offset, self.head.uuid, self._first):
             if group[-1].kind == ROOT and group[-1].durable >= group[0].offset:
@@ -244,7 +243,7 @@ class Chain:
 
 
 def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
-    """What is wrong with an archive that is not sealed, and what helps. damaged: a line a bad chunk."""
+    """Tell that an archive is not sealed, and the remedies. damaged: a line for each bad chunk."""
     count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
     damage = "".join(f"\n{line}" for line in damaged)
     return (

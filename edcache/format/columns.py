@@ -1,4 +1,4 @@
-"""Label columns as Arrow: in a chunk a stream of all of them, behind a seal a file of each."""
+"""Label columns as Arrow: in a chunk one stream, after a seal a file of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCH_ROWS: Final = 1 << 20
 
 
 def write_stream(labels: pa.Table) -> bytes | memoryview:
-    """The labels of a chunk as an Arrow stream of one batch; nothing without columns."""
+    """Pack the labels of a chunk as an Arrow stream of one batch; b"" without columns."""
     if not labels.num_columns:
         return b""
     sink = pa.BufferOutputStream()
@@ -27,7 +27,7 @@ def write_stream(labels: pa.Table) -> bytes | memoryview:
 
 
 def read_stream(data: Any, rows: int) -> pa.Table:
-    """The labels of a chunk of `rows` records; ValueError if they are none."""
+    """Read the labels of a chunk of `rows` records; ValueError if they are none."""
     if not len(data):
         return pa.table({})
     with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
@@ -39,7 +39,7 @@ def read_stream(data: Any, rows: int) -> pa.Table:
 
 
 class ColumnFile:
-    """Writes a column as an Arrow file, array by array.
+    """Writer of a column as an Arrow file, array by array.
 
     Args:
         write: writes the next bytes of the file.
@@ -51,7 +51,7 @@ class ColumnFile:
         self._writer = pa.ipc.new_file(self._file, self._schema)
 
     def write(self, array: pa.Array) -> None:
-        """Add values of the column's type."""
+        """Append values of the column's type."""
         for at in range(0, len(array), BATCH_ROWS):
             part = array.slice(at, BATCH_ROWS)
             self._writer.write_batch(pa.RecordBatch.from_arrays([part], schema=self._schema))
@@ -63,7 +63,7 @@ class ColumnFile:
 
 
 class _Sink:
-    """A file object that pyarrow writes to."""
+    """File object for pyarrow to write to."""
 
     closed = False
 
@@ -80,7 +80,7 @@ class _Sink:
 
 
 def read_column(data: Any, name: str, kind: pa.DataType, rows: int) -> pa.ChunkedArray:
-    """The column of an Arrow file, over its bytes; CorruptArchiveError if it is another one."""
+    """Read a column from an Arrow file, as a view of its bytes; CorruptArchiveError if it is another one."""
     with reported(f"the column {name[:80]!r}"):
         with pa.ipc.open_file(pa.py_buffer(data)) as file:
             table = file.read_all()
@@ -90,7 +90,7 @@ def read_column(data: Any, name: str, kind: pa.DataType, rows: int) -> pa.Chunke
 
 
 def _checked(table: pa.Table) -> pa.Table:
-    """A table whose arrays were checked: no value points out of their buffers."""
+    """Return a table without metadata; ValueError if a value points out of its buffers."""
     for column in table.schema:
         if not is_label_type(column.type):
             raise ValueError(f"column {column.name[:80]!r} is {str(column.type)[:80]}, which no writer makes")
@@ -100,7 +100,7 @@ def _checked(table: pa.Table) -> pa.Table:
 
 @contextmanager
 def reported(what: str) -> Iterator[None]:
-    """Turn what pyarrow and checks raise into a CorruptArchiveError."""
+    """Turn errors of pyarrow and of checks into a CorruptArchiveError."""
     try:
         yield
     except CorruptArchiveError:

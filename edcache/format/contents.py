@@ -1,8 +1,7 @@
-"""`Contents`: the rows and labels of an archive by its last root and the chunks behind it.
+"""`Contents`: the rows and labels of an archive, from its last root and the chunks behind it.
 
-A later chunk overrides an earlier one and the root, sample by sample: the merge is an assignment, in the
-order of the chain. A seal writes what this says, window by window; a reader of an archive that is not sealed
-takes all at once.
+A later chunk overrides an earlier one and the root, sample by sample: the merge is an assignment, in the order of the
+chain. A seal writes them window by window; a reader of an archive that is not sealed takes all at once.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TableOf = Callable[[Header], ChunkTable | None]
 
 WINDOW: Final = 1 << 21
 """Samples that a seal merges at once: 48 MiB of rows."""
-# Tables are read again for each window and column, but for so many bytes together.
+# Bytes of tables that are kept; others are read again for each window and column.
 _MOST_KEPT_NBYTES: Final = 1 << 26
 _PIECE_NBYTES: Final = 1 << 24
 
@@ -37,15 +36,15 @@ class Contents:
     """Rows and labels of an archive.
 
     Args:
-        chain: walked to its end. pread: reads the file. table_of: tables of its chunks.
-        trusts_index: False takes rows from every chunk, for an archive whose index is damaged, and of the
-            root the label columns that are sound.
+        chain: walked to its end. pread: reads the file. table_of: reads the table of a chunk.
+        trusts_index: False takes the rows from every chunk, as for a damaged index, and from the root the label columns
+            that are sound.
         keeps_columns: False takes label columns from every chunk too.
     Attributes:
         length: of the dataset. schemas: of the rows. schema: names and types of the label columns.
-        columns: those of the root, by name.
-    Raises: CorruptArchiveError: the root's index fails its crc32, or there are too many schemas; LabelError,
-        as `joined_schema`.
+        columns: of the root, by name.
+    Raises: CorruptArchiveError: the root's index fails its crc32, or there are too many schemas;
+        LabelError, as `joined_schema`.
     """
 
     def __init__(
@@ -97,7 +96,7 @@ class Contents:
         self.schema = pa.schema([(name, kinds[name]) for name in names])
 
     def present(self) -> int:
-        """Count the samples that have a record by the chunks: an archive of 10**9 samples may have few."""
+        """Count the samples that have a record, by the chunks: of 10**9 samples few may have one."""
         root = self._root if self._trusts_index else None
         samples = [table.samples for table, _ in self._tables(0, self.length)]
         new = np.unique(np.concatenate([np.empty(0, np.int64), *samples]))
@@ -112,7 +111,7 @@ class Contents:
         return root.present + len(new) - int(np.count_nonzero(known))
 
     def rows(self, start: int, stop: int) -> Rows:
-        """The rows of samples from `start` to `stop`, in new memory; of an absent one all zeros."""
+        """Return the rows of samples from `start` to `stop`, in new memory; all zeros for an absent one."""
         root = self._root
         try:
             rows = np.zeros(stop - start, ROW)  # takes memory as it is written
@@ -132,7 +131,7 @@ class Contents:
         return rows
 
     def column(self, name: str, start: int, stop: int) -> pa.Array:
-        """The values of a label column for samples from `start` to `stop`; null for an absent one."""
+        """Return the values of a label column for samples from `start` to `stop`; null for an absent one."""
         kind = self.schema.field(name).type
         pick, parts, count = np.full(stop - start, -1), [], 0
 
@@ -150,7 +149,7 @@ class Contents:
                 put(slice(at, at + len(chunk)), chunk)
                 at += len(chunk)
         if name in self._names:
-            # A column of the root has what earlier chunks say.
+            # A column of the root includes all chunks before it.
             behind = {header.number for header in self._chain.behind} if stored is not None else None
             for table, _ in self._tables(start, stop, behind):
                 places, inside = _places(table.samples, start, stop)
@@ -163,24 +162,24 @@ class Contents:
         return pa.concat_arrays(parts).take(from_numpy(pick, pa.int64(), pick < 0))
 
     def table(self) -> pa.Table:
-        """All labels: row i is sample i."""
+        """Return all labels: row i is sample i."""
         columns = [self.column(name, 0, self.length) for name in self.schema.names]
         return pa.table(columns, schema=self.schema)
 
     def failures(self, rows: Rows) -> list[Failure]:
-        """Failures of samples without a record, by rising index. rows: of all samples."""
+        """List the failures of samples without a record, by rising index. rows: of all samples."""
         found = [failure for _, failure in self._chain.failures.values() if failure.index < len(rows)]
         return sorted(one for one in found if not rows["flags"][one.index] & PRESENT)
 
     def windows(self) -> Iterator[tuple[int, int]]:
-        """The samples of the archive, in consecutive ranges."""
+        """Yield consecutive ranges of samples, of at most `WINDOW`."""
         for start in range(0, self.length, WINDOW):
             yield start, min(start + WINDOW, self.length)
 
     def _tables(
         self, start: int, stop: int, chosen: Set[int] | None = None
     ) -> Iterator[tuple[ChunkTable, Ints]]:
-        """Tables of chunks that have samples of a range, with the numbers of their schemas, in order."""
+        """Yield the tables of chunks with samples of a range, and the numbers of their schemas, in order."""
         for header, numbers in self._chunks:
             is_chosen = chosen is None or header.number in chosen
             if is_chosen and header.first < stop and header.end > start:
@@ -190,7 +189,7 @@ class Contents:
                 yield table, numbers
 
     def _stored(self, name: str) -> pa.ChunkedArray | None:
-        """A column of the root; the last one is kept, as it is asked for window by window."""
+        """Read a column of the root; the last one is kept, for the next window."""
         if name not in self.columns or self._root is None:
             return None
         if name not in self._last:
@@ -209,13 +208,13 @@ class Contents:
 
 
 class StoredLabels:
-    """The label columns of a sealed archive: each is read and checked at its first use.
+    """Label columns of a sealed archive, each read and checked at its first use.
 
     Args:
-        read: the bytes of several places, None for one that fails its crc32. where: the archive's path.
+        read: reads the bytes of several places, None for one that fails its crc32. where: the archive's path.
     Attributes: schema, num_rows: as of a pyarrow Table.
     Raises: CorruptArchiveError, at the first use of a column that is damaged.
-    Safety: threads may use it at once; two may read one column.
+    Safety: threads may use it at once; two may then read the same column.
     """
 
     def __init__(
@@ -232,7 +231,7 @@ class StoredLabels:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the columns that were read."""
+        """Bytes of the columns that were read so far."""
         return sum(column.nbytes for column in self._columns.values())
 
     @property
@@ -242,13 +241,13 @@ class StoredLabels:
         return pa.table([self._columns[name] for name in self.column_names], schema=self.schema)
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """One column, over the bytes that were read."""
+        """Return a column, a view of the bytes that were read."""
         if name not in self._columns:
             self.read([name])
         return self._columns[name]
 
     def read(self, names: Iterable[str]) -> None:
-        """Read what columns lack, together."""
+        """Read the columns that are not in memory yet, together."""
         new = [name for name in names if name not in self._columns]
         places = [self._stored[name].place for name in new]
         for name, data, place in zip(new, self._read(places) if new else (), places, strict=True):
@@ -270,10 +269,10 @@ def _check_index(pread: PRead, root: Root, where: str) -> None:
 
 
 def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:
-    """(places, rows): rows of a chunk, and their places in a range of samples; slices if they can be."""
+    """Find the rows of a chunk in a range of samples: their places there, and the rows; slices if possible."""
     first, count = int(samples[0]), len(samples)
     if start <= first and int(samples[-1]) == first + count - 1 < stop and np.all(np.diff(samples) == 1):
         return slice(first - start, first - start + count), slice(None)
     inside = np.flatnonzero((samples >= start) & (samples < stop))
-    # numpy assigns in order: of a sample that a chunk has twice, the last record counts.
+    # numpy assigns in order: if a chunk has a sample twice, the last record counts.
     return samples[inside] - start, inside

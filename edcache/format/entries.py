@@ -1,4 +1,4 @@
-"""Entries of an archive: zip local headers with a private field, and the groups that are published."""
+"""Entries of an archive: zip local headers with a private field; and groups of entries."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["crc32"]
 VERSION: Final = 3
 PAGE: Final = 4096
 LATTICE: Final = 8
-"""A record begins on a multiple of this many bytes, so that a batch is one gather."""
+"""A record begins on a multiple of these bytes, so that a batch is one gather."""
 MAX_HEADER_NBYTES: Final = 1024
 MAX_LENGTH: Final = 1 << 62
 
@@ -44,31 +44,31 @@ DATE: Final = 0x21  # 1980-01-01, as zip has no other "none"
 MAX32: Final = 0xFFFFFFFF
 
 PRead = Callable[[int, int], bytes]
-"""`pread(offset, nbytes)` returns the bytes that are there: fewer at the end of the file."""
+"""`pread(offset, nbytes)` returns fewer bytes at the end of the file."""
 
 
 def align(position: int, multiple: int) -> int:
-    """The first multiple of `multiple` that is not before `position`."""
+    """Round up to a multiple."""
     return -(-position // multiple) * multiple
 
 
 def column_name(label: str) -> str:
-    """The zip entry's name of a label column."""
+    """Name the entry of a label column."""
     return f"labels/{quote(label, safe='')}.arrow"
 
 
 def header_nbytes(name: str) -> int:
-    """Bytes of the header of an entry of this name: the payload starts behind them."""
+    """Count the bytes of the header of an entry of this name: the payload starts behind them."""
     return align(max(_LEAST_NBYTES, _FIXED_NBYTES + len(name)), 64)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """One entry, as its header says it.
+    """One entry.
 
-    nbytes, crc32: of the payload. next: where the next entry starts. link: the `link_after` of the entry
-    before. durable: bytes of the file up to here were synced before this header was written. Of a chunk:
-    first, end: its lowest sample, and one more than its highest; table_nbytes, table_crc32: of its table.
+    nbytes, crc32: of the payload. next: offset of the next entry. link: the `link_after` of the entry before. durable:
+    bytes of the file up to here were synced before this header was written. Of a chunk, first, end: its lowest sample,
+    and one more than its highest; table_nbytes, table_crc32: of its table.
     """
 
     kind: int
@@ -89,17 +89,17 @@ class Header:
 
     @property
     def payload_offset(self) -> int:
-        """The first byte of the payload, from the start of the file."""
+        """Offset of the payload."""
         return self.offset + header_nbytes(self.name)
 
     @property
     def payload_end(self) -> int:
-        """One past the last byte of the payload."""
+        """Offset of the end of the payload."""
         return self.payload_offset + self.nbytes
 
 
 def pack_header(header: Header) -> bytes:
-    """The bytes of a header."""
+    """Pack a header."""
     h, name = header, header.name.encode("ascii")
     total = header_nbytes(header.name)
     extra_nbytes = total - LOCAL.size - len(name)
@@ -114,7 +114,7 @@ def pack_header(header: Header) -> bytes:
 
 
 def parse_header(data: bytes) -> Header | None:
-    """The header that bytes begin with; None if `pack_header` makes other bytes of what they say.
+    """Parse the header at the start of some bytes; None if `pack_header` makes other bytes of it.
 
     `MAX_HEADER_NBYTES` always suffice.
     """
@@ -136,7 +136,7 @@ def parse_header(data: bytes) -> Header | None:
 
 
 def link_after(packed: bytes) -> int:
-    """The link that the entry behind a packed header carries, without or with its padding."""
+    """Hash a packed header, without its padding, to the link that the next entry carries."""
     end = _FIXED_NBYTES + LOCAL.unpack_from(packed)[9]
     return int.from_bytes(hashlib.blake2b(packed[:end], digest_size=8).digest(), "little")
 
@@ -150,15 +150,15 @@ class Cursor(NamedTuple):
 
     @classmethod
     def behind(cls, header: Header) -> Cursor:
-        """The place behind an entry, which was parsed."""
+        """Return the cursor behind a parsed entry."""
         return cls(header.next, header.number + 1, header.link_after)
 
 
 def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[list[Header]]:
-    """The groups of entries from a cursor on whose payloads lie in the file.
+    """Yield the groups of entries from a cursor on whose payloads lie in the file.
 
-    A group is a chunk, a note, or what one seal published together: index and columns, then a root. It ends
-    without an error where no whole group follows: there the next one will be written. One pread an entry.
+    A group is a chunk, a note, or the entries of one seal: index, columns, root. The walk ends without an error if no
+    whole group follows: the next one will be written there. One pread for each entry.
     """
     group: list[Header] = []
     while (header := _entry_at(pread, size, uuid, cursor)) is not None:
@@ -189,7 +189,7 @@ def _entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Header | 
 def later_headers(
     pread: PRead, next_data: Callable[[int], int], start: int, end: int, uuid: bytes
 ) -> Iterator[Header]:
-    """Headers of an archive on the pages from `start` to `end`; reads all of it but holes."""
+    """Yield the headers of an archive on the pages from `start` to `end`; reads all bytes but holes."""
     window = 1024 * PAGE
     position = align(start, PAGE)
     while position < end:
@@ -206,7 +206,7 @@ def later_headers(
 
 
 def payload_crc32(pread: PRead, header: Header) -> int:
-    """The crc32 that an entry's payload has, to compare with `header.crc32`; reads all of it."""
+    """Compute the crc32 of an entry's payload, to compare with `header.crc32`; reads all of it."""
     crc, position = 0, header.payload_offset
     while position < header.payload_end:
         part = pread(position, min(1 << 22, header.payload_end - position))

@@ -1,4 +1,4 @@
-"""The head of an archive: its first pages, which say what it is."""
+"""Head of an archive: identity and options, on its first pages."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ _BEGIN: Final = LOCAL.size + len(HEAD_NAME)
 class Head:
     """Identity and options of an archive.
 
-    length: None if it was unknown at creation. codec: "native" or "pickle". compression: as "zstd:19".
-    labels: [name, field path or None] of each column. claim_size: consecutive indices of one claim of a fill.
+    length: None if it was unknown at creation. codec: "native" or "pickle". compression: as "zstd:19". labels: [name,
+    field path or None] of each column. claim_size: consecutive indices of one claim of a fill.
     """
 
     uuid: bytes
@@ -47,7 +47,7 @@ class Head:
     fingerprint: dict[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The object of JSON that `parsed_head` reads."""
+        """Return the JSON object that `parsed_head` reads."""
         return {"format": "edcache", "version": VERSION, **asdict(self), "uuid": self.uuid.hex()}
 
 
@@ -55,7 +55,7 @@ _KEYS: Final = ("format", "version", *(field.name for field in fields(Head)))
 
 
 def pack_head(head: Head) -> bytes:
-    """The first pages of an archive: header and JSON, padded with spaces to whole pages."""
+    """Pack the first pages of an archive: header and JSON, padded with spaces to whole pages."""
     text = json.dumps(head.to_json(), indent=1, ensure_ascii=True).encode("ascii")
     start = header_nbytes(HEAD_NAME)
     total = align(start + len(text) + 1, PAGE)
@@ -70,9 +70,9 @@ def pack_head(head: Head) -> bytes:
 
 
 def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
-    """The head, and the place of the first entry.
+    """Read the head; return it with the cursor of the first entry.
 
-    Raises CorruptArchiveError for what is no archive, or a damaged head; ArchiveError for another format.
+    Raises CorruptArchiveError if it is no archive or the head is damaged; ArchiveError for a newer format.
     """
     data = pread(0, PAGE)
     _check_begin(data, where)
@@ -99,7 +99,7 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
 
 
 def begins_archive(data: bytes) -> bool:
-    """True if the first bytes of a file are those of an archive, of any format version."""
+    """True if an archive of any format version begins with these bytes."""
     return data[:4] == MAGIC and data[LOCAL.size : _BEGIN] == HEAD_NAME.encode()
 
 
@@ -110,7 +110,7 @@ def _check_begin(data: bytes, where: str) -> None:
             + ("; it is empty" if not data else ""),
             path=where,
         )
-    # The version stands at one place in each format from 3 on; it is judged before the checksum.
+    # Each format from 3 on has the version at this place; it is judged before the checksum.
     at = _BEGIN + 24
     version = int.from_bytes(data[at : at + 2], "little")
     if data[_BEGIN + 20 : _BEGIN + 22] == b"ed" and version > VERSION and parse_header(data) is None:
@@ -121,7 +121,7 @@ def _check_begin(data: bytes, where: str) -> None:
 
 
 def parsed_head(meta: Any) -> Head:
-    """The head of an object of JSON; ValueError or TypeError if it is none."""
+    """Make a head from its JSON object; ValueError or TypeError if it is none."""
     if type(meta) is not dict or tuple(meta) != _KEYS:
         raise ValueError("it has other keys than those of this format version")
     kind = meta.pop("format"), meta.pop("version")
@@ -145,12 +145,12 @@ def parsed_head(meta: Any) -> Head:
 
 
 def _is_path(path: object) -> bool:
-    """True if this is a label's field path as the head keeps it: None for a function."""
+    """True if this is a label's field path as the head has it; None for a function."""
     if type(path) is list and path:
         return all(type(part) in (str, int) for part in path)
     return path is None or type(path) in (str, int)
 
 
 def is_count(value: object) -> bool:
-    """True if this is a number of samples, as JSON may state one."""
+    """True if this is a number of samples."""
     return type(value) is int and 0 <= value < MAX_LENGTH

@@ -1,8 +1,8 @@
-"""Rows, which say where the record of each sample lies, their sums, and the table of a chunk.
+"""Rows, which locate the record of each sample, their sums, and the table of a chunk.
 
-A sum is the crc32 of the record, or of the crc32s of its blocks if it is large, xor a key of the rest of the
-row: the sample's number, schema and flags. So one number holds for all of a row but its offset, and a sample
-gets another number without its record being read.
+The sum of a row is the crc32 of its record, or of the crc32s of the blocks of a large one, xor a key of the
+sample's index, schema and flags. It covers all of the row but its offset, and a sample gets another index without a
+read of its record.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from edcache.format.entries import CHUNK, LATTICE, MAX_LENGTH, Header, PRead, al
 ROW: Final = np.dtype(
     [("offset", "<u8"), ("nbytes", "<u8"), ("crc32", "<u4"), ("schema", "<u2"), ("flags", "<u2")]
 )
-"""offset: from the start of the file. nbytes: of the record, as it is stored, without the sums of blocks."""
+"""offset: from the start of the file. nbytes: of the record as stored, without the crc32s of its blocks."""
 PRESENT: Final = 1
 COMPRESSED: Final = 2
 BLOCK_NBYTES: Final = 1 << 16
 """A record of more bytes is followed by the crc32 of each of its blocks, so that a field is checked alone."""
 MAX_SCHEMAS: Final = 1 << 16
-# Small enough for the processor's cache: of one record, and of those that are copied together.
+# Bytes of one record, and of all that are copied together: small enough for the processor's cache.
 _GATHERED: Final = 1 << 12
 _TURN: Final = 1 << 18
 _MULTIPLIER: Final = np.uint64(0x9E3779B97F4A7C15)
@@ -42,12 +42,12 @@ Rows = npt.NDArray[Any]
 
 
 def record_alignment(nbytes: Any) -> Any:
-    """The multiple on which a record of so many bytes starts, or each of several: int64 [n]."""
+    """Return the alignment of a record of `nbytes`, or of each of several: int64 [n]."""
     return LATTICE + (64 - LATTICE) * (nbytes >= 1024)
 
 
 def block_crc32s(record: memoryview | bytes) -> bytes:
-    """The crc32 of each block of a large record, which stand behind it; nothing of another."""
+    """Pack the crc32s of the blocks of a large record, which are stored behind it; b"" for another."""
     if len(record) <= BLOCK_NBYTES:
         return b""
     crcs = [crc32(record[at : at + BLOCK_NBYTES]) for at in range(0, len(record), BLOCK_NBYTES)]
@@ -55,7 +55,7 @@ def block_crc32s(record: memoryview | bytes) -> bytes:
 
 
 def record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
-    """The crc32 of each of some records in memory, at least one: uint32 [n]."""
+    """Compute the crc32 of each of one or more records in memory: uint32 [n]."""
     count, size = len(offset), int(nbytes[0])
     if size > _GATHERED or np.any((nbytes != size) | (offset % LATTICE != 0)):
         extents = zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)
@@ -68,19 +68,19 @@ def record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[n
 
 
 def behind_nbytes(nbytes: Any) -> Any:
-    """Bytes of the crc32s behind a record of so many bytes, or behind each of several: int64 [n]."""
+    """Count the bytes of the crc32s behind a record of `nbytes`, or behind each of several: int64 [n]."""
     return (nbytes > BLOCK_NBYTES) * (-(-nbytes // BLOCK_NBYTES)) * 4
 
 
 def stored_ends(rows: Rows) -> Ints:
-    """One past the last byte of each record and of the crc32s behind it: int64 [n]."""
+    """Return the offset of the end of each record and of the crc32s behind it: int64 [n]."""
     nbytes = rows["nbytes"].astype(np.int64)
     ends: Ints = rows["offset"].astype(np.int64) + nbytes + behind_nbytes(nbytes)
     return ends
 
 
 def keys(samples: Ints, rows: Rows) -> npt.NDArray[np.uint32]:
-    """Keys of rows, which are xored with the crc32s of their records to give their sums: uint32 [n].
+    """Compute the keys of rows: crc32 of a record xor key is the sum of its row: uint32 [n].
 
     Two samples less than 1.9 * 10**9 apart have different keys.
     """
@@ -96,7 +96,7 @@ def key(sample: int, schema: int, flags: int) -> int:
 
 
 def renumbered(samples: Ints, rows: Rows, new_samples: Ints, new_schemas: npt.NDArray[Any]) -> Rows:
-    """Rows of other samples and schemas, with sums that hold for these; their records are not read."""
+    """Copy rows for other samples and schemas, with sums that hold for these; no record is read."""
     new: Rows = rows.copy()
     new["schema"] = new_schemas
     new["crc32"] = rows["crc32"] ^ keys(samples, rows) ^ keys(new_samples, new)
@@ -105,7 +105,7 @@ def renumbered(samples: Ints, rows: Rows, new_samples: Ints, new_schemas: npt.ND
 
 @dataclass(frozen=True, order=True, slots=True)
 class Failure:
-    """A sample that could not be made. final: it counts as absent for good; else a later fill tries again."""
+    """Failure of a sample. final: True if it is absent for good; else a later fill tries again."""
 
     index: int
     final: bool
@@ -114,12 +114,12 @@ class Failure:
     traceback: str
 
     def to_json(self) -> list[Any]:
-        """The entry of JSON that `failures_of` reads."""
+        """Return the JSON that `failures_of` reads."""
         return list(astuple(self))
 
 
 def failures_of(value: Any) -> list[Failure]:
-    """Read what JSON has of failures; ValueError for anything else."""
+    """Parse the JSON of failures; ValueError for anything else."""
     kinds = (int, bool, str, str, str)
     if type(value) is not list or any(
         type(entry) is not list or tuple(map(type, entry)) != kinds for entry in value
@@ -135,8 +135,8 @@ def failures_of(value: Any) -> list[Failure]:
 class ChunkTable:
     """Table of a chunk: its samples, rows, schemas and labels.
 
-    samples: int64 [n]. rows: `ROW` [n], by rising offset; `schema` counts in `schemas`. labels: a row for
-    each record, in types that hold the values of all chunks before too.
+    samples: int64 [n]. rows: `ROW` [n], by rising offset; `schema` counts in `schemas`. labels: a row for each record,
+    in types that hold the values of all earlier chunks too.
     """
 
     samples: Ints
@@ -146,13 +146,13 @@ class ChunkTable:
 
     @property
     def labels(self) -> pa.Table:
-        """The label columns, over the bytes of the table."""
+        """Label columns, views of the bytes of the table."""
         with reported("its labels"):
             return read_stream(self.stream, len(self.rows))
 
 
 def pack_table(samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Table) -> bytes:
-    """The bytes of a chunk's table; records start behind it, on a multiple of 64."""
+    """Pack the table of a chunk; records start behind it, on a multiple of 64."""
     text = json.dumps(list(schemas), ensure_ascii=True, separators=(",", ":")).encode("ascii")
     text = text.ljust(align(len(text), 8))
     stream = write_stream(labels)
@@ -161,18 +161,18 @@ def pack_table(samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Tab
 
 
 def table_nbytes(count: int, schemas: Sequence[str], labels: pa.Table) -> int:
-    """Bytes of the table of so many records."""
+    """Count the bytes of the table of `count` records."""
     empty = np.zeros(0, np.int64), np.zeros(0, ROW)
     return len(pack_table(*empty, schemas, labels)) + count * (8 + ROW.itemsize)
 
 
 def records_offset(header: Header) -> int:
-    """Offset of the first record of a chunk, from the start of the file."""
+    """Return the offset of the first record of a chunk."""
     return header.payload_offset + align(header.table_nbytes, 64)
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
-    """The table of a chunk, checked; CorruptArchiveError names chunk and offset."""
+    """Read and check the table of a chunk; CorruptArchiveError names chunk and offset."""
     assert header.kind == CHUNK
     place = f"{where}: {header.name} at offset {header.offset:,}"
     data = pread(header.payload_offset, header.table_nbytes)
@@ -210,7 +210,7 @@ def _parsed_table(data: memoryview, header: Header) -> ChunkTable:
 
 
 def schemas_of(schemas: Any) -> list[str]:
-    """Read what JSON has of schemas; ValueError for anything else."""
+    """Parse the JSON of schemas; ValueError for anything else."""
     if type(schemas) is not list or not all(type(schema) is str for schema in schemas):
         raise ValueError("its schemas are not texts")
     if len(schemas) > MAX_SCHEMAS:

@@ -1,4 +1,4 @@
-"""The root of a sealed archive, which says where all else lies, and the zip directory that points at it."""
+"""Root of a sealed archive, which locates all other entries, and the zip directory that points at it."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edcache.format.records import ROW, Failure, failures_of, schemas_of
 from edcache.format.types import type_of_json, type_to_json
 
 TAIL_NBYTES: Final = 1 << 16
-"""An archive is opened by its last bytes: so many, and one more read if its root is not among them."""
+"""Bytes at the end of an archive that opening it reads; and once more if its root is not among them."""
 
 _CENTRAL: Final = struct.Struct("<4sHHHHHHIIIHHHHHII")  # 46 bytes
 _ZIP64: Final = struct.Struct("<HHQQQ")  # 28 bytes
 _END64: Final = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
 _LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
 _END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
-# Text, since unzip prints it: where the root's payload lies, and its crc32.
+# Text, since unzip prints it: offset, bytes and crc32 of the root's payload.
 _COMMENT: Final = b"edcache 3 root.json %016x %016x %08x"
 _COMMENT_READ: Final = re.compile(rb"edcache 3 root\.json ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})")
 _COMMENT_NBYTES: Final = len(_COMMENT % (0, 0, 0))
@@ -36,7 +36,7 @@ _MAX16: Final = 0xFFFF
 
 
 class Place(NamedTuple):
-    """Bytes of the file, and their crc32."""
+    """Range of bytes of the file, and their crc32."""
 
     offset: int
     nbytes: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A label column of a sealed archive. is_added: its values came after the samples, by `add_labels`."""
+    """Label column of a sealed archive. is_added: True if `add_labels` added it after the samples."""
 
     place: Place
     type: pa.DataType
@@ -56,10 +56,10 @@ class Column:
 class Root:
     """Contents of root.json: counts, schemas, and places of index and label columns.
 
-    length: samples of the dataset. present: those that have a record. chunks: of the file. index: the rows,
-    one a sample. labels: the columns by name, one value a sample. dropped: columns that chunks have and the
-    archive no more. uniform: the schema of all records, and their least and most bytes; None if they have
-    several, or if one is compressed or absent. fingerprint: of the source that was the last to lengthen it.
+    length: samples of the dataset. present: samples with a record. chunks: of the file. index: the rows, one a sample.
+    labels: columns by name, one value a sample. dropped: columns of chunks that the archive lost. uniform: schema of
+    all records, and their least and most bytes; None if they have several, or if one is compressed or absent.
+    fingerprint: of the last source that lengthened it.
     """
 
     head: Head
@@ -76,7 +76,7 @@ class Root:
 
     @property
     def origin(self) -> Head:
-        """The head, with the fingerprint and the length of the source that was the last to lengthen it."""
+        """Head, with fingerprint and length of the last source that lengthened it."""
         if self.fingerprint is None:
             return self.head
         return replace(self.head, length=self.length, fingerprint=self.fingerprint)
@@ -91,7 +91,7 @@ _FIELDS: Final = tuple(one.name for one in fields(Root))
 
 
 def pack_root(root: Root) -> bytes:
-    """The payload of root.json."""
+    """Pack the payload of root.json."""
     meta = {name: getattr(root, name) for name in _FIELDS}
     meta["head"] = root.head.to_json()
     meta["failures"] = [failure.to_json() for failure in root.failures]
@@ -103,7 +103,7 @@ def pack_root(root: Root) -> bytes:
 
 
 def parse_root(data: bytes | memoryview, size: int) -> Root:
-    """The root of a file of `size` bytes; ValueError or TypeError if it is none."""
+    """Parse the root of a file of `size` bytes; ValueError or TypeError if it is none."""
     meta = base.loads(data)
     if type(meta) is not dict or tuple(meta) != _FIELDS or type(meta["labels"]) is not dict:
         raise ValueError("it has other keys than are written")
@@ -140,7 +140,7 @@ def _place(value: Any, size: int) -> Place:
 
 
 def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
-    """The zip directory of entries, as it stands at `offset`; its comment points at the last, the root."""
+    """Pack the zip directory of entries, to stand at `offset`; its comment points at the last, the root."""
     root, central = headers[-1], b"".join(map(_pack_central, headers))
     count, end = len(headers), offset + len(central)
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
@@ -150,7 +150,7 @@ def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
 
 
 def directory_nbytes(names: Sequence[str]) -> int:
-    """Bytes of the directory of entries of these names."""
+    """Count the bytes of the directory of entries of these names."""
     each = _CENTRAL.size + _ZIP64.size
     return sum(each + len(name) for name in names) + _END64.size + _LOCATOR.size + END_NBYTES
 
@@ -163,23 +163,23 @@ def _pack_central(header: Header) -> bytes:
 
 
 def root_place(tail: bytes | memoryview) -> Place | None:
-    """Place of the root, by the last bytes of a file; None if it does not end as a sealed archive."""
+    """Read the place of the root from the last bytes of a file; None if it does not end as a sealed archive."""
     end = bytes(tail[-END_NBYTES:])
     found = _COMMENT_READ.fullmatch(end, _END.size) if end[:4] == b"PK\x05\x06" else None
     return None if found is None else Place(*(int(number, 16) for number in found.groups()))
 
 
 def read_places(pread: PRead, places: Sequence[Place]) -> list[memoryview | None]:
-    """The bytes of several places; None for one that fails its crc32."""
+    """Read the bytes of several places; None for one that fails its crc32."""
     data = [memoryview(pread(place.offset, place.nbytes)) for place in places]
     return [one if crc32(one) == place.crc32 else None for one, place in zip(data, places, strict=True)]
 
 
 def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
-    """The root that the end of a file points at, and its place; None if it points at no sound one.
+    """Read the root that the end of a file points at, and its place; None without a sound one.
 
-    Cost: one pread of `TAIL_NBYTES`, and another one if the root is not in them.
-    Raises: CorruptArchiveError: its crc32 holds, and no release of edcache wrote it.
+    Cost: one pread of `TAIL_NBYTES`, and another one if the root is not in them. Raises: CorruptArchiveError: its crc32
+    holds, but no release of edcache wrote it.
     """
     start = align(max(0, size - TAIL_NBYTES), 64)
     tail = pread(start, size - start)
@@ -195,7 +195,7 @@ def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
 
 
 def checked_root(data: bytes | memoryview, size: int, where: str) -> Root:
-    """The root of its bytes, whose crc32 holds; CorruptArchiveError if no release wrote it."""
+    """Parse a root whose crc32 holds; CorruptArchiveError if no release of edcache wrote it."""
     try:
         return parse_root(data, size)
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:

@@ -1,8 +1,8 @@
-"""The types that label columns have, the one type that holds the values of several, and tables joined by it.
+"""Types of label columns; the type that holds the values of two; tables joined by it.
 
-A column's type is found from the values, not asked for, and grows only where no value changes: null ->
-anything, narrow -> wide of one kind, integers and floats -> float64 if every integer is at most 2**53. uint64
-goes with unsigned integers alone. Everything else is a LabelError.
+Values decide the type of a column, which grows only if no value changes: null -> anything, narrow -> wide of one kind,
+integers and floats -> float64 if every integer is at most 2**53. uint64 goes with unsigned integers alone. Everything
+else is a LabelError.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ EXACT: Final = 2**53
 
 @cache
 def family(kind: pa.DataType) -> str:
-    """The kind of a type: null, bool, integer, float, text, bytes, time, UTC time, duration or list."""
+    """Return the family of a type: null, bool, integer, float, text, bytes, time, UTC time, duration or list."""
     if pa.types.is_dictionary(kind):
         return family(kind.value_type)
     if is_text(kind):
@@ -47,7 +47,7 @@ def family(kind: pa.DataType) -> str:
 
 @cache
 def merged(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
-    """The type that holds the values of both, integers among floats up to `EXACT`; None if none does."""
+    """Return the type that holds the values of both, integers among floats up to `EXACT`; None without one."""
     if one == other or pa.types.is_null(other):
         return one
     if pa.types.is_null(one):
@@ -69,17 +69,17 @@ def merged(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def list_of(element: pa.DataType, *outer: pa.DataType) -> pa.DataType:
-    """The list type of an element, with large offsets where one of the other types has them."""
+    """Return the list type of an element, with large offsets if one of the other types has them."""
     return (pa.large_list if any(map(pa.types.is_large_list, outer)) else pa.list_)(element)
 
 
 def is_widened(old: pa.DataType, new: pa.DataType) -> bool:
-    """True if integers, or lists of them, become floats by the new type."""
+    """True if the new type makes integers, or lists of them, floats."""
     return bool(pa.types.is_integer(element_type(old)) and pa.types.is_floating(element_type(new)))
 
 
 def inexact_integer(column: pa.ChunkedArray) -> int | None:
-    """An integer of a column, or in its lists, beyond `EXACT`, which a float64 may round; None without."""
+    """Find an integer of a column, or in its lists, beyond `EXACT`, which float64 may round; None without one."""
     for chunk in column.chunks:
         numbers = number_values(list_items(chunk) if is_list(column.type) else chunk)
         for extreme in (numbers.min(initial=0), numbers.max(initial=0)):
@@ -89,14 +89,14 @@ def inexact_integer(column: pa.ChunkedArray) -> int | None:
 
 
 def type_to_json(kind: pa.DataType) -> Any:
-    """The name of a label type, or ["list", name]."""
+    """Return the name of a label type, or ["list", name]."""
     if is_list(kind):
         return ["large_list" if pa.types.is_large_list(kind) else "list", str(kind.value_type)]
     return str(kind)
 
 
 def type_of_json(text: Any) -> pa.DataType:
-    """Read what `type_to_json` made; ValueError for anything else."""
+    """Invert `type_to_json`; ValueError for anything else."""
     outer, element = text if type(text) is list and len(text) == 2 else (None, text)
     kind = named_types().get(element) if isinstance(element, str) else None
     lists = {None: lambda kind: kind, "list": pa.list_, "large_list": pa.large_list}
@@ -106,7 +106,7 @@ def type_of_json(text: Any) -> pa.DataType:
 
 
 def joined_schema(one: pa.Schema, other: pa.Schema, where: str, piece: str = "chunk") -> pa.Schema:
-    """The columns of `one` in types that hold the values of both; LabelError, which speaks of a `piece`."""
+    """Return the columns of `one` in types that hold the values of both; else LabelError, about a `piece`."""
     if sorted(one.names) != sorted(other.names):
         raise LabelError(
             f"{_prefix(where)}one {piece} has the labels {', '.join(one.names) or '(none)'}, another "
@@ -134,19 +134,19 @@ def _prefix(where: str) -> str:
 
 
 def cast(chunk: pa.Array, kind: pa.DataType) -> pa.Array:
-    """An array as one of a type that holds its values."""
+    """Cast an array to a type that holds its values."""
     if chunk.type == kind:
         return chunk
     if pa.types.is_null(chunk.type):
         return pa.nulls(len(chunk), kind)
     if pa.types.is_float16(chunk.type):
         chunk = widened_float16(chunk)
-    # Unchecked: Arrow checks more slowly what `merged` and `inexact_integer` have said.
+    # Unchecked: `merged` and `inexact_integer` have checked it faster than Arrow does.
     return chunk.cast(kind, safe=False)
 
 
 def cast_table(labels: pa.Table, schema: pa.Schema, where: str) -> pa.Table:
-    """A table in the types of a schema that `joined_schema` made; LabelError as `check_widened`."""
+    """Cast a table to a schema that `joined_schema` made; LabelError as `check_widened`."""
     if labels.schema == schema:
         return labels
     columns = []
@@ -185,7 +185,7 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
 
 
 def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa.Table:
-    """The rows of all tables, so many of each; columns that one lacks are null there. Raises as `unify`."""
+    """Stack the rows of all tables; columns that one lacks are null there. counts: rows of each. Raises as `unify`."""
     names = list(dict.fromkeys(name for table in tables for name in table.column_names))
     if not names:
         return tables[0]
@@ -199,7 +199,7 @@ def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa
 
 
 def beside(tables: Sequence[pa.Table]) -> pa.Table:
-    """The columns of tables of one length; of a name that is there twice the first."""
+    """Put tables of one length side by side; the first column of a name counts."""
     columns: dict[str, pa.ChunkedArray] = {}
     for table in tables:
         for name in table.column_names:
@@ -208,6 +208,6 @@ def beside(tables: Sequence[pa.Table]) -> pa.Table:
 
 
 def labelled_columns(table: pa.Table) -> pa.Table:
-    """The columns that have a value in some row."""
+    """Select the columns that have a value in some row."""
     names = table.column_names
     return table.select([name for name in names if table.column(name).null_count < table.num_rows])
