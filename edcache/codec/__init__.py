@@ -1,4 +1,4 @@
-"""A sample to the bytes of a record, and back."""
+"""Codec: a sample to the bytes of a record, and back."""
 
 from lazy_loader import attach_stub
 

@@ -1,8 +1,8 @@
-"""The classes that a record may name: registered ones, those of a fixed list, and imported namedtuples.
+"""Classes that a record may name: registered ones, listed ones, and imported namedtuples.
 
-Nothing here imports a module that a record names: whoever wrote the record would choose code to run. An enum,
-a dataclass or an object is built only if this process registered its class, or if `packages` lists it. A
-namedtuple is also looked up in the modules that are imported already.
+Nothing here imports a module that a record names, since its author would choose code to run. An enum, a dataclass or an
+object is built only if this process registered its class, or if `packages` lists it. A namedtuple is also looked up in
+modules that are already imported.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from edcache.codec.packages import ClassName, Form
 _Class = TypeVar("_Class", bound=type)
 _Entry = TypeVar("_Entry", type, Form)
 
-# By "module.qualname": `cls.__module__`, as it is in this process, or a name that was given.
+# By "module.qualname": `cls.__module__`, as in this process, or a name that the user gave.
 _registered: dict[str, type | Form] = {}
-# How often `register` was called: what was compiled before may hold members of other classes.
+# Calls of `register`: what was compiled before one may hold members of other classes.
 changes = 0
 
 
@@ -41,22 +41,21 @@ def register(
 ) -> _Class:
     """Allow a class in samples of this process; usable as a decorator for enums, dataclasses and namedtuples.
 
-    A dataclass or a namedtuple comes back without running its __init__, __new__ or __post_init__: its fields
-    are set directly. Any other class needs `encode` and `decode`, which undo each other. A later class of the
-    same module and qualified name replaces an earlier one.
+    A dataclass or a namedtuple comes back without running its __init__, __new__ or __post_init__: its fields are set
+    directly. Any other class needs `encode` and its inverse `decode`. A later class of the same module and qualified
+    name replaces an earlier one.
 
     Args:
-        cls: a subclass of enum.Enum, a dataclass whose whole state is its fields, a namedtuple; with encode
-            and decode any class. Objects of its subclasses are not included.
-        name: "old.module.Name", under which records have what is this class now: they are read as it, too.
-        encode: an object to a tree of values that the codec stores: dicts, lists, tensors, other registered
-            classes, ...
-        decode: such a tree to an object. It is given what an archive holds: an archive from a stranger may
-            hold any tree.
+        cls: a subclass of enum.Enum, a dataclass whose whole state is its fields, a namedtuple; with encode and decode
+            any class. Objects of its subclasses are not included.
+        name: "old.module.Name", a former name of this class in records, which are read as this class too.
+        encode: converts an object to a tree of values that the codec stores: dicts, lists, tensors, other
+            registered classes, ...
+        decode: converts such a tree to an object. An archive from a stranger may hold any tree.
     Returns:
         cls itself.
     Raises:
-        OptionError: cls is none of these, or encode comes without decode.
+        OptionError: cls is of another kind, or encode comes without decode.
     Safety: the table belongs to the process; register in a module that every worker imports.
 
     >>> edcache.register(Mesh, encode=lambda mesh: [mesh.points, mesh.faces], decode=lambda t: Mesh(*t))
@@ -85,7 +84,7 @@ def register(
 
 
 def own_name(cls: type) -> str:
-    """The name of a class in this process."""
+    """Return the name of a class in this process."""
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
@@ -97,7 +96,7 @@ def _found(name: ClassName, *, may_import: bool = True) -> type | Form | None:
 
 
 def stored_as(cls: type) -> type | Form | None:
-    """How objects of this very class are stored: cls itself where by their parts, a Form, or None: not."""
+    """Return a Form, or cls itself, if its objects are stored by their parts; None if not at all."""
     known = _registered.get(own_name(cls))
     if known is cls or (isinstance(known, Form) and known.cls is cls):
         return known
@@ -106,7 +105,7 @@ def stored_as(cls: type) -> type | Form | None:
 
 
 def lookup(name: ClassName, kind: type[_Entry], *, may_import: bool = True) -> _Entry:
-    """The class or the Form that records call so, or CodecError; may_import: the module of a listed enum."""
+    """Look up the class or Form of a name in records; CodecError if unknown. may_import: the module of a listed enum."""
     known = _found(name, may_import=may_import)
     if not isinstance(known, kind):
         raise _unregistered(name, ", encode=..., decode=..." if kind is Form else "")
@@ -123,7 +122,7 @@ def _unregistered(name: ClassName, arguments: str) -> CodecError:
 
 
 class EnumKey(NamedTuple):
-    """A dict key that is a member of an enum whose class is not at hand."""
+    """Dict key: a member of an enum whose class is not loaded."""
 
     name: ClassName
     member: str
@@ -137,7 +136,7 @@ class EnumKey(NamedTuple):
 
 
 def enum_key(name: ClassName, member: str) -> Any:
-    """Return the member of an enum, or an EnumKey where that takes an import or a call of `register`."""
+    """Return the member of an enum, or an EnumKey if that takes an import or a call of `register`."""
     try:
         cls = lookup(name, type, may_import=False)
     except CodecError:
@@ -146,7 +145,7 @@ def enum_key(name: ClassName, member: str) -> Any:
 
 
 def member_named(cls: Any, member: str) -> Any:
-    """Return the member of an enum; CorruptRecordError where it has none of that name."""
+    """Return the member of an enum; CorruptRecordError if it has none of that name."""
     value = cls.__members__.get(member)
     if value is None:
         raise CorruptRecordError(f"{own_name(cls)} has no member {member[:80]!r}")
@@ -154,7 +153,7 @@ def member_named(cls: Any, member: str) -> Any:
 
 
 def fields_differ(name: ClassName, stored: tuple[str, ...], here: tuple[str, ...]) -> CodecError:
-    """The error for a class that has other fields than a record."""
+    """Make the error for a class that has other fields than a record."""
     return CodecError(
         f"the record holds a {'.'.join(name)} with fields {', '.join(stored)}; the class "
         f"here has {', '.join(here) or 'none'}; register one with the stored fields"
@@ -167,13 +166,13 @@ def dataclass_fields(cls: Any) -> tuple[str, ...]:
 
 
 def is_namedtuple_class(cls: type) -> bool:
-    """Tell whether a class is a tuple with names of fields."""
+    """True if a class is a tuple with names of fields."""
     fields: Any = getattr(cls, "_fields", None)
     return issubclass(cls, tuple) and type(fields) is tuple and all(type(name) is str for name in fields)
 
 
 def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Return the namedtuple class of that name that is registered, or imported; raises as `lookup`."""
+    """Find a registered or imported namedtuple class; raises as `lookup`."""
     found: list[Any] = [
         cls for cls in (_found(name), *imported(*name)) if isinstance(cls, type) and is_namedtuple_class(cls)
     ]
@@ -185,7 +184,7 @@ def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any,
 
 @lru_cache(maxsize=256)
 def is_found(cls: Any, changes: int) -> bool:
-    """Tell whether a namedtuple's class is found by its name; `changes` as it is now, a key of the cache."""
+    """True if a namedtuple's class is found by its name; `changes`: its present value, for the cache."""
     try:
         return find_namedtuple(class_name(cls), cls._fields) is cls
     except CodecError:

@@ -19,7 +19,7 @@ _DICTS = (dict, collections.OrderedDict)
 _ARRAYS = (np.ndarray, np.memmap)
 
 Wires = list[Any] | dtypes.Array
-"""Wire values of one leaf in many samples: a list of numbers, bytes or arrays, or one array [n, ...]."""
+"""Wire values of one leaf of many samples: a list of numbers, bytes or arrays, or one array [n, ...]."""
 
 
 class Run(NamedTuple):
@@ -27,9 +27,9 @@ class Run(NamedTuple):
 
     Attributes:
         schema: its number. record: the first record. nbytes: of each record, int64 [n].
-        fields: what lies at the same offset in each record: this offset, and an array [n, ...].
-        head_nbytes: the bytes that end at one offset in each record. Where not all of it does, `pieces` are
-            what follows: how many zeros before it in each record, int64 [n], and its buffer in each.
+        fields: values at one offset in each record: the offset, and an array [n, ...].
+        head_nbytes: bytes up to the first field whose offset or size varies. pieces: the fields from there on: zeros
+            before it in each record, int64 [n], and its buffers.
     """
 
     schema: int
@@ -40,7 +40,7 @@ class Run(NamedTuple):
     pieces: list[tuple[Ints, list[Any]]]
 
     def write(self, buffer: npt.NDArray[np.uint8], offset: Ints) -> None:
-        """Write the first records at their offsets, int64 [k + 1], the last of which ends the buffer."""
+        """Write the first k records to a buffer, at their offsets, int64 [k + 1]; the last one is its end."""
         count = len(offset) - 1
         if not self.pieces:
             self._fill(buffer, count, len(buffer) // count)
@@ -51,17 +51,17 @@ class Run(NamedTuple):
         for gaps, buffers in self.pieces:
             parts += [_zeros(gaps), buffers] if gaps.any() else [buffers]
         parts.append(_zeros(np.diff(offset) - self.nbytes[:count]))
-        # As fast for long texts as for short ones: an indexed copy takes 5 ns a byte.
+        # Fast for long texts too: an indexed copy takes 5 ns a byte.
         data = b"".join(itertools.chain.from_iterable(zip(*parts, strict=False)))
         buffer[: len(data)] = np.frombuffer(data, np.uint8)
 
     def _fill(self, buffer: npt.NDArray[np.uint8], count: int, stride: int) -> None:
-        """Write fields `stride` bytes apart, and what all records have in common between them."""
+        """Write fields `stride` bytes apart, and the bytes between them, which all records share."""
         gaps = np.ones(stride, np.bool_)
         for offset, wire in self.fields:
             row = wire[0].nbytes
             if row:
-                strides = stride, *wire[:1].copy().strides[1:]  # in C order, whatever those of the column are
+                strides = stride, *wire[:1].copy().strides[1:]  # in C order, for any order of the column
                 np.ndarray((count, *wire.shape[1:]), wire.dtype, buffer, offset, strides)[...] = wire[:count]
                 gaps[offset : offset + row] = False
         template = np.zeros(stride, np.uint8)
@@ -73,7 +73,7 @@ class Run(NamedTuple):
 
 
 def row_buffers(rows: dtypes.Array) -> list[bytes]:
-    """The bytes of each row of an array [n, ...]."""
+    """Return the bytes of each row of an array [n, ...]."""
     flat = np.ascontiguousarray(rows).reshape(len(rows), -1).view(dtypes.U1)
     return flat.view(f"V{flat.shape[1]}").reshape(-1).tolist() if flat.size else [b""] * len(rows)
 
@@ -83,15 +83,15 @@ def _zeros(counts: Ints) -> list[bytes]:
 
 
 class Columns:
-    """A dict or tuple of columns: arrays and tensors [n, ...], lists of n values, None, more such trees.
+    """Dict or tuple of columns: arrays and tensors [n, ...], lists of n values, None, more such trees.
 
-    Sample k has the same structure, and the k-th item of each column; None where the column is None.
+    Sample k has the same structure, with the k-th item of each column, or None for a column None.
 
     Attributes:
-        count: how many samples.
-        singly_until: the samples before this one are stored one by one, the others many at a time.
+        count: number of samples.
+        singly_until: samples before this one are stored one by one, the others many at a time.
     Raises:
-        CodecError: what is no column. OptionError: the columns differ in length, or there is none.
+        CodecError: something else than a column. OptionError: the columns differ in length, or there is none.
     """
 
     def __init__(self, tree: object) -> None:
@@ -123,19 +123,19 @@ class Columns:
             self._columns.append(node)
 
     def at(self, rows: int | slice) -> Any:
-        """One sample, or the tree of some rows of each column."""
+        """Return one sample, or the tree of some rows of each column."""
         return _item(self.tree, rows)
 
     def wires(self, rows: slice, walk: Callable[[list[Any]], list[Wires] | None]) -> list[Wires] | None:
-        """The wire values of some rows, of each leaf in tree order; None if a list mixes structures.
+        """Return the wire values of each leaf of some rows, in tree order; None if a list mixes structures.
 
-        walk: gives those of the items of a list.
+        walk: returns them for the items of a list.
         """
         wires: list[Wires] = []
         for column in self._columns:
             part = column[rows]
             if type(part) in _ARRAYS and part.ndim == 1 and part.dtype.kind in "US":
-                part = part.tolist()  # the length of each is part of its record
+                part = part.tolist()  # each record has its own length
             own = walk(part) if type(part) is list else [_wire(part)]
             if own is None:
                 return None
@@ -171,10 +171,10 @@ def _wire(part: Any) -> dtypes.Array:
         return values[0]
     part = part.view(np.ndarray)
     if part.ndim == 1:
-        # The scalars of most dtypes are native whatever the array is.
+        # Most scalars are of native byte order, also of another array.
         part = part.astype(np.asarray(part[0]).dtype, copy=False)
     if dtypes.is_exportable(part.dtype):
         return part  # type: ignore[no-any-return]
-    # numpy copies structures field by field, which would leave what is between them.
+    # numpy copies structures field by field, without the bytes between.
     own = dtypes.own_bytes(part)
     return own.reshape(len(own), -1).view(dtypes.U1) if own.nbytes else own

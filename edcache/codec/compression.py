@@ -1,7 +1,6 @@
-"""Compression of records: one zstd frame each, with its content size and without a checksum of its own.
+"""Compression of records: one zstd frame each, with its content size, without a checksum: rows have one.
 
-Records carry a crc32 outside, so a frame needs none. A frame whose header says more than a frame of its bytes
-can hold is refused before its content is allocated.
+A frame that claims more content than its bytes can hold is refused before that is allocated.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ DEFAULT_LEVEL = 3
 MAX_LEVEL = 22
 
 _MIN_THREADED = 1 << 20
-# zstd's block of one byte again and again: 4 bytes for 128 KiB.
+# zstd's block of one repeated byte: 4 bytes for 128 KiB.
 _MOST_RATIO = 1 << 15
 _TEXT = re.compile(r"zstd(?::(?P<level>[0-9]{1,2}))?")
 
 
 class _Contexts(threading.local):
-    """zstd contexts are not shared between threads, and are costly to make."""
+    """Contexts of zstd, which threads cannot share, and which are costly to make."""
 
     @once
     def compressor(self) -> Any:
         import zstandard
 
-        # By level. A frame says its content size, and has no checksum: zstandard's defaults.
+        # By level; content size, but no checksum, is zstandard's default.
         return cache(zstandard.ZstdCompressor)
 
     @once
@@ -49,7 +48,7 @@ _contexts = _Contexts()
 
 @dataclass(frozen=True)
 class Compression:
-    """How records are compressed: a value without handles, so threads, fork, spawn and pickle may share it.
+    """Compression of records, a value without handles: threads, fork, spawn and pickle may share it.
 
     Attributes:
         level: of zstd, 1 to 22.
@@ -84,7 +83,7 @@ class Compression:
 
 
 def content_nbytes(frame: Buffer) -> int:
-    """Bytes of the content of a zstd frame, by its header. Raises: CorruptRecordError."""
+    """Read the content bytes of a zstd frame from its header. Raises: CorruptRecordError."""
     import zstandard
 
     try:
@@ -129,7 +128,7 @@ def decompress_into(
                 raise CorruptRecordError(f"zstd frame has {len(data):,} bytes, not {length:,}")
             out[at : at + length] = data
 
-    # zstd releases the interpreter. Starting threads takes longer than what little there is.
+    # zstd releases the interpreter. For little data, starting threads takes longer.
     threads = min(threads, len(frames)) if sum(raw_nbytes) >= _MIN_THREADED else 1
     if threads <= 1:
         run(range(len(frames)))

@@ -1,4 +1,4 @@
-"""Containers: a value taken apart into its children, their keys in a schema, and put together again."""
+"""Containers: a value to its children and their keys in a schema, and back."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from edcache.codec.packages import Form
 
 Assemble = Callable[[list[Any]], Any]
 Keys = tuple[Any, ...]
-# Of a container: its schema node without the last item, the children; the names of these, and these.
+# Schema node of a container without its last item, the children; names of the children; the children.
 Parts = tuple[tuple[Any, ...], Sequence[Any], Sequence[Any]]
 
 _MISSING = object()
 
 
 def disassemble(value: Any) -> Parts:
-    """The parts of an object whose parts have names; Refusal where it is none, or cannot be stored."""
+    """Take apart a dataclass, a namedtuple or a registered object; Refusal if it cannot be stored."""
     cls: Any = type(value)
     known = classes.stored_as(cls)
     if isinstance(known, Form):
@@ -45,7 +45,7 @@ def disassemble(value: Any) -> Parts:
 def _remedy(cls: type) -> str:
     if dataclasses.is_dataclass(cls):
         return f"register it with edcache.register({cls.__name__})"
-    # Looked up by name, so that the text names a call that the reader's own type has.
+    # By the name of a base class, so that the advice names a call that the value's own type has.
     known = next((kin for kin in cls.__mro__ if own_name(kin) in _ADVICE), None)
     ways = [_ADVICE[own_name(known)] if known else "convert it to tensors, arrays or plain Python values"]
     if known is not cls:
@@ -91,7 +91,7 @@ def _disassemble_object(value: Any, form: Form) -> Parts:
         tree = form.encode(value)
     except CodecError as error:
         raise Refusal(f"{type_name(value)} {error}") from error
-    except Exception as error:  # whatever a user's function raises
+    except Exception as error:  # a user's function may raise anything
         raise Refusal(f"{type_name(value)}; its encode= raised {error!r:.200}; mend it") from error
     return ("object", *form.name), ["encode()"], [tree]
 
@@ -124,7 +124,7 @@ def dump_key(key: Any) -> Any:
 
 
 def _parse_key(tree: Any) -> Any:
-    """The dict key of its JSON; ValueError or TypeError where it is none."""
+    """Parse the JSON of a dict key; ValueError or TypeError if it is none."""
     if type(tree) is str:
         return tree
     if tree == ["none"]:
@@ -147,13 +147,13 @@ def _parse_key(tree: Any) -> Any:
 
 
 class ContainerKind(NamedTuple):
-    """A kind of container.
+    """Kind of container.
 
     Attributes:
-        parse: the JSON between the kind and the children, and how many these are, to the keys of the children
-            and what the node carries; ValueError, TypeError.
-        assemble: these to the function that makes a container of a list of its children. It runs no __init__
-            of a user's class but in a `decode` that the user registered.
+        parse: (JSON between kind and children, number of children) to (keys of the children, `const` of the
+            node); ValueError, TypeError.
+        assemble: (keys, const) to the function that makes a container of a list of its children. No __init__ of a
+            user's class runs, but in a registered `decode`.
     """
 
     parse: Callable[[list[Any], int], tuple[Keys, Any]]
@@ -217,7 +217,7 @@ def _assemble_object(keys: Keys, name: Any) -> Assemble:
             return form.decode(values[0])
         except EdcacheError:
             raise
-        except Exception as error:  # whatever a user's function raises
+        except Exception as error:  # a user's function may raise anything
             raise CorruptRecordError(
                 f"{'.'.join(name)}: its decode= raised {error!r:.200} over what its record holds"
             ) from error
@@ -238,4 +238,4 @@ CONTAINERS: dict[str, ContainerKind] = {
     "object": ContainerKind(lambda header, _: (("encode()",), parse_class(*header)), _assemble_object),
 }
 OPAQUE = frozenset({"object"})
-"""Containers that are one value to a reader: what lies in them has no name of its own."""
+"""Containers that are one value to a reader: their children have no names."""

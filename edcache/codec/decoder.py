@@ -1,7 +1,7 @@
-"""A record to its sample.
+"""`Decoder`: a record to its sample.
 
-A decoder compiles its schema into one closure per node. What runs over a record's bytes is a closed set of
-constructors; lengths and dimensions are checked against the record before anything is allocated.
+It compiles a schema into one closure per node. Only a closed set of constructors runs over a record's bytes; lengths
+and dimensions are checked against the record before anything is allocated.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from edcache.codec.leaves import reviver
 from edcache.codec.pickles import PICKLE_SCHEMA, load
 from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, Path, align, parse
 
-# Of all schemas whose decoders are kept together.
+# Characters of all schemas whose decoders are kept.
 _KEPT_TEXT = 1 << 18
 
-# Of larger records, copying their bytes takes longer than all else.
+# For larger records, copying their bytes takes longer than all else.
 _MOST_TOGETHER = 1 << 14
 
-# All values of a part of the schema, of records of one length: uint8 [n, nbytes].
+# Records of one length, uint8 [n, nbytes], to all values of a node.
 _ReadAll = Callable[["Array"], list[Any]]
 
-# record, spans of its variable leaves, and for aliasing reads the record as a writable-looking array.
+# Record, spans of its variable leaves, and for aliasing reads the record as an array that looks writable.
 _Read = Callable[[memoryview, list[LeafSpan], "Array | None"], Any]
 
 _NO_SPANS: list[LeafSpan] = []
@@ -39,18 +39,17 @@ _NO_ALIAS: Array = np.empty(0, np.uint8)
 
 
 class Decoder:
-    """Turns the records of one schema back into samples; CorruptRecordError where its text is none.
+    """Decoder of the records of one schema; CorruptRecordError if its text is none.
 
     Safety: threads, fork, spawn (by text); nothing is written after construction.
 
     Args:
-        allow_pickle: let decode() unpickle, if the schema says that records are pickles.
-        decoding: what is made of image files; None for what the schema says.
-        as_arrays: tensors come as numpy arrays, and torch is not imported.
+        allow_pickle: True lets decode() unpickle, if the schema says that records are pickles.
+        decoding: of image files; None for that of the schema.
+        as_arrays: True reads tensors as numpy arrays, without torch.
     Attributes:
-        nbytes: of every record, None if they vary. fixed_nbytes: of its part with the leaves of fixed size.
-        structure, layout: the parsed schema, and where its leaves lie; None where records are pickles or
-            carry their own.
+        nbytes: of every record, None if they vary. fixed_nbytes: of the part with the leaves of fixed size.
+        structure, layout: parsed schema, and places of its leaves; None if records are pickles or carry a schema each.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Decoder:
 
     @once
     def fields(self) -> Mapping[Path, Node]:
-        """The leaves by path, in tree order, without None; empty where records have no one schema."""
+        """Leaves by path, in tree order, without None; empty if `structure` is None."""
         fields = () if self.structure is None else self.structure.leaves(OPAQUE)
         return MappingProxyType({field.path: field for field in fields})
 
@@ -87,9 +86,9 @@ class Decoder:
         """Decode one record.
 
         Args:
-            record: its bytes, exactly; at an address that is a multiple of 8 if copy is False.
-            copy: True: the caller owns every leaf. False: arrays and tensors alias the record; arrays are
-                read-only, tensors cannot be, and must not be written.
+            record: exactly its bytes; at an address that is a multiple of 8 if copy is False.
+            copy: True: the caller owns every leaf. False: arrays and tensors alias the record; arrays are read-only,
+                tensors must not be written.
         Raises: CorruptRecordError, CodecError, ImageError.
         Cost: about 3 us for a small tensor and an int.
         """
@@ -102,10 +101,10 @@ class Decoder:
 
     @once
     def decode_all(self) -> Callable[[Array], list[Any]] | None:
-        """How records of one length are decoded together; None where it gains nothing, or is not possible.
+        """Function that decodes records of one length together; None if it gains nothing, or is not possible.
 
-        The function takes uint8 [n, nbytes] and gives what `decode` gives of each, which the caller owns. It
-        raises CorruptRecordError, without saying of which.
+        It takes uint8 [n, nbytes] and returns a list as by `decode` of each, which the caller owns. It raises
+        CorruptRecordError, which names no record.
         """
         if self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
             return None
@@ -113,7 +112,7 @@ class Decoder:
         return read and _with_typed_errors(read)
 
     def part(self, node: Node) -> Callable[[memoryview], Any]:
-        """How a node of `structure` is decoded from a whole record, into own memory; raises as `decode`."""
+        """Make the function that decodes a node from a whole record, into own memory; raises as `decode`."""
         layout, read = self.layout, _compile(node)
         assert layout is not None
         is_fixed = all(leaf.nbytes is not None for leaf in node.leaves())
@@ -121,7 +120,7 @@ class Decoder:
         return _with_typed_errors(lambda record: read(record, locate(record), None))
 
     def extent(self, nodes: Sequence[Node]) -> tuple[int, int] | None:
-        """The bytes of a record in which the leaves at some nodes lie, half-open; None where they vary."""
+        """Return the half-open range of bytes with the leaves of some nodes; None if it varies."""
         layout = self.layout
         assert layout is not None
         low, high = layout.data_offset, 0
@@ -132,7 +131,7 @@ class Decoder:
         return min(low, high), high
 
     def reviver(self, path: Path) -> Callable[[memoryview], Any] | None:
-        """What makes a leaf of variable size of its data; None for arrays, tensors and fixed leaves."""
+        """Return the function from data to value of a variable leaf; None for arrays, tensors and fixed leaves."""
         leaf = self.fields[path]
         if leaf.memory is not None or leaf.nbytes is not None or leaf.is_container:
             return None
@@ -171,7 +170,7 @@ class Decoder:
 
 
 def _with_typed_errors(read: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, whose errors over bytes that no writer left are CorruptRecordErrors."""
+    """Wrap a function: its errors over damaged bytes become CorruptRecordErrors."""
 
     def decode(*arguments: Any) -> Any:
         try:
@@ -185,15 +184,12 @@ def _with_typed_errors(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Decoders(dict[Any, Decoder]):
-    """Decoders by key, asked for by `get`: all that were kept, until their schemas are long together.
-
-    A decoder takes up to some 150 times as much memory as its schema.
-    """
+    """Decoders by key, up to `_KEPT_TEXT` characters of schemas: a decoder takes some 150 times their memory."""
 
     _text_nbytes = 0
 
     def keep(self, key: Hashable, decoder: Decoder) -> Decoder:
-        """Keep a decoder, and give it back; where there are too many, all others go."""
+        """Keep a decoder, and return it; if there are too many, drop all others."""
         if self._text_nbytes + len(decoder.text) > _KEPT_TEXT:
             self.clear()
             self._text_nbytes = 0
@@ -208,13 +204,13 @@ _shared = Decoders()
 def decoder_of(
     text: str, allow_pickle: bool = False, decoding: Decoding | None = None, as_arrays: bool = False
 ) -> Decoder:
-    """The decoder of a schema, compiled once a process unless there are very many; raises as `Decoder`."""
+    """Return the decoder of a schema, compiled once a process unless there are very many; raises as `Decoder`."""
     key = text, allow_pickle, decoding, as_arrays, classes.changes
     return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle, decoding, as_arrays))
 
 
 def assembler(node: Node) -> Assemble:
-    """Return the function that makes the container at a node of a list of its children."""
+    """Return the function that makes the container at a node from a list of its children."""
     return CONTAINERS[node.kind].assemble(node.keys, node.const)
 
 
@@ -230,7 +226,7 @@ def _compile(node: Node) -> _Read:
 
 
 def _compile_all(node: Node) -> _ReadAll | None:
-    """How a part of records of one length is read of all together; None where they are read singly."""
+    """Compile the reading of a node from many records of one length; None if they are read one by one."""
     if node.kind == "none":
         return lambda records: [None] * len(records)
     if not node.is_container:
@@ -264,7 +260,7 @@ def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
         return None
 
     def arrays(records: Array) -> Iterator[Array]:
-        # A copy of each, or one that is kept would keep all of them.
+        # Copies: a view would keep the memory of all.
         return map(np.array, records[:, part].view(stored).reshape(-1, *(shape or (1,))))
 
     if not is_tensor:
@@ -339,13 +335,13 @@ def _array_maker(leaf: Node) -> Callable[[memoryview, int, Any, Array | None], A
 
 
 def aliased(record: memoryview) -> Array:
-    """The bytes as a uint8 array that torch takes without a warning, though they must not be written."""
+    """View bytes as a uint8 array that torch takes without a warning, though they must not be written."""
     if not record.nbytes:
         return _NO_ALIAS
     memory = np.frombuffer(record, np.uint8)
     if not record.readonly:
         return memory
-    # torch has no read-only tensors and warns when it wraps a read-only array: numpy is told otherwise.
+    # torch has no read-only tensors and warns of a read-only array: so numpy is told that it is writable.
     interface = memory.__array_interface__
     interface["data"] = interface["data"][0], False
     return np.asarray(SimpleNamespace(__array_interface__=interface, owner=memory))

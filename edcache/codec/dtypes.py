@@ -1,13 +1,13 @@
-"""dtype <-> its text in a schema, for numpy and torch.
+"""Dtypes of numpy and torch, and their texts in a schema.
 
 numpy: the text is `dtype.str` ("<f4", "|b1", ">M8[ns]", "<U12"). C's second 32 or 64 bit integer keeps its
-letter ("<q"), because its scalars are of another class. A structure of fields, none of which is a structure
-or an array, is a list:
+letter ("<q"), because its scalars are of another class. A structure, whose fields are neither structures nor
+arrays, is a list:
 
     ["struct", [[name, offset, dtype], ...], itemsize]
 
-torch: the text is the attribute's name ("uint8", "bfloat16"). numpy has no twin for some of them; those
-travel as an integer array of the same item size, called their bits.
+torch: the text is the attribute's name ("uint8", "bfloat16"). A dtype that numpy lacks travels as an integer array of
+the same item size, called its bits.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _BITS = {
 
 
 class TensorDtype(NamedTuple):
-    """A dtype of torch by name; `bits`: one of its size, where numpy lacks it; `array`: of its memory."""
+    """Dtype of torch by name; `bits`: an integer of its size, if numpy lacks it; `array`: dtype of its memory."""
 
     name: str
     bits: str | None
@@ -63,7 +63,7 @@ TENSOR_DTYPES = {
 
 
 def array_dtype(name: str) -> Dtype:
-    """Numpy's dtype of a tensor as an array, or ml_dtypes', else of its bits. MissingDependencyError."""
+    """Return numpy's dtype of a tensor as an array, or ml_dtypes', else of its bits. MissingDependencyError."""
     known = TENSOR_DTYPES[name]
     if known.bits is None or not name.startswith(("bfloat16", "float8")):
         return known.array
@@ -75,11 +75,10 @@ def array_dtype(name: str) -> Dtype:
 
 
 def _describe(dtype: Dtype) -> Any:
-    """What would stand for a dtype, if `parse` takes it."""
+    """Describe a dtype, which `parse` may refuse."""
     if dtype.names is not None:
         fields: Any = dtype.fields
-        # A field with a title has three parts, and comes back as another dtype, as one that is a structure
-        # does: `describe` refuses them.
+        # A title, or a field that is a structure, gets lost: `describe` refuses such dtypes.
         return "struct", tuple((k, fields[k][1], _text(fields[k][0])) for k in dtype.names), dtype.itemsize
     return _text(dtype)
 
@@ -90,12 +89,12 @@ def _text(dtype: Dtype) -> str:
     return text[0] + dtype.char if is_twin else text
 
 
-# The numbers of the dtypes of which every byte is value, and which have no parameters.
+# Numbers of dtypes without padding and parameters.
 PLAIN = {dtype.num: _describe(dtype) for dtype in map(np.dtype, "?bBhHiIlLqQefdFD")}
 
 
 def describe(dtype: Dtype) -> Any:
-    """Return what stands for a numpy dtype, in tuples, or None if the codec does not store it."""
+    """Describe a numpy dtype, in tuples; None if the codec does not store it."""
     plain = PLAIN.get(dtype.num) if dtype.isnative else None
     if plain is not None and dtype.metadata is None:
         return plain
@@ -104,19 +103,19 @@ def describe(dtype: Dtype) -> Any:
         parsed = parse(description)
     except CorruptRecordError:
         return None
-    # A dtype that another library added to numpy shows itself as plain void: refuse what does not come back.
+    # A dtype that another library added to numpy looks like plain void.
     is_same = parsed == dtype and parsed.type is dtype.type and not _has_metadata(dtype)
     return description if is_same else None
 
 
 def _has_metadata(dtype: Dtype) -> bool:
-    """True if somebody attached a dict to a dtype or to one of its fields, of which == takes no notice."""
+    """True if a dtype or one of its fields has metadata, which == ignores."""
     fields: Any = (dtype.fields or {}).values()
     return dtype.metadata is not None or any(_has_metadata(field[0]) for field in fields)
 
 
 def remedy(dtype: Dtype) -> str:
-    """Remedy for an array of a dtype that `describe` refuses, as the end of a message."""
+    """Return the remedy for an array of a refused dtype, the end of a message."""
     if _has_metadata(dtype):
         return "drop the metadata of its dtype with .astype()"
     if dtype.names:
@@ -127,7 +126,7 @@ def remedy(dtype: Dtype) -> str:
 
 
 def parse(description: Any) -> Dtype:
-    """Return the numpy dtype of a description; CorruptRecordError where this platform has none such."""
+    """Return the numpy dtype of a description; CorruptRecordError if this platform lacks it."""
     try:
         dtype = _parse(description)
     except (TypeError, ValueError, OverflowError, SyntaxError) as error:
@@ -170,7 +169,7 @@ def check_shape(shape: Any) -> tuple[int, ...]:
 
 
 def array_nbytes(shape: Sequence[int], itemsize: int) -> int:
-    """Return the bytes of an array; CorruptRecordError where one is negative, or no address fits."""
+    """Return the bytes of an array; CorruptRecordError for a negative dimension, or beyond all memory."""
     nbytes, span = itemsize, max(itemsize, 1)
     for n in shape:
         if n < 0:
@@ -198,10 +197,10 @@ def own_bytes(array: Array) -> Array:
 
 
 def as_buffer(array: Array) -> Array:
-    """Return a view of a C-ordered array that Python's buffer protocol can export."""
+    """View a C-ordered array so that Python's buffer protocol can export it."""
     return array if is_exportable(array.dtype) else array.reshape(-1).view(U1)
 
 
 def is_exportable(dtype: Dtype) -> bool:
-    """Tell whether numpy exports arrays of a dtype through Python's buffer protocol."""
+    """True if numpy exports arrays of a dtype through Python's buffer protocol."""
     return dtype.kind in "biufc" and dtype.isnative

@@ -1,8 +1,8 @@
-"""A sample to a record.
+"""`Encoder`: a sample to a record.
 
-A walk over the sample gives its wire values and its skeleton: the schema with the ndim of arrays in the place
-of their shape. An array's shape is part of the schema until it is seen to vary. Samples mostly repeat: for a
-known skeleton there is a plan, which puts wire values at their offsets.
+A walk over the sample returns its wire values and its skeleton: the schema with the ndim of arrays in the place of
+their shape. An array's shape is part of the schema until it varies. Samples mostly repeat: a known skeleton has a plan,
+which puts wire values at their offsets.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from edcache.codec.tensors import encode_tensor
 
 MAX_SCHEMAS = 64
 _MAX_SKELETONS = 256
-# Of samples that are encoded together; of larger records one by one is as fast.
+# Samples that are encoded together; and bytes of a record above which one by one is as fast.
 _MOST_ROWS, _LARGE = 1 << 14, 1 << 16
 
 Buffer = Any
 
 
 class Encoded(NamedTuple):
-    """A record, not yet in one place: the number of its schema, its length, and what lies where.
+    """Record in pieces, with the number of its schema, and its length.
 
-    The pieces are (offset, C-contiguous buffer) by rising offset, without overlap; bytes between them are
-    zero. A buffer may be the sample's own memory: copy it before the sample changes.
+    The pieces are (offset, C-contiguous buffer) by rising offset, without overlap; bytes between them are zero. A
+    buffer may be the sample's own memory: copy it before the sample changes.
     """
 
     schema: int
@@ -50,10 +50,10 @@ class Encoded(NamedTuple):
 
 
 class Encoder:
-    """Turns samples into records and collects the schemas that they need; one thread at a time.
+    """Encoder of samples to records, which collects their schemas; for one thread at a time.
 
-    `codec` is "native" for the closed list of types, "pickle" for anything.
-    `schemas` has the texts in order of first use, at most 64: the same for the same samples in this order.
+    `codec` is "native" for the closed list of types, "pickle" for anything. `schemas` has the texts in order of first
+    use, at most 64: the same for the same samples in the same order.
     """
 
     def __init__(self, codec: str = "native") -> None:
@@ -61,17 +61,16 @@ class Encoder:
         self.schemas: list[str] = []
         self._ids: dict[str, int] = {}
         self._skeletons: dict[Any, _Skeleton] = {}
-        self._last: _Skeleton | None = None  # of the sample before, where it has a plan
+        self._last: _Skeleton | None = None  # of the last sample, if it has a plan
 
     def encode(self, sample: object) -> Encoded:
-        """Encode one sample, copying as little as possible: what comes back may hold views of it.
+        """Encode one sample, with few copies: the result may hold views of it.
 
         Raises:
-            CodecError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose
-                codec="pickle"'.
+            CodecError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose codec="pickle"'.
             ImageError: 'sample["image"]: cannot store image file "a.jpg" (No such file or directory); ...'.
-        Cost: about 1 us for a small flat sample like the last one, 3 us for one like an earlier one; 30 us
-            and more for a new schema.
+        Cost: about 1 us for a small flat sample like the last one, 3 us for one like an earlier one; 30 us and more for
+            a new schema.
         """
         last = self._last
         if last is not None:
@@ -86,7 +85,7 @@ class Encoder:
         return skeleton.encode(values)
 
     def encode_columns(self, columns: Columns, start: int, most: int, most_nbytes: int) -> Run | None:
-        """The records of the samples from `start` on, at most `most`, of about `most_nbytes`; at least one.
+        """Encode the samples from `start` on: one to `most`, of about `most_nbytes`.
 
         None if they differ in structure, one is refused, or the first is large: `encode` each then.
         Raises: as `encode`, of the first.
@@ -112,7 +111,7 @@ class Encoder:
         values = _Values()
         values.nodes, values.depth = 1, 0
         try:
-            # In tuples, with the ndim of arrays in the place of their shape.
+            # The skeleton, in tuples.
             node = _ENCODERS.get(type(sample), _other)(sample, values)
         except Refusal as refusal:
             raise refusal.error(f"{_where(refusal.path)}: cannot store {refusal}") from refusal.__cause__
@@ -121,7 +120,7 @@ class Encoder:
             if not skeleton.fits(values):
                 skeleton.widen(values, self._admit)
         except CorruptRecordError as error:
-            # A schema is checked as a reader will: better refused now than unreadable later.
+            # A schema is checked as by a reader: refused now, not unreadable later.
             raise CodecError(f"sample: cannot store it: {error}") from error
         return skeleton, values
 
@@ -134,7 +133,7 @@ class Encoder:
         return skeleton
 
     def _admit(self, text: str) -> tuple[int, bytes, Layout]:
-        """The number of a schema, what stands before its records, and its layout."""
+        """Return the number of a schema, the bytes before its records, and its layout."""
         layout = Layout(parse(text))
         if text in self._ids or len(self.schemas) < MAX_SCHEMAS - 1:
             return self._id(text), b"", layout
@@ -151,7 +150,7 @@ class Encoder:
 
 
 class _Values(list[Any]):
-    """Wire values in tree order; how many nodes they are of, and how deep the walk is in them."""
+    """Wire values in tree order; the number of nodes, and the depth of the walk."""
 
     __slots__ = ("depth", "nodes")
     depth: int
@@ -211,18 +210,18 @@ _ENCODERS: dict[type, Any] = ENCODERS | {
 
 
 def _walk_all(items: list[Any]) -> list[Wires] | None:
-    """The wire values of each leaf of values, in tree order; None if the values differ in structure."""
+    """Return the wire values of each leaf, in tree order; None if the values differ in structure."""
     if len(set(map(type, items))) > 1:
         return None
     encode = _ENCODERS.get(type(items[0]), _other)
     values = _Values()
-    # Those of one structure are as many and as deep as the first, which was walked as part of its sample.
+    # Values of one structure have the nodes and depth of the first, which was checked with its sample.
     values.nodes, values.depth = -MAX_NODES * len(items), 0
     try:
         if len({encode(item, values) for item in items}) > 1:
             return None
     except Refusal:
-        return None  # one by one, which names the sample
+        return None  # one by one, the error names the sample
     width = len(values) // len(items)
     return [values[leaf::width] for leaf in range(width)]
 
@@ -241,7 +240,7 @@ def _as_tuples(tree: Any) -> Any:
 
 
 def _with_shapes(node: Any, shapes: Iterator[tuple[int, ...] | None]) -> Any:
-    """A node with the shapes of its arrays, where they are not None."""
+    """Insert the shapes of arrays into a node; None leaves the ndim."""
     if node[0] in CONTAINERS:
         return *node[:-1], [_with_shapes(child, shapes) for child in node[-1]]
     shape = next(shapes) if node[0] in ("tensor", "array") else None
@@ -249,9 +248,9 @@ def _with_shapes(node: Any, shapes: Iterator[tuple[int, ...] | None]) -> Any:
 
 
 class _Skeleton:
-    """A schema without shapes, and the plan that puts the wire values of its samples at their offsets.
+    """Schema without shapes, and the plan that puts the wire values of its samples at their offsets.
 
-    The shapes that have been one so far are constant: they stand in the schema of the plan.
+    Shapes that did not vary so far are constants of the plan's schema.
     """
 
     def __init__(self, node: Any, values: list[Any]) -> None:
@@ -263,7 +262,7 @@ class _Skeleton:
         self._varies = False
 
     def fits(self, values: list[Any]) -> bool:
-        """Tell whether the plan is one for these values; raises as `_check`."""
+        """True if the plan fits these values; raises as `_check`."""
         for place, shape in self._constant:
             if values[place].shape != shape:
                 return False
@@ -272,13 +271,13 @@ class _Skeleton:
         return self._layout is not None
 
     def _check(self, values: list[Any]) -> None:
-        """CorruptRecordError where an array is empty beside a dimension that no reader takes."""
+        """Raise CorruptRecordError for an empty array with a dimension that readers refuse."""
         for place in self._arrays:
             if not values[place].nbytes:
                 dtypes.array_nbytes(values[place].shape, values[place].itemsize)
 
     def widen(self, values: list[Any], admit: Callable[[str], tuple[int, bytes, Layout]]) -> None:
-        """Make a plan for these values and those before."""
+        """Make a plan for these values and all before."""
         self._check(values)
         if self._layout is None:
             constant = [(place, values[place].shape) for place in self._arrays]
@@ -323,7 +322,7 @@ class _Skeleton:
         return Encoded(self.schema, end, pieces + data)
 
     def run(self, record: npt.NDArray[np.uint8], wires: list[Wires], count: int) -> Run:
-        """The records of the first of `count` samples, as many as have this plan; `record` is of the first.
+        """Make the records of the first of `count` samples, up to one with other shapes; `record`: of the first.
 
         Raises: CorruptRecordError, as `_check`.
         """
@@ -369,7 +368,7 @@ class _Skeleton:
 
 
 def _varying(column: list[Any], leaf: Node) -> tuple[Ints, list[Any]]:
-    """The slots of a variable leaf, int64 [n, slots], and its buffers; raises as `_Skeleton.run`."""
+    """Return the slots of a variable leaf, int64 [n, slots], and its buffers; raises as `_Skeleton.run`."""
     if leaf.memory is None:
         return np.fromiter(map(len, column), np.int64, len(column))[:, np.newaxis], column
     for wire in column:
@@ -380,7 +379,7 @@ def _varying(column: list[Any], leaf: Node) -> tuple[Ints, list[Any]]:
 
 
 def _fixed_pieces(layout: Layout, base: int) -> Iterator[tuple[int, Any, Callable[..., Buffer] | None]]:
-    """Cut the fixed part into arrays and into runs of small leaves: offset, what gets and what packs them."""
+    """Cut the fixed part into arrays and runs of small leaves: offset, getter, packer."""
     fixed = [(place, layout.leaves[place]) for place in layout.fixed]
     for is_array, run in groupby(fixed, key=lambda item: item[1].code is None):
         places, leaves = zip(*run, strict=True)

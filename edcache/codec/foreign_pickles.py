@@ -24,16 +24,16 @@ from edcache.codec.tensors import NAMES
 
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ZIP: Final = b"PK\x03\x04"
-# As numpy writes them into a pickle; "O8" would make pointers of a file's bytes.
+# As numpy writes them into a pickle; without "O8", which would make pointers of a file's bytes.
 _DTYPE: Final = re.compile(r"[biufcSUVmM]\d{1,10}")
 
 
 def restored(data: bytes, place: str, *, trust: bool = False) -> Any:
-    """Unpickle containers, plain values, arrays, and tensors, which come without gradient on the CPU.
+    """Unpickle containers, plain values, arrays, and tensors, without gradient and on the CPU.
 
     Args:
-        place: what messages begin with: "train.zip: example_3.p".
-        trust: read it with pickle itself, which runs whatever code its author put there.
+        place: the beginning of messages: "train.zip: example_3.p".
+        trust: True reads it with pickle itself, which runs any code of its author.
     Raises:
         CodecError: "train.zip: example_3.p needs os.system; ...". It was not called.
         ArchiveError: it is damaged.
@@ -45,7 +45,7 @@ def restored(data: bytes, place: str, *, trust: bool = False) -> Any:
 def torch_loaded(data: bytes, place: str, *, trust: bool = False) -> Any:
     """Read a file of torch.save: a zip, or the stream of pickles from before torch 1.6.
 
-    Args, raises and what it returns: as `restored`.
+    Arguments, result and errors: as of `restored`.
     """
     if not data.startswith((_LEGACY, _ZIP)):
         raise ArchiveError(f"{place} begins with {data[:8]!r}, as no file of torch.save does")
@@ -57,7 +57,7 @@ def torch_loaded(data: bytes, place: str, *, trust: bool = False) -> Any:
 
 @contextlib.contextmanager
 def _foreign_errors(place: str) -> Iterator[None]:
-    """Errors of unpickling become ours; it raises whatever it likes."""
+    """Turn errors of unpickling, which may be of any class, into ours."""
     try:
         yield
     except CodecError as error:
@@ -79,11 +79,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _torch_load(data: bytes) -> Any:
-    # torch.load runs TorchScript, which has a file of this name. Zips are read in more ways than one, so the
-    # name is looked for in all bytes.
+    # torch.load runs TorchScript, which has a file of this name. Zip readers differ, so all bytes are searched.
     if b"constants.pkl" in data:
         raise CodecError("TorchScript, which is a program")
-    # weights_only=True would refuse arrays. Torch looks names up in this Unpickler; storages it makes itself.
+    # weights_only=True would refuse arrays. Torch looks names up in this Unpickler, and makes storages itself.
     return torch.load(io.BytesIO(data), "cpu", pickle_module=_PICKLE, weights_only=False)
 
 
@@ -114,14 +113,14 @@ class _Function(_StandIn):
 
 
 class _Untyped(_StandIn):
-    """Stands for torch.UntypedStorage as the type of a storage."""
+    """Stand-in for torch.UntypedStorage as the type of a storage."""
 
     __slots__ = ()
     dtype: ClassVar[torch.dtype] = torch.uint8
 
 
 class _Dtype(_StandIn):
-    """Stands for a numpy.dtype."""
+    """Stand-in for a numpy.dtype."""
 
     def __init__(self, text: str, align: Any = False, copy: Any = True) -> None:
         if not isinstance(text, str) or not _DTYPE.fullmatch(text):
@@ -146,7 +145,7 @@ def _ndarray(*arguments: object) -> None:
 
 
 class _Array(_StandIn):
-    """Stands for an array that its state makes."""
+    """Stand-in for an array, which its state makes."""
 
     def __init__(self, kind: object, shape: object, code: object) -> None:
         if kind is not _ALLOWED["numpy", "ndarray"]:
@@ -162,7 +161,7 @@ class _Array(_StandIn):
 
 
 class _Tensor(_StandIn):
-    """Stands for a tensor; older files of torch.save have its bytes behind the pickle."""
+    """Stand-in for a tensor; older files of torch.save have its bytes behind the pickle."""
 
     def __init__(
         self, storage: Any, offset: Any, shape: Any, strides: Any, grad: object, hooks: object, *more: Any
@@ -203,7 +202,7 @@ def _bytes(value: Any = b"", *encoding: Any) -> bytes:
 
 
 def _own(value: Any) -> Any:
-    """The value with arrays and tensors in the place of what stands for them."""
+    """Replace stand-ins in a value by their arrays and tensors."""
     if isinstance(value, (_Array, _Tensor)):
         return value.value()
     if type(value) in (dict, collections.OrderedDict):

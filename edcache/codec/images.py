@@ -1,13 +1,13 @@
-"""Images: files and PIL images as fields of samples, and how a reader decodes, crops and resizes files.
+"""Images: `ImageFile` as a field of samples; `Decoding`: decode, crop and resize files at a read.
 
-Pillow decodes a closed list of formats, which the first bytes of a file choose. Pillow's limit of pixels
-holds, and truncated files are errors. If simplejpeg is installed, it decodes JPEG to arrays and tensors. It
-is 1.3 times as fast, and gives the same pixels if both have the same libjpeg-turbo. Pillow decodes again what
-simplejpeg warns of. Both are imported at the first image.
+Pillow decodes a closed list of formats, which the first bytes of a file choose. Pillow's limit of pixels holds, and
+truncated files are errors. If simplejpeg is installed, it decodes JPEG to arrays and tensors, 1.3 times as fast, to
+the same pixels if both have the same libjpeg-turbo; Pillow decodes again if simplejpeg warns. Both are imported at
+the first image.
 
-torch resizes colours, three times as fast as Pillow, and the same to a grey level. Pillow resizes grey, where
-torch gains little, and alpha, where a clear pixel must lend its neighbours no colour. A JPEG that has pixels
-enough is decoded at a half, a quarter or an eighth of its size, which takes a fraction of the time.
+torch resizes colours, three times as fast as Pillow, and the same to a grey level. Pillow resizes grey, for which torch
+gains little, and alpha, since a clear pixel must lend its neighbours no colour. A JPEG with enough pixels is decoded at
+a half, a quarter or an eighth of its size, in a fraction of the time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _CHOICES: Final = {"form": _FORMS, "mode": ("L", "RGB", "RGBA", None), "crop": (
 
 _INSTEAD: Final = "decode=None gives the bytes as they are"
 
-# The first bytes of a file, and the only format that Pillow tries then.
+# First bytes of a file, and the format that Pillow may try then.
 _SIGNATURES: Final = {
     b"\xff\xd8\xff": "JPEG",
     b"\x89PNG\r\n\x1a\n": "PNG",
@@ -55,11 +55,11 @@ _SIGNATURES: Final = {
     b"II*\0": "TIFF",
     b"MM\0*": "TIFF",
 }
-# The mode of 8 bits that each other one of Pillow is converted to. 16 bits keep their high byte.
+# Pillow's modes that are converted to a mode of 8 bits. 16 bits keep their high byte.
 _AS_BYTES: Final = {"1": "L", "La": "LA", "PA": "RGBA", "RGBa": "RGBA"} | dict.fromkeys(
     ("RGBX", "CMYK", "YCbCr", "LAB", "HSV"), "RGB"
 )
-# By (colours of the JPEG, requested mode): the mode of simplejpeg that gives the same pixels as Pillow.
+# (colours of the JPEG, requested mode): the mode in which simplejpeg makes the same pixels as Pillow.
 _COLORS: Final = {
     ("Gray", None): "GRAY",
     ("Gray", "L"): "GRAY",
@@ -67,50 +67,50 @@ _COLORS: Final = {
     ("YCbCr", "RGB"): "RGB",
 }
 
-# Of decoded pixels, by each thread.
+# Bytes of decoded pixels in each thread.
 _MOST_KEPT: Final = 1 << 24
-# Pillow's names for a file that begins like a JPEG; the second is one with more pictures behind the first.
+# Pillow's names for JPEG, with one picture or with more behind it.
 _JPEG: Final = ("JPEG", "MPO")
-# Of EXIF: its tag, and the values that swap height and width.
+# EXIF's tag, and its values that swap height and width.
 _ORIENTATION: Final = 0x0112
 _ON_ITS_SIDE: Final = (5, 6, 7, 8)
 
 _Array = npt.NDArray[np.uint8]
 _Buffer = bytes | memoryview
-# A reduced picture keeps this many times the pixels of a side that the resize needs: with fewer, the mean
-# error of a noisy photo is 2.5 grey levels, with these 0.7.
+# Pixels of a side of a reduced picture, per pixel after the resize: with 1, the mean error of a noisy photo is 2.5 grey
+# levels, with 1.5 0.7.
 _KEPT = 1.5
 _ATTEMPTS = 10
-# RandomResizedCrop's of torchvision: the share of the area, and width divided by height.
+# Of torchvision's RandomResizedCrop: share of the area, and width divided by height.
 _SCALE = (0.08, 1.0)
 _RATIO = (3 / 4, 4 / 3)
 
 
 @dataclasses.dataclass(frozen=True)
 class Decoding:
-    """How image files are decoded when a sample is read.
+    """Decoding of image files when a sample is read.
 
     Args:
-        form: "pil" gives a PIL image. "numpy" gives an array uint8 [H, W] or [H, W, C]. "tensor" gives a
-            tensor uint8 [C, H, W]. The caller owns the memory. None gives an `edcache.ImageFile`.
-        mode: "L", "RGB" or "RGBA" converts every image to this mode. None keeps the mode of the file. Arrays
-            and tensors then convert palettes to RGB (RGBA if they are transparent), CMYK to RGB, one bit to 0
-            or 255, and 16 bits to their high byte.
+        form: "pil" gives a PIL image. "numpy" gives an array uint8 [H, W] or [H, W, C]. "tensor" gives a tensor uint8
+            [C, H, W]. The caller owns the memory. None gives an `edcache.ImageFile`.
+        mode: "L", "RGB" or "RGBA" converts every image to this mode. None keeps the mode of the file. Arrays and
+            tensors then convert palettes to RGB (RGBA if they are transparent), CMYK to RGB, one bit to 0 or 255, and
+            16 bits to their high byte.
         exif_transpose: True rotates the picture by its EXIF orientation. The stored bytes do not change.
-        size: (height, width) in pixels, or one number for both. Every picture is resized to it, antialiased,
-            and has channels of 8 bits. None keeps the size of the file.
-        crop: the part of the picture that is resized to `size`. None takes all of it and ignores its aspect
-            ratio. "center" takes the largest part in the middle that has the shape of `size`. "random" draws
-            a new part at every read, as torchvision's RandomResizedCrop does, from torch's generator of the
-            process, which a DataLoader seeds in each worker, and which the threads of a loader share.
+        size: (height, width) in pixels, or one number for both. Every picture is resized to it, antialiased, and has
+            channels of 8 bits. None keeps the size of the file.
+        crop: the part of the picture that is resized to `size`. None takes all of it and ignores its aspect ratio.
+            "center" takes the largest part in the middle that has the shape of `size`. "random" draws a new part at
+            every read, as torchvision's RandomResizedCrop does, from torch's generator of the process, which a
+            DataLoader seeds in each worker, and which the threads of a loader share.
     Raises:
         OptionError: an argument has another value.
 
-    Animations and files of several pages give their first picture. If simplejpeg is installed, it decodes
-    JPEG to arrays and tensors; Pillow decodes everything else. A JPEG that has more than three times the
-    pixels that a side needs is decoded at a half, a quarter or an eighth of its size before it is resized.
-    This changes values by about 1. An archive never stores `size` and `crop`. Other sizes, crops that belong
-    to a sample, and other filters are a `transform=` of torchvision.
+    Animations and files of several pages give their first picture. If simplejpeg is installed, it decodes JPEG to
+    arrays and tensors; Pillow decodes everything else. A JPEG that has more than three times the pixels that a side
+    needs is decoded at a half, a quarter or an eighth of its size before it is resized. This changes values by about 1.
+    An archive never stores `size` and `crop`. Other sizes, crops that belong to a sample, and other filters are a
+    `transform=` of torchvision.
 
     >>> decode = edcache.Decoding("tensor", mode="RGB", size=224, crop="center")
     >>> ds = edcache.CachedDataset.from_cache("photos.zip", decode=decode)
@@ -138,7 +138,7 @@ class Decoding:
 
     @classmethod
     def of(cls, decode: Any) -> Decoding:
-        """The Decoding of a `decode=` argument, which is a form or a Decoding. Raises: OptionError."""
+        """Make the Decoding of a `decode=` argument, a form or a Decoding. Raises: OptionError."""
         if isinstance(decode, cls):
             return decode
         if decode is not None and (not isinstance(decode, str) or decode not in _FORMS):
@@ -164,20 +164,20 @@ def _is_count(value: object) -> bool:
 
 
 class ImageFile:
-    """An image file as a field of a sample: its bytes are stored unchanged, and decoded at each read.
+    """Image file as a field of a sample: its bytes are stored unchanged, and decoded at each read.
 
     Args:
         source: the path of a file, or the bytes of a file. A path is read when the sample is written.
-        decode: the default decoding of readers: "pil", "numpy", "tensor", None (an ImageFile), or an
-            `edcache.Decoding` without a size. A reader may choose another one.
+        decode: the default decoding of readers: "pil", "numpy", "tensor", None (an ImageFile), or an `edcache.Decoding`
+            without a size. A reader may choose another one.
     Attributes:
         path: the path as given; None for bytes, and for an ImageFile that was read from an archive.
         decoding: `decode` as an `edcache.Decoding`.
     Raises:
         OptionError: `decode` or `source` is something else.
 
-    The formats are JPEG, PNG, WebP, GIF, BMP and TIFF. Writing a sample refuses the path of a file of another
-    format, but stores any bytes. Two ImageFiles are equal if their bytes and decodings are equal.
+    The formats are JPEG, PNG, WebP, GIF, BMP and TIFF. Writing a sample refuses the path of a file of another format,
+    but stores any bytes. Two ImageFiles are equal if their bytes and decodings are equal.
 
     >>> {"image": edcache.ImageFile("cat.jpg", decode="tensor"), "label": 3}
     """
@@ -213,7 +213,7 @@ class ImageFile:
 
     @property
     def data(self) -> bytes:
-        """The bytes of the file. A path is read anew at each access. Raises: OSError."""
+        """Bytes of the file. A path is read anew at each access. Raises: OSError."""
         if self._data is not None:
             return self._data
         assert self.path is not None
@@ -222,12 +222,12 @@ class ImageFile:
 
     @property
     def format(self) -> str | None:
-        """ "JPEG", "PNG", "WEBP", "GIF", "BMP" or "TIFF", by the first bytes; None for another file."""
+        """"JPEG", "PNG", "WEBP", "GIF", "BMP" or "TIFF", by the first bytes; None for another file."""
         return format_of(self.data)
 
     @property
     def size(self) -> tuple[int, int]:
-        """(width, height) in pixels, from the header of the file. Raises: ImageError, as `decode`."""
+        """Width and height in pixels, from the header of the file. Raises: ImageError, as `decode`."""
         data = self.data
         with _image_errors(data, self.path), _opened(data) as image:
             width, height = image.size
@@ -246,7 +246,7 @@ class ImageFile:
 
 
 def file_bytes(image: ImageFile) -> bytes:
-    """The bytes of an image file. Raises: ImageError, the file cannot be read."""
+    """Return the bytes of an image file. Raises: ImageError, the file cannot be read."""
     try:
         return image.data
     except OSError as error:
@@ -255,12 +255,12 @@ def file_bytes(image: ImageFile) -> bytes:
 
 
 def revived(data: Any, decoding: Decoding) -> Any:
-    """The value of a field, from the stored bytes of an image file. Raises: as `ImageFile.decode`."""
+    """Decode a field from the stored bytes of an image file. Raises: as `ImageFile.decode`."""
     return ImageFile(bytes(data), decoding) if decoding.form is None else _decoded(data, decoding)
 
 
 def read_through(sample: Any, decoding: Decoding | None) -> Any:
-    """A sample as it would be read: image files are decoded by `decoding`, or by their own if it is None."""
+    """Decode the image files of a sample as a reader does: by `decoding`, or by their own if it is None."""
     if isinstance(sample, ImageFile):
         return revived(file_bytes(sample), decoding or sample.decoding)
     kind = type(sample)
@@ -282,7 +282,7 @@ def read_through(sample: Any, decoding: Decoding | None) -> Any:
 
 
 def children_of(value: Any) -> list[tuple[Any, Any]] | None:
-    """(key, value) of each child of a dict, dataclass, list or tuple; None for another value."""
+    """List (key, value) of the children of a dict, dataclass, list or tuple; None for another value."""
     if isinstance(value, Mapping):
         return list(value.items())
     if dataclasses.is_dataclass(type(value)):
@@ -293,7 +293,7 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
 
 
 def format_of(data: _Buffer) -> str | None:
-    """Pillow's name of the format, by the first bytes of a file; None for a format that is not supported."""
+    """Return Pillow's name of the format, by the first bytes of a file; None for another format."""
     head = bytes(data[:12])
     if head[:4] == b"RIFF" and head[8:] == b"WEBP":
         return "WEBP"
@@ -301,7 +301,7 @@ def format_of(data: _Buffer) -> str | None:
 
 
 def _decoded(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
-    """The picture of an image file; `decoding.form` is not None."""
+    """Decode an image file; `decoding.form` is not None."""
     with _image_errors(data, path):
         if decoding.form == "pil" and decoding.size is None:
             return _picture(data, decoding)
@@ -310,7 +310,7 @@ def _decoded(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
             return pillow().fromarray(array)
         if decoding.form == "numpy":
             return np.require(array, requirements=["C", "W"])
-        import torch  # here, because `edcache info` and its like read no tensors and start fast
+        import torch  # here, because `edcache info` starts fast and reads no tensors
 
         return torch.from_numpy(_planes(array).copy("C"))
 
@@ -320,11 +320,11 @@ def decoded_together(
     decoding: Decoding,
     allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor],
 ) -> torch.Tensor | None:
-    """Several files as one uint8 tensor [n, *shape of each picture]; None where they differ in shape.
+    """Decode several files to one uint8 tensor [n, *shape of each picture]; None if they differ in shape.
 
     Args:
-        decoding: to arrays or tensors. allocate: `allocate(shape, dtype)` gives the memory.
-    Raises: as `ImageFile.decode`; and ImageError where there is no memory for all of them.
+        decoding: to arrays or tensors. allocate: `allocate(shape, dtype)` returns the memory.
+    Raises: as `ImageFile.decode`; and ImageError if memory does not suffice.
     """
     import torch
 
@@ -349,13 +349,13 @@ def decoded_together(
 
 
 def _pixels(data: _Buffer, decoding: Decoding) -> _Array:
-    """The picture as [H, W] or [H, W, C]; it may be read-only."""
+    """Decode to [H, W] or [H, W, C], which may be read-only."""
     array = _by_simplejpeg(data, decoding)
     return np.asarray(_picture(data, decoding)) if array is None else array
 
 
 def _planes(array: _Array) -> _Array:
-    """The same as [C, H, W], a view."""
+    """View a picture as [C, H, W]."""
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 
@@ -387,7 +387,7 @@ def _image_errors(data: _Buffer, path: str | None = None) -> Iterator[None]:
 
 @functools.cache
 def pillow() -> Any:
-    """Pillow, with the plugins that it does not load by itself when it opens a file."""
+    """Import Pillow, with plugins that it does not load by itself when it opens a file."""
     try:
         from PIL import Image, TiffImagePlugin, WebPImagePlugin  # noqa: F401
     except ImportError:
@@ -408,7 +408,7 @@ def _opened(data: _Buffer) -> Any:
 
 
 def _picture(data: _Buffer, decoding: Decoding) -> Any:
-    """The picture as a PIL image, or as an array if it has a size; 8-bit channels if these are requested."""
+    """Decode by Pillow to a PIL image, or to an array if `decoding` has a size; 8-bit channels if requested."""
     with _opened(data) as opened:
         size: Any = decoding.size
         part, by = None, 1
@@ -418,7 +418,7 @@ def _picture(data: _Buffer, decoding: Decoding) -> Any:
             part = part_of(decoding, height, width)
             by = part.reduction(size)
             if orientation != 1:
-                by = math.gcd(by, height, width)  # whole rows and columns, as only the last may be partial
+                by = math.gcd(by, height, width)  # whole rows and columns: only the last may be partial
             if by > 1:
                 opened.draft(None, tuple(side // by for side in opened.size))
         opened.load()
@@ -432,10 +432,10 @@ def _picture(data: _Buffer, decoding: Decoding) -> Any:
         if decoding.mode is not None and image.mode != decoding.mode:
             image = image.convert(decoding.mode)
         if size is not None:
-            # What is no JPEG has its upright size only now: some formats are turned as they load.
+            # Only now other formats have their upright size: some are turned as they load.
             part = part or part_of(decoding, image.height, image.width)
             return part.resized(np.asarray(image), size, by)
-        # A file's own image keeps the file, and its class.
+        # The opened image keeps the file, and its class.
         return image.copy() if image is opened and decoding.form == "pil" else image
 
 
@@ -459,7 +459,7 @@ _thread = threading.local()
 
 
 def _scratch(nbytes: int) -> _Array:
-    """Memory of this thread, for a picture that is resized at once; fresh memory costs half of a decode."""
+    """Return this thread's memory, for a picture that is resized at once; fresh memory costs half of a decode."""
     if nbytes > _MOST_KEPT:
         return np.empty(nbytes, np.uint8)
     kept: _Array | None = getattr(_thread, "memory", None)
@@ -478,7 +478,7 @@ def _simplejpeg() -> Any:
 
 
 def _by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
-    """The pixels of a JPEG; None where Pillow is to decode it, or to say what is wrong."""
+    """Decode a JPEG by simplejpeg; None if Pillow is to decode it, or to raise the error."""
     library = None if decoding.exif_transpose or format_of(data) != "JPEG" else _simplejpeg()
     if library is None:
         return None
@@ -504,7 +504,7 @@ def _by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
 
 
 class Part(NamedTuple):
-    """The part of a picture that is resized, in whole pixels."""
+    """Part of a picture that is resized, in whole pixels."""
 
     top: int
     left: int
@@ -512,7 +512,7 @@ class Part(NamedTuple):
     width: int
 
     def reduction(self, size: tuple[int, int]) -> int:
-        """Return 1, 2, 4 or 8: a JPEG may be decoded this many times smaller before it is cut."""
+        """Return by how much a JPEG may be reduced before it is cut: 1, 2, 4 or 8."""
         height, width = (_KEPT * side for side in size)
         return next((n for n in (8, 4, 2) if self.height >= n * height and self.width >= n * width), 1)
 
@@ -548,7 +548,7 @@ def _draw(height: int, width: int) -> Part:
         rows, columns = round(math.sqrt(area / shape)), round(math.sqrt(area * shape))
         if 0 < rows <= height and 0 < columns <= width:
             return Part(int(y * (height - rows + 1)), int(x * (width - columns + 1)), rows, columns)
-    # As large as the shapes allow, in the middle.
+    # The largest allowed part, in the middle.
     rows = min(height, max(1, round(width / narrow)))
     columns = min(width, max(1, round(height * wide)))
     return Part((height - rows) // 2, (width - columns) // 2, rows, columns)
@@ -561,10 +561,10 @@ def _resize(picture: _Array, sides: tuple[float, float], size: tuple[int, int]) 
         return np.asarray(image.resize(size[::-1], pillow().Resampling.BILINEAR, box=box))
     import torch
 
-    # torch takes no read-only memory, copies what has gaps, and makes planes of what has other strides.
+    # torch takes no read-only memory, copies an array with gaps, and makes planes of one with other strides.
     own = np.require(picture, requirements=["C", "W"])
     planes = torch.from_numpy(own)[None].permute(0, 3, 1, 2)
-    # Not by size=, where a picture of 187.5 rows would be one of 188; torch rounds the size down.
+    # Not by size=, which would take 187.5 rows for 188; torch rounds the size down.
     factors = tuple(to / side * (1 + 1e-9) for to, side in zip(size, sides, strict=True))
     resized = torch.nn.functional.interpolate(planes, scale_factor=factors, mode="bilinear", antialias=True)
     array: _Array = resized[0].permute(1, 2, 0).numpy()

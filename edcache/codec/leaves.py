@@ -1,7 +1,7 @@
-"""Leaves: one Python value <-> the JSON of its schema node and its wire value.
+"""Leaves: one Python value to the JSON of its schema node and its wire value, and back.
 
-The wire value of a leaf is what its place in a record needs: a number for the struct codes "B", "q" and "d",
-bytes for the others, a C-ordered numpy array for tensors and arrays.
+A wire value is ready to be written: a number for the struct codes "B", "q" and "d", bytes for the others, a C-ordered
+numpy array for tensors and arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from edcache.codec import dtypes
 from edcache.codec.classes import class_name, lookup, member_named, own_name, stored_as
 from edcache.codec.images import Decoding, ImageFile, file_bytes, format_of, revived
 
-# A list at least this long whose items are all of one plain type is one leaf, whatever its length.
+# A list of this length or more, with items of one plain type, is one leaf.
 PACKED_LENGTH = 8
 
 Revive = Callable[[Any], Any]
@@ -44,7 +44,7 @@ _ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 
 
 class Refusal(TypeError):
-    """What follows "cannot store " of a value; the walk adds the path, inside out, and raises the error."""
+    """Refusal of a value: the text behind "cannot store "; the walk adds the path, inside out, and raises the error."""
 
     def __init__(self, message: str, error: type[CodecError] = CodecError) -> None:
         super().__init__(message)
@@ -53,12 +53,12 @@ class Refusal(TypeError):
 
 
 def type_name(value: object) -> str:
-    """Return the name of a value's type as messages show it."""
+    """Return the name of a value's type for messages."""
     return own_name(type(value)).removeprefix("builtins.")
 
 
 def text_bytes(text: str) -> bytes:
-    """Return UTF-8, with three bytes for each lone surrogate."""
+    """Encode as UTF-8, with three bytes for each lone surrogate."""
     return text.encode("utf-8", "surrogatepass")
 
 
@@ -108,7 +108,7 @@ def _time(value: dt.time, values: list[Any]) -> Any:
 
 
 def encode_enum(value: enum.Enum, values: list[Any]) -> Any:
-    """As in `ENCODERS`, of a member of any enum."""
+    """Encode a member of any enum, as `ENCODERS` do."""
     cls = type(value)
     if stored_as(cls) is not cls:
         raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
@@ -135,7 +135,7 @@ def _image_file(value: ImageFile, values: list[Any]) -> Any:
 
 
 def encode_packed(value: list[Any] | tuple[Any, ...], values: list[Any]) -> Any:
-    """As in `ENCODERS`, of a list or tuple of one plain type; None if it is a container."""
+    """Encode a list or tuple of one plain type, as `ENCODERS` do; None if it is a container."""
     kinds = set(map(type, value))
     packed = _PACKED.get(kinds.pop()) if len(kinds) == 1 else None
     if packed is None:
@@ -157,17 +157,16 @@ _PATHS = {cls.__name__: cls for cls in (pathlib.PosixPath, pathlib.PurePosixPath
 
 
 class LeafKind(NamedTuple):
-    """A kind of leaf that is no array or tensor.
+    """Kind of leaf, but not of arrays and tensors.
 
     Attributes:
-        revive: the wire value to the value; None: they are the same. Where there are parameters, it takes
-            what `parse` gave and returns the function that does so. The wire value is what struct unpacks, or
-            of a variable leaf a memoryview. Raises ValueError, OverflowError or an EdcacheError over bytes
-            that no writer left.
+        revive: wire value to value; None: they are the same. With parameters, it takes the result of `parse` and
+            returns that function. The wire value comes from struct, or is a memoryview for a variable leaf. Raises
+            ValueError, OverflowError or an EdcacheError over damaged bytes.
         code: struct code of a leaf of fixed size; None: its size varies.
-        dtype: numpy's text for the bytes, where it has one.
-        parse: the JSON of the parameters, if there are any, to what a node carries; ValueError, TypeError.
-        cls: the class whose values are all of this kind. wire: how one becomes its wire value; None: it is.
+        dtype: numpy's text for the bytes, if it has one.
+        parse: the JSON of the parameters, if there are any, to `const` of the node; ValueError, TypeError.
+        cls: the class whose values are all of this kind. wire: value to wire value; None: they are the same.
     """
 
     revive: Callable[..., Any] | None = None
@@ -256,7 +255,7 @@ def parse_class(module: Any, qualname: Any) -> tuple[str, str]:
 
 
 class _Packed(NamedTuple):
-    """Items of one type: the kind of a list or tuple of them, to its bytes, and back to a list."""
+    """List or tuple of items of one type: its kind, to bytes, and back to a list."""
 
     kind: str
     pack: Callable[[Any], bytes]
@@ -319,7 +318,7 @@ LEAVES: dict[str, LeafKind] = {
     ),
     "time": LeafKind(_revive_time, "q", parse=_parse_zone),
     "datetime": LeafKind(_revive_datetime, "q", parse=_parse_zone),
-    # A structured scalar is a view of its array, so the array has to be its own.
+    # A structured scalar is a view of its array, hence the copy.
     "scalar": LeafKind(
         lambda dtype: lambda data: np.ndarray((), dtype, data or b"\0").copy()[()], "s", parse=dtypes.parse
     ),
@@ -362,7 +361,7 @@ def _path(value: pathlib.PurePath, values: list[Any]) -> Any:
     return "path", type(value).__name__
 
 
-# By class: what appends the wire value of a leaf, and returns its node. It raises Refusal.
+# By class: functions that append the wire value of a leaf, and return its node. They raise Refusal.
 ENCODERS: dict[type, Encode] = {
     **{cls: _scalar for cls in {*np.sctypeDict.values()} if issubclass(cls, np.generic)},
     **{leaf.cls: _plain(kind, leaf.wire) for kind, leaf in LEAVES.items() if leaf.cls is not None},
@@ -378,6 +377,6 @@ ENCODERS: dict[type, Encode] = {
 
 
 def reviver(kind: str, const: Any) -> Revive | None:
-    """How the wire value of a leaf that is no array or tensor becomes its value; None: it is the value."""
+    """Return the function from wire value to value, but for arrays and tensors; None: they are the same."""
     leaf = LEAVES[kind]
     return leaf.revive if leaf.parse is None or leaf.revive is None else leaf.revive(const)

@@ -1,8 +1,8 @@
-"""Objects of other libraries as trees of ordinary values, and enums of theirs: a list that no file extends.
+"""Objects of other libraries as trees of ordinary values, and their enums: a fixed list.
 
-A record names the form of an object by the class's public name. The names of this list are ours, so importing
-the module behind one runs no code that a record chose; it is imported when the first such record is decoded,
-and only then. Classes of others get a form by `edcache.register(cls, encode=..., decode=...)`.
+A record names the form of an object by the class's public name. The list is ours, so importing a module of it runs no
+code that a record chose; it is imported when the first such record is decoded. Other classes get a form by
+`edcache.register(cls, encode=..., decode=...)`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ClassName = tuple[str, str]
 
 
 class Form(NamedTuple):
-    """How the objects of a class, not of its subclasses, become trees of values, and these the objects."""
+    """Conversion of the objects of a class, not of its subclasses, to trees of values, and back."""
 
     name: ClassName
     cls: type
@@ -35,13 +35,13 @@ def form_of(cls: type) -> Form | None:
     shown = cls.__module__.partition(".")[0], cls.__qualname__
     forms = (_form(name) for name in _FORMS if (name[0].partition(".")[0], name[1]) == shown)
     form = next((form for form in forms if form.cls is cls), None)
-    # None is one before Pillow is imported, or where its import is blocked.
+    # No object is an image before Pillow is imported.
     image = getattr(sys.modules.get("PIL.Image"), "Image", None)
     return _form(_IMAGE) if form is None and image is not None and issubclass(cls, image) else form
 
 
 def listed(name: ClassName, *, may_import: bool = True) -> Form | type[enum.Enum] | None:
-    """Return the form or the enum of that name, None if it is not on the list.
+    """Return the form or the enum of a name; None if it is not on the list.
 
     may_import: import the module of an enum, if it is not imported yet. Raises: MissingDependencyError.
     """
@@ -68,7 +68,7 @@ def _imported(name: ClassName) -> Any:
     project = "Pillow" if package == "PIL" else package
     try:
         return getattr(import_module(name[0]), name[1], None)
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation may raise anything
         if isinstance(error, ModuleNotFoundError) and error.name in (package, name[0]):
             remedy = f"; pip install {project}"
         else:
@@ -81,7 +81,7 @@ _Functions = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
 
 def _tensor(cls: Any) -> _Functions:
-    """A subclass of torch.Tensor: its values, and its attributes as they are."""
+    """Convert a subclass of torch.Tensor: its values, and its attributes as they are."""
     import torch
 
     def encode(value: Any) -> Any:
@@ -97,7 +97,7 @@ def _tensor(cls: Any) -> _Functions:
 
 
 def _object(cls: Any) -> _Functions:
-    """A class whose state is its attributes."""
+    """Convert a class whose state is its attributes."""
     return (
         lambda value: _attributes(vars(value), cls),
         lambda tree: _with_attributes(object.__new__(cls), tree, cls),
@@ -110,7 +110,7 @@ def _with_attributes(value: Any, attributes: Mapping[str, Any], cls: type) -> An
 
 
 def _attributes(attributes: Mapping[str, Any], cls: type) -> dict[str, Any]:
-    """Attributes that hide no method of the class."""
+    """Copy attributes; ValueError if one hides a method of the class."""
     for name in attributes:
         if not isinstance(name, str) or hasattr(cls, name):
             raise ValueError(f"attribute {name!r} hides one of the class")
@@ -118,7 +118,7 @@ def _attributes(attributes: Mapping[str, Any], cls: type) -> dict[str, Any]:
 
 
 def _encoding(cls: Any) -> _Functions:
-    """tokenizers.Encoding, which makes JSON of itself and reads it with a parser in Rust."""
+    """Convert tokenizers.Encoding, which makes JSON of itself and reads it with a parser in Rust."""
 
     def decode(data: bytes) -> Any:
         value = cls()
@@ -150,17 +150,17 @@ def _non_tensor(cls: Any) -> _Functions:
     )
 
 
-# Bytes of one pixel in what Image.tobytes() returns; 0: packed bits, each row from a new byte.
+# Bytes of one pixel in Image.tobytes(); 0: packed bits, each row from a new byte.
 _PIXEL_NBYTES: Final = {
     "1": 0, "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4,
     "RGBa": 4, "RGBX": 4, "CMYK": 4, "I": 4, "F": 4, "I;16": 2, "I;16L": 2, "I;16B": 2, "I;16N": 2,
 }  # fmt: skip
-# Pillow allocates a pointer for each row, whatever the width: an image without pixels must stay small.
+# Pillow allocates a pointer for each row: an image of width 0 must stay small.
 _MAX_EMPTY_SIDE: Final = 1 << 16
 
 
 def _image(cls: Any) -> _Functions:
-    """An image of Pillow: its current frame, without the format of its file and the class of its plugin."""
+    """Convert an image of Pillow: its current frame, without the format of its file and the class of its plugin."""
     from PIL import Image
 
     def encode(image: Any) -> Any:
@@ -205,7 +205,7 @@ def _fits(mode: str, size: tuple[int, int], nbytes: int) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Turn what Pillow leaves in `info` into plain values: its rationals and its texts with a language."""
+    """Turn rationals and texts with a language, which Pillow leaves in `info`, into plain values."""
     if type(value) is dict:
         return {key: _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):

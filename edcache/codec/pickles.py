@@ -1,4 +1,4 @@
-"""The pickle codec: a record is one pickle of protocol 5. Chosen by name only, read by permission only."""
+"""Pickle codec: a record is one pickle of protocol 5. Chosen by name only, read by permission only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from edcache.base import CodecError, CorruptRecordError
 
 PICKLE_SCHEMA = '{"pickle":5}'
 
-# What pickle.loads raises over bytes that are damaged, or that name classes this process cannot import.
+# Errors of pickle.loads over damaged bytes, or names of classes that this process cannot import.
 LOAD_ERRORS = (
     *(pickle.UnpicklingError, ArithmeticError, AttributeError, EOFError, ImportError, LookupError),
     *(MemoryError, NameError, RuntimeError, TypeError, ValueError),
@@ -20,7 +20,7 @@ LOAD_ERRORS = (
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses tensors that torch would not unpickle, as it pickles them: those of its newer dtypes."""
+    """Pickler that refuses tensors of newer dtypes, which torch pickles but does not unpickle."""
 
     def reducer_override(self, value: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -34,7 +34,7 @@ def _reads_back(dtype: Any) -> bool:
     import torch
 
     try:
-        pickle.loads(pickle.dumps(torch.empty(1, dtype=dtype)))  # noqa: S301 - of our own making
+        pickle.loads(pickle.dumps(torch.empty(1, dtype=dtype)))  # noqa: S301 - our own pickle
     except LOAD_ERRORS:
         return False
     return True
@@ -51,7 +51,7 @@ def dump(sample: object) -> bytes:
 
 
 def load(record: memoryview) -> object:
-    """Unpickle a record, which runs whatever code its author put there. Raises: CorruptRecordError."""
+    """Unpickle a record, which runs any code of its author. Raises: CorruptRecordError."""
     try:
         return pickle.loads(record)  # noqa: S301 - only behind allow_pickle=True
     except LOAD_ERRORS as error:

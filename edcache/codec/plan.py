@@ -1,4 +1,4 @@
-"""Flat samples like the last one: a dict, list or tuple of numbers and small arrays, packed by one call."""
+"""`FlatPlan`: a flat sample, a dict, list or tuple of numbers and small arrays, is packed by one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from edcache.codec import dtypes
 from edcache.codec.schema import Layout, Node
 
-# The arrays of larger records go straight to their place: a second copy would cost more than the walk.
+# In larger records a second copy of arrays would cost more than the walk.
 _MOST_NBYTES = 1 << 15
 _DICTS = {"dict": dict, "OrderedDict": collections.OrderedDict}
 _CONTAINERS: dict[str, Any] = {**_DICTS, "list": list, "tuple": tuple}
@@ -21,7 +21,7 @@ _CLASSES: dict[str, type] = {"none": type(None), "bool": bool, "int": int, "floa
 
 
 class FlatPlan:
-    """What samples of one schema are checked against, and how their values make a record."""
+    """Check of samples for one schema, and packing of their values to a record."""
 
     def __init__(self, layout: Layout) -> None:
         root = layout.root
@@ -47,7 +47,7 @@ class FlatPlan:
 
     @classmethod
     def of(cls, layout: Layout) -> FlatPlan | None:
-        """The plan for a schema; None where its samples are not flat, not small, or not of plain numbers."""
+        """Make the plan for a schema; None unless its samples are flat, small, and of plain numbers."""
         root = layout.root
         if root.kind not in _CONTAINERS or not layout.fixed or not 0 < (layout.nbytes or 0) <= _MOST_NBYTES:
             return None
@@ -55,7 +55,7 @@ class FlatPlan:
         return cls(layout) if is_plain and all(map(_is_plain, root.children)) else None
 
     def record(self, sample: Any) -> bytes | None:
-        """The record of a sample, a copy; None where it is not sure to have this schema."""
+        """Pack a sample; None unless it is sure to have this schema."""
         if type(sample) is not self._class:
             return None
         if self._keys:

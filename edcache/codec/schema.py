@@ -1,4 +1,4 @@
-"""The schema of a sample, and where its leaves lie in a record, as FORMAT.md specifies both.
+"""Schema of a sample, and places of its leaves in a record, as FORMAT.md specifies both.
 
 Pure functions of the schema text.
 """
@@ -30,7 +30,7 @@ MAX_TEXT = 1 << 24
 
 Path = tuple[Any, ...]
 
-# Where a variable leaf lies in a record, [start, end), and its slots: the shape of an array.
+# Start and end of a variable leaf in a record, and its slots: the shape of an array.
 LeafSpan = tuple[int, int, tuple[int, ...]]
 
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -38,21 +38,21 @@ _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of a parsed schema.
+    """Node of a parsed schema.
 
     Attributes:
-        kind: as in the module's table.
-        path: keys, indices and field names that lead to it from the sample.
-        const: what the kind carries: a TZ, a class name pair, "list" or "tuple", the dtype
-            of a scalar, the Decoding of an image file.
-        keys, children: of a container; a key is of a dict, an index or a field name.
+        kind: as in FORMAT.md.
+        path: keys, indices and field names from the sample to it.
+        const: parameter of the kind: a TZ, a class name pair, "list" or "tuple", the dtype of a scalar, the Decoding of
+            an image file.
+        keys, children: of a container; keys of a dict, indices or field names.
         dtype: torch's name of a tensor's; numpy dtype of an array, scalar, bool, int, float or complex.
         memory: numpy dtype of the bytes of an array, a tensor or a scalar.
         shape: of an array or tensor, None if it varies; () of another leaf of fixed size.
         nbytes: of a leaf of fixed size, else None. code: for struct, if it is not an array.
         slots: int64 slots of a leaf of variable size.
-        offset: of a leaf of fixed size in the record. nth: the place of another leaf among those of variable
-            size, in tree order. The Layout sets both.
+        offset: in the record, of a leaf of fixed size. nth: number of a leaf of variable size, in tree order. The
+            Layout sets both.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Node:
 
     @property
     def is_container(self) -> bool:
-        """Tell whether the node has children rather than bytes."""
+        """True if the node has children, not bytes."""
         return self.kind in CONTAINERS
 
     def leaves(self, whole: Container[str] = ()) -> Iterator[Node]:
@@ -84,7 +84,7 @@ class Node:
             yield self
 
     def at(self, path: Any) -> Node | None:
-        """Return what lies at a field path: a key, an index, "target.boxes", or a tuple of these."""
+        """Return the node at a field path: a key, an index, "target.boxes", or a tuple of these."""
         if not isinstance(path, tuple):
             whole = self._child(path)
             if whole is not None or not isinstance(path, str):
@@ -112,11 +112,11 @@ def dump(node: Any) -> str:
 
 
 def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) -> Node:
-    """Parse and check the text of a native schema; `decoding` is of image files, None as the text says.
+    """Parse and check the text of a native schema; `decoding`: of image files, None for that of the text.
 
     Raises:
-        CorruptRecordError: no writer of ours leaves such a text, or this platform lacks a dtype in it.
-        MissingDependencyError: `as_arrays` makes arrays of tensors, and `array_dtype` raised.
+        CorruptRecordError: no writer of ours makes such a text, or this platform lacks a dtype in it.
+        MissingDependencyError: as `array_dtype`, if `as_arrays` reads tensors as arrays.
     """
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
@@ -129,7 +129,7 @@ def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) 
 
 
 def stored_fields(text: str) -> list[Node]:
-    """List the leaves of a schema, without None; no leaf if each record says its own schema, or is a pickle.
+    """List the leaves of a schema, without None; none if each record has its own schema, or is a pickle.
 
     Raises CorruptRecordError. Needs neither torch nor a decoder.
     """
@@ -139,7 +139,7 @@ def stored_fields(text: str) -> list[Node]:
 def _parsed(
     tree: Any, path: Path, numbers: Iterator[int], decoding: Decoding | None, as_arrays: bool
 ) -> Node:
-    """The node that a tree of JSON describes; the nodes of a schema are numbered."""
+    """Parse a tree of JSON to a node; `numbers` counts the nodes of a schema."""
     if next(numbers) > MAX_NODES or len(path) > MAX_DEPTH:
         raise ValueError(f"more than {MAX_NODES} nodes, or deeper than {MAX_DEPTH}")
     # A kind without parameters is a text, one with them a list.
@@ -202,7 +202,7 @@ def _array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any)
 
 
 def _as_array(leaf: Node) -> Node:
-    """The same leaf, of which torch is not needed to read it."""
+    """Change a leaf so that it is read without torch."""
     if leaf.kind == "tensor":
         dtype = dtypes.array_dtype(str(leaf.dtype))
         return replace(leaf, kind="array", dtype=dtype, memory=dtype)
@@ -212,11 +212,10 @@ def _as_array(leaf: Node) -> Node:
 
 
 class Layout:
-    """Where the leaves of a schema lie in a record.
+    """Places of the leaves of a schema in a record.
 
-    `root` is the tree. `leaves` are in tree order. `fixed` and `variable` are places in it: of fixed leaves
-    by rising offset, of the others in tree order. `slots` is the struct of all slots. `nbytes` is None if a
-    leaf is variable.
+    `root` is the tree. `leaves` are in tree order. `fixed` and `variable` are indices of leaves: fixed ones by rising
+    offset, the others in tree order. `slots` is the struct of all slots. `nbytes` is None if a leaf is variable.
     """
 
     def __init__(self, root: Node) -> None:
@@ -239,7 +238,7 @@ class Layout:
         self.nbytes = None if self.variable else end
 
     def locate(self, record: memoryview) -> list[LeafSpan]:
-        """Return the spans of the variable leaves; CorruptRecordError where they do not fill the record."""
+        """Return the spans of the variable leaves; CorruptRecordError if they do not fill the record."""
         total = record.nbytes
         if total < self.data_offset:
             raise CorruptRecordError(f"record of {total} bytes, its schema needs at least {self.data_offset}")
@@ -268,8 +267,7 @@ class Layout:
         Args:
             slots: int64 [n, k], the slots of each record. nbytes: int64 [n], of each record.
         Returns:
-            int64 [n], [n] and [n, slots of the leaf]. None unless all is as plain as can be: then `locate` of
-            each record says what is wrong, if anything is.
+            int64 [n], [n] and [n, slots of the leaf]. None for an odd record: `locate` of each tells what is wrong.
         """
         if not len(slots) or slots.min(initial=0) < 0:
             return None
@@ -292,5 +290,5 @@ class Layout:
 
 
 def align(offset: int, alignment: int) -> int:
-    """Return the least multiple of a power of two that is not below offset."""
+    """Round up to a multiple of a power of two."""
     return (offset + alignment - 1) & -alignment

@@ -1,4 +1,4 @@
-"""Tensors and the dtypes of torch: what of the codec takes torch, but for decoding."""
+"""Encoding of tensors, and the dtypes of torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NUMPY_KNOWS = {dtype: name for dtype, name in NAMES.items() if TENSOR_DTYPES[na
 
 
 def torch_dtype(name: Any) -> torch.dtype:
-    """The dtype of a name in a schema; CorruptRecordError where this torch lacks it."""
+    """Return the dtype of a name in a schema; CorruptRecordError if this torch lacks it."""
     dtype = _DTYPES.get(name)
     if dtype is None:
         raise CorruptRecordError(f"schema: this torch has no dtype {name!r}")
@@ -30,7 +30,7 @@ def memory_dtype(dtype: torch.dtype) -> Dtype:
 
 
 def encode_tensor(value: torch.Tensor, values: list[Any]) -> Any:
-    """As in `leaves.ENCODERS`: appends the memory of a tensor, and returns its node. Raises Refusal."""
+    """Append the memory of a tensor, and return its node, as `leaves.ENCODERS` do. Raises Refusal."""
     name = _NUMPY_KNOWS.get(value.dtype)
     if name is not None and not value.requires_grad and not value.__dict__ and value.grad is None:
         try:
@@ -56,10 +56,10 @@ def encode_tensor(value: torch.Tensor, values: list[Any]) -> Any:
 
 
 def _tensor_array(value: torch.Tensor, bits: str | None) -> Array:
-    """The memory of a strided CPU tensor as a C-ordered array: a view where it is so already."""
+    """Return the memory of a strided CPU tensor as a C-ordered array: a view if it is one already."""
     if bits is None:
         return value.resolve_conj().resolve_neg().contiguous().numpy()
-    # Viewed first: torch copies integers, but not every one of its dtypes.
+    # Viewed first: torch does not copy all of its dtypes, but integers.
     return value.view(getattr(torch, bits)).contiguous().numpy()
 
 

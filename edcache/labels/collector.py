@@ -1,4 +1,4 @@
-"""The labels of samples as columns: taken out of one sample after another, a table per chunk."""
+"""Collect labels from one sample after another into columns, a table per chunk."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
 _FLOATS = (np.float16, np.float32, np.float64)
 _INTEGERS = tuple(np.dtype(code).type for code in np.typecodes["AllInteger"])
-# Once there is one, no other value of these classes changes a column's type.
+# After a first value of such a class, another one changes no type of a column.
 _PLAIN = frozenset({bool, float, bytes, np.bool_, *_FLOATS})
-# Nor of these: a str that is ASCII, an integer that a float64 holds.
+# Nor does an ASCII str, or an integer that float64 holds, of these classes.
 _CHECKED = frozenset({str, int, *_INTEGERS})
 
 
 class LabelCollector:
-    """Gathers the labels of samples, one after another, into a table per chunk.
+    """Collector of the labels of samples, one after another, into a table per chunk.
 
-    The first sample that goes neither with those before it nor with `seen`, the columns of the archive, is
-    named. A chunk's table has types that hold the values of all before it too.
+    The error for a value that does not fit the columns so far, or `seen`, the columns of the archive, names its sample.
+    The types of a chunk's table hold the values of all earlier chunks too.
     """
 
     def __init__(self, spec: LabelSpec, seen: pa.Schema | None = None) -> None:
@@ -37,18 +37,18 @@ class LabelCollector:
         self._rows = 0
 
     def __len__(self) -> int:
-        """Samples added so far."""
+        """Return the number of samples added so far."""
         return self._rows
 
     def add(self, index: int, sample: Any) -> None:
-        """Keep the labels of one sample: LabelError names it, and all is as before."""
+        """Append the labels of one sample; LabelError names it, and changes nothing."""
         if self._columns:
             self.add_values(index, self.spec.extract(index, sample))
         else:
             self._rows += 1
 
     def add_values(self, index: int, values: Sequence[Any]) -> None:
-        """Keep the values of a sample's labels, one for each column; raises as `add`."""
+        """Append the values of a sample, one for each column; raises as `add`."""
         try:
             for column, value in zip(self._columns, values, strict=True):
                 column.add(index, value)
@@ -58,9 +58,9 @@ class LabelCollector:
         self._rows += 1
 
     def add_columns(self, index: int, columns: Any, count: int, sample: Callable[[int], Any]) -> None:
-        """Keep the labels of `count` samples given as a tree of columns, as `add` of each would.
+        """Append the labels of `count` samples given as a tree of columns, as `add` of each would.
 
-        sample: makes one of them, for the columns that are functions.
+        sample: makes sample i of them, for columns that are functions.
         """
         try:
             for column in self._columns:
@@ -77,41 +77,41 @@ class LabelCollector:
         self._rows += count
 
     def truncate(self, rows: int) -> None:
-        """Keep the first `rows` samples; at most what was added last may go."""
+        """Keep the first `rows` samples; at most the last addition may go."""
         self._rows = rows
         for column in self._columns:
             column.truncate(rows)
 
     def table(self) -> pa.Table:
-        """The samples added so far, row i = i-th of them."""
+        """Make the table of the samples added so far, row i = i-th of them."""
         return pa.table([column.array() for column in self._columns], names=list(self.spec.names))
 
     def successor(self) -> LabelCollector:
-        """An empty collector for the next chunk, which knows the types of all samples seen here."""
+        """Make an empty collector for the next chunk, which knows the types of all samples here."""
         following = LabelCollector(self.spec)
         following._columns = [column.successor() for column in self._columns]
         return following
 
 
 class _Column:
-    """The values of one label in the chunk at hand.
+    """Values of one label in the current chunk.
 
-    kind: of the values before them. inexact: an integer among these that a float64 may not hold.
+    kind: type of all earlier values. inexact: an integer among these that float64 may not hold.
     """
 
     def __init__(self, name: str, source: LabelSource, kind: pa.DataType, inexact: int | None = None) -> None:
         self.name = name
         self.source = source
-        # Whole columns, and lists of values between them; of so many rows together. Behind them the values.
+        # Whole columns and lists of values, `_rows` together; then the values behind them.
         self._parts: list[Any] = []
         self._rows = 0
         self._values: list[Any] = []
-        # (rows before it, type, inexact integer) of each change of the type; the last one counts.
+        # (rows before it, type, inexact integer) of each change of the type; the last one holds now.
         self._types: list[tuple[int, pa.DataType, int | None]] = [(0, kind, inexact)]
         self._classes: frozenset[type] = frozenset()  # of the values so far
 
     def successor(self) -> _Column:
-        """An empty column for the next chunk."""
+        """Make an empty column for the next chunk."""
         return _Column(self.name, self.source, *self._types[-1][1:])
 
     def add(self, index: int, value: Any) -> None:
@@ -139,17 +139,17 @@ class _Column:
     def add_all(self, index: int, values: Any, count: int) -> None:
         """Append the values of `count` samples: an array of numbers at once, if it goes with the others."""
         array = whole_numbers(values)
-        # If it does not go with the others, one by one, which names the sample.
+        # Else one by one, so that the error names the sample.
         if array is None or self._widen(number_type(array.dtype), beyond_exact(array)) is not None:
             for row in range(count):
                 self.add(index + row, None if values is None else values[row])
             return
         rows = self._rows + len(self._values) + len(array)
-        # One assignment, so that an interrupt finds all of it or nothing.
+        # One assignment, so that an interrupt keeps all of it or nothing.
         self._parts, self._rows, self._values = [*self._parts, self._values, array], rows, []
 
     def _widen(self, kind: pa.DataType, inexact: int | None) -> str | None:
-        """Let the type hold the values of another one; else say what to know about that."""
+        """Widen the type to hold another one; if none does, return the reason, or ""."""
         _, known, before = self._types[-1]
         wider, inexact = merged(known, kind), before if inexact is None else inexact
         if wider is None:
@@ -171,7 +171,7 @@ class _Column:
             self._classes = frozenset()
 
     def array(self) -> pa.Array:
-        """The values as one array of their type."""
+        """Build one array of the values."""
         kind = self._types[-1][1]
         parts = [_build(part, kind) for part in (*self._parts, self._values) if len(part)]
         return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [_build([], kind)])
@@ -185,7 +185,7 @@ class _Column:
 
 
 def _build(values: Any, kind: pa.DataType) -> pa.Array:
-    """One Arrow array of the values, which are known to fit `kind`; no validity bitmap without a None."""
+    """Build an Arrow array of values that fit `kind`; no validity bitmap without a None."""
     # Not by pa.array, which imports pandas: 0.3 s and 57 MB in every process that writes.
     if pa.types.is_null(kind):
         return pa.nulls(len(values))
@@ -213,12 +213,12 @@ def _build(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:
-    """One column of (index, value), as `collected_columns` makes several."""
+    """Collect a column from (index, value), as `collected_columns` does several."""
     return collected_columns([name], ((index, [value]) for index, value in values)).column(0).chunk(0)
 
 
 def collected_columns(names: Sequence[str], rows: Iterable[tuple[int, Sequence[Any]]]) -> pa.Table:
-    """Columns of (index, values), by the rules of `LabelCollector`; at most a million of each are objects."""
+    """Collect columns from (index, values), by `LabelCollector`; at most a million rows at once are objects."""
     collector, tables = LabelCollector(LabelSpec({name: lambda sample: None for name in names})), []
     for index, values in rows:
         collector.add_values(index, values)

@@ -1,7 +1,7 @@
 """Canonical form of a column for classes, joins and `in`; its order; its summary.
 
-There equal values have equal bits: -0.0 is 0.0, and all nans are one value. What is stored, and what `Labels`
-gives back, keeps the bits that were written.
+In it equal values have equal bits: -0.0 is 0.0, and all nans are one value. Archive and `Labels` keep the bits
+that were written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from edcache.format import (
 
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column with equal bits for equal values, itself where it is that already; null is no nan."""
+    """Give equal values equal bits; returns the same column if they have them. null is no nan."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if not pa.types.is_floating(column.type):
@@ -56,9 +56,9 @@ def _comparable_floats(array: pa.Array) -> pa.Array:
 
 
 class Classes(NamedTuple):
-    """The distinct values of a column, in the order of their first rows, and which of them each row has.
+    """Distinct values of a column, in the order of their first rows, and the position of each row's value in them.
 
-    codes: of the smallest dtype. values: as Python has them, times as numpy does; None is a missing value.
+    codes: of the smallest dtype. values: as Python's types, times as numpy's; None is a missing value.
     """
 
     codes: npt.NDArray[Any]
@@ -66,16 +66,16 @@ class Classes(NamedTuple):
 
 
 def classes_of(column: pa.ChunkedArray) -> Classes:
-    """The distinct values of a comparable column."""
+    """Find the distinct values of a comparable column."""
     if not len(column) or pa.types.is_null(column.type):
         return Classes(np.zeros(len(column), np.uint8), [None] * bool(len(column)))
-    encoded = one_chunk(column).dictionary_encode("encode")  # a missing value as the others
+    encoded = one_chunk(column).dictionary_encode("encode")  # a missing value is one of them
     distinct = encoded.dictionary
     if is_text(distinct.type):
         values = distinct.to_pylist()
     else:
         array = to_numpy(distinct, nullable=distinct.null_count > 0)
-        # Of times, numpy keeps what Python's types would round.
+        # numpy's times keep what Python's would round.
         values = list(array) if array.dtype.kind in "mM" else array.tolist()
     if distinct.null_count:
         values[int(missing_rows(distinct).argmax())] = None
@@ -83,12 +83,12 @@ def classes_of(column: pa.ChunkedArray) -> Classes:
 
 
 def sorted_rows(column: pa.ChunkedArray, descending: bool) -> npt.NDArray[np.int64]:
-    """The rows in the order of a comparable column, stable; missing values and nans are last."""
+    """Argsort of a comparable column, stable; missing values and nans are last."""
     kind = column.type
     if pa.types.is_floating(kind):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, kind), column)
     elif is_text(kind):
-        # Numbers are compared faster, and each text is likely to be there often.
+        # Ranks are compared faster, and a text is likely to occur often.
         encoded = one_chunk(column).dictionary_encode()
         column = pc.rank(encoded.dictionary).take(encoded.indices)
     elif pa.types.is_duration(kind):  # which Arrow does not order
@@ -98,7 +98,7 @@ def sorted_rows(column: pa.ChunkedArray, descending: bool) -> npt.NDArray[np.int
 
 
 def numpy_time(value: Any) -> tuple[Any, str | None]:
-    """A date, a time or a duration as numpy has it, and "UTC" if it had a zone; (None, None) if it is none.
+    """Convert a date, a time or a duration to numpy, with "UTC" if it had a zone; (None, None) for another value.
 
     Raises OverflowError for a time with a zone outside the years 1 to 9999 in UTC, and for a duration of more
     microseconds than 64 bits hold.
@@ -121,22 +121,21 @@ def numpy_time(value: Any) -> tuple[Any, str | None]:
     return np.timedelta64(value // dt.timedelta(microseconds=1), "us"), None
 
 
-# ---- what a table holds, column by column
+# ---- summary, column by column
 
 _HEADER = ("label", "type", "nulls", "distinct", "min", "max", "most frequent", "times")
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnSummary:
-    """One label column.
+    """Summary of one label column.
 
     Attributes:
-        name, type: as the label table has them; the type is Arrow's name for it.
-        nulls: rows without a value. distinct: how many values there are.
-        min, max: of the values, nan aside; None where there is none.
-        most_frequent: the value that occurs most, of several the first; times: how often.
-
-    Of lists all but nulls is None.
+        name, type: of the column; the type is Arrow's name for it.
+        nulls: rows without a value. distinct: number of different values.
+        min, max: of the values, nan aside; None without values.
+        most_frequent: the first of the most frequent values; times: its rows.
+    For lists all but nulls is None.
     """
 
     name: str
@@ -150,12 +149,12 @@ class ColumnSummary:
 
 
 class Description(tuple[ColumnSummary, ...]):
-    """The summary of every label column; printed it is a small table."""
+    """Summary of every label column; printed it is a small table."""
 
     __slots__ = ()
 
     def __getitem__(self, place: Any) -> Any:
-        """One column by its position, or some as a Description."""
+        """Return a column by its position, or a slice as a Description."""
         columns = super().__getitem__(place)
         return Description(columns) if isinstance(place, slice) else columns
 
@@ -165,7 +164,7 @@ class Description(tuple[ColumnSummary, ...]):
 
 def _cells(column: ColumnSummary) -> tuple[str, ...]:
     name, kind, *values = (getattr(column, field.name) for field in fields(column))
-    # Names and texts may be anybody's: nothing in them steers a terminal.
+    # Anybody may have written names and texts: escaped, they do not steer a terminal.
     return (name if name.isprintable() else shown(name), kind, *map(_text, values))
 
 
@@ -178,7 +177,7 @@ def _text(value: Any) -> str:
 
 
 def summarised(name: str, column: pa.ChunkedArray) -> ColumnSummary:
-    """The summary of a column of a label table."""
+    """Summarise a column of a label table."""
     kind, nulls = column.type, column.null_count
     if pa.types.is_nested(kind) or len(column) == nulls:
         distinct = None if pa.types.is_nested(kind) else 0
@@ -195,7 +194,7 @@ def summarised(name: str, column: pa.ChunkedArray) -> ColumnSummary:
 
 
 def as_python(value: pa.Scalar) -> Any:
-    """A value as Python has it; as numpy does of times to the nanosecond, or beyond Python's calendar."""
+    """Convert a value to Python; times in nanoseconds, or beyond Python's calendar, to numpy."""
     kind = value.type
     if getattr(kind, "unit", "") != "ns":
         try:

@@ -1,8 +1,7 @@
 """Comparisons of a label column with plain values and with another column.
 
-They are exact whatever the types: 2.5 lies between 2 and 3, 10**30 above all integers, 2**53 + 1 between two
-values of a float64 column. Only a float is first rounded to the precision of a float column, so that 0.1
-finds 0.1 in a float32 column.
+They are exact for all types: 2.5 lies between 2 and 3, 10**30 above all integers, 2**53 + 1 between two values of a
+float64 column. Only a float is rounded to the precision of a float column, so that 0.1 finds 0.1 in float32.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ Mask: TypeAlias = "npt.NDArray[np.bool_]"
 
 
 class Truth(NamedTuple):
-    """Three-valued truth of rows: `sure` where a condition is true, `possible` where it is true or unknown.
+    """Three-valued truth of rows: `sure` marks true ones, `possible` true and unknown ones.
 
     Both are one array if nothing is unknown.
     """
@@ -69,18 +68,17 @@ class Truth(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """A value as the greatest one of a column's type that is not above it; None if all are above."""
+    """Place of a value in a column's type: the greatest value not above it; None if all are above."""
 
     below: Any
     is_equal: bool
 
 
 class Column:
-    """One column as the left side of comparisons; each gives a `Truth`, unknown where there is no value.
+    """Left side of comparisons; each returns a `Truth`, unknown for a missing value.
 
-    Numbers, bools and times are compared by numpy, as a view of Arrow's memory; texts by pyarrow.
-
-    Raises UnknownLabelError, and each method LabelError for what this column does not compare with.
+    Numbers, bools and times are compared by numpy, as a view of Arrow's memory; texts by pyarrow. Raises
+    UnknownLabelError; its methods raise LabelError for a value that this column does not compare with.
     """
 
     def __init__(self, name: str, labels: Labels) -> None:
@@ -88,7 +86,7 @@ class Column:
         self.type: pa.DataType = origin(labels)[0].column(name).type
         self._labels = labels
         self._family = family(self.type)
-        self.texts: list[list[str]] = []  # that == and in looked for
+        self.texts: list[list[str]] = []  # that == and `in` looked for
 
     @once
     def _arrow(self) -> pa.ChunkedArray:
@@ -98,36 +96,36 @@ class Column:
 
     @once
     def _missing(self) -> Mask | None:
-        """True where the value is missing; None if every row has one."""
+        """Mask of missing values; None if every row has one."""
         return missing_values(self._labels, self.name)
 
     @once
     def _numbers(self) -> list[npt.NDArray[Any]]:
-        """Numbers and bools, times as their ticks, chunk by chunk; any value where one is missing."""
+        """Numbers and bools, times as ticks, chunk by chunk; any value for a missing one."""
         if self._missing is None and origin(self._labels)[0].column(self.name).num_chunks == 1:
             found = [self._labels[self.name]]  # which is kept
         else:
-            # To make one array of several chunks takes longer than to compare them.
+            # Joining the chunks takes longer than comparing them.
             chunks = self._labels.column(self.name).chunks or [pa.nulls(0, self.type)]
             found = [stored_values(chunk) for chunk in chunks]
         return [values.view(np.int64) if values.dtype.kind in "mM" else values for values in found]
 
     def _each(self, compare: Callable[..., Mask], *operands: Any) -> Mask:
-        """The mask that `compare(numbers, *operands)` gives."""
+        """Join the masks of `compare(numbers, *operands)`."""
         masks = [compare(numbers, *operands) for numbers in self._numbers]
         return masks[0] if len(masks) == 1 else np.concatenate(masks)
 
     def unique(self) -> list[Any]:
-        """The values that rows have, each once, in the order of the rows."""
+        """List the distinct values, in the order of the rows."""
         return pc.unique(self._arrow).drop_null().to_pylist()  # type: ignore[no-any-return]
 
     def is_null(self) -> Truth:
-        """True where the value is missing."""
+        """Compare with None."""
         missing = self._always(False).possible
         return Truth(missing, missing)
 
     def compare(self, operation: str, value: object) -> Truth:
-        """`column <operation> value`."""
+        """Evaluate `column <operation> value`."""
         if value is None and operation in ("==", "!="):
             return self.is_null() if operation == "==" else ~self.is_null()
         self._check_order(operation)
@@ -138,7 +136,7 @@ class Column:
             return self._always(operation == "!=")
         if place.below is None:
             return self._always(operation in (">", ">="))
-        if not place.is_equal:  # right above that value, and none of the column's
+        if not place.is_equal:  # right above that value, below the next one
             operation = "<=" if operation in ("<", "<=") else ">"
         by_arrow, by_numpy = _OPERATIONS[operation]
         if self._is_text:
@@ -146,7 +144,7 @@ class Column:
         return self._known(self._each(by_numpy, place.below))
 
     def one_of(self, values: Iterable[object]) -> Truth:
-        """`column in values`; None among the values finds what is missing."""
+        """Evaluate `column in values`; None among the values finds missing ones."""
         if isinstance(values, np.ndarray):
             values = values.reshape(-1) if values.dtype.kind in "mM" else values.reshape(-1).tolist()
         values = list(values)
@@ -163,7 +161,7 @@ class Column:
         return is_in if len(present) == len(values) else self.is_null() | is_in
 
     def _wanted(self, values: list[Any]) -> list[Any]:
-        """The values that some row may have, as the column has them."""
+        """Convert values to the column's type, without impossible ones."""
         if self._family == "integer" and set(map(type, values)) == {int}:
             least, most = _limits(self._numbers[0].dtype)
             if least <= min(values) and max(values) <= most:
@@ -172,7 +170,7 @@ class Column:
         return [place.below for place in places if place is not None and place.is_equal]
 
     def in_range(self, wanted: range) -> Truth:
-        """True if the value is a number of the range."""
+        """Evaluate `column in range`."""
         first, last = sorted((wanted[0], wanted[-1])) if wanted else (0, -1)
         between = self.compare(">=", first) & self.compare("<=", last)
         if first >= last or (wanted.step in (1, -1) and self._family == "integer"):
@@ -185,7 +183,7 @@ class Column:
         return self._known(mask)
 
     def matches(self, function: str, pattern: str) -> Truth:
-        """`startswith(column, pattern)` or `contains(column, pattern)`."""
+        """Evaluate `startswith(column, pattern)` or `contains(column, pattern)`."""
         if self._family == "null":
             return self._always(False)
         if self._family != "text":
@@ -196,13 +194,13 @@ class Column:
         return self._found(search(self._arrow, pattern=pattern))
 
     def truth(self) -> Truth:
-        """The column as a condition of its own."""
+        """Take a bool column as a condition of its own."""
         if self._family not in ("bool", "null"):
             raise LabelError(f'label "{self.name}" is {self.type}, not a condition; compare it with a value')
         return self._always(False) if self._family == "null" else self._known(self._each(np.asarray))
 
     def compare_column(self, operation: str, other: Column) -> Truth:
-        """`column <operation> other column`, unknown where one of them has no value."""
+        """Evaluate `column <operation> other column`, unknown if one of them has no value."""
         if "null" in (self._family, other._family):
             unknown = np.ones(self._labels.num_rows, np.bool_)
             return Truth(~unknown, unknown)
@@ -216,7 +214,7 @@ class Column:
         try:
             found = one_chunk(getattr(pc, _OPERATIONS[operation][0])(self._arrow, other._arrow))
         except pa.ArrowInvalid as error:
-            # To compare a column with one of another type pyarrow casts both to a third, if no value changes.
+            # pyarrow casts columns of two types to a third, if no value changes.
             raise LabelError(
                 f'label "{self.name}" is {self.type} and "{other.name}" is {other.type}, and no type holds '
                 f"the values of both: {error}; give a function: filter(lambda table: ...)"
@@ -234,16 +232,16 @@ class Column:
         return from_texts(values, small).cast(self.type)
 
     def _found(self, found: pa.ChunkedArray) -> Truth:
-        """What pyarrow found of each row, unknown where there is no value."""
+        """Convert pyarrow's result to a truth, unknown for a missing value."""
         return self._known(stored_values(one_chunk(found)))
 
     def _known(self, mask: Mask) -> Truth:
-        """The mask as truth, unknown where there is no value."""
+        """Make a mask a truth, unknown for a missing value."""
         missing = self._missing
         return Truth(mask, mask) if missing is None else Truth(mask & ~missing, mask | missing)
 
     def _always(self, truth: bool) -> Truth:
-        """The same for all values, unknown where there is none."""
+        """Return the same truth for all values, unknown for a missing one."""
         return self._known(np.full(self._labels.num_rows, truth))
 
     def _check_order(self, operation: str) -> None:
@@ -322,7 +320,7 @@ def _float_place(value: float, dtype: np.dtype[Any]) -> _Place:
         wide = math.inf if value > 0 else -math.inf
     with np.errstate(over="ignore"):
         below = dtype.type(wide)
-        if isinstance(value, float) and np.isfinite(below):  # what it is rounded to
+        if isinstance(value, float) and np.isfinite(below):  # rounded
             return _Place(float(below) + 0.0, is_equal=True)  # -0.0 becomes 0.0
         if float(below) > value:
             below = np.nextafter(below, dtype.type(-np.inf))
@@ -330,7 +328,7 @@ def _float_place(value: float, dtype: np.dtype[Any]) -> _Place:
 
 
 def _among(numbers: npt.NDArray[Any], wanted: list[Any]) -> Mask:
-    """The rows whose number is one of those wanted, which all are of the column's dtype."""
+    """Mark the rows whose number is in `wanted`, whose numbers fit the column's dtype."""
     if len(wanted) <= _FEW:
         return reduce(or_, [numbers == number for number in wanted])
     if numbers.dtype.kind in "iu" and max(wanted) - min(wanted) < _WIDE:
@@ -344,7 +342,7 @@ def _among(numbers: npt.NDArray[Any], wanted: list[Any]) -> Mask:
 
 
 def _in_table(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
-    """The rows whose integer is one of those wanted, by a table; np.isin takes twice as long."""
+    """Mark the rows whose integer is in `wanted`, by a table; np.isin takes twice as long."""
     # Unsigned, so that a number below the least wraps to one above the greatest.
     unsigned = np.dtype(f"u{numbers.dtype.itemsize}")
     least = wanted.min().view(unsigned)
@@ -358,7 +356,7 @@ def _in_table(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
 
 
 def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
-    """Mask of one or more values that are in `wanted`; all lie between its first and its last."""
+    """Mark the values in `wanted`; there is one or more, all between its first and its last."""
     is_whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), np.bool_)
     if wanted.step >= 2**63 or values.min().item() < -(2**63) or values.max().item() >= 2**63:
         pairs = zip(values.tolist(), is_whole.tolist(), strict=True)
@@ -367,7 +365,7 @@ def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
     return is_on & is_whole
 
 
-# ---- times and durations as attoseconds since 1970: exact for all that numpy has
+# ---- times and durations as attoseconds since 1970: exact for all units of numpy
 
 _UNITS: dict[str, int] = {
     **{unit: 1000**i for i, unit in enumerate(("as", "fs", "ps", "ns", "us", "ms", "s"))},
@@ -378,27 +376,27 @@ _ISO = re.compile(
     r"(?P<fraction>(?<=:\d\d:\d\d)\.\d{1,18})?(?P<zone>(?<=.{13})(Z|[+-]([01]\d|2[0-3]):?[0-5]\d))?",
     re.ASCII,
 )
-# Years and months beyond all that a column has, which numpy still counts in days.
+# More years or months than a column can have, which numpy still converts to days.
 _FAR = 10**15
 
 
 class _NotATime(Exception):
-    """NaT, which equals nothing."""
+    """Error for NaT, which equals nothing."""
 
 
 def _attoseconds(value: Any, family: str) -> int | None:
-    """A value as attoseconds; None if it is no time of the column's kind. Raises _NotATime, OverflowError."""
+    """Convert a value to attoseconds; None if it is no time of the column's kind. Raises _NotATime, OverflowError."""
     if isinstance(value, str):
         return None if family == "duration" else _parsed(value, family)
     time, zone = numpy_time(value)
-    # A column without a zone has no instant to compare with.
+    # A column without a zone has no instants to compare with.
     if time is None or (time.dtype.kind == "m") != (family == "duration") or (zone and family != "UTC time"):
         return None
     return _counted(time)
 
 
 def _parsed(text: str, family: str) -> int | None:
-    # Not by numpy or Python alone, which lose or wrap what has more digits than their types.
+    # Not by numpy or Python alone, which lose or wrap digits beyond their types.
     parts = _ISO.fullmatch(text)
     if parts is None or (parts["zone"] and family != "UTC time"):
         return None
@@ -413,7 +411,7 @@ def _parsed(text: str, family: str) -> int | None:
 
 
 def _counted(value: Any) -> int | None:
-    """A numpy time as attoseconds; None if its unit has no fixed length."""
+    """Convert a numpy time to attoseconds; None if its unit has no fixed length."""
     if np.isnat(value):
         raise _NotATime
     unit, step = np.datetime_data(value.dtype)

@@ -1,4 +1,4 @@
-"""Columns of samples as Arrow has them, and Parquet files of them."""
+"""Columns of samples as Arrow arrays, and Parquet files of them."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _MOST_LISTED: Final = 1024
 
 @dataclass(frozen=True)
 class ArrowColumn:
-    """A column of leaves of samples.
+    """Column of leaves of samples.
 
-    type: of a leaf, or of the elements of an array. ndim: of an array, None of any other leaf. shape: of an
-    array, if all have one. is_nullable: some samples lack it.
+    type: of a leaf, or of the elements of an array. ndim: of an array, None for another leaf. shape: of the arrays, if
+    they have the same. is_nullable: True if a sample lacks it.
     """
 
     name: str
@@ -33,20 +33,20 @@ class ArrowColumn:
 
     @property
     def is_fixed(self) -> bool:
-        """True if it is an array that has one shape in every sample, with a dimension and an element."""
+        """True if every sample has an array of one shape here, with a dimension and an element."""
         return bool(self.shape) and not self.is_nullable and 0 not in (self.shape or ())
 
     @property
     def is_large(self) -> bool:
-        """True if it is fixed, and so large that Parquet, which looks at each element, would take long."""
+        """True if it is fixed, and too large for Parquet, which looks at each element."""
         return self.is_fixed and math.prod(self.shape or ()) > _MOST_LISTED
 
 
 def _arrow_type(column: ArrowColumn) -> pa.DataType:
-    """The Arrow type of a column.
+    """Return the Arrow type of a column.
 
-    Arrays of one shape are `fixed_shape_tensor`; of over 1024 elements, their bytes (`schema_of`); of no
-    dimension, their number. Others are {"values": list, "shape": list of int32}, 1-D ones plain lists.
+    Arrays of one shape are `fixed_shape_tensor`; above 1024 elements bytes (`schema_of`); 0-D ones a number. Others are
+    {"values": list, "shape": list of int32}, 1-D ones plain lists.
     """
     if not column.ndim:
         return column.type
@@ -59,9 +59,9 @@ def _arrow_type(column: ArrowColumn) -> pa.DataType:
 
 
 def arrow_column(column: ArrowColumn, values: Sequence[Any], place: str) -> pa.Array:
-    """Leaves as an Arrow array; None where a sample lacks one; images as their bytes.
+    """Convert leaves to an Arrow array, images to their bytes; None if a sample lacks the leaf.
 
-    Raises CodecError, which begins with `place`, for a value that the column does not hold.
+    Raises CodecError, which begins with `place`, for a value that does not fit.
     """
     kind = _arrow_type(column)
     try:
@@ -94,7 +94,7 @@ def _plain(value: npt.NDArray[Any], ndim: int) -> Any:
 
 
 def schema_of(columns: Iterable[ArrowColumn], labels: pa.Schema) -> pa.Schema:
-    """The schema of leaves, then labels; arrays that are bytes have dtype and shape as metadata."""
+    """Make the schema of leaves, then labels; arrays as bytes have dtype and shape in metadata."""
     fields = []
     for column in columns:
         meta = None
@@ -105,10 +105,10 @@ def schema_of(columns: Iterable[ArrowColumn], labels: pa.Schema) -> pa.Schema:
 
 
 def parquet_writer(stream: Any, schema: pa.Schema) -> Any:
-    """A `pyarrow.parquet.ParquetWriter`, which compresses by zstd and has a row group for each table."""
+    """Open a `pyarrow.parquet.ParquetWriter`: zstd, a row group for each table."""
     from pyarrow import parquet
 
-    # Of arrays and images no value comes again, and to look for one takes ten times as long.
+    # Arrays and images do not repeat, and looking for repetitions takes ten times as long.
     single = [field.name for field in schema if not _is_large(field.type)]
     return parquet.ParquetWriter(
         stream, schema, compression="zstd", use_dictionary=single, write_statistics=single
@@ -121,7 +121,7 @@ def _is_large(kind: pa.DataType) -> bool:
 
 
 def renamed(table: pa.Table, taken: Iterable[str]) -> pa.Table:
-    """A label table whose columns have other names than those taken: "labels.y" for "y"."""
+    """Rename the columns of a label table that have taken names: "labels.y" for "y"."""
     used, names = set(taken), []
     for name in table.column_names:
         while name in used:

@@ -25,9 +25,9 @@ _FORMATS = (".csv", ".parquet", ".npy")
 
 
 def given_column(name: str, values: Any) -> pa.Array:
-    """A user's values as one contiguous array; numbers alias the memory of a numpy array.
+    """Convert a user's values to one contiguous array; numbers of a numpy array are not copied.
 
-    Raises LabelError for types that no label column holds, OptionError for what is no sequence.
+    Raises LabelError for a type that no label column holds, OptionError for no sequence.
     """
     try:
         values = format.detached(values)
@@ -59,10 +59,10 @@ def given_column(name: str, values: Any) -> pa.Array:
 def given_rows(
     name: str, values: Mapping[Any, Any], length: int, stored: pa.DataType | None
 ) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """The samples that {index: value} is of, rising, and their column; OptionError for a bad index.
+    """Convert {index: value} to rising samples and their column; OptionError for a bad index.
 
     Args:
-        stored: the type of the column that is there, which stays where it holds the numbers exactly.
+        stored: type of the archive's column, which stays if it holds the numbers exactly.
     """
     for index in values:
         if isinstance(index, bool) or not isinstance(index, (int, np.integer)):
@@ -80,7 +80,7 @@ def given_rows(
 
 
 def _as_stored(column: pa.Array, stored: pa.DataType) -> pa.Array:
-    """Numbers in the type of a stored column of their kind, if each is the same number there."""
+    """Cast numbers to the type of a stored column of their kind, if that changes none."""
     if format.family(column.type) == format.family(stored) and format.family(stored) in ("integer", "float"):
         try:
             kept = column.cast(stored)
@@ -108,7 +108,7 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
     if number_type is not None:
         return format.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False), number_type)
     if values.dtype.kind in "US":
-        with suppress(UnicodeEncodeError):  # which `collected` tells with its row
+        with suppress(UnicodeEncodeError):  # `collected` raises it with its row
             return _of_texts(name, values)
     if format.fits_arrow(values):
         return _plain(name, pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)))
@@ -117,14 +117,14 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
 
 def _of_texts(name: str, values: npt.NDArray[Any]) -> pa.Array:
     kind = pa.string() if values.dtype.kind == "U" else pa.binary()
-    # A character of numpy's takes as many bytes as UTF-8 at most, and a piece has less than 2 GiB.
+    # UTF-8 has at most the bytes of numpy's characters, and a piece less than 2 GiB.
     rows = min(_PIECE, (2**31 - 1) // max(1, values.dtype.itemsize))
     pieces = (values[start : start + rows].tolist() for start in range(0, len(values), rows))
     return format.one_chunk(pa.chunked_array([format.from_texts(piece, kind) for piece in pieces], kind))
 
 
 def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Arrow values as one array of a type that labels have."""
+    """Cast Arrow values to one array of a label type."""
     kind = held_type(values.type)
     if kind is None:
         raise LabelError(f'label "{name}" is {values.type}, which no label column holds; {_REMEDY}')
@@ -137,7 +137,7 @@ def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def given_table(table: Any) -> pa.Table:
-    """A pyarrow Table, a pandas or polars DataFrame, or a dict of columns, as a Table of label types."""
+    """Convert a pyarrow Table, a pandas or polars DataFrame, or a dict of columns to a Table of label types."""
     if isinstance(table, pa.RecordBatch):
         table = pa.Table.from_batches([table])
     if isinstance(table, pa.Table):
@@ -163,10 +163,10 @@ def given_table(table: Any) -> pa.Table:
 
 
 def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
-    """For each key the row of `table` whose column `on` has it, without that column; nulls where none has.
+    """Left join: for each key the row of `table` with that value in column `on`, else nulls; without `on`.
 
-    Warns of the number of samples without a row. Raises OptionError for no column `on`, LabelError for
-    keys of another kind, LabelError for a key that stands twice, or for no match at all.
+    Warns of the number of samples without a row. Raises OptionError without a column `on`; LabelError for keys of
+    another kind, a key that comes twice, or no match at all.
     """
     if on not in table.column_names:
         names = ", ".join(map(str, table.column_names))
@@ -190,7 +190,7 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     try:
         found = pc.index_in(keys.cast(kind), value_set=known.cast(kind).combine_chunks())
         rows = pc.if_else(keys.is_valid(), found, None)
-    except pa.ArrowInvalid:  # no type of Arrow holds all of both, and Python compares any two numbers exactly
+    except pa.ArrowInvalid:  # no Arrow type holds both; Python compares any two numbers exactly
         places = {value: row for row, value in enumerate(known.to_pylist()) if value is not None}
         rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
     if len(rows) and rows.null_count == len(rows):
@@ -206,7 +206,7 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
 
 
 def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
-    """The Table of a .csv or .parquet file, the array of a .npy file; OptionError if it does not read."""
+    """Read the Table of a .csv or .parquet file, or the array of a .npy file; OptionError if it does not read."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _FORMATS:
         raise OptionError(f"{path}: labels are read from {', '.join(_FORMATS)} files")
@@ -228,7 +228,7 @@ def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
 
 
 def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
-    """Select the column for the label `name` and the column `on`; OptionError if that is open."""
+    """Select the column for the label `name`, and `on`; OptionError if it is not clear which."""
     rest = [other for other in columns.column_names if other != on]
     if name not in rest and len(rest) != 1:
         raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')

@@ -16,18 +16,18 @@ import numpy.typing as npt
 from edcache.format import family, from_numpy, is_text, number_values, one_chunk, pa, to_numpy
 
 _MANY_ROWS = 200_000
-_HEAD = 10_000  # rows that usually tell whether a column has many values
+_HEAD = 10_000  # rows that usually show if a column has many values
 _LONGEST = 1_000  # characters of a where-string that is worth a click
 
 
 @dataclass(frozen=True, slots=True)
 class HistogramBar:
-    """Some values of a column.
+    """Bar of a histogram: a value, or a range of values.
 
     Attributes:
         text: the value or the range, in one line; "None" is a missing value.
-        count: how many samples have it.
-        where: the where-string that selects them; None where the where-language cannot say it.
+        count: samples with it.
+        where: the where-string that selects them; None if there is none.
     """
 
     text: str
@@ -37,12 +37,12 @@ class HistogramBar:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """The histogram of a column.
+    """Histogram of a column.
 
     Attributes:
         name, type: of the column; the type is Arrow's name for it.
         bars: numbers and times by value, texts by count, a missing value last. Empty for lists.
-        rest: samples whose values have no bar; rest_values: how many values these are.
+        rest: samples whose values have no bar; rest_values: number of these values.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Histogram:
 
 
 def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) -> Histogram:
-    """The histogram of a comparable column, or of one of lists; `type` is that of the column as written."""
+    """Count a comparable column, or one of lists; `type`: of the column as written."""
     if pa.types.is_nested(type):
         return Histogram(name, str(type), ())
     words, kind = quoted_name(name), family(column.type)
@@ -74,7 +74,7 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
 
 
 def has_many_texts(column: pa.ChunkedArray) -> bool:
-    """True if to count the texts of a column takes long, as some of its rows tell."""
+    """Estimate from some rows if a text column has too many values to be counted fast."""
     if len(column) <= _MANY_ROWS or not is_text(column.type):
         return False
     some = from_numpy(np.arange(0, len(column), len(column) // _HEAD), pa.int64())
@@ -82,7 +82,7 @@ def has_many_texts(column: pa.ChunkedArray) -> bool:
 
 
 def _bar(value: Any, count: int, name: str, zone: str) -> HistogramBar:
-    """The bar of one value; `zone` is written behind its time."""
+    """Make the bar of one value; `zone` is written behind its time."""
     literal, text = _literal(value, zone), _shown(value)
     where = None if literal is None else f"{name} == {literal}"
     if isinstance(value, np.floating) and not np.isfinite(value):
@@ -93,7 +93,7 @@ def _bar(value: Any, count: int, name: str, zone: str) -> HistogramBar:
 
 
 def _literal(value: Any, zone: str) -> str | None:
-    """A value as a where-string has it; None if the where-language has no word for it."""
+    """Write a value for a where-string; None if it has no literal."""
     if isinstance(value, str):
         return quoted(value)
     if isinstance(value, np.datetime64):
@@ -103,14 +103,14 @@ def _literal(value: Any, zone: str) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """A value in one line, a time without zeros that say nothing."""
+    """Write a value in one line, a time without trailing zeros."""
     if isinstance(value, np.datetime64):
         return re.sub(r"T00:00(:00)?$", "", re.sub(r"\.0+$", "", np.datetime_as_string(value)))
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
 def _ranges(array: npt.NDArray[Any], name: str, zone: str, most: int) -> Iterator[HistogramBar]:
-    """Bars of equal width, and one for each value that is not finite."""
+    """Yield bars of equal width, and one for each value that is not finite."""
     is_finite = np.isfinite(array)
     finite = array[is_finite]
     edges = _edges(finite, most) if len(finite) else finite
@@ -127,7 +127,7 @@ def _ranges(array: npt.NDArray[Any], name: str, zone: str, most: int) -> Iterato
 
 
 def _edges(values: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
-    """Edges of equal bars from the least value to the greatest; those of floats have three digits between."""
+    """Compute edges of equal bars from least to greatest value; inner ones of floats have three digits."""
     ticks = values.view(np.int64) if values.dtype.kind == "M" else values
     least, greatest = ticks.min(), ticks.max()
     if values.dtype.kind == "f":
@@ -140,12 +140,12 @@ def _edges(values: npt.NDArray[Any], most: int) -> npt.NDArray[Any]:
 
 
 def quoted(text: str) -> str:
-    """A text as a where-string has it."""
+    """Quote a text for a where-string."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def quoted_name(name: str) -> str:
-    """A column's name as a where-string has it: as it is, or col("odd name")."""
+    """Write a column's name for a where-string: as it is, or col("odd name")."""
     parts = name.split(".")
     is_plain = name.isascii() and all(part.isidentifier() and not keyword.iskeyword(part) for part in parts)
     return name if is_plain else f"col({quoted(name)})"

@@ -1,4 +1,4 @@
-"""Which fields of a sample are labels, how their columns are called, and their values in one sample."""
+"""`LabelSpec`: the fields of a sample that are labels, the names of their columns, and their values in a sample."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _CONTAINERS = frozenset({dict, tuple, list})
 
 
 class LabelSpec:
-    """The label columns that `in_memory_keys` asks for: their names, and where in a sample they lie."""
+    """Label columns of `in_memory_keys`: their names, and their field paths or functions."""
 
     def __init__(self, sources: Mapping[str, LabelSource]) -> None:
         self.sources = dict(sources)
         self.names = tuple(sources)
-        # A sample that is a plain dict, list or tuple answers these without a walk.
+        # A plain dict, list or tuple needs no walk for these.
         plain = bool(sources) and all(isinstance(source, (str, int)) for source in sources.values())
         self._top_level = operator.itemgetter(*sources.values()) if plain else None
 
     @classmethod
     def parse(cls, in_memory_keys: object) -> LabelSpec:
-        """The user's `in_memory_keys`; OptionError unless None, a list of field paths, or a mapping."""
+        """Parse the user's `in_memory_keys`; OptionError unless None, a list of field paths, or a mapping."""
         if isinstance(in_memory_keys, Mapping):
             return cls({checked_name(name): _checked_source(src) for name, src in in_memory_keys.items()})
         if in_memory_keys is None or isinstance(in_memory_keys, (list, tuple)):
@@ -41,12 +41,12 @@ class LabelSpec:
         )
 
     def to_json(self) -> dict[str, object]:
-        """What the archive's head records: name -> field path (a tuple as a list), None for a callable."""
+        """Map names to field paths (a tuple as a list), None for a callable, for the archive's head."""
         plain = {n: list(path) if isinstance(path, tuple) else path for n, path in self.sources.items()}
         return {name: None if callable(path) else path for name, path in plain.items()}
 
     def extract(self, index: int, sample: Any) -> list[Any]:
-        """The label values of one sample, not copied; LabelError names the sample and what it has."""
+        """Return the label values of one sample, not copied; LabelError names the sample and its fields."""
         if self._top_level is not None and type(sample) in _CONTAINERS:
             try:
                 values = self._top_level(sample)
@@ -56,7 +56,7 @@ class LabelSpec:
         return [value_of(name, source, index, sample) for name, source in self.sources.items()]
 
     def only(self, names: Iterable[str]) -> LabelSpec:
-        """Those of its columns that are among these."""
+        """Keep the columns of these names."""
         chosen = set(names)
         return LabelSpec({name: source for name, source in self.sources.items() if name in chosen})
 
@@ -78,7 +78,7 @@ def _named_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:
 
 
 def checked_name(name: object, told: str = "in_memory_keys holds") -> str:
-    """The name of a label column, if it can be one; else OptionError, which begins with `told`."""
+    """Return the name if a label column can have it; else OptionError, which begins with `told`."""
     if not isinstance(name, str) or not name:
         raise OptionError(f"{told} the column name {shown(name)}; a name is a non-empty str")
     try:
@@ -111,7 +111,7 @@ _ABSENT = object()
 
 
 def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
-    """The value of one label of a sample; raises as `LabelSpec.extract`."""
+    """Return the value of one label of a sample; raises as `LabelSpec.extract`."""
     if callable(source):
         try:
             return source(sample)
@@ -142,11 +142,11 @@ def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
 
 
 def _child(node: Any, part: str | int) -> Any:
-    """The value below a node that a part of a field path means; _ABSENT where there is none."""
+    """Return the child of a node for one part of a field path; _ABSENT without one."""
     is_digits = isinstance(part, str) and part.isascii() and part.isdigit() and len(part) < 19
     position = int(part) if isinstance(part, int) or is_digits else None
     if isinstance(node, Mapping):
-        # `in` first: a defaultdict would grow by the question.
+        # `in` first: a look-up would make a defaultdict grow.
         keys = (key for key in (part, position) if key is not None and key in node)
         return next((node[key] for key in keys), _ABSENT)
     if isinstance(part, str) and part in _field_names(node):

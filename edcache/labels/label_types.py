@@ -1,4 +1,4 @@
-"""The types that labels have: of the value of one sample, and of a column that a user has at hand."""
+"""Types of labels: of the value of one sample, and of a user's column."""
 
 from __future__ import annotations
 
@@ -26,14 +26,11 @@ from edcache.labels.column import numpy_time
 
 
 class NotALabel(Exception):
-    """A value that no column holds; the text says why, if the type alone does not."""
+    """Error for a value that no column holds; the text says why, if the type alone does not."""
 
 
 def typed(value: Any) -> tuple[pa.DataType, Any]:
-    """The type of a label's value, and what its column keeps: a copy if the value can change.
-
-    Raises NotALabel.
-    """
+    """Return the type of a label's value, and the value for its column, a copy if it can change. Raises NotALabel."""
     value = _from_tensor(value)
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray) or value.ndim > 1:
@@ -48,7 +45,7 @@ def typed(value: Any) -> tuple[pa.DataType, Any]:
 
 
 def beyond_exact(value: Any) -> int | None:
-    """An integer beyond 2**53 in what `typed` keeps, which a float64 may not hold; None without one."""
+    """Find an integer beyond 2**53, which float64 may not hold, in a value of `typed`; None without one."""
     if isinstance(value, np.ndarray):
         value = [value.min().item(), value.max().item()] if value.size else []
     values = value if isinstance(value, list) else [value]
@@ -98,7 +95,7 @@ def _scalar(value: Any) -> tuple[pa.DataType, Any]:
 
 
 def _time(value: Any) -> tuple[pa.DataType, Any]:
-    """A date, a time or a duration, as numpy's scalar of the unit that its column has."""
+    """Convert a date, a time or a duration to numpy's scalar in the unit of its column."""
     try:
         time, zone = numpy_time(value)
     except OverflowError:
@@ -127,7 +124,7 @@ def _time(value: Any) -> tuple[pa.DataType, Any]:
 
 
 def whole_numbers(values: Any) -> npt.NDArray[Any] | None:
-    """A copy of a column of numbers or bools [n] as a native array; None for any other column."""
+    """Copy a column of numbers or bools [n] to a native array; None for another column."""
     try:
         values = _from_tensor(values)
     except NotALabel:
@@ -148,7 +145,7 @@ def _from_tensor(value: Any) -> Any:
 
 
 def held_type(kind: pa.DataType) -> pa.DataType | None:
-    """The type of a label column that holds the same values as one of Arrow; None if there is none."""
+    """Return the label type that holds the values of an Arrow type; None without one."""
     if isinstance(kind, pa.BaseExtensionType):
         # Other extension types hold numbers without a unit, as the ordinals of pandas' periods.
         return None if kind.extension_name.startswith("pandas.") else held_type(kind.storage_type)

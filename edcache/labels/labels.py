@@ -1,4 +1,4 @@
-"""The label columns of a dataset as numpy arrays, one value per sample."""
+"""`Labels`: the label columns of a dataset as numpy arrays, one value per sample."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ Rows: TypeAlias = "npt.NDArray[np.int64]"
 
 
 class Labels(Mapping[str, npt.NDArray[Any]]):
-    """The label columns of a dataset or a view: `labels["label"]` is a numpy array, one value per sample.
+    """Label columns of a dataset or a view: `labels["label"]` is a numpy array, one value per sample.
 
     Args:
-        table: the label table, in which row i is sample i; or a function that returns it. The function is
-            called once, at the first use of the table. `StoredLabels` read a column at its first use.
-        num_rows: the samples of the whole dataset. An archive without labels has an empty table.
+        table: the label table, row i is sample i; or a function that returns it, called once, at the first use.
+            `StoredLabels` read a column at its first use.
+        num_rows: samples of the whole dataset; a table without columns does not tell it.
 
-    Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy,
-    and so are lists of one length, as 2-D arrays. Other columns, and those in several batches, are copied
-    once. A missing value is nan in a float array, NaT in an array of times, and None in an object array of
-    any other type.
+    Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy, and so are
+    lists of one length, as 2-D arrays. Other columns, and those in several batches, are copied once. A missing value is
+    nan in a float array, NaT in an array of times, and None in an object array of any other type.
     """
 
     def __init__(
@@ -43,17 +42,17 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
     ) -> None:
         self._stored = table
         self._num_rows = num_rows
-        self._parent: Labels | None = None  # the whole that the rows are of
+        self._parent: Labels | None = None  # the labels of the whole dataset
         self._rows: Rows | None = None
         self._arrays: dict[str, npt.NDArray[Any]] = {}
-        # Kept by the labels of the whole dataset, for all its views.
+        # The labels of the whole dataset keep them for all views.
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._comparable: dict[str, pa.ChunkedArray] = {}
         self._missing: dict[str, npt.NDArray[np.bool_] | None] = {}
         self._table: pa.Table | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """The column `name`: a read-only array [num_rows], or [num_rows, n] for lists of one length.
+        """Return the column `name`: a read-only array [num_rows], or [num_rows, n] for lists of one length.
 
         Raises:
             UnknownLabelError: `no label "lable"; this archive has: label, split`.
@@ -73,7 +72,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         if self._rows is None:
             return to_numpy(one_chunk(column), nullable=column.null_count > 0)
         if is_text(column.type):
-            # Make str objects of the selected rows only: the whole column may have millions.
+            # str objects of the selected rows only: the whole column may have millions.
             return to_numpy(one_chunk(self._taken(column)), nullable=False)
         return whole[name][self._rows]
 
@@ -81,7 +80,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return iter(self._source.column_names)
 
     def __len__(self) -> int:
-        """The number of columns. `num_rows` is the number of samples."""
+        """Return the number of columns. `num_rows` is the number of samples."""
         return len(self._source.column_names)
 
     def __contains__(self, name: object) -> bool:
@@ -97,19 +96,19 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     @property
     def num_rows(self) -> int:
-        """The number of samples in this view."""
+        """Number of samples in this view."""
         if self._rows is not None:
             return len(self._rows)
         return int(self._source.num_rows) if self._num_rows is None else self._num_rows
 
     @property
     def schema(self) -> pa.Schema:
-        """The names and types of the columns as a pyarrow Schema; reads no column."""
+        """Names and types of the columns as a pyarrow Schema; reads no column."""
         return self._source.schema
 
     @property
     def table(self) -> pa.Table:
-        """The columns as a pyarrow Table. A view copies its rows once."""
+        """All columns as a pyarrow Table. A view copies its rows once."""
         if self._table is None:
             source = self._source
             if not source.column_names:  # tables without columns lose their length when they are joined
@@ -132,7 +131,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return whole._stored
 
     def take(self, indices: npt.ArrayLike) -> Labels:
-        """A view of the given rows, in the given order. No column is read yet.
+        """Make a view of the given rows, in the given order. No column is read yet.
 
         Args:
             indices: integers in [-num_rows, num_rows), repeats allowed. Do not change the array afterwards.
@@ -170,7 +169,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return histogram(name, column if is_nested else comparable_column(self, name), column.type, most)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
-        """The sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.
+        """Return the sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.
 
         Raises: UnknownLabelError; LabelError, a column of lists.
         """
@@ -182,13 +181,13 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return np.array(to_numpy(values.chunk(0).take(rows), nullable=False))
 
     def counts(self, name: str) -> dict[Any, int]:
-        """value -> number of samples, most frequent first; None: missing values. Raises: as `unique`."""
+        """Return {value: number of samples}, most frequent first; None: missing values. Raises: as `unique`."""
         codes, values = classes_of(single_values(self, name, "counts"))
         numbers = np.bincount(codes, minlength=len(values)).tolist()
         return dict(sorted(zip(values, numbers, strict=True), key=lambda pair: -pair[1]))
 
     def column(self, name: str) -> pa.ChunkedArray:
-        """The column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
+        """Return the column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
         whole = self._whole
         column = whole._columns.get(name) if isinstance(name, str) else None
         if column is None:
@@ -206,7 +205,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
     def to_list(self, name: str) -> list[Any]:
-        """The column as a list of Python values. Times beyond Python's range are numpy values."""
+        """Return the column as a list of Python values. Times beyond Python's range are numpy values."""
         try:
             values: list[Any] = self.column(name).to_pylist()
         except (ValueError, OverflowError):
@@ -215,19 +214,19 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
 
 def origin(labels: Labels) -> tuple[Labels, Rows | None]:
-    """The labels of the whole dataset, and the rows of it that these are of; None for all in order."""
+    """Return the labels of the whole dataset, and the rows of this view; None for all in order."""
     return labels._whole, labels._rows
 
 
 def read_together(labels: Labels, names: Iterable[str]) -> None:
-    """Read columns at once, those that are there; each is read at its first use otherwise."""
+    """Read columns together, which are else read at their first use; unknown names are ignored."""
     source, wanted = labels._source, set(names)
     if isinstance(source, StoredLabels):
         source.read([name for name in source.column_names if name in wanted])
 
 
 def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
-    """A column in the form for comparisons (see column.py), made once for all views."""
+    """Return a column in comparable form (see column.py), made once for all views."""
     whole = labels._whole
     column = whole.column(name)
     if name not in whole._comparable:
@@ -236,7 +235,7 @@ def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
 
 
 def missing_values(labels: Labels, name: str) -> npt.NDArray[np.bool_] | None:
-    """Which rows have no value in a column; None if all have one. Found once for all views."""
+    """Mark the rows without a value in a column; None if all have one. Computed once for all views."""
     whole = labels._whole
     if name not in whole._missing:
         column = whole.column(name)
@@ -247,7 +246,7 @@ def missing_values(labels: Labels, name: str) -> npt.NDArray[np.bool_] | None:
 
 
 def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:
-    """`comparable_column` of a column that has no lists; `method` is named in the error.
+    """Return `comparable_column`, but of no lists; the error names `method`.
 
     Raises: LabelError, 'label "boxes" is list<item: int64>; group_by() needs a column of ...'.
     """
@@ -268,7 +267,7 @@ def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
 
 
 def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
-    """Indices as int64 in [0, length). Raises: SampleIndexError, `indices[3] = 12 not in [-10, 10)`."""
+    """Convert indices to int64 in [0, length). Raises: SampleIndexError, `indices[3] = 12 not in [-10, 10)`."""
     if not indices.size:
         return indices.astype(np.int64)
     if indices.dtype.kind not in "iub":
@@ -282,7 +281,7 @@ def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
 
 
 def is_array(index: Any) -> bool:
-    """True if an index is several; numpy takes a tuple for one that has several dimensions."""
+    """True if an index is an array; to numpy a tuple is one index of several dimensions."""
     try:
         return not isinstance(index, int | tuple) and np.ndim(index) == 1
     except ValueError:  # a list of lists of several lengths
@@ -290,15 +289,15 @@ def is_array(index: Any) -> bool:
 
 
 def integers(indices: Any, length: int) -> Rows:
-    """An index array in [-length, length), or the places of a mask, as int64."""
+    """Convert an index array in [-length, length), or a mask, to int64 indices."""
     array: npt.NDArray[Any]
     if type(indices) is list and indices and type(indices[0]) is int:
-        # What a DataLoader's sampler gives; numpy takes longer to find out that it is integers.
+        # A DataLoader's sampler gives these; numpy takes longer to find that they are integers.
         with suppress(TypeError, OverflowError):
             indices = np.frombuffer(Longs("q", indices), np.int64)
     array = np.asarray(indices)
     if array.dtype == np.int64:
-        # Not min() and max(): in a loop that has better things to cache they take 4 us each.
+        # Not min() and max(), which take 4 us each when the caches are full of other data.
         if len(array) and (array[array.argmin()] < -length or array[array.argmax()] >= length):
             checked_indices(array, length)
         return array
@@ -313,7 +312,7 @@ def integers(indices: Any, length: int) -> Rows:
 
 
 def histograms(labels: Labels) -> list[Histogram]:
-    """The histograms of the first columns, of as many as are counted in a quarter of a second."""
+    """Count the first columns, as many as a quarter of a second allows."""
     counted: list[Histogram] = []
     began = time.monotonic()
     for name in labels:

@@ -16,26 +16,25 @@ from edcache.labels.compare import Column, Mask, Truth
 from edcache.labels.labels import Labels, Rows, checked_indices, comparable_column, origin, read_together
 from edcache.labels.where import where_truth
 
-# How many values a message names, and among how many it looks for the one that was meant.
+# Values that a message names, and values among which it looks for a misspelt one.
 _NAMED, _SIMILAR = 8, 1000
 
 
 def matching_rows(labels: Labels, conditions: Mapping[str, object], where: object = None) -> Rows:
-    """The rows of `labels` that fulfil every condition, and `where`.
+    """Find the rows of `labels` that fulfil every condition, and `where`.
 
     Args:
-        labels: the columns; of a `take`, the rows counted are its own.
-        conditions: column name -> a value to equal (None: is missing); a list, tuple, set or array of
-            values of which one must fit; a range; or a callable that gets the numpy column and returns a
-            bool mask.
-        where: a where-string (see where.py); a pyarrow expression; a bool mask over the rows; an array of
-            rows, negative ones counted from the end; or a callable that gets the pyarrow Table and returns a
-            bool mask. Table and expression see `comparable` columns.
+        labels: the columns; the rows of a view count from 0.
+        conditions: column name -> a value to equal (None: is missing); a list, tuple, set or array of allowed values; a
+            range; or a function of the numpy column that returns a bool mask.
+        where: a where-string (see where.py); a pyarrow expression; a bool mask over the rows; an array of rows,
+            negative ones counted from the end; or a function of the pyarrow Table that returns a bool mask. Table and
+            expression see `comparable` columns.
     Returns:
-        int64 positions in [0, labels.num_rows), ascending; for an array of rows in its order, with its
-        repeats. A missing value fulfils no condition but None.
+        int64 positions in [0, labels.num_rows), ascending; an array of rows keeps its order and repeats. A missing
+            value fulfils no condition but None.
     Raises:
-        UnknownLabelError: a column that is not there.
+        UnknownLabelError: no such column.
         LabelError: a value of another kind than its column.
         OptionError: a mask of another length, `mask has 5 entries, but the dataset has 7`, or no mask at all.
         SampleIndexError: a row outside [-n, n).
@@ -43,7 +42,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     Cost: of 10 million rows, some 5 ms for one int column and 60 ms for one string column.
     """
     whole, rows = origin(labels)
-    # To take the rows of a column costs more than to compare all rows of it.
+    # Taking the rows of a column costs more than comparing all of them.
     seen = labels if rows is None or 4 * len(rows) < whole.num_rows else whole
     read_together(labels, conditions)
     masks: list[Mask] = []  # of the rows of `labels`
@@ -76,7 +75,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
 
 
 def _warn_of_absent(columns: Mapping[str, Column], labels: Labels) -> None:
-    """Warn of the first text that was looked for and that no row has: it may be misspelt."""
+    """Warn of the first text of a condition that no row has: it may be misspelt."""
     for name, column in columns.items():
         every = Column(name, labels)
         for texts in column.texts:
@@ -104,7 +103,7 @@ def _condition(column: Column, value: Any) -> Truth:
 
 
 def _mask_or_rows(where: object, labels: Labels, masks: list[Mask]) -> Rows | None:
-    """Append the mask that `where` is, or return the rows that it lists."""
+    """Append `where` to the masks, or return it as rows."""
     try:
         array = _as_array(where)
     except (TypeError, ValueError) as error:
@@ -118,7 +117,7 @@ def _mask_or_rows(where: object, labels: Labels, masks: list[Mask]) -> Rows | No
 
 
 def _called(function: Any, argument: object, what: str, form: str, num_rows: int) -> Mask:
-    """The mask that a user's function makes of a column or a table."""
+    """Call a user's function with a column or a table; return its mask."""
     try:
         value = function(argument)
         array = _as_array(value)
@@ -159,7 +158,7 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
 
 
 def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
-    """The rows of `labels` for which a user's expression is true."""
+    """Mark the rows of `labels` for which a user's expression is true."""
     # Here, because it imports pyarrow.dataset, and with that pandas: 150 ms.
     from pyarrow import acero
 

@@ -1,8 +1,8 @@
-"""The where-string: comparisons of label columns, written as text.
+"""Where-string: comparisons of label columns, written as text.
 
-    where_truth('label in (0, 1) and split == "train"', labels)   for which rows that is true
+    where_truth('label in (0, 1) and split == "train"', labels)   the rows for which that is true
 
-It is read by Python's parser and these rules, and never evaluated as Python:
+Python's parser reads it, by these rules; it is never evaluated as Python:
 
     condition  = condition ("and" | "or") condition | "not" condition | "(" condition ")"
                | operand { ("==" | "!=" | "<" | "<=" | ">" | ">=") operand }
@@ -16,9 +16,9 @@ It is read by Python's parser and these rules, and never evaluated as Python:
 
 A bool column alone is a condition. Dates and times compare with ISO strings.
 
-Truth has three values, as in SQL: a comparison with a missing value is unknown, `not` keeps it unknown,
-and a row is chosen only if the whole is true. `is None`, `== None` and a None among the values of `in`
-ask for missing values. nan equals nothing, not even nan; -0.0 is 0.0.
+Truth has three values, as in SQL: a comparison with a missing value is unknown, `not` keeps it unknown, and a row is
+chosen only if the whole is true. `is None`, `== None` and a None among the values of `in` ask for missing values. nan
+equals nothing, not even nan; -0.0 is 0.0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _OPERATIONS: dict[type, str] = {
     ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=",
 }  # fmt: skip
 _FLIPPED = {"==": "==", "!=": "!=", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
-# Operators of other languages, and how they are written here.
+# Operators of other languages, and their spelling here.
 _HINTS = {
     r"(?<![=!<>:])=(?!=)": "values are compared by ==",
     r"\b(AND|OR|NOT|IN|IS)\b": "and, or, not, in, is are written in lower case",
@@ -60,8 +60,8 @@ _HINTS = {
 def where_truth(text: str, labels: Labels, columns: dict[str, Column] | None = None) -> Truth:
     """Evaluate a where-string of at most 10,000 characters over the rows of `labels`.
 
-    columns: gets those that it compares.
-    Raises OptionError, which names the column of text, UnknownLabelError or LabelError.
+    columns: gets the compared columns. Raises OptionError, which names the column of text,
+    UnknownLabelError or LabelError.
     """
     if len(text) > _MAX_TEXT:
         raise OptionError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
@@ -78,14 +78,14 @@ def where_truth(text: str, labels: Labels, columns: dict[str, Column] | None = N
     ) as error:  # a null byte, not UTF-8; nested by the thousand
         raise where.error(str(error) or "nested too deep", 1, 2) from None
     begins_it = (tree.body.lineno, tree.body.col_offset) == (1, 0)
-    if begins_it and isinstance(tree.body, (ast.BoolOp, ast.Compare)):  # with the parenthesis put before it
+    if begins_it and isinstance(tree.body, (ast.BoolOp, ast.Compare)):  # with the parenthesis that was added
         raise where.error("unmatched ')'", 1, text.index(")") + 2)
     where.read(tree)
     return where.condition(tree.body, 1)
 
 
 class _Where:
-    """Walks the syntax tree of a where-string; what is not allowed by name is refused."""
+    """Walk through the syntax tree of a where-string; it refuses nodes that are not allowed by name."""
 
     def __init__(self, text: str, labels: Labels, columns: dict[str, Column]) -> None:
         self._text = text
@@ -93,7 +93,7 @@ class _Where:
         self._columns = columns
 
     def error(self, problem: str, line: int, column: int) -> OptionError:
-        """A OptionError; line and column count from 1, behind an opening parenthesis."""
+        """Make an OptionError; line and column count from 1, behind an opening parenthesis."""
         words = [name for name in self._labels if keyword.iskeyword(name) and name not in _ALLOWED]
         reserved = [name for name in words if re.search(rf"\b{name}\b", self._text)]
         hints = [f'"{name}" is a word of Python: write col("{name}")' for name in reserved]
@@ -111,11 +111,11 @@ class _Where:
         return self.error(problem, node.lineno, len(before) + 1)
 
     def read(self, tree: ast.AST) -> None:
-        """Read the columns of the text together: of an archive that is far away each takes a request."""
+        """Read the columns of the text together: in an archive that is far away each takes a request."""
         read_together(self._labels, [name for node in ast.walk(tree) if (name := self._name(node))])
 
     def condition(self, node: ast.expr, depth: int) -> Truth:
-        """The rows for which a part of the text is true."""
+        """Evaluate a part of the text."""
         if depth > _MAX_DEPTH:
             raise self._refusal(node, f"nested deeper than {_MAX_DEPTH}")
         if isinstance(node, ast.BoolOp):
@@ -162,7 +162,7 @@ class _Where:
         return column.compare(operation, value)
 
     def _other(self, node: ast.expr) -> Column | None:
-        """The column on the right side of a comparison, if it is one."""
+        """Return the column on the right side of a comparison, if it is one."""
         try:
             return self._column(node)
         except UnknownLabelError as error:
@@ -177,7 +177,7 @@ class _Where:
         return self._columns[name]
 
     def _name(self, node: ast.AST) -> str | None:
-        """The name of the column that a node stands for; None if for none."""
+        """Return the column name of a node; None if it is no column."""
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "col":
             name = self._literal(node.args[0]) if len(node.args) == 1 and not node.keywords else None
             if not isinstance(name, str):

@@ -1,6 +1,6 @@
-"""An open archive: records by index, one or many at once, and as collated batches.
+"""Open archive: records by index, one or many at once, and as collated batches.
 
-`Reader` imports torch where a tensor is made, and for collated batches. Nothing else needs it.
+Torch is imported to make a tensor or a collated batch, for nothing else.
 """
 
 from lazy_loader import attach_stub

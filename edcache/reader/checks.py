@@ -1,4 +1,4 @@
-"""Checks of records against their sums: at the first read in a process, or when they were fetched."""
+"""`Checks`: records are compared with their sums, at the first read in a process or after a fetch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ Row = tuple[int, int, int, int, int]
 
 
 class Checks:
-    """The checks of one archive in one process.
+    """Checks of one archive in one process.
 
     Args:
-        file: the bytes, up to `size`. view: the same, mapped; None checks a record at every read.
+        file: read up to `size`. view: its mapping; None checks a record at every read.
         verify: "touch", "always" or "never", as in `Reader`.
     Attributes:
-        is_done: nothing is left to check. is_trusting: no record is checked.
-        bits: one for each sample, set once its record was checked.
+        is_done: True if nothing is left to check. is_trusting: True if no record is ever checked.
+        bits: one for each sample, set when its record was checked.
     """
 
     # It does not hold the session: a cycle would keep the descriptor until the next garbage collection.
@@ -42,7 +42,7 @@ class Checks:
         self._view, self._check_damaged = view, file.check_damaged
         self.is_done = self.is_trusting = verify == "never"
         self._always = verify == "always" or view is None
-        # One bit a sample: its record was checked. Of large records in parts: one bit a block.
+        # A bit for each checked sample; of large records that are read in parts, for each block.
         nbytes = 0 if self.is_done or self._always else -(-index.length // 8)
         self.bits = np.zeros(nbytes, np.uint8).data  # takes memory as it is written
         self._left = index.present
@@ -54,11 +54,11 @@ class Checks:
         return len(self.bits) + 100 * len(self._blocks)
 
     def place(self, index: int) -> str:
-        """The name of a record in messages: "train.zip: record 17 at offset 4,096"."""
+        """Name a record for messages: "train.zip: record 17 at offset 4,096"."""
         return f"{self._path}: record {index} at offset {self.index.row(index)[0]:,}"
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """The same error, with the place of a sample in front of its text."""
+        """Put the place of a sample in front of an error's text."""
         is_record = isinstance(error, CorruptRecordError)
         where = self.place(index) if is_record else f"{self._path}: sample {index}"
         return error.within(where, self._path, index)
@@ -85,7 +85,7 @@ class Checks:
             self._check_blocks(index, row, behind, wanted)
 
     def check_place(self, index: int, row: Row) -> None:
-        """Raise CorruptRecordError if a row points out of the file, or is not as all are said to be."""
+        """Raise CorruptRecordError if a row points out of the file, or contradicts `uniform` of the index."""
         offset, nbytes, _, schema, flags = row
         end = offset + nbytes + format.behind_nbytes(nbytes)
         if end > self.size:
@@ -97,19 +97,19 @@ class Checks:
             raise self._error(index, row, "its row is damaged")
 
     def compare(self, index: int, row: Row, record: memoryview, behind: memoryview) -> None:
-        """Raise CorruptRecordError if a whole record does not fit its sum."""
+        """Raise CorruptRecordError if a whole record fails its sum."""
         if not fits(index, row, record, behind):
             if self._view is not None:
                 self._check_damaged(*row[:2])
             raise self._error(index, row, "it fails its crc32")
 
     def check_row(self, index: int) -> None:
-        """Raise the reason if the row of a sample may be damaged in this copy alone."""
+        """Raise if the row of a sample is damaged in this copy alone."""
         if self.index.place is not None:
             self._check_damaged(self.index.place.offset + format.ROW.itemsize * index, format.ROW.itemsize)
 
     def _error(self, index: int, row: Row, why: str) -> CorruptRecordError:
-        """The error of a record; raises another one if it is the row of this copy that is damaged."""
+        """Make the error of a record; raises another one if the row is damaged in this copy alone."""
         self.check_row(index)
         return CorruptRecordError(
             f'{self._path}: record {index} at offset {row[0]:,}: {why}; run "edcache verify {self._path}"',
@@ -118,7 +118,7 @@ class Checks:
         )
 
     def _check_blocks(self, index: int, row: Row, behind: memoryview, wanted: tuple[int, int]) -> None:
-        """Check the blocks of a large record that hold the wanted bytes, unless they were checked."""
+        """Check the blocks of the wanted bytes of a large record, unless they were checked."""
         offset, nbytes, crc, schema, flags = row
         checked, view = self._blocks.get(index, 0), self._view
         assert view is not None
@@ -162,7 +162,7 @@ class Checks:
                 self.check_place(index, self.index.row(index))
 
     def group(self, indices: Ints, wanted: Part) -> Check | None:
-        """The check of the records of some samples; None if they were all checked."""
+        """Make the check of the records of some samples; None if all were checked."""
         if self.is_done:
             return None
         unchecked = self._unchecked(indices)
@@ -206,7 +206,7 @@ class Checks:
         return unchecked
 
     def _are_placed(self, rows: Rows, nbytes: Ints) -> bool:
-        """True if no row points out of the file, and all are as all are said to be."""
+        """True if no row points out of the file or contradicts `uniform` of the index."""
         index = self.index
         offset = rows["offset"]
         inside = int(offset.max()) <= self.size and int(rows["nbytes"].max()) <= self.size
@@ -221,7 +221,7 @@ class Checks:
 
 
 def fits(index: int, row: Row, record: memoryview | bytes, behind: memoryview | bytes) -> bool:
-    """True if a record, and the crc32s of its blocks behind it, fit the sum of its row."""
+    """True if a record, with the crc32s of its blocks behind it, fits the sum of its row."""
     _, nbytes, crc, schema, flags = row
     if len(record) != nbytes or len(behind) != format.behind_nbytes(nbytes):
         return False

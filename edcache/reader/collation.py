@@ -1,9 +1,9 @@
-"""Batches: what `default_collate` makes of samples, made of records by one gather a field.
+"""Batches as `default_collate` makes them of samples, made of records by one gather a field.
 
-torch's DataLoader calls `dataset.__getitems__(indices)` and passes the result to its `collate_fn`. If that is
-torch's `default_collate` or `edcache.collate`, the result is a list of one `Batch`, which stands for all
-samples. `default_collate` chooses by the type of the first element, and `Batch` is registered with it. Any
-other caller gets a list of samples.
+torch's DataLoader calls `dataset.__getitems__(indices)` and passes the result to its `collate_fn`. If that is torch's
+`default_collate` or `edcache.collate`, the result is a list of one `Batch`, in the place of all samples:
+`default_collate` chooses by the type of the first element, and `Batch` is registered with it. Any other caller gets a
+list of samples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from edcache.reader.several import Records, is_alike
 
 Collate = Callable[[Group, Memory], Any]
 
-# Fields of _BY_TURNS bytes or more are checked and copied in turns of _STEP bytes.
+# Fields of _BY_TURNS bytes or more are checked and copied in steps of _STEP bytes.
 _BY_TURNS, _LARGE, _STEP, _LARGE_STEP = 1 << 14, 1 << 16, 1 << 22, 1 << 20
 
 # For these dtypes a gather equals torch.stack of the list. torch may refuse others.
@@ -42,23 +42,23 @@ _SCALARS: Final = {"int": torch.int64, "float": torch.float64}
 
 
 class NotInBulk(Exception):
-    """Only default_collate can collate these samples."""
+    """Samples that only default_collate can collate."""
 
 
 class Special:
-    """A collation of some fields in another way. A subclass is hashable."""
+    """Other collation of some fields. A subclass is hashable."""
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
-        """How the value at a node is collated; None for the way of default_collate."""
+        """Return the collation of the value at a node; None for that of default_collate."""
         raise NotImplementedError
 
     def of_samples(self, samples: Sequence[Any]) -> Any:
-        """The batch of a list of samples."""
+        """Collate a list of samples."""
         raise NotImplementedError
 
 
 def collated(records: Records, special: Special | None, memory: Memory) -> Any:
-    """The batch that `default_collate` makes of samples; `special` collates some fields instead."""
+    """Collate samples as `default_collate` does; `special` collates some fields instead."""
     batch = in_bulk(records, special, memory)
     if batch is not NotImplemented:
         return batch
@@ -76,19 +76,19 @@ def collated(records: Records, special: Special | None, memory: Memory) -> Any:
 
 
 def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
-    """The same by one gather a field; NotImplemented if default_collate needs the samples."""
+    """Collate by one gather a field; NotImplemented if default_collate needs the samples."""
     group = records.group
     if group is not None:
         collate = _collation(group.decoder, group.fields, special) if group.is_regular else None
         try:
             return NotImplemented if collate is None or _is_changed() else collate(group, memory)
         except (CodecError, CorruptRecordError):
-            return NotImplemented  # of samples, the damaged one is named
+            return NotImplemented  # sample by sample, the error names the damaged one
     beside = records.beside
     if beside is None or special is not None:
         return NotImplemented
     if beside.fields is not None and beside.fields.as_tuple:
-        return NotImplemented  # default_collate makes tuples of texts that stand in tuples
+        return NotImplemented  # default_collate makes tuples of texts inside tuples
     try:
         sides = [in_bulk(side, None, memory) for side in beside.parts]
         if all(side is NotImplemented for side in sides):
@@ -97,12 +97,12 @@ def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
             if sides[place] is NotImplemented:
                 sides[place] = default_collate(side.samples())
         return beside.joined(sides)
-    except Exception:  # noqa: BLE001 - sample by sample it is raised as default_collate does
+    except Exception:  # noqa: BLE001 - sample by sample, default_collate raises its own
         return NotImplemented
 
 
 def _is_changed() -> bool:
-    """True if default_collate was extended for a type that is gathered here.
+    """True if default_collate was extended for a type of gathered fields.
 
     A library that registers its own subclass of Tensor, as MONAI does, changes nothing for plain tensors.
     """
@@ -121,11 +121,11 @@ def _is_changed() -> bool:
 
 
 class Batch:
-    """Samples that are not collated yet.
+    """Batch that is not collated yet.
 
     Args:
         records: of the samples. finish: a function of the collated batch.
-        is_sent: whether a DataLoader's worker sends the collated batch to its parent process.
+        is_sent: True if a DataLoader's worker sends the collated batch to its parent process.
     """
 
     __slots__ = ("_finish", "_is_sent", "_records")
@@ -134,16 +134,16 @@ class Batch:
         self._records, self._finish, self._is_sent = records, finish, is_sent
 
     def collated(self, special: Special | None = None, memory: Memory | None = None) -> Any:
-        """The batch that `default_collate` makes of the samples; `special` collates some fields instead."""
+        """Collate as `default_collate` does; `special` collates some fields instead."""
         batch = collated(self._records, special, memory or for_this_process())
         if self._finish is not None:
             batch = self._finish(batch)
         return Parcel(batch) if self._is_sent else batch
 
     def collated_by(self, size: int, memory: Memory) -> Iterable[Any] | None:
-        """`collated()` of every `size` samples in turn, as views of one large batch.
+        """Collate every `size` samples, as views of one large batch.
 
-        None if the batch has other leaves than tensors, or if parts may collate differently from the whole.
+        None if the batch has other leaves than tensors, or if its parts may collate differently.
         Raises: as `collated` of the whole.
         """
         batch = in_bulk(self._records, None, memory) if is_alike(self._records) else NotImplemented
@@ -154,7 +154,7 @@ class Batch:
 def _split(batch: Any, size: int) -> Sequence[Any] | None:
     """Split a tree of tensors into such trees of views; None if it has other leaves, or none.
 
-    By hand: torch's pytree takes 8 us to put together a dict of two, which is half of a small batch.
+    Not by torch's pytree, which takes 8 us for a dict of two, half of a small batch.
     """
     if isinstance(batch, torch.Tensor):
         return torch.split(batch, size)
@@ -181,20 +181,20 @@ _WORKER_CODE = _worker_loop.__code__
 
 
 def batch_for(caller: FrameType, records: Records, finish: Transform) -> list[Any]:
-    """The result of `dataset.__getitems__`: one `Batch` if the caller collates it, else a list of samples."""
+    """Return the result of `dataset.__getitems__`: one `Batch` if the caller collates it, else samples."""
     while caller.f_code is _SUBSET_CODE and caller.f_back is not None:
         caller = caller.f_back  # torch's Subset passes the result on unchanged
     if caller.f_code is _FETCH_CODE:
         collate = caller.f_locals["self"].collate_fn
         if collate is default_collate or isinstance(collate, Special):
-            # False for a DataLoader that the user runs inside a worker.
+            # False in a DataLoader inside of a worker.
             is_sent = caller.f_back is not None and caller.f_back.f_code is _WORKER_CODE
             return [Batch(records, finish, is_sent)]
     return records.samples()
 
 
 _KNOWN = dict(default_collate_fn_map)
-# The types of gathered fields; of the second ones also subclasses.
+# Types of gathered fields; for the second tuple subclasses too.
 _TENSORS = (torch.Tensor, np.ndarray)
 _WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
 
@@ -204,7 +204,7 @@ _WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
 
 @functools.lru_cache(maxsize=256)
 def _collation(decoder: Decoder, fields: Projection | None, special: Special | None) -> Collate | None:
-    """How records of a schema are collated, or fields of them; None if default_collate needs the samples."""
+    """Make the collation of a schema, or of fields; None if default_collate needs the samples."""
     if decoder.structure is None or (fields is not None and special is not None):
         return None
     try:
@@ -227,7 +227,7 @@ def _collation(decoder: Decoder, fields: Projection | None, special: Special | N
 
 
 def collation_of(decoder: Decoder, node: Node, column: type, special: Special | None = None) -> Collate:
-    """How the values at a node are collated; `column` is the container in which default_collate sees them.
+    """Make the collation of the values at a node; `column` is the container in which default_collate sees them.
 
     Raises:
         NotInBulk: default_collate refuses such values, or treats them in a special way.
@@ -249,7 +249,7 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
     is_mapping = node.kind in ("dict", "OrderedDict")
     column = list if is_mapping else tuple
     children = [collation_of(decoder, child, column, special) for child in node.children]
-    # A child that may raise keeps its turn, so that errors come in the order of default_collate.
+    # A child that may raise keeps its place, so that errors come in the order of default_collate.
     sizes = [_gathered_nbytes(decoder, child) for child in node.children]
     largest = children[sizes.index(max(sizes))] if children else None
 
@@ -266,7 +266,7 @@ def _container(decoder: Decoder, node: Node, special: Special | None) -> Collate
 
 
 def _gathered_nbytes(decoder: Decoder, node: Node) -> int:
-    """Bytes of the largest field below a node; 0 if one of its fields cannot be gathered."""
+    """Count the bytes of the largest field below a node; 0 if one of its fields cannot be gathered."""
     fields = [decoder.fields.get(leaf.path) for leaf in node.leaves()]
     if any(field is None or field.offset is None or bulk_dtype(field) is None for field in fields):
         return 0
@@ -303,7 +303,7 @@ def _pictures(node: Node, column: type) -> Collate:
 
 
 def bulk_dtype(field: Node) -> torch.dtype | None:
-    """The dtype of the stacked field in a batch; None if default_collate does not stack it."""
+    """Return the dtype of the stacked field in a batch; None if default_collate does not stack it."""
     if field.kind == "tensor":
         dtype = torch_dtype(field.dtype)
         return dtype if dtype in _BULK_DTYPES else None
@@ -316,7 +316,7 @@ def bulk_dtype(field: Node) -> torch.dtype | None:
 
 
 def _gathered(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
-    """One field of fixed shape of every record: a tensor [n, *field.shape] of a dtype of the same size."""
+    """Gather a field of fixed shape of every record: a tensor [n, *field.shape] of a dtype of the same size."""
     assert field.offset is not None
     rows, nbytes = len(group), field.nbytes or 0
     out = memory((rows, *(field.shape or ())), dtype)
@@ -334,7 +334,7 @@ def _gathered(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> 
         group.ensure()
         torch.index_select(window, 0, places, out=flat)
         return out
-    # In small steps: the records that were checked are still in the processor's cache when copied.
+    # In small steps: checked records are still in the processor's cache when they are copied.
     step = max(1, (_STEP if nbytes < _LARGE else _LARGE_STEP) // nbytes)
     for low in range(0, rows, step):
         check(slice(low, low + step))
@@ -344,5 +344,5 @@ def _gathered(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> 
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a contiguous tensor."""
+    """View the memory of a contiguous tensor."""
     return tensor.view(-1).view(torch.uint8).numpy().data if tensor.numel() else memoryview(bytearray())

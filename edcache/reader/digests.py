@@ -1,4 +1,4 @@
-"""The SHA-256 of a whole file, as `sha256sum` prints it: written, read and compared."""
+"""SHA-256 of a whole file, as `sha256sum` prints it: parse, compute, compare."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OnProgress = Callable[[int, int], object]
 
 
 def parse_digest(text: object) -> str:
-    """A digest in its standard form, "sha256:" and 64 lower-case hex digits.
+    """Parse a digest; returns "sha256:" and 64 lower-case hex digits.
 
     Raises:
         OptionError: the text is not 64 hex digits of any case, with or without "sha256:".
@@ -34,7 +34,7 @@ def parse_digest(text: object) -> str:
 
 
 def file_digest(file: ByteSource, on_progress: OnProgress | None = None) -> tuple[str, int]:
-    """(digest, bytes that were hashed) of an open file; the digest is as `parse_digest` returns it."""
+    """Hash an open file; returns the digest in the form of `parse_digest`, and the bytes that were hashed."""
     size, hashed = file.size(), hashlib.sha256()
     position = 0
     while part := file.pread(position, min(_PIECE_NBYTES, size - position)):
@@ -49,8 +49,7 @@ def check_digest(file: ByteSource, expected: str) -> int:
     """Compare an open file with a digest of `parse_digest`. Returns the number of bytes that were hashed.
 
     Raises:
-        ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
-            published".
+        ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was published".
     """
     digest, nbytes = file_digest(file)
     if digest != expected:
@@ -63,7 +62,7 @@ def check_digest(file: ByteSource, expected: str) -> int:
 
 
 def no_digest(path: str) -> ArchiveError:
-    """The error for an archive that is not sealed."""
+    """Make the error for an archive that is not sealed."""
     return ArchiveError(
         f"{path}: it is not sealed, so it may still grow and has no digest; fill it, or seal what is there: "
         f"edcache copy {path} -o {path} --skip-damaged",

@@ -1,4 +1,4 @@
-"""Many records of one schema, read field by field. Nothing here takes torch."""
+"""`Group`: many records of one schema, read field by field, without torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edcache.reader.checks import Check
 from edcache.reader.projection import Projection, planned
 from edcache.reader.stored import Piece
 
-# To open an archive takes no decoder.
+# Opening an archive takes no decoder.
 if TYPE_CHECKING:
     from edcache.codec import Decoder
 
@@ -26,7 +26,7 @@ _LATTICE_BITS = LATTICE.bit_length() - 1
 
 
 class Spans(NamedTuple):
-    """The extents of one field in every record, in bytes of the group's `view`.
+    """Extents of one field in every record, in bytes of the group's `view`.
 
     start, end: int64 [n]. dims: int64 [n, ndim], the shapes of arrays or tensors; [n, 1] for other leaves.
     """
@@ -37,24 +37,24 @@ class Spans(NamedTuple):
 
 
 class Source(Protocol):
-    """The archive of records, or several, for what an error says."""
+    """Archive of records, or several, for the text of errors."""
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """The same error, with the place of a record in front of its text."""
+        """Put the place of a record in front of an error's text."""
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
-        """The label columns, by name."""
+        """Label columns, by name."""
 
 
 class GroupRecords:
-    """Memory that holds records of one schema.
+    """Memory with records of one schema.
 
     Args:
         decoder: of the schema. view: the memory, which may be read-only.
-        sizes: `sizes(rows)` are the bytes of the records of rows: int64 [n].
+        sizes: `sizes(rows)` returns the bytes of each record: int64 [n].
     Attributes:
-        memory: the view as uint8 [nbytes]. tensors: what gathers of tensors keep of it.
+        memory: the view as uint8 [nbytes]. tensors: windows of it as tensors, kept for later gathers.
     """
 
     def __init__(self, decoder: Decoder, view: memoryview, sizes: Callable[[Ints], Ints]) -> None:
@@ -63,9 +63,9 @@ class GroupRecords:
         self.tensors: dict[tuple[int, int], Any] = {}
 
     def window(self, offset: int, nbytes: int) -> npt.NDArray[Any]:
-        """A view whose row k has bytes `offset` to `offset + nbytes` of a record that begins at byte 8 * k.
+        """Make a view whose row k has bytes `offset` to `offset + nbytes` of a record that begins at byte 8 * k.
 
-        It is uint8 [rows, nbytes]; 8 bytes at a multiple of 8 are one int64, which is gathered faster.
+        It is uint8 [rows, nbytes]; int64 [rows] for 8 bytes at a multiple of 8, which is gathered faster.
         """
         if nbytes == LATTICE and not offset % LATTICE:
             numbers = self.memory[: len(self.memory) // LATTICE * LATTICE].view(np.int64)
@@ -76,16 +76,16 @@ class GroupRecords:
 
 
 class Group:
-    """Records of one schema in one memory. They are checked before their bytes are used.
+    """Records of one schema in one memory, checked before their bytes are used.
 
     Args:
         records: the memory. start: int64 [n], the first byte of each record in it, a multiple of 8.
-        rows: int64 [n], the samples, by which `records.sizes` tells bytes and `source` names a record.
-        fields: those that are read of each; None for all.
-        check: checks the records of a slice of them; None if all were checked.
+        rows: int64 [n], the samples, for `records.sizes` and for the names of records in `source`.
+        fields: to read of each; None for all.
+        check: checks the records of a slice; None if all were checked.
         is_regular: True if a gather of fields of fixed size stays within each record.
     Attributes:
-        places: int64 [n], the start of each record in units of 8 bytes.
+        places: int64 [n], start of each record in units of 8 bytes.
     """
 
     def __init__(
@@ -111,23 +111,23 @@ class Group:
 
     @property
     def group(self) -> Group:
-        """Itself; of other records, all of them as one group, or None."""
+        """Itself; other records may have no group."""
         return self
 
     def gather(self, offset: int, nbytes: int) -> npt.NDArray[np.uint8]:
-        """The same bytes of every record: uint8 [n, nbytes], in own memory."""
+        """Copy the same bytes of every record: uint8 [n, nbytes]."""
         self.ensure()
         rows: npt.NDArray[Any] = self.records.window(offset, nbytes)[self.places]
         return rows.view(np.uint8).reshape(len(self), nbytes)
 
     def ensure(self) -> None:
-        """Check the records, unless they were."""
+        """Check the records, unless they were checked."""
         if self.check is not None:
             self.check(slice(None))
             self.check = None
 
     def spans(self, path: tuple[Any, ...]) -> Spans | None:
-        """The extents of a field; None if the records must be parsed one by one."""
+        """Return the extents of a field; None if the records must be parsed one by one."""
         self.ensure()
         field = self.decoder.fields.get(path)
         if field is not None and field.offset is not None and field.shape is not None:
@@ -157,8 +157,8 @@ class Group:
         """Copy a field of every record.
 
         Args:
-            spans: the result of `spans`, or shorter ones. target: bytes that may be written.
-            at: the place of each in `target`; None concatenates them.
+            spans: the result of `spans`, or shorter ones. target: writable bytes.
+            at: offset of each in `target`; None concatenates them.
         """
         # A loop of slices is faster than an indexed gather of elements at any length.
         start, end, view = spans.start.tolist(), spans.end.tolist(), self.view
@@ -170,14 +170,14 @@ class Group:
             position += high - low
 
     def pieces(self, path: tuple[Any, ...]) -> list[memoryview] | None:
-        """The bytes of a field in every record, as views; None as in `spans`."""
+        """Return the bytes of a field in every record, as views; None as in `spans`."""
         spans, view = self.spans(path), self.view
         if spans is None:
             return None
         return [view[start:end] for start, end in zip(spans.start.tolist(), spans.end.tolist(), strict=True)]
 
     def values(self, path: tuple[Any, ...]) -> list[Any]:
-        """One decoded field of every record, in memory that the caller owns."""
+        """Decode a field of every record, into memory that the caller owns."""
         self.ensure()
         revive = self.decoder.reviver(path)
         pieces = None if revive is None else self.pieces(path)
@@ -187,21 +187,21 @@ class Group:
             except (ValueError, OverflowError) as error:
                 if isinstance(error, EdcacheError):
                     raise
-                # Decoding one by one below raises an error that names the value.
+                # Decoding one by one, below, raises an error that names the value.
         decode = self.decoder.part(self.decoder.fields[path])
         return [decode(self.record(row)) for row in range(len(self))]
 
     def samples(self) -> list[Any]:
-        """Every sample, or its fields, in memory that the caller owns.
+        """Decode every sample, or its fields, into memory that the caller owns.
 
-        Raises: as `Session.read`, of the first that does not decode.
+        Raises: as `Session.read`, for the first one that does not decode.
         """
         self.ensure()
         decoder, view = self.decoder, self.view
         decode_all = decoder.decode_all if self.fields is None and self.is_regular else None
         if decode_all is not None:
             assert decoder.nbytes is not None
-            with suppress(CorruptRecordError):  # one by one, its record is named
+            with suppress(CorruptRecordError):  # one by one, the error names the record
                 return decode_all(self.gather(0, decoder.nbytes))
         decode, least, samples = self._decoding(), decoder.fixed_nbytes, list[Any]()
         try:
@@ -214,11 +214,11 @@ class Group:
         return samples
 
     def placed(self, error: EdcacheError, row: int) -> EdcacheError:
-        """The same error, with the place of a record in front of its text."""
+        """Put the place of a record in front of an error's text."""
         return self._source.placed(error, int(self.rows[row]))
 
     def _decoding(self) -> Callable[[memoryview], Any]:
-        """The function that makes a sample, or its fields, of a record."""
+        """Return the function that decodes a record to a sample, or its fields."""
         decoder, fields = self.decoder, self.fields
         if fields is None:
             return decoder.decode
@@ -229,14 +229,14 @@ class Group:
         return lambda record: fields.of_sample(decoder.decode(record), labels)
 
     def record(self, row: int) -> memoryview:
-        """The bytes of one record."""
+        """Return the bytes of one record."""
         self.ensure()
         start, nbytes = int(self.start[row]), int(self.nbytes[row])
         return self.view[start : start + nbytes]
 
 
 def too_short(nbytes: int, decoder: Decoder) -> CorruptRecordError:
-    """The error of a record that ends before its fields of fixed size do."""
+    """Make the error of a record that ends before its fields of fixed size do."""
     return CorruptRecordError(f"it has {nbytes:,} bytes, its schema needs {decoder.fixed_nbytes:,}")
 
 
@@ -246,14 +246,14 @@ def loaded(
     """Put records that are compressed, or were read one by one, into new memory.
 
     Args:
-        stored: the stored bytes of each. lengths: int64 [n], bytes of each before compression.
+        stored: the stored bytes of each record. lengths: int64 [n], bytes of each before compression.
         are_compressed: bool [n].
-    Returns: the memory, and where each record begins in it: int64 [n].
-    Raises: MemoryError; ValueError; CorruptRecordError, without saying of which.
+    Returns: the memory, and the offset of each record in it: int64 [n].
+    Raises: MemoryError; ValueError; CorruptRecordError, which names no record.
     """
     ends = np.cumsum((lengths + LATTICE - 1) & -LATTICE)
     places = np.concatenate(([0], ends[:-1]))
-    # np.empty touches no pages. The sum of lengths that a file made up may overflow: a ValueError.
+    # np.empty touches no pages. A sum of forged lengths may overflow: a ValueError.
     view = np.empty(int(ends[-1]), np.uint8).data
     for row, at in enumerate(places.tolist()):
         low, data = stored[row]

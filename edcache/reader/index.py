@@ -1,4 +1,4 @@
-"""`RecordIndex`: where the record of every sample lies, by rows in memory or fetched."""
+"""`RecordIndex`: the rows of all samples, in memory or fetched."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edcache.format import PRESENT, ROW, Failure, Place, Root, Rows
 Fetch = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
 """`fetch(extents)` reads bytes (offset, nbytes) of the file together."""
 
-# Rows of an archive behind a URL are fetched so many together (6 KiB), and kept up to so many bytes; of an
-# index up to so many bytes all rows are fetched at once.
+# Rows behind a URL are fetched in runs of 256 (6 KiB), and kept up to 64 MiB; an index of up to 256 KiB is fetched
+# at once.
 _RUN_BITS: Final = 8
 _MOST_KEPT_NBYTES: Final = 1 << 26
 _SMALL_NBYTES: Final = 1 << 18
@@ -25,14 +25,13 @@ class RecordIndex:
     """Rows of the samples [0, length).
 
     Args:
-        rows: `format.ROW` [length], or None if `fetch` reads them. place: where they lie in the file then.
-        schemas, failures: of the archive. present: how many samples have a record.
-        uniform: the schema that all records are said to have, and their least and most bytes; each record is
-            checked for it.
+        rows: `format.ROW` [length], or None if `fetch` reads them. place: then, their place in the file.
+        schemas, failures: of the archive. present: number of samples with a record.
+        uniform: schema of all records, and their least and most bytes, as the root says; each record is checked for it.
     Attributes:
         place: as given.
         numbers: three of each row, if it is in memory: offset, nbytes, and crc32, schema and flags in one.
-        only_schema, least_nbytes, most_nbytes: those of `uniform`; None and 0 if there is none.
+        only_schema, least_nbytes, most_nbytes: of `uniform`; None and 0 without.
     Safety: threads and forks may use it at once; two may fetch the same rows.
     """
 
@@ -62,7 +61,7 @@ class RecordIndex:
 
     @classmethod
     def of(cls, root: Root, memory: memoryview | None, fetch: Fetch) -> RecordIndex:
-        """The index of a sealed archive: mapped, or fetched."""
+        """Make the index of a sealed archive: mapped, or fetched."""
         rows = None if memory is None else np.frombuffer(memory, ROW, root.length)
         said = root.length, root.present, root.schemas, root.failures, root.uniform
         return cls(rows, *said, place=root.index, fetch=fetch)
@@ -70,7 +69,7 @@ class RecordIndex:
     # --- one row ---
 
     def row(self, index: int) -> tuple[int, int, int, int, int]:
-        """(offset, nbytes, crc32, schema, flags) of a sample in [0, length)."""
+        """Return (offset, nbytes, crc32, schema, flags) of a sample in [0, length)."""
         if self.numbers is not None:  # three look-ups take less than one of a numpy record
             numbers, at = self.numbers, 3 * index
             last = numbers[at + 2]
@@ -84,9 +83,9 @@ class RecordIndex:
     # --- many rows ---
 
     def rows(self, indices: Ints) -> Rows:
-        """The rows of samples in [0, length), copied: `format.ROW` [n]."""
+        """Copy the rows of samples in [0, length): `format.ROW` [n]."""
         if self._words is not None:
-            # A third of the time of numpy's records.
+            # In a third of the time that numpy's records take.
             return self._words.take(indices, axis=0).view(ROW)[:, 0]
         rows, runs = np.empty(len(indices), ROW), indices >> _RUN_BITS
         for run, fetched in self._fetched(sorted(set(runs.tolist()))).items():
@@ -95,14 +94,14 @@ class RecordIndex:
         return rows
 
     def _fetched(self, runs: list[int]) -> dict[int, Rows]:
-        """Runs of rows; those that are not in memory are fetched, all at once."""
+        """Return runs of rows; missing ones are fetched together."""
         assert self.place is not None
         assert self._fetch is not None
         before, step = self._kept, ROW.itemsize << _RUN_BITS
         all_runs = range(-(-self.length >> _RUN_BITS))
         wanted = all_runs if self.place.nbytes <= _SMALL_NBYTES else runs
         new = [run for run in wanted if run not in before]
-        # Another thread may let go of runs meanwhile: this one holds those that it needs.
+        # Another thread may drop runs meanwhile: this one keeps its own.
         found = {run: before[run] for run in runs if run in before}
         if new:
             start, stop = self.place.offset, self.place.offset + self.place.nbytes
@@ -115,14 +114,14 @@ class RecordIndex:
         return {run: found[run] for run in runs}
 
     def offsets(self, indices: Ints) -> Ints:
-        """Where records begin, in bytes from the start of the file: int64 [n]."""
+        """Return the offset of each record in the file: int64 [n]."""
         if self._words is not None:
             found: Ints = self._words[indices, 0]
             return found
         return self.rows(indices)["offset"].astype(np.int64)
 
     def sizes(self, indices: Ints) -> Ints:
-        """The bytes of records as they are stored: int64 [n]."""
+        """Return the stored bytes of each record: int64 [n]."""
         if self.only_schema is not None and self.least_nbytes == self.most_nbytes:
             return np.full(len(indices), self.most_nbytes)
         if self._words is not None:
@@ -131,14 +130,14 @@ class RecordIndex:
         return self.rows(indices)["nbytes"].astype(np.int64)
 
     def are_present(self, indices: Ints) -> npt.NDArray[np.bool_]:
-        """True for each sample in [0, length) that has a record: bool [n]."""
+        """Mark the samples in [0, length) that have a record: bool [n]."""
         if self.is_dense:
             return np.ones(len(indices), np.bool_)
         there: npt.NDArray[np.bool_] = self.rows(indices)["flags"] & PRESENT > 0
         return there
 
     def all_rows(self) -> Rows:
-        """The rows of all samples; a view, if they are in memory."""
+        """Return the rows of all samples; a view, if they are in memory."""
         if self._rows is not None:
             return self._rows
         assert self.place is not None
@@ -146,7 +145,7 @@ class RecordIndex:
         return np.frombuffer(self._fetch([self.place[:2]])[0], ROW)
 
     def held(self) -> Ints | None:
-        """The samples that have a record: int64 [k]; None if all have one."""
+        """List the samples that have a record: int64 [k]; None if all have one."""
         if self.is_dense:
             return None
         held = np.flatnonzero(self.all_rows()["flags"] & PRESENT)
@@ -159,5 +158,5 @@ class RecordIndex:
 
     @property
     def memory(self) -> Rows | None:
-        """The rows, if they are in memory."""
+        """Rows, if they are in memory."""
         return self._rows

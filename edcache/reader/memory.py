@@ -1,8 +1,8 @@
 """Memory of collated batches, and their transfer from a DataLoader's worker to its parent.
 
-A fresh allocation of many megabytes is slow because of page faults: 7 GB/s, memory in use 18 GB/s. The C
-library redraws allocations beyond 32 MiB to the kernel. So large memory is kept here for the next batch, once
-no tensor uses it. A worker of a DataLoader gathers straight into shared memory.
+A fresh allocation of many megabytes is slow because of page faults: 7 GB/s, memory in use 18 GB/s. The C library
+returns allocations beyond 32 MiB to the kernel. So large memory that no tensor uses is kept here for the next batch. A
+worker of a DataLoader gathers straight into shared memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SHARED = 1 << 19
 
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialized tensor in memory of this process."""
+    """Make an uninitialized tensor in memory of this process."""
     stored, is_known = _stored(dtype)
     nbytes = math.prod(shape) * stored.itemsize
     if nbytes < _LARGE:
@@ -44,13 +44,13 @@ def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 @functools.cache
 def _stored(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
-    """The numpy dtype with the memory layout of a torch dtype, and whether it is the same type."""
+    """Return the numpy dtype with the memory layout of a torch dtype; and True if it is the same type."""
     stored = memory_dtype(dtype)
     return stored, torch.from_numpy(np.empty(0, stored)).dtype == dtype
 
 
 def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialized tensor in shared memory, which a worker sends without a copy; small ones `fresh`."""
+    """Make an uninitialized tensor in shared memory, which a worker sends without a copy; a small one `fresh`."""
     nbytes = math.prod(shape) * dtype.itemsize
     if nbytes < _SHARED:
         return fresh(shape, dtype)
@@ -60,7 +60,7 @@ def shared(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 def for_this_process() -> Any:
-    """`fresh`, or `shared` in a worker of a DataLoader."""
+    """Return `fresh`, or `shared` in a worker of a DataLoader."""
     return fresh if get_worker_info() is None else shared
 
 
@@ -68,7 +68,7 @@ _kept: list[npt.NDArray[np.uint8]] = []
 
 
 class _Lease:
-    """Lends memory to one array, and takes it back when no array or tensor uses it any more."""
+    """Loan of memory to one array; the memory comes back when no array or tensor uses it any more."""
 
     __slots__ = ("__array_interface__", "_memory")
 
@@ -83,7 +83,7 @@ class _Lease:
 
 
 def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
-    """At least `nbytes` bytes: kept memory if it has less than twice as many, else a new allocation."""
+    """Return at least `nbytes` bytes: kept memory of less than twice as many, else a new allocation."""
     for place in range(len(_kept) - 1, -1, -1):
         try:
             memory = _kept.pop(place)
@@ -96,15 +96,14 @@ def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
 
 
 # --- to the parent of a worker ----------------------------------------------------------------------
-#
-# torch moves every tensor into its own shared memory and sends a descriptor for each over a new connection:
-# half a millisecond per tensor of any size. Large tensors are in shared memory already. Small ones go as
-# bytes in the message. That needs an object with its own pickle. It is made only if the DataLoader itself
-# called the collate function, so that no user code sees the object before it is pickled.
+# torch moves every tensor into its own shared memory and sends a descriptor for each over a new connection: half a
+# millisecond per tensor of any size. Large tensors are in shared memory already; small ones go as bytes in the message,
+# by an object with its own pickle. It is made only if the DataLoader itself called the collate function, so that no
+# user code sees the object.
 
 
 class Parcel:
-    """A batch that is being sent; it unpickles as the batch."""
+    """Batch on its way to another process; it unpickles as the batch."""
 
     def __init__(self, batch: Any) -> None:
         self._batch = batch
@@ -114,7 +113,7 @@ class Parcel:
 
 
 class Packed:
-    """It unpickles as the result of `make(*arguments)`."""
+    """Object that unpickles as the result of `make(*arguments)`."""
 
     def __init__(self, make: Callable[..., Any], *arguments: Any) -> None:
         self._made = make, arguments

@@ -1,4 +1,4 @@
-"""Field paths, and reading only the fields at some paths."""
+"""Field paths, and `Projection`: reading only the fields at some paths."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edcache.base import OptionError, shown
 
-# To open an archive takes no decoder.
+# Opening an archive takes no decoder.
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Node
 
@@ -20,7 +20,7 @@ Steps = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Projection:
-    """The fields of a sample that a view selects, and their container.
+    """Fields of a sample that a view selects, and their container.
 
     Args:
         paths: field paths, in the order of the result: "image", "target.boxes", 1, ("target", 0).
@@ -46,7 +46,7 @@ class Projection:
         return f"select({', '.join(map(repr, self.paths))}{', as_tuple=True' if self.as_tuple else ''})"
 
     def narrowed(self, paths: Sequence[FieldPath], as_tuple: bool) -> Projection:
-        """A projection of some fields of this one.
+        """Make a projection of some fields of this one.
 
         Raises:
             OptionError: a path is not among its paths.
@@ -57,19 +57,19 @@ class Projection:
         return Projection(tuple(paths), as_tuple)
 
     def of_sample(self, sample: Any, labels: Container[Any] = ()) -> Any:
-        """The selected fields of a whole sample. labels: for the error, columns that are perhaps no field."""
+        """Return the selected fields of a whole sample. labels: columns, for the error if one is taken for a field."""
         return self.assembled([at(sample, steps(sample, path, "select", labels)) for path in self.paths])
 
     def assembled(self, values: list[Any]) -> Any:
-        """The tuple or dict of the values of the fields, which are in the order of `paths`."""
+        """Put values, in the order of `paths`, into the tuple or dict."""
         return tuple(values) if self.as_tuple else dict(zip(self.paths, values, strict=True))
 
 
 class Plan(NamedTuple):
-    """How the fields of records of one schema are read.
+    """Plan of reading some fields of records of one schema.
 
-    nodes: of each field. decode: the fields of a record. wanted: (start, end) of the bytes of all fields;
-    None if they vary.
+    nodes: of each field. decode: decodes the fields of a record. wanted: (start, end) of the bytes of all fields; None
+    if they vary.
     """
 
     nodes: list[Node]
@@ -79,10 +79,9 @@ class Plan(NamedTuple):
 
 @functools.lru_cache(maxsize=256)
 def planned(fields: Projection, decoder: Decoder) -> Plan | None:
-    """The plan of some fields; None if a whole sample is decoded for them.
+    """Plan the reading of some fields; None if a whole sample must be decoded.
 
-    The schema may be inside the records. An item of a list that is one leaf is no field, and neither is a
-    wrong path: a sample tells.
+    It must be if the schema is inside the records, for an item of a list that is one leaf, and for a wrong path.
     """
     nodes = [decoder.structure and decoder.structure.at(path) for path in fields.paths]
     found = [node for node in nodes if node is not None]
@@ -98,12 +97,12 @@ def planned(fields: Projection, decoder: Decoder) -> Plan | None:
 
 
 def steps(sample: Any, path: FieldPath, asked_by: str, labels: Container[Any] = ()) -> Steps:
-    """The keys and indices that lead to a field of a sample.
+    """Find the keys and indices that lead to a field of a sample.
 
     Raises:
         OptionError: "collate() names 'boxes', which the samples do not have; they are dicts with ...".
     """
-    # A text is one key, or else several keys with dots between them.
+    # A text is one key, else several keys with dots between them.
     readings: list[Steps] = [path if isinstance(path, tuple) else (path,)]
     if isinstance(path, str):
         readings.append(tuple(path.split(".")))
@@ -137,14 +136,14 @@ def _walked(sample: Any, path: Steps) -> Steps | None:
 
 
 def at(sample: Any, path: Steps) -> Any:
-    """The value at a path of keys and indices."""
+    """Return the value at a path of keys and indices."""
     for step in path:
         sample = sample[step]
     return sample
 
 
 def replaced(tree: Any, path: Steps, value: Any) -> Any:
-    """A tree with another value at a path. Containers on the path are copied, the rest is shared."""
+    """Replace the value at a path of a tree. Containers on the path are copied, the rest is shared."""
     if not path:
         return value
     step, deeper = path[0], path[1:]

@@ -1,7 +1,7 @@
-"""Collating fields that vary in shape: padded, jagged, or as a list of views of one buffer.
+"""Collate fields that vary in shape: padded, jagged, or as a list of views of one buffer.
 
-A DataLoader's worker sends one buffer. A list of 256 tensors would be sent as 256 descriptors one by one,
-which limits any loader to some 2,000 samples per second.
+A DataLoader's worker sends the buffer. It would send a list of 256 tensors as 256 descriptors, one by one, which limits
+any loader to some 2,000 samples per second.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from edcache.reader.group import Group, Spans
 from edcache.reader.memory import Memory, Packed, for_this_process
 from edcache.reader.projection import FieldPath, at, replaced, steps
 
-# Lists of numbers as records hold them.
+# Kinds of lists of numbers in records.
 _PACKED = {"ints": torch.int64, "floats": torch.float64}
 
 
 class Padded(NamedTuple):
-    """One field of a batch, padded to one shape.
+    """Field of a batch, padded to one shape.
 
     Attributes:
         values: [n, longest, ...].
@@ -41,7 +41,7 @@ class Padded(NamedTuple):
 
 
 class Jagged(NamedTuple):
-    """One field of a batch, concatenated: sample i is `values[offsets[i]:offsets[i + 1]]`.
+    """Field of a batch, concatenated: sample i is `values[offsets[i]:offsets[i + 1]]`.
 
     Attributes:
         values: [sum of lengths, ...].
@@ -53,7 +53,7 @@ class Jagged(NamedTuple):
 
 
 class TensorList(list[torch.Tensor]):
-    """A list of tensors that are views of one buffer. Pickling sends the buffer once."""
+    """List of tensors that are views of one buffer. Pickling sends the buffer once."""
 
     def __init__(self, buffer: torch.Tensor, dims: Ints) -> None:
         self._buffer, self._dims = buffer, dims
@@ -69,7 +69,7 @@ class TensorList(list[torch.Tensor]):
         return list, (list(self),)
 
     def packed(self, pack: Callable[[Any], Any]) -> Packed:
-        """The object to pickle instead; `pack` makes smaller messages of tensors."""
+        """Return the object to pickle instead; `pack` makes smaller messages of tensors."""
         make, arguments = self.__reduce_ex__(5)
         return Packed(make, *(map(pack, arguments) if make is TensorList else arguments))
 
@@ -86,18 +86,18 @@ def collate(
     """Make a `collate_fn` for samples whose fields vary in shape; other fields go to `default_collate`.
 
     Args:
-        pad: a mapping from field paths to the value to pad with. The field becomes `Padded(values, lengths)`:
-            values [n, longest, ...] and lengths int64 [n]. The field is a tensor, an array or a list of
-            numbers; lists become int64, float64 or bool.
+        pad: a mapping from field paths to the value to pad with. The field becomes `Padded(values, lengths)`: values
+            [n, longest, ...] and lengths int64 [n]. The field is a tensor, an array or a list of numbers; lists become
+            int64, float64 or bool.
         jagged: field paths. Each field becomes `Jagged(values, offsets)`: all values one after the other. All
             dimensions except the first must be equal in all samples.
-        as_list: field paths. Each field becomes a list of tensors, which are views of one buffer. Fields that
-            are not tensors or arrays, such as text, become a list of values.
+        as_list: field paths. Each field becomes a list of tensors, which are views of one buffer. Fields that are not
+            tensors or arrays, such as text, become a list of values.
         max_length: cuts the first dimension of these fields to at most this length.
         multiple_of: pads the first dimension to a multiple of this number.
-        side: the side where the first dimension is padded, "right" or "left".
+        side: the padded side of the first dimension, "right" or "left".
     Returns:
-        A function of a batch. It can be pickled, so workers that are started by spawn can use it.
+        A function of a batch, which can be pickled for workers that are started by spawn.
     Raises:
         OptionError: a field is given twice; while collating, the samples do not have a field, or a 0-d tensor
             cannot be padded.
@@ -137,7 +137,7 @@ def _paths(paths: Any, option: str) -> list[FieldPath]:
 
 
 class RaggedCollate(Special):
-    """What `collate` returns: call it with a batch."""
+    """Result of `collate`: call it with a batch."""
 
     def __init__(self, ways: Sequence[tuple[FieldPath, _Way]]) -> None:
         self._ways = list(ways)
@@ -152,7 +152,7 @@ class RaggedCollate(Special):
         return self.of_samples(batch)
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
-        """How a field is collated in bulk; None if `collate` does not name it.
+        """Return the collation of a field in bulk; None if `collate` does not name it.
 
         Raises:
             NotInBulk: a named path is not a field. Collating the samples then raises the error for users.
@@ -184,7 +184,7 @@ class RaggedCollate(Special):
         return run
 
     def of_samples(self, samples: Sequence[Any]) -> Any:
-        """The batch of a list of samples; equal to the batch in bulk."""
+        """Collate a list of samples; equal to the batch in bulk."""
         memory = for_this_process()
         columns = []
         rest = list(samples)
@@ -204,10 +204,10 @@ class RaggedCollate(Special):
 
 
 class _Pieces(NamedTuple):
-    """The tensors of one field of a batch.
+    """Tensors of one field of a batch.
 
-    dims: int64 [n, ndim], the shape of each. copy(lengths, out, at): copies the first `lengths[i]` rows of
-    each into `out`, to `at[i]` bytes from its start.
+    dims: int64 [n, ndim], the shape of each. copy(lengths, out, at): copies the first `lengths[i]` rows of each to byte
+    `at[i]` of `out`.
     """
 
     dims: Ints
@@ -217,13 +217,13 @@ class _Pieces(NamedTuple):
 
 @dataclass(frozen=True)
 class _Way(ABC):
-    """How one field of a batch is collated."""
+    """Way to collate one field of a batch."""
 
     max_length: int | None
 
     @abstractmethod
     def of_pieces(self, pieces: _Pieces, memory: Memory) -> Any:
-        """Collate tensors that lie in records or in memory."""
+        """Collate tensors in records or in memory."""
 
     def of_values(self, values: list[Any], memory: Memory) -> Any:
         """Collate values of samples. If all are empty lists, the dtype is int64."""
@@ -267,7 +267,7 @@ class _Pad(_Way):
         return Padded(out, torch.from_numpy(dims))
 
     def _first(self, dims: Ints, shape: Ints) -> Ints:
-        """The first position of each sample's values: int64 [n]."""
+        """Return the first position of each sample's values: int64 [n]."""
         return np.zeros(len(dims), np.int64) if self.side == "right" else shape[0] - dims[:, 0]
 
 
@@ -320,7 +320,7 @@ def _cut(dims: Ints, max_length: int | None) -> Ints:
 
 
 def _ends(sizes: Ints) -> Ints:
-    """0 and the running sums: int64 [n + 1]."""
+    """Return 0 and the running sums: int64 [n + 1]."""
     ends: Ints = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=ends[1:])
     return ends
@@ -356,7 +356,7 @@ def _in_memory(values: list[Any]) -> _Pieces:
 
 
 def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
-    """Values with tensors for lists of numbers. If all lists are empty, `of_nothing` gives the dtype."""
+    """Convert lists of numbers to tensors. If all lists are empty, `of_nothing` gives the dtype."""
     made = [_numbers(value) if type(value) in (list, tuple) else value for value in values]
     tensors = (value for value in made if isinstance(value, torch.Tensor) and value.numel())
     like = next(tensors, torch.empty(0, dtype=torch.float64 if of_nothing is float else torch.int64))
@@ -367,7 +367,7 @@ def _of_numbers(values: list[Any], of_nothing: type) -> list[Any]:
 
 
 def _numbers(value: Sequence[Any]) -> Any:
-    """A list of numbers as a tensor; the list itself if it has other values, or lists of several lengths."""
+    """Convert a list of numbers to a tensor; other lists, and lists of several lengths, are returned as they are."""
     try:
         array = np.array(value)
     except (ValueError, OverflowError):

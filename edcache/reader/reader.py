@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# By how many runs, and how many samples of each, an archive is taken to be in order.
+# Runs, and samples of each, that are probed to see if an archive is in order.
 _PROBED_RUNS, _PROBED_SAMPLES = 8, 256
 _changes, _last_change = itertools.count(1), [0]
 
 
 def last_change() -> int:
-    """A number that is another one once any archive of this process was opened, refreshed or closed."""
+    """Return a number that changes whenever this process opens, refreshes or closes an archive."""
     return _last_change[0]
 
 
@@ -48,17 +48,17 @@ class Reader:
         keywords: the fields of ReadOptions.
     Raises, at the first use:
         ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
-        StaleArchiveError: it was unpickled, and the path leads to another archive now.
+        StaleArchiveError: it was unpickled, and another archive is at the path now.
         ArchiveError: "train.zip: its sha256 is ab12..., expected cd34...; it is not the file that was
             published"; or the archive is not sealed and has no digest.
     Warns, at the first use:
         PartialArchiveWarning: the archive is not sealed, and no process of this machine writes it. Its writer
             was killed, or the file was truncated: samples may be missing. Once per process.
 
-    Cost: opening a sealed archive reads its last 64 KiB. Of an unsealed one the table of every chunk is read.
-    There is no Python object per sample. Nothing imports torch until a sample is read.
-    Safety: threads, fork, spawn, forkserver. A forked process inherits the session, which has no file
-    position. A pickle has under 2 kB, and no session.
+    Cost: opening a sealed archive reads its last 64 KiB; an unsealed one, the table of every chunk. There is no Python
+    object per sample. Nothing imports torch until a sample is read.
+    Safety: threads, fork, spawn, forkserver. A forked process inherits the session, which has no file position. A
+    pickle has under 2 kB, and no session.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Reader:
         self.has_digest = expected is not None
         self._proven_nbytes: int | None = None
         self._skips_damage = False
-        # Identifies the copy that another process opened and this one shall read too.
+        # Names the copy that the sender of a pickle reads, for this process to read too.
         self._token: Any = None
         self._uuid: bytes | None = None
         self._session: Session | None = None
@@ -103,7 +103,7 @@ class Reader:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._token is not None:
-            # A copy may be gone once no process has it open, and the sender may close it soon.
+            # A copy may go when no process has it open, and the sender may close it soon.
             self.open()
 
     def __repr__(self) -> str:
@@ -118,14 +118,14 @@ class Reader:
 
     @property
     def session(self) -> Session:
-        """The session of this process, opened at the first use. A refresh replaces it."""
+        """Session of this process, opened at the first use. A refresh replaces it."""
         session = self._session
         return self.open() if session is None or self._closed else session
 
     def open(self) -> Session:
         """Open the archive in this process, unless it is open; errors and warnings as of the class.
 
-        Raises also: ArchiveError, it was closed.
+        Raises also: ArchiveError if it was closed.
         """
         # Two threads may both open it, and either session serves. A lock could stay taken after a fork.
         session, tries_again = self._session, self.by_request or self.local is not None
@@ -135,8 +135,7 @@ class Reader:
             try:
                 session = self._opened()
             except (base.CorruptArchiveError, base.StaleArchiveError):
-                # A transfer may have failed, the object was replaced while it was read, or a copy was damaged
-                # and is deleted. Try once more.
+                # A transfer failed, the object was replaced amid reading, or a damaged copy is deleted now: once more.
                 if not tries_again:
                     raise
                 tries_again = False
@@ -206,14 +205,14 @@ class Reader:
             raise self._closed_error()
 
     def refresh(self) -> bool:
-        """Open what was added to the file since, or saved over it. Returns whether anything changed.
+        """Open later additions to the file, or an archive saved over it; return True if anything changed.
 
-        Arrays and samples that were returned before stay valid. The samples of a copy (`local=`) do not
-        change; a copy that is nearly complete is completed, and mapped from then on.
+        Arrays and samples that were returned before stay valid. The samples of a copy (`local=`) do not change; a copy
+        that is nearly complete is completed, and mapped from then on.
 
         Raises:
-            StaleArchiveError: the path leads to another archive now, or the file changed and was opened with
-                an expected_digest.
+            StaleArchiveError: another archive is at the path now, or the file changed and was opened
+                with an expected_digest.
         """
         before = self.session
         if before.file.is_copy:
@@ -237,9 +236,9 @@ class Reader:
         return True
 
     def skip_damage(self) -> None:
-        """Read an archive whose chain, index or labels are damaged by what is left of it.
+        """Read the sound rest of an archive whose chain, index or labels are damaged.
 
-        Raises: CorruptArchiveError, nothing is left to read it by.
+        Raises: CorruptArchiveError, nothing can be read.
         """
         with suppress(base.CorruptArchiveError):
             self.session.check()
@@ -266,30 +265,27 @@ class Reader:
 
     @property
     def head(self) -> Head:
-        """The first entry of the archive: uuid, length, options, fingerprint."""
+        """First entry of the archive: uuid, length, options, fingerprint."""
         return self.session.head
 
     @property
     def origin(self) -> Head:
-        """The head, with the fingerprint and the length of the source that was the last to lengthen it.
-
-        Cost: of a sealed archive that grew, it reads the header of each entry.
-        """
+        """Head, with fingerprint and length of the last source that lengthened the archive."""
         return self.session.origin
 
     @property
     def sealed(self) -> bool:
-        """True if it was sealed when it was opened or last refreshed."""
+        """True if it was sealed when it was opened or refreshed."""
         return self.session.sealed
 
     @property
     def declared_length(self) -> int | None:
-        """The length of the source dataset; None for an archive that was written without a dataset."""
+        """Length of the source dataset; None for an archive that was written without a dataset."""
         return self.session.declared_length
 
     @property
     def chunks(self) -> int:
-        """The number of chunks that are readable."""
+        """Number of readable chunks."""
         return self.session.chunks
 
     @property
@@ -298,27 +294,27 @@ class Reader:
         return self.session.nbytes
 
     def memory(self) -> dict[str, int]:
-        """Bytes of memory in this process: "mapped" is shared by all processes, "private" is its own."""
+        """Count bytes of memory: "mapped" is shared by all processes, "private" is this one's."""
         return self.session.memory()
 
     @property
     def rows(self) -> Rows:
-        """The index: `format.ROW` [len(self)], mapped or 24 bytes of memory per sample."""
+        """Index: `format.ROW` [len(self)], mapped or 24 bytes of memory per sample."""
         return self.session.index.all_rows()
 
     @property
     def held(self) -> Ints:
-        """The samples that have a record, sorted: int64 [k]."""
+        """Samples with a record, sorted: int64 [k]."""
         held = self.session.index.held()
         return np.arange(len(self)) if held is None else held
 
     @property
     def schemas(self) -> Sequence[str]:
-        """The schemas as text; `rows["schema"]` holds positions in this sequence."""
+        """Schemas as text; `rows["schema"]` counts in them."""
         return self.session.index.schemas
 
     def chunk_of(self, indices: Ints) -> Ints:
-        """The number of the part of the file that each sample lies in; -1 without a record.
+        """Return the number of the part of the file with each sample; -1 without a record.
 
         There are as many parts as chunks, of equal size in bytes.
 
@@ -332,9 +328,9 @@ class Reader:
         return parts
 
     def chunk_size(self) -> int | None:
-        """The number of samples in a chunk, on average.
+        """Return the average number of samples in a chunk.
 
-        None where a few of them do not lie in the file in their order, or samples have no record.
+        None if samples are not in the file in their order, by a few probes, or have no record.
         """
         index, chunks = self.session.index, self.chunks
         count = index.length
@@ -347,14 +343,14 @@ class Reader:
         return size if np.all(np.diff(offsets) >= 0) else None
 
     def missing(self) -> Ints:
-        """The indices without a record, sorted: int64 [k], a copy."""
+        """Return the indices without a record, sorted: int64 [k], a copy."""
         absent = np.ones(len(self), bool)
         absent[self.held] = False
         return np.flatnonzero(absent)
 
     @property
     def present(self) -> int:
-        """The number of indices that have a record, as far as known."""
+        """Number of indices with a record, as far as known."""
         return self.session.index.present
 
     @property
@@ -375,19 +371,19 @@ class Reader:
 
     @property
     def failures(self) -> Sequence[Failure]:
-        """The samples that failed, with the reason, by rising index."""
+        """Failures of samples, by rising index."""
         return self.session.index.failures
 
     @property
     def label_names(self) -> list[str]:
-        """The names of the label columns, with columns that were added later, without dropped ones."""
+        """Names of the label columns, with columns that were added later, without dropped ones."""
         return [name for name, _ in self.session.label_columns]
 
     @property
     def original_labels(self) -> dict[str, Any]:
-        """The label columns as they were written with the samples: name -> the path of their field.
+        """Label columns that are as written with the samples: name -> field path, None for values that are no field.
 
-        None is the path of values that are no field. Columns that were changed or dropped later are left out.
+        Columns that were changed or dropped later are left out.
         """
         session = self.session
         original = {name for name, is_revised in session.label_columns if not is_revised}
@@ -399,7 +395,7 @@ class Reader:
         }
 
     def labels(self) -> Any:
-        """The label table, a pyarrow Table: row i is sample i, with null for a missing label.
+        """Return the label table, a pyarrow Table: row i is sample i, null is a missing label.
 
         Raises: CorruptArchiveError, a column is damaged.
         Cost: the first call in a process checks the crc32 of every column. Columns are views of the file.
@@ -408,7 +404,7 @@ class Reader:
         return stored.table if isinstance(stored, StoredLabels) else stored
 
     def stored_labels(self) -> Any:
-        """The labels; `StoredLabels` of a sealed archive read a column at its first use."""
+        """Return the labels; `StoredLabels` of a sealed archive read a column at its first use."""
         return self.session.labels
 
     # --- samples ---
@@ -418,8 +414,8 @@ class Reader:
 
         Args:
             index: in [0, len(self)).
-            copy: True returns memory that the caller owns. False returns views of the mapped file, or of the
-                bytes from a server, unless records are compressed. Do not write to views.
+            copy: True returns memory that the caller owns. False returns views of the mapped file, or of fetched bytes,
+                unless records are compressed. Do not write to views.
         Raises:
             SampleIndexError: out of range.
             MissingSampleError: no record yet.
@@ -432,7 +428,7 @@ class Reader:
 
 
 def _warn_of(session: Session) -> None:
-    """Warn once of an archive that is not sealed and has no writer, or that is damaged."""
+    """Warn once of an archive that is damaged, or not sealed and without a writer."""
     if session.sealed or (session.has_writer and not session.damaged):
         return
     state = session.path, *session.file.tag()
@@ -440,7 +436,7 @@ def _warn_of(session: Session) -> None:
 
 
 def _partial_text(session: Session) -> str:
-    """The text of the warning for an archive that is not sealed."""
+    """Compose the warning of an archive that is not sealed."""
     failures, length = session.index.failures, session.declared_length
     failed = sum(not one.final for one in failures)
     if failed and not session.damaged and session.index.present + len(failures) == length:

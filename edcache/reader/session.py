@@ -31,13 +31,13 @@ from edcache.reader.several import Made, Records, Several
 from edcache.reader.stored import LARGE, Extents, Piece, Stored
 from edcache.storage import ByteSource, File
 
-# Labels do not wait for what decodes samples.
+# Labels do not wait for the import of decoders.
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
 
 
 class _Plain(NamedTuple):
-    """Records of one schema and size: mapped bytes, rows as numbers, and a bit for each that was checked."""
+    """Records of one schema and size: mapped bytes, rows as numbers, and a bit for each checked one."""
 
     view: memoryview
     numbers: memoryview
@@ -47,18 +47,18 @@ class _Plain(NamedTuple):
 
 
 class Session:
-    """One state of an open archive in one process: its bytes, index, labels and samples.
+    """State of an open archive in one process: its bytes, index, labels and samples.
 
     It does not change. A refresh makes a new one, and threads at work keep the old one.
 
     Args:
-        verify, allow_pickle, decoding: as in `Reader`. A decoding of None is the one that the writer chose.
-        as_arrays: tensors come as numpy arrays. before: an earlier state of the same file.
-        skips_damage: True reads an archive whose index, labels or chain are damaged by what is left of it.
+        verify, allow_pickle, decoding: as in `Reader`; a decoding of None is the writer's choice.
+        as_arrays: True reads tensors as numpy arrays. before: an earlier state of the same file.
+        skips_damage: True reads the sound rest of an archive whose index, labels or chain are damaged.
     Attributes:
-        size: bytes of the file. head: of it. sealed: it ends with a root. chain: its entries, if it does not.
+        size: bytes of the file. head: of it. sealed: True if it ends with a root. chain: its entries.
         nbytes: of the file, up to the end of the last entry. extents: these bytes.
-        index: where the record of every sample lies. length: the samples of the dataset.
+        index: rows of all samples. length: samples of the dataset.
         damaged: one line per unreadable chunk.
     """
 
@@ -88,7 +88,7 @@ class Session:
             self.head, end = self._root.head, self.size
         else:
             self._chain = self._walked(before)
-            # If it ended with a root, bytes behind it show that samples may be lost: it grew, and was cut.
+            # Bytes behind a root show that samples may be lost: the archive grew, and was cut.
             self.head, end = self._chain.head, self._chain.cursor.offset
         self.sealed = self._root is not None
         # Map no byte behind the last entry: a writer may cut off a torn tail, and reading a mapping beyond
@@ -99,22 +99,22 @@ class Session:
         if self._root is not None:
             start, nbytes, _ = self._root.index
             memory = None if self._view is None else self._view[start : start + nbytes]
-            # The session is not held: a cycle would keep the mapping until the next garbage collection.
+            # Without the session: a cycle would keep the mapping until the next garbage collection.
             self.index = RecordIndex.of(self._root, memory, self.extents.read_many)
         else:
             self.index = _index_of(self._contents)
         self.length = self.index.length
         self._plain: _Plain | None = None
-        # The records of the last gather, if there is no memory of all.
+        # Records of the last gather, if `uniform` is None.
         self._records: GroupRecords | None = None
         if self._root is not None and self._view is not None:
             file.rest()
 
     def _walked(self, before: Session | None) -> Chain:
-        """The chain of an archive that is not sealed, or of which the end is damaged."""
+        """Walk the chain of an archive that is not sealed, or whose end is damaged."""
         file = self.file
         if before is not None and before._chain is not None:
-            # A growing archive is opened again and again: its old entries are not read again.
+            # A growing archive is opened again and again: old entries are read once.
             chain, self._tables = before._chain.copy(), before._tables
             self.damaged = before.damaged.copy()
         else:
@@ -126,7 +126,7 @@ class Session:
         while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
             damage = chain.damage(file.pread, file.next_data, self.size, is_fresh)
-            # A writer may have published what follows since.
+            # A writer may have published the next entries since.
             if damage is None:
                 break
             if not chain.extend(file.pread, self.size):
@@ -137,7 +137,7 @@ class Session:
 
     @property
     def chain(self) -> Chain:
-        """The entries of the archive. Cost: of a sealed one the header of each is read, at the first use."""
+        """Entries of the archive. Cost: the first use reads the header of each, if it is sealed."""
         chain = self._chain
         if chain is None:
             chain = Chain(*format.read_head(self.extents.pread, self.path), self.path)
@@ -147,7 +147,7 @@ class Session:
 
     @property
     def is_durable(self) -> bool:
-        """False if it was sealed without a sync, and a power cut may have taken some of it since."""
+        """False if it was sealed without a sync, and a power cut may have taken bytes since."""
         if (
             self._root_place is None
             or not isinstance(self.file, File)
@@ -160,12 +160,12 @@ class Session:
 
     @property
     def chunks(self) -> int:
-        """The number of chunks."""
+        """Number of chunks."""
         return len(self.chain.chunks) if self._root is None else self._root.chunks
 
     @property
     def origin(self) -> Head:
-        """The head, with fingerprint and length of the source that was the last to lengthen the archive."""
+        """Head, with fingerprint and length of the last source that lengthened the archive."""
         return self.chain.origin if self._root is None else self._root.origin
 
     @property
@@ -175,7 +175,7 @@ class Session:
         return self.length if has_length else None
 
     def check(self) -> None:
-        """Check index and labels; CorruptArchiveError if one is damaged. It reads all of them."""
+        """Read and check index and labels; CorruptArchiveError if one is damaged."""
         if self._root is not None and self.extents.checked([self._root.index])[0] is None:
             raise CorruptArchiveError(
                 f"{self.path}: index.rows fails its crc32; {_lost(self.path)}", path=self.path
@@ -187,11 +187,11 @@ class Session:
     @once
     def _contents(self) -> Contents:
         """Rows and labels of an archive that is not sealed."""
-        # It does not hold the session: a cycle would keep the mapping until the next garbage collection.
+        # Without the session: a cycle would keep the mapping until the next garbage collection.
         pread, path, tables, damaged = self.extents.pread, self.path, self._tables, self.damaged
 
         def sound_table(header: Header) -> ChunkTable | None:
-            """The table of a chunk; None if a power cut left its header without its payload."""
+            """Read the table of a chunk; None if a power cut left its header without its payload."""
             if header.number not in tables:
                 try:
                     tables[header.number] = format.read_table(pread, header, path)
@@ -217,7 +217,7 @@ class Session:
 
     @property
     def label_columns(self) -> Sequence[tuple[str, bool]]:
-        """(name, whether values were added after the samples were written) of each label column."""
+        """Names of the label columns, each with True if it was added after the samples."""
         if self._root is not None:
             return [(name, column.is_added) for name, column in self._root.labels.items()]
         columns = self._contents.columns
@@ -225,22 +225,22 @@ class Session:
 
     @property
     def dropped(self) -> Sequence[str]:
-        """Label columns that chunks have and the archive no more."""
+        """Label columns of chunks that the archive lost."""
         root = self._root or self.chain.root
         return () if root is None else root.dropped
 
     @once
     def labels(self) -> Any:
-        """The labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
+        """Labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
         if self._root is None:
             return self._contents.table()
         return StoredLabels(self._root, self.extents.checked, self.path)
 
     @property
     def original_labels(self) -> dict[str, Any]:
-        """The label columns as they were written with the samples: name -> the path of their field.
+        """Label columns that are as written with the samples: name -> field path, None for values that are no field.
 
-        None is the path of values that are no field. Columns that were changed or dropped later are left out.
+        Columns that were changed or dropped later are left out.
         """
         original = {name for name, is_revised in self.label_columns if not is_revised}
         # The head keeps a tuple as a list.
@@ -251,8 +251,8 @@ class Session:
         }
 
     def memory(self) -> dict[str, int]:
-        """Bytes of memory in this process: "mapped" is shared by all processes, "private" is its own."""
-        # The notes of checks, and the tables if they are not mapped.
+        """Count bytes of memory: "mapped" is shared by all processes, "private" is this one's."""
+        # Bits of checks, and index and labels if they are not mapped.
         private = self.index.nbytes + self.checks.nbytes
         if not self.sealed or self._view is None:
             rows = self.index.memory
@@ -271,7 +271,7 @@ class Session:
     @property
     def is_abandoned(self) -> bool:
         """True if a first fill failed before its first sample and no process writes the archive now."""
-        # No sample was published, and no bytes behind the chain could be one.
+        # No sample was published, and no bytes stand behind the chain.
         is_empty = not self.sealed and self.chain.holds_nothing and self.size <= self.chain.cursor.offset
         return is_empty and not self.has_writer
 
@@ -279,11 +279,11 @@ class Session:
 
     @once
     def checks(self) -> Checks:
-        """The records whose crc32 was checked."""
+        """Checks of records."""
         return Checks(self.file, self._view, self.nbytes, self.index, self.verify)
 
     def placed(self, error: base.EdcacheError, index: int) -> base.EdcacheError:
-        """The same error, with the place of a sample in front of its text."""
+        """Put the place of a sample in front of an error's text."""
         return self.checks.placed(error, index)
 
     @once
@@ -295,7 +295,7 @@ class Session:
         return codec.Decoders()
 
     def decoder(self, number: int, index: int) -> Decoder:
-        """The decoder of the schema of a sample, by its number. Raises: CorruptRecordError."""
+        """Return the decoder of a schema, by its number. index: a sample of it. Raises: CorruptRecordError."""
         decoder = self._decoders.get(number)
         if decoder is not None:
             return decoder
@@ -307,7 +307,7 @@ class Session:
             raise self.placed(error, index) from error
 
     def row(self, index: int) -> Row:
-        """The row of a sample that has a record. Raises: SampleIndexError, MissingSampleError."""
+        """Return the row of a sample. Raises: SampleIndexError; MissingSampleError without a record."""
         if not 0 <= index < self.length:
             raise base.SampleIndexError(
                 f"{self.path}: index {index} not in [0, {self.length:,})", path=self.path, index=index
@@ -331,10 +331,10 @@ class Session:
             raise self.placed(error, index) from error
 
     def fetch(self, index: int, fields: Projection | None = None) -> tuple[memoryview, Decoder]:
-        """The record of a sample, decompressed, and its decoder.
+        """Return the record of a sample, decompressed, and its decoder.
 
         Args:
-            fields: those that will be read; of a large record only the blocks that hold them are checked.
+            fields: to be read; only their blocks of a large record are checked.
         Returns:
             Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `Reader.read`.
@@ -362,7 +362,7 @@ class Session:
 
     @once
     def uniform(self) -> GroupRecords | None:
-        """All records as one memory; None unless they are mapped, and all samples have one of one schema."""
+        """All records as one memory; None unless they are mapped, of one schema, and of all samples."""
         index, view = self.index, self._view
         if index.only_schema is None or view is None or not index.is_dense or not index.length:
             return None
@@ -374,20 +374,20 @@ class Session:
         return GroupRecords(decoder, view, index.sizes) if is_regular else None
 
     def group(self, indices: Ints, fields: Projection | None = None) -> Records:
-        """Records of samples, to be read one by one or field by field. They are checked as `read` does.
+        """Return records of samples, to be read one by one or field by field, and checked as by `read`.
 
         Args:
             indices: int64 [n], each in [-length, length).
-            fields: those that will be read of each; None for all.
+            fields: to be read of each; None for all.
         Returns:
             A `Group`, if all records are of one schema.
-        Raises: SampleIndexError, MissingSampleError; of records that are not mapped: as `read`.
+        Raises: SampleIndexError, MissingSampleError; records that are not mapped: as `read`.
         """
         uniform = self.uniform
         if not len(indices):
             return Made(list)
-        if uniform is not None:  # Nearly every batch comes here: one of small samples takes 50 us in all.
-            # One pass checks the range: viewed as unsigned, negative numbers are the largest.
+        if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
+            # One pass checks the range: as unsigned numbers, negative ones are the largest.
             if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
                 indices = checked_indices(indices, self.length)
             decoder, checks = uniform.decoder, self.checks
@@ -399,7 +399,7 @@ class Session:
         index, rows = self.index, self.index.rows(indices)
         if not index.is_dense and not np.all(rows["flags"] & PRESENT):
             raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
-        # A row of another schema than all are said to have is damaged, which its check tells.
+        # A row with another schema than `uniform` says is damaged; its check raises.
         schemas = rows["schema"] if index.only_schema is None else np.full(len(rows), index.only_schema)
         used, first, numbers = np.unique(schemas, return_index=True, return_inverse=True)
         decoders = [self.decoder(int(schemas[k]), int(indices[k])) for k in first.tolist()]
@@ -420,7 +420,7 @@ class Session:
     def _of_schema(
         self, decoder: Decoder, indices: Ints, rows: Rows, fields: Projection | None, stored: list[Piece]
     ) -> Records:
-        """Records of one schema. stored: those that were requested."""
+        """Make the records of one schema. stored: fetched ones."""
         are_compressed = rows["flags"] & COMPRESSED > 0
         lengths = rows["nbytes"].astype(np.int64)
         if self._view is not None:
@@ -448,7 +448,7 @@ class Session:
     # --- growth ---
 
     def look_again(self) -> Session | None:
-        """A new session if the file has changed; else None."""
+        """Open a new session if the file has changed; else None."""
         file = self.file.reopened()
         try:
             if file.identity() != self.file.identity():
@@ -461,10 +461,10 @@ class Session:
             if self.sealed:
                 has_changed = size != self.size
             else:
-                # A size proves nothing: a payload may be half written, a chunk may have replaced a torn tail.
+                # The size proves nothing: a payload may be half written, a chunk may have replaced a torn tail.
                 entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor)
                 has_changed = next(entries, None) is not None
-                # The end of a seal may follow a look that had its headers already.
+                # An earlier look may have seen the headers of a seal without its end.
                 has_changed = has_changed or format.read_root(file.pread, size, self.path) is not None
             if not has_changed:
                 file.close()
@@ -476,19 +476,19 @@ class Session:
 
 
 def _wanted(fields: Projection, decoder: Decoder) -> Part:
-    """The bytes of a record in which fields lie; None for all of it."""
+    """Return the bytes of a record in which fields lie; None for all of it."""
     plan = planned(fields, decoder)
     return None if plan is None else plan.wanted
 
 
 def _is_regular(decoder: Decoder, least: int, most: int) -> bool:
-    """True if a gather of records of so many bytes stays within them; else they are read one by one."""
+    """True if a gather stays within records of `least` to `most` bytes; else they are read one by one."""
     fits = least >= decoder.fixed_nbytes and (decoder.nbytes is None or most == decoder.nbytes == least)
     return decoder.structure is not None and fits
 
 
 def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
-    """True if another file is the same archive, saved over itself."""
+    """True if a file is the same archive, saved over itself."""
     try:
         return format.read_head(file.pread, path)[0].uuid == uuid
     except base.ArchiveError:
@@ -496,14 +496,14 @@ def _is_rewritten(file: ByteSource, path: str, uuid: bytes) -> bool:
 
 
 def _index_of(contents: Contents) -> RecordIndex:
-    """The index of an archive that is not sealed."""
+    """Make the index of an archive that is not sealed."""
     rows = contents.rows(0, contents.length)
     failures = contents.failures(rows)
     return RecordIndex(rows, contents.length, contents.present(), contents.schemas, failures)
 
 
 def _schema_text(session: Session, number: int) -> str:
-    """The text of a schema. Raises: CorruptRecordError without a place."""
+    """Return the text of a schema. Raises: CorruptRecordError without a place."""
     schemas = session.index.schemas
     if number >= len(schemas):
         raise base.CorruptRecordError(f"schema {number} of {len(schemas)}")
@@ -517,7 +517,7 @@ def _schema_text(session: Session, number: int) -> str:
 
 
 def _plain_records(session: Session, decoder: Decoder) -> _Plain | None:
-    """Parts of the short look-up of one record; None unless all are alike, mapped and checked once."""
+    """Prepare the short look-up of one record; None unless all are alike, mapped and checked once."""
     index, view, numbers = session.index, session.extents.view, session.index.numbers
     is_alike = index.only_schema is not None and index.least_nbytes == index.most_nbytes
     if view is None or numbers is None or session.verify != "touch" or not (is_alike and index.is_dense):

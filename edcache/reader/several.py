@@ -1,7 +1,7 @@
-"""Records of several schemas or archives, samples that are no records, and fields side by side.
+"""`Records`: of one or several schemas or archives, samples that are no records, fields side by side.
 
-Whatever a dataset reads is one of `Records`. Mappings and memory of one process lie in one space of
-addresses, so records of one schema are one `Group` wherever they are. What is between them is never touched.
+All mappings and memory of a process lie in one space of addresses, so records of one schema are one `Group` wherever
+they are. Bytes between them are never touched.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from edcache.reader.group import Group, GroupRecords
 from edcache.reader.projection import Projection
 
 Records: TypeAlias = Union[Group, "Several", "Beside", "Made"]
-"""What a dataset reads at some indices. Its `samples` are in the order of the indices."""
+"""Result of reading a dataset at some indices. Its `samples` are in their order."""
 
 
 class Made:
-    """Samples that a function makes, each time it is asked."""
+    """Samples that a function makes, anew for each call."""
 
     group = beside = None
 
@@ -38,14 +38,14 @@ class Several:
     """Records of several kinds.
 
     Args:
-        parts: the places of records among all, int64 [k], together 0 to n - 1; and the records.
+        parts: positions of records among all, int64 [k], together 0 to n - 1; and the records.
     """
 
     def __init__(self, parts: Sequence[tuple[Ints, Records]]) -> None:
         self.parts = parts
 
     def samples(self) -> list[Any]:
-        """Every sample; raises as those of the parts."""
+        """Return every sample; raises as the parts."""
         samples: list[Any] = [None] * sum(len(places) for places, _ in self.parts)
         for places, records in self.parts:
             for place, sample in zip(places.tolist(), records.samples(), strict=True):
@@ -54,7 +54,7 @@ class Several:
 
     @once
     def group(self) -> Group | None:
-        """All of them as one group; None if they differ in schema or fields, or are no records."""
+        """All records as one group; None if they differ in schema or fields, or are no records."""
         groups = [records.group for _, records in self.parts]
         first = groups[0] if groups else None
         found = [group for group in groups if group is not None]
@@ -77,7 +77,7 @@ class Several:
 
     @once
     def beside(self) -> Beside | None:
-        """All of them as fields side by side; None unless each part has them."""
+        """All records as fields side by side; None unless each part is."""
         parts = [records.beside for _, records in self.parts]
         first = parts[0] if parts else None
         found = [part for part in parts if part is not None]
@@ -93,7 +93,7 @@ class Several:
     label_columns: Sequence[tuple[str, bool]] = ()
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """The same error, with the place of a record of the group in front of its text."""
+        """Put the place of a record of the group in front of an error's text."""
         for places, records in self.parts:
             group = records.group
             row = np.flatnonzero(places == index)
@@ -103,11 +103,11 @@ class Several:
 
 
 class Beside:
-    """Fields of samples side by side.
+    """Fields of samples, side by side.
 
     Args:
         parts: the records of each side. join: merges one sample of each, or one batch of each.
-        fields: those of the merged sample that are wanted; None for all.
+        fields: of the merged sample; None for all.
     """
 
     group = None
@@ -119,11 +119,11 @@ class Beside:
 
     @property
     def beside(self) -> Beside:
-        """Itself; of other records, all of them as fields side by side, or None."""
+        """Itself; other records may have none."""
         return self
 
     def samples(self) -> list[Any]:
-        """Every merged sample; raises as those of the parts."""
+        """Return every merged sample; raises as the parts."""
         columns = [records.samples() for records in self.parts]
         return [self.joined(samples) for samples in zip(*columns, strict=True)]
 
@@ -134,7 +134,7 @@ class Beside:
 
 
 def is_alike(records: Records) -> bool:
-    """True if some of the samples collate as all of them do."""
+    """True if any part of the samples collates as all of them do."""
     group, beside = records.group, records.beside
     if beside is not None:
         return all(map(is_alike, beside.parts)) and not (beside.fields and beside.fields.as_tuple)
@@ -142,9 +142,9 @@ def is_alike(records: Records) -> bool:
 
 
 def space_of(views: Sequence[memoryview], owner: object) -> tuple[Ints, memoryview]:
-    """The memory from the lowest address of some views to the highest, and where each begins in it.
+    """Return the offset of each view in the memory from their lowest to their highest address, and that memory.
 
-    owner: keeps the views.
+    owner: keeps the views alive.
     """
     addresses = np.array(list(map(address_of, views)))
     low = int(addresses.min()) // LATTICE * LATTICE
@@ -155,5 +155,5 @@ def space_of(views: Sequence[memoryview], owner: object) -> tuple[Ints, memoryvi
 
 
 def address_of(memory: Any) -> int:
-    """Where a piece of memory begins in this process."""
+    """Return the address of memory in this process."""
     return int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])

@@ -1,4 +1,4 @@
-"""The bytes of an archive: mapped, read or requested, checked, and read ahead; and those of its records."""
+"""Bytes of an archive and of its records: mapped, read or requested, checked, and read ahead."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from edcache.format import BLOCK_NBYTES, Place
 from edcache.reader.checks import Checks, Part, Row, fits
 from edcache.storage import ByteSource
 
-# A record of this many bytes or more is read ahead if it is not in memory.
+# A record of these bytes or more is read ahead if it is not in memory.
 LARGE = 1 << 16
 _PROBES = 8
 # Extents with smaller gaps are announced together: the kernel reads ahead that far anyway.
 _GAP = 1 << 16
-# After _HOT_BATCHES batches that were in memory, only each _HOT_STRIDE-th batch is probed.
+# After _HOT_BATCHES batches in memory, only each _HOT_STRIDE-th batch is probed.
 _HOT_BATCHES, _HOT_STRIDE = 32, 16
 
 
 class Extents:
-    """The bytes of a file up to `nbytes`, the end of its last entry.
+    """Bytes of a file up to `nbytes`, the end of its last entry.
 
-    A local file is mapped, so that all processes share its pages. A file on a network file system is read:
-    mapped, it would be fetched page by page, and a lost connection would be a SIGBUS. A URL cannot be mapped,
-    and neither can a file of some file systems.
+    A local file is mapped, so that all processes share its pages. A file on a network file system is read: mapped, it
+    would be fetched page by page, and a lost connection would be a SIGBUS. A URL, or a file of some file systems,
+    cannot be mapped.
 
     Attributes:
         view: the mapped bytes; None if the file is read.
@@ -43,42 +43,42 @@ class Extents:
                 self.view = file.map(nbytes)
 
     def read(self, offset: int, nbytes: int) -> memoryview:
-        """The bytes of an extent, read-only; fewer at the end of the file."""
+        """Return the bytes of an extent, read-only; fewer at the end of the file."""
         if self.view is not None:
             return self.view[offset : offset + nbytes]
         return self.file.read_many([(offset, min(nbytes, max(0, self.nbytes - offset)))])[0]
 
     def pread(self, offset: int, nbytes: int) -> bytes:
-        """A copy of an extent of metadata. The bytes after it may be fetched ahead."""
+        """Copy an extent of metadata. Later bytes may be fetched ahead."""
         if self.view is not None:
             return bytes(self.view[offset : offset + nbytes])
         return self.file.pread(offset, min(nbytes, max(0, self.nbytes - offset)))
 
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """The bytes of several extents (offset, nbytes), read together."""
+        """Read several extents (offset, nbytes) together."""
         if self.view is not None:
             return [self.view[at : at + nbytes] for at, nbytes in extents]
         return self.file.read_many([(at, min(nbytes, max(0, self.nbytes - at))) for at, nbytes in extents])
 
     def checked(self, places: Sequence[Place]) -> list[memoryview | None]:
-        """The bytes of several places, read together; None for one that fails its crc32."""
+        """Read several places together; None for one that fails its crc32."""
         data = self.read_many([(at, nbytes) for at, nbytes, _ in places])
         return [one if self._is_sound(one, place) else None for one, place in zip(data, places, strict=True)]
 
     def _is_sound(self, data: memoryview, place: Place) -> bool:
-        """True if bytes have their crc32; raises if the archive has other ones there."""
+        """True if bytes have their crc32; raises if they are damaged in this copy alone."""
         if len(data) == place.nbytes and format.crc32(data) == place.crc32:
             return True
         self.file.check_damaged(place.offset, place.nbytes)
         return False
 
     def is_probe_due(self) -> bool:
-        """True if to check that the next batch is in memory. After many batches in memory: seldom."""
+        """True if the next batch is to be probed; seldom after many batches in memory."""
         self._hot_batches += 1
         return self._hot_batches <= _HOT_BATCHES or self._hot_batches % _HOT_STRIDE == 0
 
     def are_in_memory(self, start: Ints) -> bool:
-        """True if the extents at these offsets are in memory, by a few probes."""
+        """Probe a few of the extents at these offsets; True if they are in memory."""
         probes = start[:: max(1, len(start) // _PROBES)].tolist()
         return self.file.are_cached(probes)
 
@@ -94,26 +94,26 @@ class Extents:
         first_read = np.argsort(np.minimum.reduceat(order, firsts))
         firsts, lasts = firsts[first_read], lasts[first_read]
         nbytes = end[lasts] - start[firsts]
-        if len(firsts) == 1:  # a pass in file order: the next batch follows it
+        if len(firsts) == 1:  # the dataset is read in file order: the next batch follows
             nbytes *= 2
         self.file.will_need(list(zip(start[firsts].tolist(), nbytes.tolist(), strict=True)))
 
 
 class Piece(NamedTuple):
-    """Checked bytes of one record, from its byte `low` on; the rest was not requested."""
+    """Checked bytes of one record, from byte `low` on; the rest was not requested."""
 
     low: int
     data: memoryview
 
 
 class Stored:
-    """The stored bytes of records, each checked: mapped, read, or requested from a server.
+    """Stored bytes of records, checked: mapped, read, or requested from a server.
 
     Args:
         extents: the bytes of the archive. checks: of its records.
     """
 
-    # It does not hold the session: a cycle would keep the descriptor until the next garbage collection.
+    # Without the session: a cycle would keep the descriptor until the next garbage collection.
     def __init__(self, extents: Extents, checks: Checks) -> None:
         self._extents, self._checks, self._index = extents, checks, checks.index
         self._file, self._view = extents.file, extents.view
@@ -121,11 +121,11 @@ class Stored:
     # --- mapped ---
 
     def locate(self, indices: Ints, wanted: Part) -> Ints:
-        """Where records of the mapped file begin: int64 [n]. They are read ahead, and checked later.
+        """Return the offset of records of the mapped file: int64 [n]. They are read ahead, and checked later.
 
         Args:
-            wanted: the bytes of each that will be read.
-        Raises: CorruptRecordError, a record that was not checked ends out of the file.
+            wanted: the bytes of each to be read.
+        Raises: CorruptRecordError, an unchecked record ends out of the file.
         """
         start = self._index.offsets(indices)
         if self._checks.is_trusting or not self._checks.is_done:
@@ -138,7 +138,7 @@ class Stored:
     # --- one record ---
 
     def record(self, index: int, row: Row, wanted: Part = None) -> memoryview:
-        """The stored bytes of one record; at least the wanted ones are checked, and others may be zero."""
+        """Return the stored bytes of one record; the wanted ones are checked, others may be zero."""
         wanted = None if row[4] & format.COMPRESSED else wanted
         offset, nbytes = row[:2]
         if self._view is None:
@@ -166,10 +166,10 @@ class Stored:
     # --- many records ---
 
     def records(self, indices: Sequence[int], wanted: Sequence[Part]) -> list[Piece]:
-        """The records of some samples, or of each at least the wanted bytes; by request, in one fetch.
+        """Return the records of some samples, or at least the wanted bytes of each; by request, in one fetch.
 
         Raises:
-            CorruptRecordError: a record fails its crc32, of those requested twice, or ends behind the file.
+            CorruptRecordError: a record ends behind the file, or fails its crc32, if requested, twice.
             StaleArchiveError: the archive was replaced since it was opened.
         """
         rows: list[Row] = self._index.rows(np.array(indices, np.int64)).tolist()
@@ -222,7 +222,7 @@ class Stored:
     def _part(
         self, index: int, row: Row, blocks: tuple[int, int], data: memoryview, behind: memoryview
     ) -> Piece | None:
-        """Blocks of a large record; None if they are not sound."""
+        """Check blocks of a large record; None if they are not sound."""
         _, _, crc, schema, flags = row
         first = blocks[0] // BLOCK_NBYTES
         expected = np.frombuffer(behind, "<u4")[first:].tolist()
@@ -232,7 +232,7 @@ class Stored:
         return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
 
     def _again(self, index: int, row: Row) -> Piece:
-        """Fetch a whole record again: the transfer, or a copy, was damaged, or the archive was replaced."""
+        """Fetch a whole record again: the transfer or a copy was damaged, or the archive was replaced."""
         offset, nbytes = row[:2]
         self._file.check_damaged(offset, nbytes)
         data = self._file.read_many([(offset, nbytes + format.behind_nbytes(nbytes))])[0]
@@ -241,7 +241,7 @@ class Stored:
 
 
 def _blocks(row: Row, wanted: Part) -> tuple[int, int] | None:
-    """Bytes (start, end) of the blocks that hold the wanted bytes; None if the whole record is read."""
+    """Round wanted bytes (start, end) to blocks; None if the whole record is read."""
     nbytes, flags = row[1], row[4]
     if wanted is None or nbytes <= BLOCK_NBYTES or flags & format.COMPRESSED:
         return None

@@ -1,4 +1,4 @@
-"""The records of several mapped archives as one piece of memory: a batch of them is one gather a field."""
+"""`Together`: records of several mapped archives as one memory; a batch of them is one gather a field."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _PROBES = 8
 
 
 class Together:
-    """Several archives whose records have one schema, each of them mapped, dense and not compressed.
+    """Several archives with records of one schema, each mapped, dense and not compressed.
 
     Args:
-        sessions: of each archive, whose `uniform` records are of one schema.
+        sessions: of each archive. uniform: the `uniform` records of each, of one schema.
     Attributes:
-        sessions: as given. If a reader has another one by now, this says nothing of it.
+        sessions: as given; a reader may have another one by now.
     """
 
     label_columns: Sequence[tuple[str, bool]] = ()
@@ -29,26 +29,26 @@ class Together:
         self.sessions = sessions
         self._bases, space = space_of([one.view for one in uniform], sessions)
         low = address_of(space)
-        # All rows are numbers of this space; where those of each archive begin in it, in numbers.
+        # All rows are int64 numbers of this space; the first number of each archive.
         self._words = np.frombuffer(space[: len(space) // 8 * 8], "<i8")
         self._firsts = np.array([(address_of(one.index.memory) - low) // 8 for one in sessions])
         self._starts = np.cumsum([0, *(one.length for one in sessions[:-1])])
         self._records = GroupRecords(uniform[0].decoder, space, self._sizes_of)
-        # Rows that were checked point into their file; with verify="never" offsets are compared.
+        # Checked rows point into their file; with verify="never" offsets are compared.
         limits = [one.nbytes - one.index.most_nbytes for one in sessions]
         is_trusted = any(one.verify == "never" for one in sessions)
         self._limits = np.array(limits, np.uint64) if is_trusted else None
 
     @classmethod
     def of(cls, sessions: Sequence[Session]) -> Together | None:
-        """The archives as one; None where they are not of such a kind, or of several schemas."""
+        """Join archives; None if one is not of such a kind, or if they have several schemas."""
         uniform = [records for one in sessions if (records := one.uniform) is not None]
         if len(uniform) < len(sessions) or len({one.decoder for one in uniform}) > 1:
             return None
         return None if any(one.verify == "always" for one in sessions) else cls(sessions, uniform)
 
     def group(self, which: Ints, indices: Ints) -> Group | None:
-        """Some of their records; None where they are to be fetched from a disk first.
+        """Return some of their records; None if they are not in memory yet.
 
         Args:
             which: int64 [n], the number of each record's archive. indices: int64 [n], its sample there.
@@ -71,7 +71,7 @@ class Together:
         return Group(self._records, start, rows, self, check=check)
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
-        """The same error, with the place of a record in front of its text."""
+        """Put the place of a record in front of an error's text."""
         which = int(np.searchsorted(self._starts, index, "right")) - 1
         return self.sessions[which].placed(error, index - int(self._starts[which]))
 
