@@ -75,7 +75,7 @@ class Options:
 
     @classmethod
     def part_of(cls: type[OptionsT], options: OptionsT) -> OptionsT:
-        """Pick the options of this class out of those of a class that has more."""
+        """Pick the options of this class from an object of a subclass."""
         return cls(**{name: getattr(options, name) for name in cls.names()})
 
 

@@ -66,7 +66,7 @@ class Progress:
                 print(line, file=sys.stderr, flush=True)
         if asked or (is_watched and _is_rank_0()):
             self._bar = _new_bar(f"{self._doing} {self._name}", total, done, self._unit)
-        # The first process of a fill prints lines, whatever its rank.
+        # The first process of a fill prints lines, on any rank.
         is_told = self._is_first and (self._is_fill or _is_rank_0())
         self._has_lines = is_told and asked is None and not is_watched
         return self

@@ -170,7 +170,7 @@ def text_table(
 
 
 def are_numbers(texts: Sequence[str]) -> bool:
-    """True if all texts, of which there is at least one, are numbers or sizes."""
+    """True if one or more texts are all numbers or sizes."""
     return bool(texts) and all(map(_NUMBER.fullmatch, texts))
 
 

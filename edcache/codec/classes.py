@@ -23,7 +23,7 @@ _Entry = TypeVar("_Entry", type, Form)
 
 # By "module.qualname": `cls.__module__`, as in this process, or a name that the user gave.
 _registered: dict[str, type | Form] = {}
-# Calls of `register`: what was compiled before one may hold members of other classes.
+# Calls of `register`: a decoder that was compiled before one may hold members of other classes.
 changes = 0
 
 
@@ -105,7 +105,7 @@ def stored_as(cls: type) -> type | Form | None:
 
 
 def lookup(name: ClassName, kind: type[_Entry], *, may_import: bool = True) -> _Entry:
-    """Look up the class or Form of a name in records; CodecError if unknown. may_import: the module of a listed enum."""
+    """Look up the class or Form of a name in records; CodecError if unknown. may_import: of a listed enum's module."""
     known = _found(name, may_import=may_import)
     if not isinstance(known, kind):
         raise _unregistered(name, ", encode=..., decode=..." if kind is Form else "")

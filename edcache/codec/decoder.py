@@ -45,7 +45,7 @@ class Decoder:
 
     Args:
         allow_pickle: True lets decode() unpickle, if the schema says that records are pickles.
-        decoding: of image files; None for that of the schema.
+        decoding: of image files; None takes the schema's.
         as_arrays: True reads tensors as numpy arrays, without torch.
     Attributes:
         nbytes: of every record, None if they vary. fixed_nbytes: of the part with the leaves of fixed size.

@@ -222,7 +222,7 @@ class ImageFile:
 
     @property
     def format(self) -> str | None:
-        """"JPEG", "PNG", "WEBP", "GIF", "BMP" or "TIFF", by the first bytes; None for another file."""
+        """Format by the first bytes, "JPEG", "PNG", "WEBP", "GIF", "BMP" or "TIFF"; None for another file."""
         return format_of(self.data)
 
     @property

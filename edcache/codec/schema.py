@@ -112,7 +112,7 @@ def dump(node: Any) -> str:
 
 
 def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) -> Node:
-    """Parse and check the text of a native schema; `decoding`: of image files, None for that of the text.
+    """Parse and check the text of a native schema; `decoding`: of image files, None takes the text's.
 
     Raises:
         CorruptRecordError: no writer of ours makes such a text, or this platform lacks a dtype in it.
@@ -267,7 +267,7 @@ class Layout:
         Args:
             slots: int64 [n, k], the slots of each record. nbytes: int64 [n], of each record.
         Returns:
-            int64 [n], [n] and [n, slots of the leaf]. None for an odd record: `locate` of each tells what is wrong.
+            int64 [n], [n] and [n, slots of the leaf]. None for an odd record: `locate` of each raises the error.
         """
         if not len(slots) or slots.min(initial=0) < 0:
             return None

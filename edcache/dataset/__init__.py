@@ -1,4 +1,4 @@
-"""What a user holds: CachedDataset, views, samplers, loaders and `@cachable`."""
+"""Datasets of the user: CachedDataset, views, samplers, loaders and `@cachable`."""
 
 from lazy_loader import attach_stub
 

@@ -1,4 +1,4 @@
-"""Looking ahead: threads that let the copies of far archives fetch what an order needs next."""
+"""Look-ahead: threads that fetch the next samples of an order into copies of far archives."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ Shares = list[tuple[Session, Ints]]
 """Samples of several archives: the session of each, and indices int64 [n]."""
 _Range = tuple[int, int]
 
-# Bytes of look-ahead; below, bytes of a request, and the requests under way at once.
+# Bytes of look-ahead; bytes of a request; requests at once.
 _AHEAD_NBYTES: Final = 1 << 28
 _REQUEST_NBYTES: Final = 1 << 22
 _REQUESTS: Final = 8
-# At least so many samples of the order are looked at together, and at most so many before they are read.
+# Least samples of one look at the order, and most samples ahead of the reading.
 _STEP, _MOST_SAMPLES = 64, 1 << 17
 _SECONDS: Final = 0.01
-# The first batches of all readers of a copy have the wire for themselves until they are there, or for so many
-# seconds; that of a DataLoader, which does not tell, for fewer.
+# Seconds for which the first batches of all readers of a copy have the wire alone; fewer for a DataLoader, which does
+# not tell when its first batch is made.
 _HEAD_START, _UNTOLD_HEAD_START = 10.0, 0.2
 
 
 class Ahead:
-    """Fetches what the items of an order need, before they are read.
+    """Look-ahead in an order: fetches items before they are read.
 
     Args:
-        sessions: of archives that are far, whose files have `ahead`.
-        take: which samples of them are in the items [a, b) of the order. start, stop: which items are read.
+        sessions: of far archives, whose files have `ahead`.
+        take: returns their samples in the items [a, b) of the order. start, stop: range of the items to be read.
     """
 
     def __init__(
@@ -55,13 +55,13 @@ class Ahead:
         self._thread = threading.Thread(target=self._run, name="edcache-ahead", daemon=True)
 
     def begin(self) -> None:
-        """Fetch from now on: the first batch is there."""
+        """Start to fetch: the first batch is made."""
         self._begun.set()
 
     def follow(self, items: Iterator[Item], step: int, *, tells: bool = False) -> Iterator[Item]:
-        """Yield the items of the order, `step` at a time, while others are fetched behind them.
+        """Yield the items of the order, `step` at a time, while later ones are fetched.
 
-        tells: `begin` will be called.
+        tells: True if `begin` will be called.
         """
         is_ending = sys.is_finalizing
         self._head_start = _HEAD_START if tells else _UNTOLD_HEAD_START
@@ -73,12 +73,12 @@ class Ahead:
         finally:
             self._ended.set()
             self._begun.set()
-            # A process that forks after this forks no thread.
+            # A later fork then copies no thread.
             if not is_ending() and self._thread.is_alive():
                 self._thread.join()
 
     def _let_others_begin(self) -> None:
-        """Wait until the first batch of this reader is there, and then for those of others."""
+        """Wait for the first batch of this reader, and then of other readers."""
         held = [prefetch.hold() for prefetch in self._prefetches()]
         self._begun.wait(self._head_start)
         for one in held:
@@ -96,7 +96,7 @@ class Ahead:
         try:
             self._let_others_begin()
             self._fetch_ahead(pool)
-        except Exception as error:  # noqa: BLE001 - the read of the sample meets it too, and raises it
+        except Exception as error:  # noqa: BLE001 - the read of the sample raises it too
             logger.debug("%s: looking ahead ended: %s", self._sessions[0].path, error)
         finally:
             pool.shutdown(wait=True, cancel_futures=self._ended.is_set())
@@ -129,16 +129,16 @@ class Ahead:
 
 
 class _Queue:
-    """Ranges that are not here, in the order of need. nbytes: of those that are not asked for yet."""
+    """Missing ranges, in the order of need. nbytes: of ranges that wait for a request."""
 
     def __init__(self) -> None:
         self.nbytes = 0
         self._waiting: deque[tuple[Prefetch, _Range]] = deque()
-        # Those, and those that are under way.
+        # Waiting ones, and requested ones.
         self._known: set[tuple[Prefetch, _Range]] = set()
 
     def add(self, session: Session, indices: Ints) -> None:
-        """Append what is missing of some samples."""
+        """Append the missing ranges of some samples."""
         prefetch = session.file.ahead
         if prefetch is not None:
             missing = ((prefetch, one) for one in prefetch.missing(*_places(session, indices)))

@@ -1,4 +1,4 @@
-"""An open archive as a dataset: how its samples are read, and what it says about itself."""
+"""`ArchiveDataset`: an open archive as a dataset, its samples and its state."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ Self = TypeVar("Self", bound="ArchiveDataset")
 
 
 class ArchiveDataset(Root[T_co], Samples[T_co]):
-    """The samples of an archive, and what is missing of them from a filler, where there is one.
+    """Samples of an archive; a filler, if there is one, computes missing ones.
 
-    A subclass sets what is annotated.
+    A subclass sets the annotated attributes.
     """
 
     path: str
@@ -41,7 +41,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     @property
     def labels(self) -> Labels:
-        """The label columns of the whole archive; see the base class."""
+        """Label columns of the whole archive; see the base class."""
         if self._labels is None:
             self._labels = Labels(self._reader.stored_labels, num_rows=len(self))
         return self._labels
@@ -108,7 +108,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return self._reader.chunk_size()
 
     def _computed(self, position: int, filler: LazyFiller) -> Any:
-        """A sample that has no record yet: as another process has stored it meanwhile, or made now."""
+        """Return a sample without a record: as another process has stored it meanwhile, or computed now."""
         if filler.has_pending(position):
             filler.flush()
         if filler.is_published(position) and self._reader.refresh():
@@ -132,44 +132,44 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     @property
     def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made.
+        """Failures of samples, by index.
 
         Each has index, final (absent for good), error (the exception's name), message and traceback.
         """
         return list(self._reader.failures)
 
     def info(self) -> dict[str, Any]:
-        """The state of the archive, and what reading it takes in this process.
+        """Return the state of the archive, and the memory that reading takes in this process.
 
         Returns:
-            path, samples, present, sealed, labels (their names), nbytes (of the file), mapped (bytes of it
-            that are mapped, shared by all processes and given back when memory is short) and private
-            (bytes of this process alone; they do not grow with what is read).
+            path, samples, present, sealed, labels (their names), nbytes (of the file), mapped (its mapped bytes, which
+            all processes share, and which are freed when memory is short) and private (bytes of this process alone;
+            they do not grow by reading).
         """
         return info_of(self._reader)
 
     @property
     def missing(self) -> Ints:
-        """The indices without a record: int64 [k], sorted."""
+        """Indices without a record: int64 [k], sorted."""
         return self._reader.missing()
 
     def refresh(self) -> bool:
-        """See what others have added, or saved over it, since; says whether anything changed."""
+        """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
         changed = self._reader.refresh()
         if changed:
             self._labels = None
         return changed
 
     def close(self) -> None:
-        """Publish what a lazy cache still holds, and let go of the archive."""
+        """Publish pending samples of a lazy cache, and close the archive."""
         if self._filler is not None:
             self._filler.close()
-        self._labels = None  # they lie over the mapped file
+        self._labels = None  # they are views of the mapped file
         self._reader.close()
 
 
 def info_of(reader: Reader) -> dict[str, Any]:
-    """The state of an archive, and what reading it takes in this process; see `ArchiveDataset.info`."""
+    """Return the state of an archive; see `ArchiveDataset.info`."""
     return {
         "path": reader.path,
         "samples": len(reader),

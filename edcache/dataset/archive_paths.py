@@ -1,4 +1,4 @@
-"""Which archives are meant: by a list, a glob or a folder. Nothing is opened."""
+"""Paths of archives from a list, a glob or a folder; nothing is opened."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ _SUFFIX = ".zip"
 
 
 def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
-    """The archives that a list, a glob or a folder names; None for the path of one file.
+    """List the archives of a list, a glob or a folder; None for the path of one file.
 
     Args:
-        paths: "part-*.zip", where "**" goes through folders: all files that it fits, sorted, but for those
-            that are temporary. A folder: all files in it and below it that end in ".zip", sorted, without
-            following links to folders. A list: all that its entries name, each of these or a file, in its
-            order. Sorted is by their paths, part by part, numbers in them by their values: part-2 before
-            part-10. A file whose name looks like a glob is that file.
+        paths: a glob, "part-*.zip", with "**" through folders: all matching files, sorted, but no temporary ones. A
+            folder: all files in it and below it that end in ".zip", sorted; links to folders are not followed. A list
+            of files, globs and folders: in its order. Paths are sorted part by part, numbers by their values: part-2
+            before part-10. A file whose name looks like a glob is that file.
     Raises:
         ArchiveNotFoundError: 'cache/part-*.zip: no file fits'; 'cache: no .zip file in this folder'.
         OptionError: an empty list; a file that is named twice.
@@ -45,7 +44,7 @@ def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
 
 
 def natural_key(path: str) -> tuple[list[list[object]], str]:
-    """What sorts paths part by part, and numbers in them by their values."""
+    """Return a key that sorts paths part by part, and numbers in them by their values."""
     return [
         [int(text) if place % 2 else text for place, text in enumerate(re.split("([0-9]+)", part))]
         for part in path.split("/")
@@ -53,7 +52,7 @@ def natural_key(path: str) -> tuple[list[list[object]], str]:
 
 
 def _expanded(name: str) -> list[str] | None:
-    """What a glob or a folder names; None for anything else."""
+    """List the files of a glob or a folder; None for anything else."""
     if scheme_of(name):
         return None
     if os.path.isdir(name):

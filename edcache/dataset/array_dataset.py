@@ -1,4 +1,4 @@
-"""An archive for readers without torch: its samples and batches as numpy arrays, by the same decoders."""
+"""`ArrayDataset`: samples and batches as numpy arrays, without torch, by the same decoders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _CONTAINERS = frozenset({"dict", "OrderedDict", "namedtuple", "list", "tuple"})
 
 
 class ArrayDataset:
-    """The samples of an archive as numpy arrays, without torch: for JAX, numpy, and tools.
+    """Samples of an archive as numpy arrays, without torch: for JAX, numpy, and tools.
 
     Args:
         path: one path or URL; no lists, globs or folders.
@@ -43,12 +43,11 @@ class ArrayDataset:
         ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         MissingDependencyError, at a read: a dtype takes ml_dtypes, a picture Pillow, a size of one torch.
 
-    An integer gives a sample, everything else a batch: a slice, a list, an index array, a bool mask.
-    Samples are as they were written, but for tensors. A tensor becomes an array of its shape and dtype. The
-    dtype of bfloat16 and of the 8-bit floats is the one of the package ml_dtypes, which JAX brings. Numpy has
-    none for 4-bit floats: they become uint8, which hold the bits of two. An image file
-    that decodes to a tensor [C, H, W] becomes an array [H, W, C]. The `decode=` of a registered class gets
-    arrays where it stored tensors. Safety: threads, fork, spawn. A pickle opens the archive again.
+    An integer gives a sample, everything else a batch: a slice, a list, an index array, a bool mask. Samples are as
+    they were written, but for tensors. A tensor becomes an array of its shape and dtype; bfloat16 and 8-bit floats take
+    dtypes of the package ml_dtypes, which JAX brings. 4-bit floats become uint8, which hold the bits of two. An image
+    file that decodes to a tensor [C, H, W] becomes an array [H, W, C]. The `decode=` of a registered class gets arrays
+    for the tensors that it stored. Safety: threads, fork, spawn. A pickle opens the archive again.
 
     >>> with edcache.numpy.open("train.zip", fields=["image", "label"]) as ds:
     ...     batch = ds.batch(ds.where(split="train")[:64])
@@ -68,7 +67,7 @@ class ArrayDataset:
         storage_options = None  # a traceback with locals would show credentials
         self._reader = store.reader(ReadOptions.of(None, keywords, "edcache.numpy.open"))
         self._reader.as_arrays = True
-        self._reader.open()  # what is wrong with the archive is said here
+        self._reader.open()  # errors of the archive are raised here
         self._zero_copy = zero_copy
         self._fields = None if fields is None else Projection(tuple(fields), False)
         self._labels: Labels | None = None
@@ -83,7 +82,7 @@ class ArrayDataset:
         return len(self._reader)
 
     def __getitem__(self, index: Any) -> Any:
-        """A sample for an integer, and the `batch` of everything else.
+        """Return a sample for an integer, and the `batch` of everything else.
 
         Raises: SampleIndexError; MissingSampleError, it has no record; CorruptRecordError.
         """
@@ -95,14 +94,14 @@ class ArrayDataset:
         return self._one(position % length)
 
     def batch(self, indices: Any) -> Any:
-        """The samples at some indices as one, like torch's `default_collate` makes it of samples.
+        """Stack the samples at some indices, as torch's `default_collate` does.
 
         Returns:
-            Arrays and numbers are stacked to arrays [n, ...]. A dict stays one, as does a namedtuple, and a
-            list or tuple becomes a list. Texts, bytes and all else are a list of n values.
+            Arrays and numbers are stacked to arrays [n, ...]. A dict stays one, as does a namedtuple, and a list or
+            tuple becomes a list. Texts, bytes and all else become a list of n values.
         Raises:
-            OptionError: a field varies in shape, or a dict in its keys; no index is given, or a mask of
-                another length. Others as for one sample.
+            OptionError: a field varies in shape, or a dict in its keys; no index is given, or a mask of another length.
+                Others as for one sample.
 
         Records of one structure are gathered field by field, and not decoded.
         """
@@ -113,7 +112,7 @@ class ArrayDataset:
         if not len(rows):
             raise OptionError("a batch of no samples; give at least one index")
         records = self._reader.session.group(rows, self._fields)
-        with suppress(CodecError, CorruptRecordError):  # of samples, the damaged one is named
+        with suppress(CodecError, CorruptRecordError):  # one by one, the error names the damaged one
             batch = self._gathered(records)
             if batch is not NotImplemented:
                 return batch
@@ -121,18 +120,18 @@ class ArrayDataset:
 
     @property
     def labels(self) -> Labels:
-        """The label columns: a mapping from names to read-only numpy arrays; no sample is read."""
+        """Label columns: a mapping from names to read-only numpy arrays; no sample is read."""
         if self._labels is None:
             self._labels = Labels(self._reader.labels, num_rows=len(self))
         return self._labels
 
     def where(self, where: object = None, /, **conditions: object) -> Ints:
-        """The indices of the samples whose labels fulfil conditions, as `CachedDataset.filter` takes them."""
+        """Find the indices of samples by conditions on their labels, as `CachedDataset.filter` takes them."""
         return labels.matching_rows(self.labels, conditions, where)
 
     @property
     def missing(self) -> Ints:
-        """The indices without a record, sorted: int64 [k]."""
+        """Indices without a record, sorted: int64 [k]."""
         return self._reader.missing()
 
     def close(self) -> None:
@@ -150,7 +149,7 @@ class ArrayDataset:
         return self._reader.session.read(index, self._fields, not self._zero_copy)
 
     def _gathered(self, records: Records) -> Any:
-        """The batch, by one gather a field; NotImplemented where the samples have to be decoded."""
+        """Make the batch by one gather a field; NotImplemented if the samples must be decoded."""
         group, fields = records.group, self._fields
         if group is None or not group.is_regular:
             return NotImplemented
@@ -162,7 +161,7 @@ class ArrayDataset:
 
 
 def _column(group: Group, node: Node) -> Any:
-    """What is at one node of all records, stacked."""
+    """Stack the values at a node of all records."""
     if node.kind in _CONTAINERS:
         children = [_column(group, child) for child in node.children]
         return children if node.kind in ("list", "tuple") else assembler(node)(children)
@@ -174,16 +173,16 @@ def _column(group: Group, node: Node) -> Any:
         return [decode(group.record(row)) for row in range(len(group))]
     if leaf.kind in _ITEMS and leaf.nbytes and leaf.offset is not None:
         items = group.gather(leaf.offset, leaf.nbytes)
-        if leaf.kind != "bool" or items.max() <= 1:  # decoding names what is no bool
+        if leaf.kind != "bool" or items.max() <= 1:  # decoding raises for others
             dtype = np.dtype(leaf.dtype)
             stacked = items.view(dtype).reshape(len(group), *(leaf.shape or ()))
-            # As numpy stacks records that are no neighbours.
+            # In native byte order, as numpy stacks.
             return stacked.astype(dtype.newbyteorder("="), copy=False)
     return _stacked(group.values(node.path), node.path)
 
 
 def _stacked(values: list[Any], path: tuple[Any, ...] = ()) -> Any:
-    """One value of each sample, stacked."""
+    """Stack one value of each sample."""
     first, kinds = values[0], set(map(type, values))
     if kinds <= _NUMBERS:
         dtype = np.float64 if float in kinds else np.int64 if int in kinds else np.bool_

@@ -1,4 +1,4 @@
-"""How a cache is made of its source, where it is not there yet; whether what is there is of that source."""
+"""`Building`: makes a cache of its source, if there is none, and compares an existing one with the source."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from edcache.reader import Reader
 
 
 class Building:
-    """Makes one cache of its source, as the options say; a fingerprint of None compares nothing.
+    """Building of a cache from its source, by options; a fingerprint of None compares nothing.
 
-    job: what is filled, from which source.
+    job: task of the fill.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Building:
         )
 
     def start(self, keep_existing: bool) -> tuple[writer.LazyFiller | None, Reader | None]:
-        """Make what is missing; or give what makes it when asked for, and the archive where all was there."""
+        """Compute the missing samples; or return a filler, if lazy; or the archive, if it was complete."""
         path = self._store.path
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
@@ -76,7 +76,7 @@ class Building:
         return filler, None
 
     def fill(self, options: FillOptions, *, rebuild: bool = False) -> None:
-        """Compute what is missing now."""
+        """Compute the missing samples now."""
         if self._is_stream and (self._is_lazy or options.executor is not None):
             raise OptionError(
                 f"{self._store.path}: the source can only be iterated; lazy=True and executor= take one with "
@@ -96,7 +96,7 @@ class Building:
             writer.retry_if_replaced(run, self._is_done)
 
     def _done(self) -> Reader | None:
-        """The sealed archive with every sample, where it is there; nothing need be writable for that."""
+        """Open the archive if it is sealed and has every sample; needs no write permission."""
         archive = self._store.found(self._reading)
         if archive is None:
             return None
@@ -107,7 +107,7 @@ class Building:
         return self._done() is not None
 
     def _check(self, archive: Reader) -> None:
-        """Compare an archive with the source, and with the options of its head that were asked for.
+        """Compare an archive with the source, and its head with the given options.
 
         Raises:
             StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
@@ -138,9 +138,9 @@ class Building:
 
 
 def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
-    """The fingerprint of a bare source, None where nothing is to be compared.
+    """Return the fingerprint of a bare source; None to compare nothing.
 
-    That of an iterable says by how many it is iterated, which makes its order.
+    For an iterable it includes the number of workers, on which the order depends.
     """
     if not isinstance(given, dict | bool | None):
         raise OptionError(f"fingerprint={shown(given)}; give a dict, or False for none", option="fingerprint")
@@ -154,7 +154,7 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
 
 
 def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
-    """The label columns that @cachable was asked for and its archive lacks, in one line or none."""
+    """Describe the label columns that @cachable names and its archive lacks, in one line or none."""
     names = [name for name, _ in head.labels]
     absent = [name for name in LabelSpec.parse(in_memory_keys).names if name not in names]
     there = ", ".join(names) or "none"
@@ -162,7 +162,7 @@ def label_differences(head: Head, in_memory_keys: Any) -> list[str]:
 
 
 def warn_of_code(path: str, head: Head, expected: dict[str, Any], remedy: str) -> None:
-    """Warn where the code that makes the samples is not what it was for an archive."""
+    """Warn if the code that makes the samples has changed since an archive was made."""
     if changed := writer.changed_code(head.fingerprint, expected):
         names = ", ".join(changed)
         message = f"{path}: the code of {names} changed since this cache was made; if it makes other samples"

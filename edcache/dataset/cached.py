@@ -1,4 +1,4 @@
-"""CachedDataset: a map-style torch dataset over an archive."""
+"""`CachedDataset`: a map-style torch dataset over an archive."""
 
 from __future__ import annotations
 
@@ -33,35 +33,34 @@ if TYPE_CHECKING:
 
 
 class Source(Protocol[T_co]):
-    """A map-style dataset."""
+    """Map-style dataset."""
 
     def __getitem__(self, index: int, /) -> T_co:
-        """The sample at an index."""
+        """Return the sample at an index."""
 
 
 @takes(CacheOptions)
 class CachedDataset(ArchiveDataset[T_co]):
-    """A map-style dataset whose samples are computed once, stored in one archive, and read from it.
+    """Map-style dataset whose samples are computed once, stored in one archive, and read from it.
 
     Args:
-        source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in
-            its order until it ends. A KDDataset of KappaData is stored by its items: a dict of getitem_x, ...
-            and "index". None opens an archive that exists.
-        path: the archive file. Without a path it is `<root>/cached/<name>.zip`, where `root` and `name` are
-            attributes of the source. "shm://name" is an archive in shared memory, for all processes of the
-            user on this host; it is freed when the last of them closes it or ends.
-            "redis://host:6379/0?prefix=name" (rediss:// for TLS, unix:// for a socket) is an archive in a
-            Redis server; see the guide to Redis.
-        fingerprint: identifies the source, and must be equal to that of the archive. By default it is made
-            from the class of the source and its attributes, including the datasets that it wraps. A JSON-able
-            dict replaces it. False compares nothing.
+        source: the dataset to cache, with __len__ and __getitem__(int); or an iterable, which is stored in its order
+            until it ends. A KDDataset of KappaData is stored by its items: a dict of getitem_x, ... and "index". None
+            opens an archive that exists.
+        path: the archive file. Without a path it is `<root>/cached/<name>.zip`, where `root` and `name` are attributes
+            of the source. "shm://name" is an archive in shared memory, for all processes of the user on this host; it
+            is freed when the last of them closes it or ends. "redis://host:6379/0?prefix=name" (rediss:// for TLS,
+            unix:// for a socket) is an archive in a Redis server; see the guide to Redis.
+        fingerprint: identifies the source, and must equal the archive's. By default it is made from the class of
+            the source and its attributes, including the datasets that it wraps. A JSON-able dict replaces it.
+            False compares nothing.
         options: all options as one object. Keywords replace single options of it.
         keywords: these options; expected_digest, local, allow_partial and allow_pickle are for `from_cache`.
     Raises:
-        SourceError: "train.zip: the source raised at index 30: ValueError: ...; train.zip keeps 30 of 50
-            samples; the same call computes the rest".
+        SourceError: "train.zip: the source raised at index 30: ValueError: ...; train.zip keeps 30 of 50 samples; the
+            same call computes the rest".
         StaleCacheError: the archive was made from another source, or has another length.
-        MissingSampleError: a read of a sample that is not stored, where there is no source to compute it.
+        MissingSampleError: a read of a sample that is not stored, without a source to compute it.
 
     Cost: opening a complete archive takes milliseconds and does not use the source.
     Safety: the dataset can be used with fork, spawn, forkserver and threads. A complete one is pickled
@@ -89,13 +88,13 @@ class CachedDataset(ArchiveDataset[T_co]):
     def _attach(self, options: CacheOptions, reader: Reader) -> None:
         spec = LabelSpec.parse(options.in_memory_keys)
         self._begin(options, reader)
-        # Now: a wrong path fails here, and an archive that replaces it later is another one.
+        # A wrong path fails here, and a later archive at the path is another one.
         try:
             reader.open()
         except CorruptArchiveError as error:
             if not options.allow_partial:
                 raise
-            reader.skip_damage()  # which refuses what is no archive at all
+            reader.skip_damage()  # raises if it is no archive at all
             base.warn(f"{error}\nIt is read by what is left of it.", base.PartialArchiveWarning)
         self._add_keys(spec)
 
@@ -110,7 +109,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         source = writer.by_items(source)
         writer.check_source(source, store.path)
         origin = identity(source, options.num_workers, fingerprint)
-        # What is missing is computed, or was told; max_bytes is of what is filled.
+        # Missing samples are computed, or were warned of; max_bytes limits the fill.
         self._begin(options, store.reader(replace(provisional(options), preload=options.preload)))
         if options.preload and options.lazy:
             raise OptionError(f"{self.path}: preload= takes a complete archive, lazy=True has none yet")
@@ -123,11 +122,11 @@ class CachedDataset(ArchiveDataset[T_co]):
         self._add_keys(self._building.job.spec)
 
     def _add_keys(self, spec: LabelSpec) -> None:
-        """Add the label columns that were asked for and that a complete archive lacks, from its samples."""
+        """Compute the label columns of the options that a complete archive lacks, from its samples."""
         if not spec.names:
             return
         try:
-            # What was dropped stays away.
+            # Dropped columns do not return.
             known = {*self._reader.label_names, *(name for name, _ in self._reader.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
@@ -158,30 +157,28 @@ class CachedDataset(ArchiveDataset[T_co]):
         """Open an archive, or several as one dataset, without the source dataset.
 
         Args:
-            path: the path or URL of an archive, or "shm://name". Several archives are given as a list, as a
-                glob such as "part-*.zip", or as a folder: all .zip files in it and in the folders below it.
-                The results of globs and folders are sorted by path, part-2 before part-10. A list may hold
-                globs and folders too. With `name`, the path is edflow's root.
+            path: the path or URL of an archive, or "shm://name". Several archives are given as a list, as a glob such
+                as "part-*.zip", or as a folder: all .zip files in it and in the folders below it. The results of globs
+                and folders are sorted by path, part-2 before part-10. A list may hold globs and folders too. With
+                `name`, the path is edflow's root.
             name: opens `<path>/cached/<name>.zip`.
-            keywords: these options. expected_digest is of one archive.
+            keywords: these options. expected_digest is for one archive.
         Returns:
-            A CachedDataset for one path. A list, a glob or a folder gives what `edcache.concat` makes of the
-            archives, even if it has one archive only. Its `parts` are the archives. The transforms that are
-            given are those of the joined dataset.
+            A CachedDataset for one path. For a list, a glob or a folder the archives as joined by `edcache.concat`,
+            even if it is one only. Its `parts` are the archives. Given transforms belong to the joined dataset.
         Raises:
             ArchiveNotFoundError: "train.zip: no such file"; no file matches a glob; a folder has no .zip.
             ArchiveError, CorruptArchiveError: the message names the archive.
             ArchiveError: the file is not the one that was published; see `expected_digest`.
 
         An archive that is not sealed can be opened, for example after a writer was killed. It gives a
-        PartialArchiveWarning unless allow_partial=True, and is not `complete`. All stored samples can be
-        read. A sample that is missing raises MissingSampleError. If the length was never declared, len() may
-        be too small.
+        PartialArchiveWarning unless allow_partial=True, and is not `complete`. All stored samples can be read; a
+        missing one raises MissingSampleError. If the length was never declared, len() may be too small.
 
-        Behind a URL, or with `local`, only the bytes that reads need are fetched, once for all processes of
-        this machine: they are kept in a copy that fills, see the guide to object stores. If the remote
-        archive is replaced while it is open, the next read of what is not here raises StaleArchiveError;
-        open it again. With `local=False` nothing is kept, and refresh() opens the new state.
+        Behind a URL, or with `local`, only the bytes that reads need are fetched, once for all processes of this
+        machine, into a copy that fills; see the guide to object stores. If the remote archive is replaced while it is
+        open, the next read that fetches raises StaleArchiveError; open it again. With `local=False` nothing is kept,
+        and refresh() opens the new state.
         """
         given = keywords.pop("storage_options", None)
         if name is not None:
@@ -216,11 +213,11 @@ class CachedDataset(ArchiveDataset[T_co]):
     __add__ = add
 
     def __repr__(self) -> str:
-        if "_reader" not in vars(self):  # its options were refused
+        if "_reader" not in vars(self):  # options were refused
             return "CachedDataset(not open)"
         try:
             names = base.printable(", ".join(self._reader.label_names))
-        except base.EdcacheError:  # a repr is asked for where an error is shown, also that of the opening
+        except base.EdcacheError:  # a traceback may show a dataset that failed to open
             return f"CachedDataset({self.path!r}, {'closed' if self._reader.closed else 'not open'})"
         lack = "not sealed" if self._reader.has_all else f"{len(self) - self._reader.present:,} missing"
         state = "" if self.complete else f", {lack}"
@@ -244,27 +241,25 @@ class CachedDataset(ArchiveDataset[T_co]):
 
         Args:
             what: the column's name; or a pyarrow Table, a DataFrame or a dict of columns, to add all of them.
-            values: one value per sample, as a numpy or Arrow array [len(self)], a Series or a list; None is a
-                missing value. A dict {index: value} changes these samples only, and the column keeps its
-                type where that holds the numbers exactly. A function is called with each sample as it is
-                stored, without `transform`, in this process.
-            on: a label column of this dataset that the table has too. A sample gets the row of the table that
-                has its value in this column. A sample without such a row gets None, and a warning says how
-                many these are. In the table each value may stand once.
+            values: one value per sample, as a numpy or Arrow array [len(self)], a Series or a list; None is a missing
+                value. A dict {index: value} changes these samples only, and the column keeps its type where that
+                holds the numbers exactly. A function is called with each sample as it is stored, without `transform`,
+                in this process.
+            on: a label column of this dataset and of the table, for a left join. A sample gets the row of the table
+                with its value in this column. A sample without such a row gets None, and a warning counts them. In the
+                table each value may stand once.
         Returns:
             This dataset. It has the new labels at once. Other open datasets have them after refresh().
         Raises:
             OptionError: 'label "cluster" got 9 values, but the dataset has 10 samples; ...'.
-            LabelError: 'train.zip: label "y" is int64 in the archive and string in labels that were
-                added; ...'. Samples that are written later have values of that type too.
+            LabelError: 'train.zip: label "y" is int64 in the archive and string in labels that were added; ...'.
+                Samples that are written later have values of that type too.
             LabelError: the function raised; a value of `on` stands twice in the table, or no sample has one.
             StorageError: the archive cannot be written here.
 
         Samples that are appended later have None in a new column. In a column of `in_memory_keys` they have
         their own label.
-        Cost: for a sealed archive, bytes for the labels that change and some 60 for each entry of its zip
-        directory. Where a column gets another type, or the changes since the last seal have
-        more bytes than an eighth of all labels: writing index and labels again, of the tables of all chunks.
+        Cost: the changed columns, a new root, and some 90 bytes for each entry of the zip directory.
         Safety: any number of processes may add labels and append samples at the same time.
 
         >>> ds.add_labels("cluster", clusters)
@@ -295,13 +290,12 @@ class CachedDataset(ArchiveDataset[T_co]):
         """Compute every missing sample now, with a progress bar, and seal the archive.
 
         Args:
-            keywords: these options. Those that are not given, and num_workers=None, are as the dataset was
-                made with.
+            keywords: these options. Options that are not given, and num_workers=None, are as the dataset was made with.
         Returns:
             This dataset.
         Raises:
             OptionError: samples are missing, and the dataset was opened without its source.
-            SourceError, StorageError, SourceError: as the class raises them.
+            SourceError, StorageError: as the class raises them.
         """
         building = self._building
         given: dict[str, Any] = {} if num_workers is None else {"num_workers": num_workers}

@@ -1,4 +1,4 @@
-"""Several datasets as one, their samples one after the other."""
+"""`concat`: several datasets as one, their samples one after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Projection, Reader, Records, Session, Several, Together, last_change
 
-# A dataset, the places of samples among those asked for, and their positions in it.
+# A dataset, the places of its samples among the given indices, and their positions in it.
 _Share = tuple[Samples, Ints, Ints]
 
 _OF_THIS_PROCESS = ("_together", "_labelled")
@@ -36,17 +36,15 @@ def concat(datasets: Iterable[Samples]) -> Concat:
     Returns:
         A dataset whose length is the sum of their lengths.
     Raises:
-        OptionError: there are no datasets, one is not a dataset of edcache, or their `batch_transform`s
-            differ.
+        OptionError: there are no datasets, one is not a dataset of edcache, or their `batch_transform`s differ.
         LabelError: at the first use of `labels`: 'concat(): label "y" is int64 in one dataset and string
             in another; ...'.
 
-    `labels` has the columns of all datasets, with null for samples of a dataset that does not have a column.
-    It is a copy, made at its first use, and again once the labels of a dataset have changed. `indices` of
-    views refer to the joined dataset. Each dataset keeps its transforms, and `select` chooses fields of their
-    results. Samples that are appended to an archive later are not in it. Samples of the same
-    structure are read together, also from several archives: where all parts are complete, uncompressed
-    archives of one structure, by one gather a field.
+    `labels` has the columns of all datasets, with null for samples of a dataset that does not have a column. It is a
+    copy, made at its first use, and again after the labels of a dataset have changed. `indices` of views refer to the
+    joined dataset. Each dataset keeps its transforms, and `select` chooses fields of their results. Samples that are
+    appended to an archive later are not in it. Samples of the same structure are read together, also from several
+    archives; if all parts are complete, uncompressed archives of one structure, by one gather a field.
 
     >>> both = edcache.concat([ds, extra.filter(good=True)])
     """
@@ -54,18 +52,15 @@ def concat(datasets: Iterable[Samples]) -> Concat:
 
 
 def add(one: Samples, other: Any) -> Any:
-    """`concat` of a dataset and another one; torch's ConcatDataset if that is none of edcache."""
+    """Join two datasets by `concat`; by torch's ConcatDataset if the second is not of edcache."""
     return concat([one, other]) if isinstance(other, Samples) else ConcatDataset([one, other])
 
 
 class Combined(Root, Samples):
-    """A root that is made of other datasets, of so many samples; `called` is the function that makes it.
-
-    parts: the datasets.
-    """
+    """Root that is made of other datasets. called: name of the function that makes it. parts: the datasets."""
 
     called = ""
-    parts: tuple[Samples, ...] = ()  # also where they are refused, which a traceback with locals may show
+    parts: tuple[Samples, ...] = ()  # set for a traceback that shows a refused one
     _labelled: tuple[Sequence[Labels], Labels | None] = (), None
 
     def __init__(self, parts: Sequence[Samples]) -> None:
@@ -97,10 +92,10 @@ class Combined(Root, Samples):
         return all(reader.complete for reader in self._readers)
 
     def info(self) -> dict[str, Any]:
-        """The state of the archives, and what reading them takes in this process, as of one archive.
+        """Return the state of the archives, as `CachedDataset.info` of one.
 
-        Numbers are sums, sealed is whether all are, labels has the columns of any; path is the list of paths,
-        and archives the info of each.
+        Numbers are sums; sealed is True if all are; labels has the columns of any; path is the list of paths, and
+        archives the info of each.
         """
         infos = [info_of(reader) for reader in self._readers]
         summed = ("present", "nbytes", "mapped", "private")
@@ -114,7 +109,7 @@ class Combined(Root, Samples):
         }
 
     def close(self) -> None:
-        """Let go of the archives; idempotent."""
+        """Close the archives; idempotent."""
         for part in self.parts:
             part._root.close()
 
@@ -130,8 +125,8 @@ class Combined(Root, Samples):
 
     @property
     def labels(self) -> Labels:
-        """The label columns of all samples; see the base class."""
-        # They may have been revised since, and lazy caches have more.
+        """Label columns of all samples; see the base class."""
+        # They may have changed since, and lazy caches have grown.
         known = [part._root.labels for part in self.parts]
         before, made = self._labelled
         if made is None or any(a is not b for a, b in zip(before, known, strict=True)):
@@ -143,7 +138,7 @@ class Combined(Root, Samples):
         raise NotImplementedError
 
     def _tables(self, counts: Sequence[int]) -> list[Any]:
-        """The label tables of the samples that there were when the datasets were put together."""
+        """Return the label tables of the samples at the time of the call of concat() or zip_fields()."""
         return [part.labels.table.slice(0, count) for part, count in zip(self.parts, counts, strict=True)]
 
     def _unsealed(self) -> list[str]:
@@ -151,7 +146,7 @@ class Combined(Root, Samples):
 
 
 class Concat(Combined):
-    """The samples of several datasets, one after the other; `concat` makes it.
+    """Samples of several datasets, one after the other; `concat` makes it.
 
     starts: the index of the first sample of each dataset.
     """
@@ -171,14 +166,14 @@ class Concat(Combined):
 
     @property
     def missing(self) -> Ints:
-        """The indices without a record: int64 [k], sorted."""
+        """Indices without a record: int64 [k], sorted."""
         return np.concatenate(
             [part.missing + start for part, start in zip(self.parts, self.starts, strict=True)]
         )
 
     @property
     def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made; as of one archive."""
+        """Failures of samples, by index, as of one archive."""
         return [
             replace(failure, index=failure.index + start)
             for part, start in zip(self.parts, self.starts, strict=True)
@@ -215,13 +210,13 @@ class Concat(Combined):
         ]
 
     def _joint(self) -> Together | None:
-        """The archives as one, where all parts are whole ones of one kind and nothing transforms samples."""
+        """Return the archives as one; None unless all parts are whole archives of one kind, without a transform."""
         state, together = self._together
-        # Every batch asks for it, and there may be thousands of parts.
+        # Cached for every batch: there may be thousands of parts.
         if state == (self._times_set, last_change()):
             return together
         sessions: list[Session] = []
-        with suppress(EdcacheError):  # of an archive that is closed or damaged; reading it raises
+        with suppress(EdcacheError):  # a closed or damaged archive; reading it raises
             sessions += filter(None, map(_plain_session, self.parts))
         state = self._times_set, last_change()
         known = [] if together is None else together.sessions
@@ -255,7 +250,7 @@ class Concat(Combined):
         return numbers, trees
 
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
-        # If there is no sample, the first part gives the empty batch.
+        # Without samples, the first part returns the empty batch.
         for part, own, positions in self._shares(indices) or [(self.parts[0], indices[:0], indices[:0])]:
             yield from stored_shares(part, positions, places[own])
 
@@ -264,9 +259,9 @@ class Concat(Combined):
         return stacked(self._tables(counts), counts, "concat()")
 
     def _shares(self, indices: Ints, fields: Projection | None = None) -> list[_Share]:
-        """The datasets that samples lie in: each with their places among the indices, and positions in it.
+        """Divide indices by dataset: each with the places of its samples, and their positions in it.
 
-        fields: those of the samples that are wanted, None for all.
+        fields: of the samples, None for all.
         """
         which, positions = self._places(indices)
         shares = []
@@ -276,23 +271,23 @@ class Concat(Combined):
         return shares
 
     def _places(self, indices: Ints) -> tuple[Ints, Ints]:
-        """The number of the dataset that each sample lies in, and its position there: int64 [n] both."""
+        """Return the number of the dataset of each sample, and its position there: int64 [n] both."""
         indices = checked_indices(indices, len(self))
         which = np.searchsorted(self._bounds, indices, side="right") - 1
         return which, indices - self._bounds[which]
 
 
-# ------------------------------------------------------------------- what a root asks of its parts
+# ------------------------------------------------------------------- parts of a root
 
 
 def _plain_session(part: Any) -> Session | None:
-    """What is open of a part that is an archive as it is stored; None for any other part."""
+    """Return the session of a part that is an archive without transforms; None for any other part."""
     is_plain = isinstance(part, ArchiveDataset) and part._transform is None and part._filler is None
     return part._reader.session if is_plain else None
 
 
 def _chosen(part: Samples, fields: Projection) -> Samples:
-    """The samples of a part with some fields of theirs; only what is needed of the records is read."""
+    """Select fields of a part, so that reading the records is limited to them if possible."""
     own = part._fields
     if part._transform is None and (own is None or (not own.as_tuple and {*fields.paths} <= {*own.paths})):
         return part._view(fields=fields)
@@ -300,6 +295,6 @@ def _chosen(part: Samples, fields: Projection) -> Samples:
 
 
 def records_of(part: Samples, positions: Ints, draws: Draws | None) -> Records:
-    """The samples of a part at some positions in it. draws: of each, if known."""
+    """Return the records of a part at some positions in it. draws: of each, if known."""
     own = numbered(part, positions, draws) if draws is not None and part._is_seeded else None
     return part._records_at(part._root_indices(positions), own)

@@ -1,4 +1,4 @@
-"""@cachable: fingerprint a call of a dataset factory, fill its archive if needed, open it."""
+"""`@cachable`: fingerprint a call of a dataset factory, fill its archive if needed, open it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ P = ParamSpec("P")
 
 
 class CachedFactory(Generic[P, T_co]):
-    """A dataset factory whose datasets are cached; what `@cachable` returns.
+    """Dataset factory whose datasets are cached; the result of `@cachable`.
 
-    `uncached` is the function itself, `version` and `options` what the decorator was given.
+    `uncached` is the function itself, `version` and `options` the arguments of the decorator.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class CachedFactory(Generic[P, T_co]):
         return f"<cachable {writer.qualified_name(self.uncached)}>"
 
     def __reduce__(self) -> str:
-        # By name, as functions are: the name leads to this object, not to the bare factory.
+        # By name, as functions: the name leads to this object, not to the bare factory.
         return self.uncached.__qualname__
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
@@ -60,7 +60,7 @@ class CachedFactory(Generic[P, T_co]):
         return self if instance is None else functools.partial(self.__call__, instance)  # type: ignore[arg-type]
 
     def cache_path(self, *args: P.args, **kwargs: P.kwargs) -> str:
-        """The path or the URL, without credentials, of the archive of this call; nothing is opened."""
+        """Return the path or the URL, without credentials, of the archive of this call; nothing is opened."""
         arguments = self._arguments(args, kwargs)
         return shown(self._locate(arguments, writer.call_fingerprint(self.uncached, arguments)))
 
@@ -73,7 +73,7 @@ class CachedFactory(Generic[P, T_co]):
             OptionError: an argument has no stable description.
         """
         arguments, options = self._arguments(args, kwargs), self.options
-        # Now: the factory may change the folder that this process works in.
+        # Before the factory runs, which may change the working folder.
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, fingerprint), options.storage_options)
         archive = store.found(self._reading)
@@ -99,10 +99,9 @@ class CachedFactory(Generic[P, T_co]):
     def _is_stale(
         self, archive: Reader, fingerprint: dict[str, Any], source: Any = None
     ) -> tuple[bool, bool]:
-        """True if the archive of a call is to be built anew; and whether on_stale lets it pass as it is.
+        """Compare the archive of a call: (True to build it anew, True if on_stale uses a stale one as it is).
 
-        StaleCacheError where it refuses it. source: what the call made, since samples may come beside those
-        that are there.
+        Raises StaleCacheError. source: the dataset of the call, if samples may be added to the archive.
         """
         on_stale, origin, adds = self._on_stale, archive.head, not archive.complete
         if source is not None:
@@ -179,27 +178,25 @@ def cachable(
     """Cache the datasets that a function returns. The first call fills an archive, later calls open it.
 
     Args:
-        path: the path or URL of the archive. It may contain parameters of the function:
-            "cache/{split}.zip", "shm://digits-{split}". Without a path the archive is in `$EDCACHE_DIR`
-            (default `~/.cache/edcache`), and its name is made from the call.
+        path: the path or URL of the archive. It may contain parameters of the function: "cache/{split}.zip",
+            "shm://digits-{split}". Without a path the archive is in `$EDCACHE_DIR` (default `~/.cache/edcache`), and
+            its name is made from the call.
         version: any value. Change it when the function begins to return other samples.
-        on_stale: what a call does if the archive was made with other arguments or another version, or of
-            another dataset where the function is run. "error" raises StaleCacheError, which shows the
-            difference. "warn" uses the archive with a warning, and is "error" where samples would be added.
-            "rebuild" builds it again. "ignore" uses it.
+        on_stale: the reaction to an archive of other arguments, another version, or, if the function is run, another
+            dataset. "error" raises StaleCacheError, which shows the difference. "warn" uses the archive with a warning,
+            but is "error" if samples would be added. "rebuild" builds it again. "ignore" uses it.
         keywords: these options.
     Returns:
-        A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function
-        itself, and `.cache_path(*args, **kwargs)` returns the path of the archive of a call.
+        A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function itself, and
+        `.cache_path(*args, **kwargs)` returns the path of the archive of a call.
     Raises:
         OptionError: "on_stale='often'; choose one of ...", before any call.
         StaleCacheError: in a call, see on_stale.
         OptionError: in a call, an argument has no stable description.
         SourceError: in a call, as `CachedDataset` raises it.
 
-    If the archive is complete, a call does not run the function, unless `grow=True`: a method
-    `__edcache_fingerprint__` of its dataset is not asked then. If it is not, a call computes only the missing
-    samples.
+    If the archive is complete, a call does not run the function, unless `grow=True`, nor `__edcache_fingerprint__` of
+    its dataset. If it is not, a call computes only the missing samples.
     Cost: opening a complete archive takes milliseconds.
     Safety: any number of processes may make the same call at the same time. They share the work.
 
@@ -229,7 +226,7 @@ def _default_path(factory: Any, described: Mapping[str, Any], slugs: Mapping[str
 
 
 def _slug(value: object, described: Any = None) -> str:
-    """The value as part of a file name: no separators, nothing that a shell or a disk dislikes."""
+    """Write a value for a file name: without separators and characters that a shell or a disk dislikes."""
     if callable(value) or isinstance(value, (dict, frozenset, list, set, tuple)):
         # str() may have an address, or the order of this process.
         value = described[0]

@@ -1,6 +1,6 @@
-"""Epochs that ranks share: how each takes its part of an order, and the state of the whole job.
+"""`EpochSampler`: epochs that ranks share, and the state of the whole job.
 
-Every order of samples is a subclass. `Loader` keeps no state beside theirs.
+Every order of samples is a subclass. `Loader` has no state beside theirs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Uneven = Literal["repeat", "drop", "allow"]
 
 
 class SamplerKeywords(TypedDict, total=False):
-    """The options of all samplers; see `EpochSampler`."""
+    """Options of all samplers; see `EpochSampler`."""
 
     uneven: Uneven
     global_batch_size: int | None
@@ -46,25 +46,25 @@ class SamplerKeywords(TypedDict, total=False):
 
 
 class Pass:
-    """One pass of a sampler over an epoch, from the draw `start` of all ranks on.
+    """Pass of a sampler over an epoch, from the draw `start` of all ranks on.
 
-    A pass that `set_epoch` or another one has replaced goes on counting, and nobody reads it.
+    A replaced pass goes on counting, to no effect.
 
     Attributes:
-        phase: "begun", also before its first draw. "loaded": it begins at the place of a state, or in the
-            next epoch if the state is of the end of one. "named": set_epoch() named the epoch of a loaded
-            one too, so it begins there, and is empty at the end.
+        phase: "begun", also before its first draw. "loaded": it begins at the draw of a state, or in the next epoch if
+            that is the end of one. "named": set_epoch() named the epoch of a loaded one, so it begins there, and is
+            empty at the end.
     """
 
     def __init__(self, start: int, phase: Literal["begun", "loaded", "named"] = "begun") -> None:
         self.start, self.phase = start, phase
         self._reached = 0
-        # What is left of the draws that were computed, up to the one that is reached.
+        # The rest of the computed draws, up to `_reached`.
         self._rest: Any = ()
 
     @property
     def taken(self) -> int:
-        """The items that this rank has drawn of it."""
+        """Items that this rank has drawn."""
         return self._reached - length_hint(self._rest)
 
     @taken.setter
@@ -72,49 +72,47 @@ class Pass:
         self.take_from(count, ())
 
     def take_from(self, reached: int, rest: Any) -> None:
-        """Count the items that an iterator gives, up to the one of number `reached`."""
+        """Count the items of an iterator, up to number `reached`."""
         self._reached, self._rest = reached, rest
 
 
-# A DistributedSampler, so that what shards samplers by itself, such as Lightning, leaves this one alone.
+# A DistributedSampler, so that Lightning and others, which shard samplers, leave this one alone.
 class EpochSampler(DistributedSampler[Any]):
-    """The base class of the samplers: positions of a dataset, in an order set by seed and epoch.
+    """Base class of the samplers: positions of a dataset, in an order set by seed and epoch.
 
     Args:
-        ds: what is drawn from; if it has a copy of a far archive (`local=`), an iteration fetches ahead.
+        ds: the dataset; if it has a copy of a far archive (`local=`), an iteration fetches ahead.
         count: the number of draws in an epoch, by all ranks together.
-        seed: any integer. The same seed and epoch give the same order in every process and on every
-            platform.
-        uneven: what happens where the ranks cannot share an epoch evenly. "repeat": the first draws come
-            again, until all ranks have equally many. "drop": the last draws are left out instead. "allow":
-            every draw comes once, so some ranks have one item more than others. With DDP that needs torch's
-            `Join`; it suits an evaluation.
-        global_batch_size: the number of samples in a step of all ranks together. The sampler then gives a
-            list a step: the rank's share, which is one longer on some ranks where the ranks do not divide the
-            step. Step k has the same samples on any number of ranks. Take it as `batch_sampler=` of a
-            DataLoader, or for `ds.loader(None, sampler=...)`. `uneven` is then about a last step that is not
-            full: filled up, left out, or smaller.
+        seed: any integer. The same seed and epoch give the same order in every process and on every platform.
+        uneven: the treatment of an epoch that the ranks cannot share evenly. "repeat": the first draws come
+            again, until all ranks have equally many. "drop": the last draws are left out instead. "allow": every
+            draw comes once, so some ranks have one item more than others. With DDP that needs torch's `Join`; it
+            suits an evaluation.
+        global_batch_size: the number of samples in a step of all ranks together. The sampler then gives a list a step:
+            the rank's share, which is one longer on some ranks if the ranks do not divide the step. Step k has the same
+            samples on any number of ranks. Take it as `batch_sampler=` of a DataLoader, or for `ds.loader(None,
+            sampler=...)`. `uneven` is then about a last step that is not full: filled up, left out, or smaller.
         num_replicas: the number of ranks that share an epoch.
-        rank: the number of this rank. Give both or neither. None takes both from torch.distributed when an
-            epoch begins, and is one rank if torch.distributed is not initialised. Give 1 and 0 if every rank
-            shall draw everything, or if another library shards the sampler, as Accelerate does.
+        rank: the number of this rank. Give both or neither. None takes both from torch.distributed when an epoch
+            begins, and is one rank if torch.distributed is not initialised. Give 1 and 0 if every rank shall draw
+            everything, or if another library shards the sampler, as Accelerate does.
     Raises:
-        OptionError: an argument is out of range, or only one of num_replicas and rank is given;
-            "global_batch_size=4 for 8 ranks; give at least one sample for each".
+        OptionError: an argument is out of range, or only one of num_replicas and rank is given; "global_batch_size=4
+            for 8 ranks; give at least one sample for each".
 
-    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. What the
-    ranks have drawn after k draws each is its beginning: of n ranks that begin at draw c of the epoch, rank r
-    draws c + r, c + r + n, c + r + 2n, ... So a state goes on exactly with any other number of ranks, batch
-    size or workers. With `global_batch_size` this holds in each step, whose first draw is c.
+    An order is a function of the sampler's options, seed and epoch, and not of the number of ranks. After k draws each,
+    the ranks have drawn its beginning: of n ranks that begin at draw c of the epoch, rank r draws c + r, c + r + n, c +
+    r + 2n, ... So a state goes on exactly with any other number of ranks, batch size or workers. With
+    `global_batch_size` this holds in each step, whose first draw is c.
 
-    Each iteration that reaches its end advances to the next epoch. Behind one that stops early the next
-    begins at the same draw: that of the loaded state, or the first of the epoch. The end is the last draw,
-    which the workers of a DataLoader make ahead of the last batch: give each DataLoader a sampler of its own.
-    A sampler does not see samples that are added after it was made.
+    Each iteration that reaches its end advances to the next epoch. After one that stops early the next begins at the
+    same draw: of the loaded state, or the first of the epoch. The end is the last draw, which the workers of a
+    DataLoader make ahead of the last batch: give each DataLoader a sampler of its own. A sampler does not see samples
+    that are added after it was made.
     """
 
     def __init_subclass__(cls) -> None:
-        """Let inspect and help() show what stands behind `**keywords`."""
+        """Let inspect and help() show the options behind `**keywords`."""
         make: Any = cls.__init__
         own, ours = inspect.signature(make), inspect.signature(EpochSampler.__init__).parameters.values()
         named = [one for one in own.parameters.values() if one.kind is not one.VAR_KEYWORD]
@@ -122,7 +120,7 @@ class EpochSampler(DistributedSampler[Any]):
             named += [one for one in ours if one.kind is one.KEYWORD_ONLY]
         make.__signature__ = own.replace(parameters=named)
 
-    _may_repeat = False  # whether a sample may be drawn twice an epoch
+    _may_repeat = False  # True if a sample may be drawn twice an epoch
 
     # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
     def __init__(
@@ -155,7 +153,7 @@ class EpochSampler(DistributedSampler[Any]):
             check_count("global_batch_size", global_batch_size)
         self.seed, self.epoch = int(seed), 0
         self.uneven, self.global_batch_size = uneven, global_batch_size
-        # As torch's DistributedSampler and BatchSampler have it, for who asks.
+        # An attribute of torch's DistributedSampler and BatchSampler.
         self.drop_last = uneven == "drop"
         self._count = count
         self._num_replicas, self._rank = num_replicas, rank
@@ -170,20 +168,20 @@ class EpochSampler(DistributedSampler[Any]):
 
     @property
     def num_replicas(self) -> int:  # type: ignore[override]
-        """The number of ranks that share an epoch."""
+        """Number of ranks that share an epoch."""
         if self._num_replicas is not None:
             return self._num_replicas
         return torch.distributed.get_world_size() if _is_distributed() else 1
 
     @property
     def rank(self) -> int:  # type: ignore[override]
-        """The number of this rank, from 0."""
+        """Number of this rank, from 0."""
         if self._rank is not None:
             return self._rank
         return torch.distributed.get_rank() if _is_distributed() else 0
 
     def __len__(self) -> int:
-        """The number of draws of this rank in an epoch, or of steps with `global_batch_size`.
+        """Return the number of draws of this rank in an epoch, or of steps with `global_batch_size`.
 
         All ranks have the same, but for uneven="allow".
         """
@@ -191,7 +189,7 @@ class EpochSampler(DistributedSampler[Any]):
 
     @property
     def sampler(self) -> Self:
-        """This one: frameworks tell the epoch to a batch sampler's `sampler`, or to its `batch_sampler`."""
+        """Itself: frameworks tell the epoch to a batch sampler's `sampler`, or to its `batch_sampler`."""
         return self
 
     batch_sampler = sampler
@@ -202,7 +200,7 @@ class EpochSampler(DistributedSampler[Any]):
         return f"{type(self).__name__}({len(self):,} an epoch, epoch {self.epoch}{share})"
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, at its start or where a loaded state stopped."""
+        """Set the epoch of the next iteration, at its start or at the draw of a loaded state."""
         check_count("epoch", epoch, 0)
         if self._pass.phase != "begun" and epoch == self.epoch:
             self._pass.phase = "named"
@@ -211,23 +209,22 @@ class EpochSampler(DistributedSampler[Any]):
         self.epoch = int(epoch)
 
     def state_dict(self, steps: int | None = None, *, batch_size: int | None = None) -> State:
-        """The position of the whole job, the same on every rank: plain numbers and strings.
+        """Return the position of the whole job, the same on every rank: plain numbers and strings.
 
         Args:
-            steps: the number of batches that each rank has used of this iteration. A DataLoader with workers
-                draws ahead of them, so the training loop counts. None counts the draws, which is right
-                without workers, and with torchdata's StatefulDataLoader.
-            batch_size: the number of draws in a batch of one rank, which `steps` needs. Of samplers that give
-                lists leave it out.
+            steps: the number of batches that each rank has used of this iteration. A DataLoader with workers draws
+                ahead of them, so the training loop counts. None counts the draws, which is right without workers, and
+                with torchdata's StatefulDataLoader.
+            batch_size: the number of draws in a batch of one rank, which `steps` needs, but for samplers
+                that give lists.
         Returns:
-            seed, epoch, consumed (draws of all ranks in this epoch), length (of an epoch), samples, archive
-            (its uuid), view (which of its samples), version, order, and the options and data that determine
-            the order.
+            seed, epoch, consumed (draws of all ranks in this epoch), length (of an epoch), samples, archive (its uuid),
+            view (its selection of samples), version, order, and the options and data that determine the order.
         Raises:
-            OptionError: "steps=3 without a batch_size; give that of the DataLoader, or 1 to count draws".
+            OptionError: "steps=3 without a batch_size; ...".
 
-        At the end of an epoch all draws are consumed, also those that uneven="drop" left out. With
-        uneven="allow" a rank that has one draw less knows of the end when its iteration has ended.
+        At the end of an epoch all draws are consumed, also the ones that uneven="drop" left out. With uneven="allow" a
+        rank with one draw less knows of the end when its iteration has ended.
         Cost: the first one of a view with an index array reads it, 1 ns a byte.
         """
         taken = self._pass.taken
@@ -245,14 +242,14 @@ class EpochSampler(DistributedSampler[Any]):
         """Continue at the position of a `state_dict`, with its seed and any number of ranks.
 
         Args:
-            state: what `state_dict` returned, on any rank.
+            state: the result of `state_dict`, on any rank.
         Raises:
-            OptionError: the state is of another order, archive, view or number of samples, or is no state: "a
-                state with view='0:500:1', and here is view='500:1000:1'; give the view that it is of, ...".
+            OptionError: the state is of another order, archive, view or number of samples, or is no state: "a state
+                with view='0:500:1', and here is view='500:1000:1'; give the view that it is of, ...".
 
-        If the archive has grown since, make the sampler of its first samples: `ds.take(state["samples"])`.
-        Behind a state at the end of its epoch the next iteration is the next epoch. After `set_epoch` with
-        its own number it is empty, so a loop from `state["epoch"]` on that sets each epoch repeats nothing.
+        If the archive has grown since, make the sampler of its first samples: `ds.take(state["samples"])`. Behind a
+        state at the end of its epoch the next iteration is the next epoch. After `set_epoch` with its own number it is
+        empty, so a loop from `state["epoch"]` on that sets each epoch repeats nothing.
         """
         check_shape(state)
         check_fit(state, self._state(0, 0))
@@ -263,20 +260,19 @@ class EpochSampler(DistributedSampler[Any]):
     def which(
         self, step: int, rank: int | None = None, *, batch_size: int = 1, epoch: int | None = None
     ) -> Ints:
-        """The positions that a step reads: int64 [batch_size], fewer in a last batch. It draws nothing.
+        """Return the positions that a step reads: int64 [batch_size], fewer in a last batch. It draws nothing.
 
-        With `global_batch_size` they are the rank's share. What `uneven` repeats is among them, what it drops
-        is not.
+        With `global_batch_size` they are the rank's share. They include repetitions by `uneven`.
 
         Args:
             step: from 0, in the epoch; in one that a loaded state continues, from there.
             rank: None is this one.
-            batch_size: as of `state_dict`; of samplers that give lists leave it out.
+            batch_size: as in `state_dict`.
             epoch: None is the current one; another is counted from its beginning.
         Raises:
             OptionError: the step or the rank does not exist.
 
-        Cost: that of the positions alone, but for `Weighted` without replacement, which sorts an epoch first.
+        Cost: of the positions alone, but for `Weighted` without replacement, which sorts an epoch first.
         """
         check_count("step", step, 0)
         check_count("batch_size", batch_size)
@@ -294,18 +290,18 @@ class EpochSampler(DistributedSampler[Any]):
         return drawn_in(order, step * batch_size, min((step + 1) * batch_size, len(order)))
 
     def order(self, epoch: int | None = None) -> Any:
-        """What this rank draws in an epoch: a sequence of len(self). It does not advance the iteration.
+        """Return the draws of this rank in an epoch: a sequence of len(self). It does not advance the iteration.
 
         Args:
             epoch: the number of the epoch; None is the current one.
         Returns:
-            order[k] is an int, order[a:b] an int64 array [b - a], np.asarray(order) all of it. Of samplers
-            that give lists, order[k] is an int64 array.
+            order[k] is an int, order[a:b] an int64 array [b - a], np.asarray(order) all of it. If the sampler gives
+            lists, order[k] is an int64 array.
         """
         return self._order(self.epoch if epoch is None else epoch, 0)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first draw begins it and not `iter`, of which a DataLoader with workers makes two
+        # The first draw begins the iteration, not `iter`, which a DataLoader with workers calls twice
         # (test_samplers.py, test_an_iterator_that_is_never_used_takes_nothing).
         order = self._begin()
         current, look = self._pass, getattr(self._ds, "_looking_ahead", None)
@@ -315,7 +311,7 @@ class EpochSampler(DistributedSampler[Any]):
             items = ahead.follow(items, 1)
         known = known_draws(self, self._ds, items)
         if known is items and ahead is None and isinstance(order, Selection):
-            # The interpreter's own iterator takes a third of the time, and knows how far it is.
+            # The interpreter's own iterator takes a third of the time, and tells its rest.
             for low in range(0, len(order), _BLOCK):
                 block = order[low : low + _BLOCK].tolist()
                 rest = iter(block)
@@ -328,7 +324,7 @@ class EpochSampler(DistributedSampler[Any]):
         current.taken = self._items(current.start)
 
     def _begin(self) -> Any:
-        """Go where an iteration begins: to the next epoch, or to the beginning of this iteration again."""
+        """Begin an iteration: of the next epoch, or this one again."""
         if self._is_complete and self._pass.phase != "named":
             self.set_epoch(self.epoch + 1)
         self._pass = Pass(self._pass.start)
@@ -337,23 +333,23 @@ class EpochSampler(DistributedSampler[Any]):
     @property
     def _is_complete(self) -> bool:
         start, taken = self._pass.start, self._pass.taken
-        # Of a state another rank may have a draw left where this one has none.
+        # At the draw of a state, another rank may have a draw left when this one has none.
         rank = self.rank if self._pass.phase == "begun" else None
         return start + taken > 0 and taken >= self._items(start, rank)
 
     @property
     def _each(self) -> int:
-        """The draws of all ranks while each takes an item."""
+        """Draws of all ranks while each takes an item."""
         return self.num_replicas if self.global_batch_size is None else self.global_batch_size
 
     def _items(self, start: int, rank: int | None = None) -> int:
-        """How many a rank has from a draw on; None is a rank that has most."""
+        """Count the items of a rank from a draw on; None is a rank with most."""
         whole, rest = divmod(self._count - start, self._each)
         first = rank if self.uneven == "allow" and rank is not None else 0
         return whole + (self.uneven != "drop" and first < rest)
 
     def _consumed(self, start: int, taken: int) -> int:
-        """By all ranks, when each has taken so many items from a draw on."""
+        """Count the draws of all ranks, when each has taken `taken` items from a draw on."""
         return self._count if taken >= self._items(start) else start + taken * self._each
 
     def _state(self, epoch: int, consumed: int) -> State:
@@ -376,15 +372,15 @@ class EpochSampler(DistributedSampler[Any]):
         return view_text(self._selections)
 
     def _options(self) -> State:
-        """What the order is a function of, beside seed, epoch and length."""
+        """Return the parameters of the order, beside seed, epoch and length."""
         return {}
 
     def _drawn(self, epoch: int) -> Selection:
-        """The draws of all ranks together, in order: of length `count`."""
+        """Return the draws of all ranks together, in order: of length `count`."""
         raise NotImplementedError
 
     def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
-        """What a rank takes from a draw on: positions, or a sequence of lists of them."""
+        """Return the items of a rank from a draw on: positions, or a sequence of lists of them."""
         self._check_ranks()
         return _share(self, self._drawn(epoch), start, self.rank if rank is None else rank)
 
@@ -393,7 +389,7 @@ class EpochSampler(DistributedSampler[Any]):
         return self.global_batch_size is not None
 
     def _check_ranks(self) -> None:
-        """Where torch.distributed counts them, they may be known only when an epoch begins."""
+        """Raise OptionError for too many ranks, which may be known only when an epoch begins."""
         size, ranks = self.global_batch_size, self.num_replicas
         if size is not None and size < ranks:
             raise OptionError(
@@ -403,7 +399,7 @@ class EpochSampler(DistributedSampler[Any]):
 
 
 def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> Any:
-    """What a rank takes of the draws of all ranks, from one on."""
+    """Return the share of a rank in the draws of all ranks, from one on."""
     size, ranks = sampler.global_batch_size, sampler.num_replicas
     is_all = sampler.uneven == "allow"
     end = sampler._count if is_all else start + sampler._items(start) * sampler._each
@@ -416,7 +412,7 @@ def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> An
 
 
 def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterator[Any]:
-    """Let the positions that a rank takes carry epoch and draw, if a transform of `ds` is seeded."""
+    """Let the positions of a rank carry epoch and draw, if a transform of `ds` is seeded."""
     if not getattr(ds, "_is_seeded", False):
         return items
     numbers: Iterator[int] | None = None
@@ -428,7 +424,7 @@ def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterato
 
 
 class _Steps(Sequence[Ints]):
-    """A rank's shares of steps: each begins at one of `starts`, and is of every n-th of `length` draws."""
+    """Shares of a rank in steps: each begins at one of `starts`, and has every n-th of `length` draws."""
 
     def __init__(self, drawn: Selection, starts: range, length: int, ranks: int) -> None:
         self._drawn, self._starts, self._length, self._ranks = drawn, starts, length, ranks
@@ -442,12 +438,12 @@ class _Steps(Sequence[Ints]):
 
 
 def _plain(value: Any) -> Any:
-    """A number of numpy as Python's, which JSON takes."""
+    """Convert a number of numpy to Python's, for JSON."""
     return value.item() if isinstance(value, np.generic) else value
 
 
 def drawn_in(order: Any, start: int, stop: int) -> Ints:
-    """The positions in items of an order."""
+    """Return the positions in items of an order."""
     if isinstance(order, Selection):
         return order.take(np.arange(start, stop))
     return np.concatenate([order[number] for number in range(start, stop)])

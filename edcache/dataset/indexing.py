@@ -1,4 +1,4 @@
-"""Reading by position: a sample, many of them, a collated batch; and what is indexed underneath."""
+"""`Readable`: read by position a sample, many, a collated batch; `Root`: the indexed dataset underneath."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ else:
 
 
 class Readable(Dataset[T_co]):
-    """A sequence of samples with labels: those of a root, or some of them in some order.
+    """Sequence of samples with labels: of a root, or some of it in some order.
 
-    A root is what is indexed: an archive, or several put together.
+    A root is an archive, or several put together.
     """
 
     _selection: Selection | None = None  # of the root's indices; None for all
     _fields: Projection | None = None
-    _added: Transform = None  # what samples pass behind the root's own transform
-    _repeats: bool = False  # whether it was made to have samples several times
+    _added: Transform = None  # applied after the root's own transform
+    _repeats: bool = False  # True if it was made to have samples several times
     _labels: Labels | None = None
-    _times_set: ClassVar[int] = 0  # how often transforms of any dataset were set in this process
+    _times_set: ClassVar[int] = 0  # number of times that a transform of any dataset was set in this process
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -63,7 +63,7 @@ class Readable(Dataset[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__ | {"_labels": None}
         if "_epoch" in state and get_spawning_popen() is None:
-            del state["_epoch"]  # a copy for no worker of this process would not see it change
+            del state["_epoch"]  # only workers of this process share its memory
         return state
 
     @property
@@ -75,11 +75,11 @@ class Readable(Dataset[T_co]):
 
     @property
     def transform(self) -> Transform:
-        """The function that is called for every sample at every read, or None. It may be set at any time.
+        """Function that is called for every sample at every read, or None. It may be set at any time.
 
-        The transform of a cache is also used by its views. The transform of a view runs after that of its
-        cache, as with `with_transform`; views that were made from it before do not change. Running workers
-        of a DataLoader keep the transform that they started with.
+        The transform of a cache is also used by its views. The transform of a view runs after its cache's, as with
+        `with_transform`; views that were made from it before do not change. Running workers of a DataLoader keep the
+        transform that they started with.
         """
         return self._added
 
@@ -90,9 +90,9 @@ class Readable(Dataset[T_co]):
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that is called for every collated batch, also of views; or None.
+        """Function that is called for every collated batch, also of views; or None.
 
-        It may be set at any time, but for a view, which has that of its dataset.
+        It may be set at any time, but not for a view, which has its dataset's.
         """
         return self._batch_transform
 
@@ -108,7 +108,7 @@ class Readable(Dataset[T_co]):
 
     @property
     def _transform(self) -> Transform:
-        """The root's transform, and what this one adds."""
+        """Transform of the root, and then of this one."""
         first, then = self._root._transform, self._added
         if first is None or then is None:
             return then if first is None else first
@@ -116,7 +116,7 @@ class Readable(Dataset[T_co]):
 
     @property
     def labels(self) -> Labels:
-        """The label columns, a mapping from name to a read-only numpy array [len(self)]; no sample is read.
+        """Label columns, a mapping from name to a read-only numpy array [len(self)]; no sample is read.
 
         `.table` is a pyarrow Table, and `.table.to_pandas()` a DataFrame.
 
@@ -134,16 +134,16 @@ class Readable(Dataset[T_co]):
 
     @property
     def missing(self) -> Ints:
-        """The positions without a record: int64 [k], rising."""
+        """Positions without a record: int64 [k], rising."""
         absent = self._root.missing
         return absent if self._selection is None else np.flatnonzero(np.isin(self.indices, absent))
 
     @property
     def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made.
+        """Failures of samples, by index.
 
-        Each has index (the position here), final (absent for good), error (the exception's name), message and
-        traceback.
+        Each has index (the position here), final (absent for good), error (the exception's name),
+        message and traceback.
         """
         failures = self._root.errors
         if self._selection is None or not failures:
@@ -153,17 +153,17 @@ class Readable(Dataset[T_co]):
 
     @property
     def schema(self) -> display.Schema:
-        """The fields of the stored samples with kind, dtype and shape, a table for each schema; none is read.
+        """Fields of the stored samples with kind, dtype and shape, a table for each schema; no sample is read.
 
-        Of a view: of the whole that it was made of.
+        A view has its whole dataset's.
         """
         return display.schema_of(self._readers)
 
     def show(self, n: int = 8) -> display.SampleGrid:
-        """Some samples from all over the dataset: pictures in a notebook, a line each in print.
+        """Show some samples from all over the dataset: pictures in a notebook, a line each in print.
 
         Args:
-            n: how many. Each is read as `self[i]` reads it, transforms included.
+            n: the number of samples. Each is read as `self[i]`, with transforms.
         """
         base.check_count("n", n)
         count = min(n, len(self))
@@ -172,17 +172,17 @@ class Readable(Dataset[T_co]):
     def _grid(self, positions: Sequence[int]) -> display.SampleGrid:
         samples: list[Any] = []
         for position in positions:
-            # What reading one raises, be it damaged or a user's transform, is shown in its place.
+            # An error of damage or of a user's transform is shown in the place of the sample.
             try:
                 samples.append(self[position])
             except Exception as error:  # noqa: BLE001 - it is shown
                 samples.append(error)
-        # As `indices` has them, without the whole of it.
+        # Not by `indices`, which computes all.
         at = np.array(positions, np.int64)
         return display.SampleGrid(self._root_indices(at).tolist(), samples, self.labels.take(at))
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: no user's code is run for it, and nothing that is far away is fetched."""
+        """Show in a notebook; no user's code is run, and nothing is fetched from far."""
         try:
             readers = self._readers
             is_near = all(reader.has_all and reader.memory()["mapped"] for reader in readers)
@@ -194,25 +194,25 @@ class Readable(Dataset[T_co]):
 
     @property
     def _readers(self) -> list[Reader]:
-        """The archives underneath."""
+        """Archives underneath."""
         return self._root._readers
 
     @property
     def indices(self) -> Ints:
-        """The positions of the samples in the dataset that a view is of: int64 [len(self)], read-only.
+        """Positions of the samples in the dataset of a view: int64 [len(self)], read-only.
 
-        It is a view of an index array. Of a dataset that is no view they are 0 to len(self) - 1.
+        It is a view of an index array. Without a view they are 0 to len(self) - 1.
         """
         return self._whole_selection().array()
 
     def batch(self, indices: Sequence[int]) -> Any:
-        """One collated batch of the samples at some positions.
+        """Collate the samples at some positions.
 
         Args:
             indices: positions in [-len(self), len(self)), in any order, also repeated.
         Returns:
-            Exactly what `default_collate([ds[i] for i in indices])` returns, in memory that the caller owns,
-            after `batch_transform`.
+            Exactly `default_collate([ds[i] for i in indices])`, in memory that the caller
+            owns, after `batch_transform`.
         Raises:
             SampleIndexError, MissingSampleError, CorruptRecordError: as `self[i]`.
 
@@ -239,33 +239,32 @@ class Readable(Dataset[T_co]):
         device: Any = None,
         reuse: bool = True,
     ) -> Loader:
-        """Collated batches, made by threads of this process in memory that is used again.
+        """Iterate over collated batches, made by threads of this process in memory that is used again.
 
         Args:
-            batch_size: the number of samples in a batch; None if the sampler gives complete batches, as those
-                of `edcache.samplers` do with `global_batch_size`.
-            shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it.
-                An epoch that you leave early (`break`, `next(iter(loader))`) begins again where it began,
-                with the same order. Call `loader.set_epoch(n)`, or keep one iterator.
-            sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch
-                among the ranks of a job; without one each rank reads all samples.
+            batch_size: the number of samples in a batch; None if the sampler gives complete batches, as samplers
+                with `global_batch_size` do.
+            shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it. An epoch
+                that you leave early (`break`, `next(iter(loader))`) begins again at its first draw, with the same
+                order. Call `loader.set_epoch(n)`, or keep one iterator.
+            sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch among the
+                ranks of a job; without one each rank reads all samples.
             drop_last: True leaves out a last batch that is not full.
             seed: an integer; None draws one from torch's generator.
             num_threads: the number of batches that are made at the same time.
             prefetch: the number of finished batches that may wait.
             pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
-            device: copies batches to this device. "cuda" and "xla" are the current device of the thread
-                that iterates.
-            reuse: True reuses the memory of a batch two batches later, so clone what you keep. False
-                allocates new memory, and so does an iteration by torch_xla's MpDeviceLoader.
+            device: copies batches to this device. "cuda" and "xla" are the current device of the thread that iterates.
+            reuse: True reuses the memory of a batch two batches later, so clone what you keep. False allocates new
+                memory, and so does an iteration by torch_xla's MpDeviceLoader.
         Raises:
             OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
-                sampler gives batches, or neither; the sampler was made of a dataset of another length.
-                Iterating raises as `batch`.
+                sampler gives batches, or neither; the sampler was made of a dataset of another length. Iterating
+                raises as `batch`.
             MissingDependencyError: the device needs torch_xla, which is not installed.
 
-        Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For
-        them a DataLoader with workers is faster.
+        Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
+        DataLoader with workers is faster.
         """
         return Loader(
             self,
@@ -282,10 +281,11 @@ class Readable(Dataset[T_co]):
         )
 
     def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
-        """What fetches ahead of an order; None where nothing is far.
+        """Make the look-ahead of an order; None if no archive is far.
 
         Args:
-            positions: gives those in the items [a, b) of the order. start, stop: which items are read.
+            positions: returns the positions in the items [a, b) of the order. start, stop: range of the items
+                to be read.
         """
         root = self._root
         sessions = root._far_sessions()
@@ -304,11 +304,11 @@ class Readable(Dataset[T_co]):
 
     @property
     def _is_seeded(self) -> bool:
-        """True if anything that samples pass here asks which sample it gets, and in which epoch."""
+        """True if a transform here depends on index and epoch of its sample."""
         return is_seeded(self._added) or self._root._is_seeded
 
     def _root_indices(self, positions: Ints) -> Ints:
-        """What lies at positions in [-len(self), len(self)), as indices in [-n, n) of the root."""
+        """Convert positions in [-len(self), len(self)) to indices in [-n, n) of the root."""
         return positions if self._selection is None else self._selection.take(positions)
 
     def _whole_selection(self) -> Selection:
@@ -318,7 +318,7 @@ class Readable(Dataset[T_co]):
         """Read one sample by its position in [0, len(self)), which may be a Draw."""
         index = position if self._selection is None else self._selection.at(position)
         root, then = self._root, self._added
-        # Small samples take 6 us, of which each call is a part: nothing is asked of what is not there.
+        # A small sample takes 6 us, so each call counts.
         if root._is_seeded:
             draws = draws_of(self, [position], np.array([position]))
             return self._records_at(np.array([index]), draws).samples()[0]
@@ -331,7 +331,7 @@ class Readable(Dataset[T_co]):
         return then(sample) if draws is None else then(sample, index % len(root), *draws[0])  # type: ignore[call-arg]
 
     def _records_at(self, indices: Ints, draws: Draws | None) -> Records:
-        """Many samples, as `_read` reads them, by their indices in the root and their draws."""
+        """Read many samples, as `_read` does, by their indices in the root and their draws."""
         root, then = self._root, self._added
         records, first = root._records(indices, self._fields, draws), root._transform
         if first is None and then is None:
@@ -349,7 +349,7 @@ class Readable(Dataset[T_co]):
         return Made(make)
 
     def _position(self, index: Any) -> int:
-        """One position that a user gave, in [0, len(self))."""
+        """Convert a user's index to a position in [0, len(self))."""
         is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
         try:
             position = operator.index(None if is_bool else index)  # type: ignore[arg-type]
@@ -368,20 +368,20 @@ class Readable(Dataset[T_co]):
 
 
 class Root(Readable[T_co]):
-    """A dataset that views are made of: what it must be able to do for them, and for their batches.
+    """Dataset underneath views; its methods serve them and their batches.
 
-    Indices are its own, in [-n, n). The samples that these methods give are not transformed.
+    Indices are its own, in [-n, n). The samples that these methods return are not transformed.
     """
 
     _transform: Transform = None
     _batch_transform: Transform = None
-    _is_seeded: bool = False  # whether a transform of a part asks which sample it gets, and in which epoch
+    _is_seeded: bool = False  # True if a transform of a part depends on index and epoch of its sample
     _epoch: torch.Tensor | None = None  # int64 [], in memory that workers share
-    _parts: Sequence[Readable[Any]] = ()  # what it is put together of
+    _parts: Sequence[Readable[Any]] = ()  # datasets that it joins
 
     @property
     def transform(self) -> Transform:
-        """The function that every sample passes when it is read, of views too; see the base class."""
+        """Function that is called for every sample at every read, of views too; see the base class."""
         return self._transform
 
     @transform.setter
@@ -391,7 +391,7 @@ class Root(Readable[T_co]):
 
     @property
     def batch_transform(self) -> Transform:
-        """The function that is called for every collated batch, of views too; see the base class."""
+        """Function that is called for every collated batch, of views too; see the base class."""
         return self._batch_transform
 
     @batch_transform.setter
@@ -399,7 +399,7 @@ class Root(Readable[T_co]):
         self._batch_transform = checked_function("batch_transform", function)
 
     def close(self) -> None:
-        """Let go of the archives underneath; idempotent."""
+        """Close the archives underneath; idempotent."""
         raise NotImplementedError
 
     def __enter__(self) -> typing_extensions.Self:
@@ -410,12 +410,12 @@ class Root(Readable[T_co]):
 
     @property
     def missing(self) -> Ints:
-        """The indices without a record: int64 [k], sorted."""
+        """Indices without a record: int64 [k], sorted."""
         raise NotImplementedError
 
     @property
     def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made."""
+        """Failures of samples, by index."""
         raise NotImplementedError
 
     @property
@@ -427,54 +427,54 @@ class Root(Readable[T_co]):
         raise NotImplementedError
 
     def _far_sessions(self) -> list[Session]:
-        """Those of the archives where reading fetches what is far and can be looked ahead for."""
+        """List the sessions of far archives that a look-ahead can fetch from."""
         return []
 
     def _far_shares(self, indices: Ints) -> Shares:
-        """Which samples of those archives lie at some indices."""
+        """Return the samples of these archives at some indices."""
         return []
 
     def _one(self, index: int, fields: Projection | None) -> Any:
-        """A sample, or its fields."""
+        """Read a sample, or its fields."""
         return self._records(np.array([index]), fields).samples()[0]
 
     def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
-        """What `_one` reads, of many. draws: of each, for seeded transforms of parts."""
+        """Read many samples, as `_one`. draws: of each, for seeded transforms of parts."""
         raise NotImplementedError
 
     def _structures(self, indices: Ints) -> tuple[Ints, list[Node | None]]:
-        """How samples are built: a number for each, and by number the schema's tree; None: reading tells."""
+        """Return a number for each sample, and by number the tree of its schema; None: only reading tells."""
         return np.zeros(len(indices), np.int64), [None]
 
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
-        """The archives that store samples at some indices; see `stored_shares`."""
+        """List the archives that store samples at some indices; see `stored_shares`."""
         return [(self, indices, places)]
 
     def _chunk_of(self, indices: Ints) -> Ints:
-        """The number of the chunk of each sample, counted over all archives: int64 [n], -1 without one."""
+        """Return the number of the chunk of each sample, counted over all archives: int64 [n], -1 without one."""
         raise OptionError(f"the samples of {self!r} are put together, and have no chunk of their own")
 
     def _chunk_size(self) -> int | None:
-        """The number of samples in a chunk, on average; None if samples do not lie in their order."""
+        """Return the average number of samples in a chunk; None if they are not stored in their order."""
         return None
 
     def _unsealed(self) -> list[str]:
-        """The archives underneath that are not sealed, but for those whose source is at hand."""
+        """List the archives underneath that are not sealed and have no source here."""
         raise NotImplementedError
 
     def _with_readers(self, change: Callable[[Reader], Reader]) -> Root:
-        """The same samples read by other readers."""
+        """Copy this dataset, with other readers."""
         raise NotImplementedError
 
 
 Stored: TypeAlias = tuple[Root[Any], Ints, Ints]
-"""An archive, indices of samples in it, and the places of these samples in a view: int64 [n] both."""
+"""Archive, indices of samples in it, and the places of these samples in a view: int64 [n] both."""
 
 
 def stored_shares(ds: Readable[Any], positions: Ints, places: Ints) -> Iterable[Stored]:
-    """The archives that store the samples at some positions of a dataset, and which ones there.
+    """List the archives that store the samples at some positions of a dataset, with their indices there.
 
-    places: of these samples in what is saved. Raises: OptionError, a view changes samples.
+    places: of these samples in the saved archive. Raises: OptionError, a view changes samples.
     """
     change = "only some of their fields are selected" if ds._fields is not None else None
     change = "a transform changes them" if ds._transform is not None else change
@@ -484,7 +484,7 @@ def stored_shares(ds: Readable[Any], positions: Ints, places: Ints) -> Iterable[
 
 
 def not_as_stored(ds: Readable[Any], change: str) -> OptionError:
-    """The error of saving samples that no archive stores as they are."""
+    """Make the error of saving samples that are not as stored."""
     return OptionError(
         f"save() copies samples as they are stored, those of {ds!r} are not: {change}; "
         "CachedDataset(view, path) stores what a view gives"
@@ -492,12 +492,12 @@ def not_as_stored(ds: Readable[Any], change: str) -> OptionError:
 
 
 def readers_of(ds: Readable[Any]) -> list[Reader]:
-    """The archives underneath a dataset."""
+    """List the archives underneath a dataset."""
     return ds._readers
 
 
 def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
-    """The label columns that hold a field of the samples, the same one in all archives: name -> path."""
+    """Map the label columns that hold a field of the samples, the same one in all archives, to its path."""
     first, *others = (reader.original_labels for reader in readers)
     return {
         name: path
@@ -507,5 +507,5 @@ def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
 
 
 def _is_stored(ds: Readable[Any]) -> bool:
-    """True if samples are as archives hold them, of a part too: no function of a user's makes them."""
+    """True if samples, also of parts, are as archives hold them: no user's function changes them."""
     return ds._transform is None and all(map(_is_stored, ds._root._parts))

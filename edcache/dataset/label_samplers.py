@@ -21,29 +21,28 @@ if TYPE_CHECKING:
 
 Floats = npt.NDArray[np.float64]
 
-# Of the series for logarithms: ten digits, enough for chance.
+# Terms of the series for logarithms: ten digits, enough for chance.
 _TERMS = 9
 
 
 class Balanced(EpochSampler):
-    """A sampler that draws every class equally often.
+    """Sampler that draws every class equally often.
 
     Args:
         ds: a cache, a view, or any object with `len` and `.labels`.
-        label: the name of the label column with the class, of any type of single values; or an array
-            [len(ds)] of classes. Samples whose class is missing (None, nan, NaT) are not drawn.
-        num_samples: the number of draws in an epoch, by all ranks together. None is the number of samples
-            that have a class. The counts of two classes differ by at most one.
+        label: the name of the label column with the class, of any type of single values; or an array [len(ds)] of
+            classes. Samples whose class is missing (None, nan, NaT) are not drawn.
+        num_samples: the number of draws in an epoch, by all ranks together. None is the number of samples that have a
+            class. The counts of two classes differ by at most one.
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Raises:
         UnknownLabelError: 'no label "lable"; this archive has: label, split; did you mean label?'.
         OptionError: an array has the wrong length; a number is below 1.
 
-    With k classes, k consecutive draws have each class once, in a random order, so batches are balanced too.
-    All samples of a class are drawn, in random order, before one is drawn again.
+    With k classes, k consecutive draws have each class once, in a random order, so batches are balanced too. All
+    samples of a class are drawn, in random order, before one is drawn again.
 
-    Cost: 8 bytes per sample. 10 million samples take 0.3 s, with a million classes 2.5 s. A draw takes
-    0.5 us.
+    Cost: 8 bytes per sample. 10 million samples take 0.3 s, with a million classes 2.5 s. A draw takes 0.5 us.
 
     >>> DataLoader(ds, batch_size=64, sampler=edcache.samplers.Balanced(ds, "label"))
     """
@@ -82,24 +81,24 @@ class Balanced(EpochSampler):
 
 
 class Weighted(EpochSampler):
-    """A sampler whose probabilities are proportional to weights, as torch's WeightedRandomSampler.
+    """Sampler whose probabilities are proportional to weights, as torch's WeightedRandomSampler.
 
     Args:
         ds: a cache, a view, or any object with `len` and `.labels`.
-        weights: the name of a label column, or an array [len(ds)]. Weights are finite and not negative, and
-            may have any sum.
-        num_samples: the number of draws in an epoch, by all ranks together. None is len(ds), or without
-            replacement the number of samples whose weight is not 0.
+        weights: the name of a label column, or an array [len(ds)]. Weights are finite and not negative, and may
+            have any sum.
+        num_samples: the number of draws in an epoch, by all ranks together. None is len(ds), or without replacement the
+            number of samples whose weight is not 0.
         replacement: False draws no sample twice in an epoch. Samples with large weights then come early.
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Raises:
-        OptionError: 'weight of sample 17 is nan; ...'; too few weights are above 0 to draw num_samples
-            without replacement.
+        OptionError: 'weight of sample 17 is nan; ...'; too few weights are above 0 to draw
+            num_samples without replacement.
 
     It takes any number of samples; torch's takes at most 2**24.
 
-    Cost: 8 bytes per sample, 16 without replacement, and 16 to 40 bytes per draw while an epoch begins. 10
-    million samples take 0.1 s, and then 1.5 s per epoch; without replacement 0.2 s, and then 3.5 s.
+    Cost: 8 bytes per sample, 16 without replacement, and 16 to 40 bytes per draw while an epoch begins. 10 million
+    samples take 0.1 s, and then 1.5 s per epoch; without replacement 0.2 s, and then 3.5 s.
     """
 
     def __init__(
@@ -140,7 +139,7 @@ class Weighted(EpochSampler):
         everything, first = Selection(range(len(self._weights))), word(self.seed, epoch)
         if self._able is None:
             return Shuffled(range(self._count), everything, _WeightedOrder(self._count, self._weights, first))
-        # Efraimidis and Spirakis: each comes at an exponential time, at the rate of its weight.
+        # Efraimidis and Spirakis: each sample comes at an exponential time, at the rate of its weight.
         times = -_log(1 - _uniform(everything.array(), first))
         times /= self._weights
         return Selection(self._able[np.argsort(times, kind="stable")[: self._count]])
@@ -158,29 +157,29 @@ class Weighted(EpochSampler):
 
 
 class ByLength(EpochSampler):
-    """A batch sampler whose batches have samples of similar length.
+    """Batch sampler whose batches have samples of similar length.
 
     Args:
         ds: a cache, a view, or any object with `len` and `.labels`.
         lengths: the name of a label column, or an array [len(ds)]: integers, none missing.
         batch_size: the number of samples in a batch.
-        max_tokens: used instead of batch_size. It is the largest size of a padded batch: the number of its
-            samples times the length of the longest.
-        global_batch_size: used instead of both. It is the number of samples in a batch of all ranks together,
-            of which each rank gets a share. What is left over for a last batch has the shortest samples.
-        shuffle: True mixes the samples within their bucket, and the order of batches. False begins with the
-            longest samples.
-        bucket: the factor by which lengths in a bucket may differ, at least 1. The padding of a batch is less
-            than 1 - 1 / bucket, unless a bucket has too few samples for a batch. A larger factor mixes more.
-        seed, uneven, num_replicas, rank: as in `EpochSampler`; the ranks divide batches. uneven="drop" also
-            leaves out a last batch that is not full, which has the shortest samples.
+        max_tokens: used instead of batch_size. It is the largest size of a padded batch: the number of its samples
+            times the length of the longest.
+        global_batch_size: used instead of both. It is the number of samples in a batch of all ranks together, which
+            they share. A last, smaller batch has the shortest samples.
+        shuffle: True mixes the samples within their bucket, and the order of batches. False begins with
+            the longest samples.
+        bucket: the factor by which lengths in a bucket may differ, at least 1. The padding of a batch is less than 1 -
+            1 / bucket, unless a bucket has too few samples for a batch. A larger factor mixes more.
+        seed, uneven, num_replicas, rank: as in `EpochSampler`; the ranks divide batches. uneven="drop" also leaves out
+            a last batch that is not full, which has the shortest samples.
     Raises:
-        OptionError: 'sample 3 has length 600, max_tokens=512; ...'; not exactly one of batch_size, max_tokens
-            and global_batch_size is given; the lengths are not integers.
+        OptionError: 'sample 3 has length 600, max_tokens=512; ...'; not exactly one of batch_size, max_tokens and
+            global_batch_size is given; the lengths are not integers.
 
-    Of lengths as texts have them (lognormal, sigma 1, up to 4,000) batches of 32 in random order are 81 %
-    padding; with buckets of 1.1, batches of 32 out of 100,000 are 4 %. `len` counts batches, as many in every
-    epoch. Lightning with several devices wants `Trainer(use_distributed_sampler=False)` beside any batch
+    For lengths of texts (lognormal, sigma 1, up to 4,000) batches of 32 in random order are 81 % padding; with buckets
+    of 1.1, batches of 32 out of 100,000 are 4 %. `len` counts batches, as many in every epoch. Lightning with several
+    devices wants `Trainer(use_distributed_sampler=False)` beside any batch
     sampler: the ranks share by themselves.
 
     Cost: 8 bytes a sample. 10 million samples take 0.5 s. A draw takes 0.3 us.
@@ -244,7 +243,7 @@ class ByLength(EpochSampler):
         return _Batches(self._positions(epoch), self._bounds, numbers)
 
     def _positions(self, epoch: int) -> Selection:
-        """All samples, from those of the longest batch on."""
+        """Return all samples, the longest batch first."""
         positions = Selection(self._sorted)
         if not self.shuffle:
             return positions
@@ -270,10 +269,10 @@ class ByLength(EpochSampler):
 
 
 class _BalancedOrder(Computed):
-    """Each round has every class once, in an order of its own; so has each cycle the samples of a class.
+    """Order of rounds: each has every class once, in its own order; each cycle, the samples of a class.
 
     Args:
-        sizes, starts: int64 [classes], how many samples classes have, and where they begin among all.
+        sizes, starts: int64 [classes], samples of each class, and its first position among all.
     """
 
     def __init__(self, count: int, sizes: Ints, starts: Ints, first: int) -> None:
@@ -291,7 +290,7 @@ class _BalancedOrder(Computed):
 
 
 class _BucketOrder(Computed):
-    """The samples of each bucket in an order of its own. bounds: where buckets begin, and their end."""
+    """Random order within each bucket. bounds: begins of buckets, and the end."""
 
     def __init__(self, bounds: Ints, first: int) -> None:
         super().__init__(int(bounds[-1]))
@@ -305,7 +304,7 @@ class _BucketOrder(Computed):
 
 
 class _InBatches(Computed):
-    """Batch k of `size` is batch numbers[k]; what is behind them stays."""
+    """Order of whole batches: batch k of `size` is batch numbers[k]; a rest stays."""
 
     def __init__(self, count: int, numbers: Selection, size: int) -> None:
         super().__init__(count)
@@ -320,7 +319,7 @@ class _InBatches(Computed):
 
 
 class _WeightedOrder(Computed):
-    """Draws by weight: the number of a position is looked up in the sums of the weights.
+    """Draws by weight: a random number for each position is looked up in the sums of the weights.
 
     Args:
         sums: float64 [n], of the weights up to each sample.
@@ -332,7 +331,7 @@ class _WeightedOrder(Computed):
 
     def _computed(self, positions: Ints) -> Ints:
         drawn = _uniform(positions, self._first) * self._sums[-1]
-        # In rising order, or each would miss the processor's cache.
+        # In rising order, for the processor's cache.
         rising = np.argsort(drawn)
         taken = np.empty(len(positions), np.int64)
         taken[rising] = np.searchsorted(self._sums, drawn[rising], side="right")
@@ -340,15 +339,15 @@ class _WeightedOrder(Computed):
 
 
 def _uniform(positions: Ints, first: int) -> Floats:
-    """A number in [0, 1) for each position, of 53 bits."""
+    """Return a number in [0, 1) of 53 bits for each position."""
     uniform: Floats = (words(first, positions) >> np.uint64(11)) * 2.0**-53
     return uniform
 
 
 def _log(values: Floats) -> Floats:
-    """The natural logarithm of numbers up to 1, to ten digits, by IEEE 754's basic operations alone.
+    """Compute natural logarithms of numbers up to 1, to ten digits, by IEEE 754's basic operations.
 
-    Those of the platforms differ in their last bit, by which the order may differ between ranks.
+    The logarithms of platforms differ in the last bit, and the order would differ between ranks.
     """
     mantissa, exponent = np.frexp(values)
     ratio = (mantissa - 1) / (mantissa + 1)
@@ -364,7 +363,7 @@ def _log(values: Floats) -> Floats:
 
 
 class _Batches(Sequence[Ints]):
-    """Batch k is positions[bounds[numbers[k]]:bounds[numbers[k] + 1]]."""
+    """Batches: batch k is positions[bounds[numbers[k]]:bounds[numbers[k] + 1]]."""
 
     def __init__(self, positions: Selection, bounds: Ints, numbers: Selection) -> None:
         self._positions, self._bounds, self._numbers = positions, bounds, numbers
@@ -380,7 +379,7 @@ class _Batches(Sequence[Ints]):
 def _buckets(
     rising: Ints, batch_size: int | None, max_tokens: int | None, bucket: float
 ) -> Iterator[tuple[int, int, int]]:
-    """Begin, end and batch size of buckets in the order from the longest: of whole batches, but the last."""
+    """Yield begin, end and batch size of buckets, from the longest samples on: whole batches, but for the last."""
     count, begin = len(rising), 0
     while begin < count:
         longest = int(rising[count - 1 - begin])

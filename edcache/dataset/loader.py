@@ -1,7 +1,7 @@
-"""Batches made by threads of this process, without a DataLoader's workers.
+"""`Loader`: batches made by threads of this process, without a DataLoader's workers.
 
-A worker process hands its batch over in shared memory, page by page. Here threads gather whole
-batches, which releases the interpreter, into a ring of memory that is used again and again.
+A worker process hands its batch over in shared memory, page by page. Here threads gather whole batches, which releases
+the interpreter, into a ring of memory that is used again and again.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from edcache.dataset.state import State
 from edcache.reader import Batch, Memory, fresh
 
 _Slot = list[torch.Tensor]
-# Batches and where they lie, and what was raised by the one after them.
+# Batches with their slots, and the exception of the batch after them.
 _Made = tuple[list[tuple[Any, _Slot]], BaseException | None]
 
 # The caller owns a batch until it asks for the next but one.
 _HELD = 2
-# Tasks are of as many batches as take a millisecond.
+# A task makes as many batches as take a millisecond.
 _WORTH_A_TASK, _MAX_BURST = 1e-3, 32
 _WORTH_A_SLICE = 1 << 14
 
 
 class Loader:
-    """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and tells its options.
+    """Collated batches, epoch after epoch; `dataset.loader(...)` makes it and describes its options.
 
-    It has the attributes of a DataLoader by which trainers tell an epoch, and skip batches of one: `dataset`,
-    `sampler`, `batch_size`, and `batch_sampler`, which is None if the sampler gives positions.
-    Safety: one iteration at a time. Abandoning an iteration ends its threads.
+    It has the attributes of a DataLoader by which trainers set an epoch, and skip batches: `dataset`, `sampler`,
+    `batch_size`, and `batch_sampler`, which is None if the sampler gives positions.
+    Safety: one iteration at a time. An abandoned iteration ends its threads.
     """
 
-    # accelerate's skip_first_batches takes 2 from what has none, which a DataLoader without workers refuses.
+    # Without it accelerate's skip_first_batches takes 2, which a DataLoader without workers refuses.
     prefetch_factor = None
 
     def __init__(
@@ -88,7 +88,7 @@ class Loader:
             text = "drop_last=True needs a batch_size; here the sampler makes the batches"
             raise OptionError(text, option="drop_last")
         self._device: torch.device | None = None
-        self._is_split = True  # until a large batch turns out not to be what small ones are
+        self._is_split = True  # until a large batch cannot be split into small ones
         self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
 
@@ -98,22 +98,22 @@ class Loader:
 
     @property
     def batch_sampler(self) -> EpochSampler | None:
-        """The sampler, if it gives batches; else None."""
+        """Sampler, if it gives batches; else None."""
         return self.sampler if self.sampler._gives_lists else None
 
     def __len__(self) -> int:
-        """Batches of an epoch; TypeError where the sampler has no length."""
+        """Return the number of batches in an epoch; TypeError if the sampler has no length."""
         return len(self._starts(len(self.sampler)))
 
     def set_epoch(self, epoch: int) -> None:
-        """Set the epoch of the next iteration, at its start or where a loaded state stopped."""
+        """Set the epoch of the next iteration, at its start or at the draw of a loaded state."""
         self.sampler.set_epoch(epoch)
 
     def state_dict(self) -> State:
-        """The position behind the batches that were handed out, as plain numbers and strings.
+        """Return the position behind the batches that were handed out, as plain numbers and strings.
 
-        It is the state of the sampler, and the same on every rank: see `edcache.samplers.Shuffle.state_dict`.
-        Without one it is that of a `Shuffle` or `Sequential` of one rank.
+        It is the state of the sampler, the same on every rank: see `edcache.samplers.Shuffle.state_dict`. Without a
+        sampler it is the state of a `Shuffle` or `Sequential` of one rank.
 
         Raises:
             OptionError: the sampler is not of `edcache.samplers`; it keeps its own state.
@@ -121,9 +121,9 @@ class Loader:
         return self.sampler.state_dict()
 
     def load_state_dict(self, state: State) -> None:
-        """Begin the next iteration where a `state_dict` was taken, with any batch size and ranks.
+        """Begin the next iteration at the position of a `state_dict`, with any batch size and ranks.
 
-        Args and errors are those of `edcache.samplers.Shuffle.load_state_dict`.
+        Arguments and errors are as of `edcache.samplers.Shuffle.load_state_dict`.
         """
         self.sampler.load_state_dict(state)
 
@@ -136,11 +136,11 @@ class Loader:
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
         batches = known_draws(sampler, self.dataset, batches)
-        # Who counts batches does not ask for one more than there are, so the last one takes what is dropped.
+        # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
         last = sampler._items(current.start, sampler.rank) if self._drop_last else len(starts) * starts.step
         reached = itertools.chain(starts[1:], [last] if starts else [])
         self._is_split = True
-        # With its number: which device "cuda" or "xla" means, each thread says for itself.
+        # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
         # torch_xla's own loader queues batches before it uploads them.
@@ -156,19 +156,19 @@ class Loader:
                 current.taken = taken
                 yield batch
         finally:
-            # The next epoch uses its memory again; an iteration inside of another has a ring of its own.
+            # The next epoch reuses the memory; an iteration inside of another makes its own ring.
             if ring.reuse == self._reuse:
                 self._ring = ring
         if sampler._pass is current:
             sampler.set_epoch(epoch + 1)
 
     def _starts(self, items: int) -> range:
-        """Where batches begin among the items of an order."""
+        """Return the first item of each batch in an order."""
         size = self.batch_size or 1
         return range(0, items // size * size if self._drop_last else items, size)
 
     def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
-        """The collated batches in order, made by threads that end with this generator, however it ends."""
+        """Yield the collated batches in order, made by threads that end with this generator."""
         at_work: deque[Future[_Made]] = deque()
         turn = threading.Lock()
         is_ending = sys.is_finalizing
@@ -176,7 +176,7 @@ class Loader:
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
             while True:
-                # Handing small ones over one by one takes longer than making them.
+                # Handing over a small batch takes longer than making it.
                 size = int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))
                 burst = list(itertools.islice(batches, min(_MAX_BURST, max(1, size))))
                 if burst:
@@ -191,38 +191,38 @@ class Loader:
                     if error is not None:
                         raise error
         finally:
-            # Where the interpreter ends its threads have ended, and what this takes may be gone
+            # When the interpreter ends, threads have ended, and modules may be gone
             # (test_loader.py, test_a_process_that_holds_an_iteration_exits).
             if not is_ending():
                 pool.shutdown(wait=True, cancel_futures=True)
 
     def _make_all(self, burst: list[Ints], ring: _Ring, turn: threading.Lock) -> _Made:
-        """The batches of a burst on the device, up to the first that raises."""
+        """Make the batches of a burst on the device, up to the first that raises."""
         made: list[tuple[Any, _Slot]] = []
         began = time.perf_counter()
         filled = self._at_once(burst, ring)
-        # Small batches are mostly work under the interpreter's lock, over which threads would quarrel.
+        # Small batches are mostly work under the interpreter's lock: one thread at a time is faster.
         with turn if filled is None and len(burst) > 1 else nullcontext():
             if filled is None:
                 began, filled = time.perf_counter(), self._one_by_one(burst, ring)
             try:
                 for batch, slot in filled:
                     made.append((self._on_device(batch), slot))
-            except BaseException as error:  # noqa: BLE001 - raised in the caller, behind what was made
+            except BaseException as error:  # noqa: BLE001 - raised in the caller, after these batches
                 return made, error
         seconds = (time.perf_counter() - began) / len(burst)
-        # One that had to wait for the interpreter or the processor says little.
+        # A time that includes waiting for the interpreter or the processor says little.
         self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
         return made, None
 
     def _at_once(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
-        """The batches of a burst as parts of a large one; None where they are to be made one by one."""
+        """Make the batches of a burst as parts of a large one; None if they must be made one by one."""
         if len(burst) == 1 or not ring.reuse or self.batch_size is None or not self._is_split:
             return None
         slot = ring.slot()
         try:
             batches = self._read(np.concatenate(burst)).collated_by(self.batch_size, ring.memory(slot))
-        except Exception:  # noqa: BLE001 - one by one, it is raised at its batch
+        except Exception:  # noqa: BLE001 - one by one, its batch raises it
             batches = None
         if batches is None:
             self._is_split = False
@@ -240,9 +240,8 @@ class Loader:
         if device is None:
             return batch
         if device.type == "xla":
-            # Not tensor.to(device), which makes part of a graph: a thread that runs the graph while another
-            # one does so spoils it, and batches come out wrong. This makes none, from any thread, and has
-            # read the memory when it returns.
+            # Not tensor.to(device), which extends a graph: if two threads run it at once, batches come out wrong. This
+            # makes none, and has read the memory when it returns.
             from torch_xla.core.xla_model import send_cpu_data_to_device
 
             tensors: list[torch.Tensor] = []
@@ -250,7 +249,7 @@ class Loader:
             there = iter(send_cpu_data_to_device(tensors, device))
             return _map_tensors(lambda _: next(there), batch)
         if device.type != "cuda":
-            # Nothing waits for the copy: it is done when this returns, as the memory is used again.
+            # Blocking: the memory is used again when this returns.
             return _map_tensors(lambda tensor: tensor.to(device), batch)
         stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(stream):
@@ -261,14 +260,14 @@ class Loader:
 
     def _here(self, batch: Any) -> Any:
         if self._device is not None and self._device.type == "cuda":
-            # It was allocated on the stream of the thread that copied it.
+            # The thread that copied it allocated it on its own stream.
             stream = torch.cuda.current_stream(self._device)
             _map_tensors(lambda tensor: tensor.record_stream(stream), batch)
         return batch
 
 
 def _order_of(dataset: Any, sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
-    """The order of a sampler that a user gave; OptionError if it does not fit."""
+    """Return the order of a user's sampler; OptionError if it does not fit."""
     makes_batches = batch_size is None
     if not isinstance(sampler, EpochSampler):
         return Foreign(dataset, sampler, gives_lists=makes_batches)
@@ -281,7 +280,7 @@ def _order_of(dataset: Any, sampler: Iterable[Any], batch_size: int | None) -> E
             option="batch_size",
         )
     length = len(dataset)
-    # The dataset of the sampler may have grown since, or the order be of its first samples.
+    # The dataset of the sampler may have grown, or the order may be of its first samples.
     if sampler._ds is not None and sampler._samples != length != len(sampler._ds):
         made_of = f"the sampler was made of a dataset of {len(sampler._ds):,} samples"
         raise OptionError(f"{made_of}, this one has {length:,}; make it of this one", option="sampler")
@@ -299,7 +298,7 @@ def _check_device(device: torch.device | str | None) -> None:
 
 
 def _slices(order: Any, starts: range) -> Iterator[Ints]:
-    """What lies from each start to the next; of many at a time, since each time is a dozen calls of numpy."""
+    """Cut an order at each start; many at a time, since a cut takes a dozen calls of numpy."""
     many = max(_WORTH_A_SLICE // starts.step, 1)
     for part in (starts[k : k + many] for k in range(0, len(starts), many)):
         positions = order[part.start : part.stop]
@@ -307,10 +306,10 @@ def _slices(order: Any, starts: range) -> Iterator[Ints]:
 
 
 def _work_alone(before: int) -> None:
-    """Let torch use this one thread only, or threads of threads would wait for each other.
+    """Let torch use this one thread only: threads of threads would wait for each other.
 
-    The setting is of the thread, but those that start later take it over: another thread sets it back to
-    what it was before. A thread that did not look yet would take that over at its first look.
+    Threads that start later would inherit the setting, so another thread sets it back. The first call keeps this thread
+    from taking that over.
     """
     torch.get_num_threads()
     torch.set_num_threads(1)
@@ -323,7 +322,7 @@ def _map_tensors(do: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     def each(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
             return do(leaf)
-        # A list of views is no plain list, so that tree_map stops at it.
+        # tree_map stops at a TensorList, which is no plain list.
         return [each(item) for item in leaf] if isinstance(leaf, list) else leaf
 
     return tree_map(each, batch)
@@ -334,9 +333,9 @@ def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 
 class _Ring:
-    """Slots: `free`, being filled, waiting, or with the caller, who has the last two that were handed out.
+    """Ring of slots: `free`, being filled, waiting, or with the caller, which has the last two.
 
-    A slot is the memory of one batch at a time, or of several that were gathered at once; then used again.
+    A slot is the memory of one batch, or of several that were gathered at once; then it is used again.
     """
 
     def __init__(self, pinned: bool, reuse: bool) -> None:
@@ -346,14 +345,14 @@ class _Ring:
         self._held: deque[_Slot] = deque()
 
     def slot(self) -> _Slot:
-        """A free slot; one more where there is none."""
+        """Take a free slot, or make one."""
         try:
             return self.free.popleft()
         except IndexError:
             return []
 
     def memory(self, slot: _Slot) -> Memory:
-        """What allocates for the next batch of a slot, which lets go of the one that is there."""
+        """Return the allocator of the next batch of a slot; it overwrites the last one."""
         places = itertools.count()
 
         def reused(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -367,9 +366,9 @@ class _Ring:
         return reused if self.reuse else self._allocate
 
     def hand_out(self, slot: _Slot) -> None:
-        """Note that the caller gets a batch of this one now, and needs the one before the last no more."""
+        """Note that the caller gets a batch of this slot, and no longer needs the one before the last."""
         held = self._held
         held.append(slot)
-        # The batches of a slot come in a row.
+        # The batches of a slot are consecutive.
         if len(held) > _HELD and (left := held.popleft()) is not held[0]:
             self.free.append(left)

@@ -1,4 +1,4 @@
-"""Mixtures: several datasets in fixed proportions, which hold in every stretch of the order."""
+"""`mix`: several datasets in fixed proportions, which hold in every stretch of the order."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 
 Weights = Sequence[float]
 
-# A round has at most so many draws; weights that need more are rounded to parts of it.
+# Draws of a round; weights that need more are rounded to parts of it.
 _MOST_DRAWS = 1 << 16
 
 
 class Mixture(EpochSampler):
-    """A sampler over several datasets that draws from each by its weight; `edcache.mix` makes it.
+    """Sampler over several datasets that draws from each by its weight; `edcache.mix` makes it.
 
     Args:
-        dataset: what `edcache.concat` returned.
+        dataset: a result of `edcache.concat`.
         weights, stop, seed: as in `edcache.mix`.
         uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Attributes:
-        dataset: of the samples of all of them, which the positions refer to.
+        dataset: all samples; the positions refer to it.
 
     >>> DataLoader(mixture.dataset, batch_size=64, sampler=mixture)
     """
 
-    # DistributedSampler says of what the positions are.
+    # A name of DistributedSampler's.
     dataset: Any
     _may_repeat = True
 
@@ -104,10 +104,10 @@ def mix(
 
     Args:
         datasets: at least one; they are joined as by `edcache.concat`.
-        weights: one number for each, 0 or more: [5, 3, 2] as [0.5, 0.3, 0.2]. They are exact as decimals
-            that have a common denominator up to 65,536, others are rounded to parts of that.
-        stop: when an epoch ends. "first": when one dataset has been drawn from to its end. "longest": when
-            each has been, so that small ones come several times. A number: after so many draws.
+        weights: one number for each, 0 or more: [5, 3, 2] as [0.5, 0.3, 0.2]. They are exact as decimals that have a
+            common denominator up to 65,536, others are rounded to parts of that.
+        stop: the end of an epoch. "first": when one dataset has been drawn to its end. "longest": when each has been,
+            so that small ones come several times. A number of draws.
         seed: any integer. The same seed gives the same order in every process and on every platform.
         uneven, global_batch_size, num_replicas, rank: as in `edcache.samplers.Shuffle`.
     Returns:
@@ -115,10 +115,9 @@ def mix(
     Raises:
         OptionError: "weights=[1, nan]; give finite numbers of 0 or more, ..., one for each of 2 datasets".
 
-    Any stretch of the order has of each dataset its share, to less than 2 draws, and one from draw 0 to
-    less than 1. A dataset is drawn from in random order, and to its end before it
-    begins again in another order. The next epoch goes on where the last one stopped: nothing is left out.
-    State and resumption are those of the samplers.
+    Any stretch of the order has the share of each dataset, to less than 2 draws, and a stretch from draw 0 to less than
+    1. A dataset is drawn in random order, to its end before it begins again in another order. The next epoch goes on at
+    the end of the last one: nothing is left out. State and resumption are as of the samplers.
     Cost: no memory, but for a round of at most 65,536 draws; 0.2 us a draw.
 
     >>> mixture = edcache.mix([web, books, code], weights=[0.7, 0.2, 0.1])
@@ -128,8 +127,10 @@ def mix(
 
 
 class _Round(NamedTuple):
-    """Draws that come again and again. counts: of each dataset. sources: int64 [n], the dataset of each draw.
-    numbers: int64 [n], how many draws of its dataset were before it.
+    """Round of draws, which repeats.
+
+    counts: of each dataset. sources: int64 [n], the dataset of each draw. numbers: int64 [n], draws of its
+    dataset before it.
     """
 
     counts: Ints
@@ -138,7 +139,7 @@ class _Round(NamedTuple):
 
 
 def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
-    """Whole numbers in proportion to weights, of which the sum is at most `_MOST_DRAWS`."""
+    """Convert weights to whole numbers in proportion, with a sum of at most `_MOST_DRAWS`."""
     try:
         # As decimals: 0.1 means a tenth.
         parts = [Fraction(str(weight)) for weight in weights]
@@ -172,10 +173,10 @@ def _counts(weights: Weights, sizes: Sequence[int]) -> list[int]:
 
 
 def _round(counts: Sequence[int]) -> _Round:
-    """The draws of a round, in which the k-th of n equal ones lies in the k-th of n equal parts.
+    """Schedule a round: the k-th of n draws of a dataset lies in the k-th of n equal parts of the round.
 
-    Of those whose part has begun the one is drawn whose part ends first. So a prefix has of each dataset its
-    share to less than one draw.
+    Among the draws whose part has begun, the one whose part ends first comes next (earliest deadline first). So a
+    prefix has the share of each dataset to less than one draw.
     """
     total = sum(counts)
     begins = [(0, source, 0) for source, count in enumerate(counts) if count]
@@ -203,7 +204,7 @@ def _end(round_: _Round, source: int, size: int) -> int | None:
 
 
 class _Order(Computed):
-    """The draws of an epoch, as indices of the joined datasets. first: how many draws were before it."""
+    """Draws of an epoch, as indices of the joined datasets. first: number of draws before it."""
 
     def __init__(self, mixture: Mixture, first: int) -> None:
         super().__init__(mixture._count)

@@ -1,6 +1,6 @@
 """Random assignment to groups, repeats of rare classes, grouping and stable sorting, by numpy.
 
-Chance is a function of the seed alone: it comes from `numpy.random.Generator(PCG64(seed))`.
+All randomness is a function of the seed: it comes from `numpy.random.Generator(PCG64(seed))`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from edcache.labels import Classes
 
 
 def checked_seed(seed: int) -> int:
-    """Return a seed that a user gave; OptionError unless it is an integer from 0 up."""
+    """Return a user's seed; OptionError unless it is an integer from 0 up."""
     if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
         raise OptionError(f"seed={shown(seed)}; give an integer of 0 or more", option="seed")
     return int(seed)
 
 
 def generator(seed: int) -> np.random.Generator:
-    """Make the source of all randomness of one call."""
+    """Make the random generator of one call."""
     return np.random.Generator(np.random.PCG64(checked_seed(seed)))
 
 
@@ -40,7 +40,7 @@ def assigned(random: np.random.Generator | None, sizes: list[int]) -> npt.NDArra
 def assigned_by_class(
     random: np.random.Generator | None, codes: npt.NDArray[Any], tables: list[list[int]]
 ) -> npt.NDArray[Any]:
-    """Assign items to groups; of class c group k gets tables[c][k], as `assigned` within the class."""
+    """Assign items to groups; group k gets tables[c][k] items of class c, as by `assigned`."""
     most = max((len(sizes) for sizes in tables), default=1)
     groups = np.empty(len(codes), np.min_scalar_type(most - 1))
     if tables:
@@ -64,14 +64,14 @@ def grouped(codes: npt.NDArray[Any], count: int) -> tuple[Ints, Ints]:
 
 
 def oversampled(classes: Classes, strategy: str, seed: int) -> Ints:
-    """The positions of all samples, those of rare classes several times, one after the other."""
+    """Return the positions of all samples, each of a rare class several times, one after the other."""
     check_choice("strategy", strategy, ("exact", "multiply"))
     random = generator(seed)
     counts = np.bincount(classes.codes, minlength=len(classes.values))
     times, rest = np.divmod(int(counts.max(initial=0)), np.maximum(counts, 1))
     times = times[classes.codes]
     if strategy == "exact":
-        # Of each class so many are drawn once more, without replacement.
+        # The rest of each class is drawn once more, without replacement.
         tables = np.stack([counts - rest, rest], axis=1).tolist()
         times += assigned_by_class(random, classes.codes, tables)
     return np.repeat(np.arange(len(times), dtype=np.int64), times)

@@ -1,10 +1,10 @@
-"""Random permutations: of up to a million things shuffled by numpy, of more computed element by element.
+"""Random permutations: up to a million elements are shuffled by numpy, more are computed one by one.
 
 The functions are version 1 of docs/reference/orders.md, and stay: test_permutation.py has their values.
-Shuffled is by numpy's RandomState, whose stream numpy has frozen. Computed is by a Feistel network, in
-constant time and memory: a position is two digits, which take turns in adding a hash of the other one, over
-the numbers below a * b, where b is about a, in 10 rounds as in NIST's FF1. What comes out at count or above
-goes through it again. A word of 64 bits says which order it is.
+
+numpy's RandomState shuffles: its stream is frozen. A Feistel network computes, in constant time and memory: a position
+is two digits, which take turns in adding a hash of the other one, over the numbers below a * b with b about a, in 10
+rounds as in NIST's FF1. A result of count or more goes through it again. A word of 64 bits is the key of the order.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from edcache.base import Ints, once
 _Words = npt.NDArray[np.uint64]
 
 _VERSION = 1
-# The fractions of the golden ratio and of pi, as odd numbers of 64 bits.
+# Fractions of the golden ratio and of pi, as odd numbers of 64 bits.
 _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0x243F6A8885A308D3
-# Up to so many are listed: 60,000 take 1 ms (the network: 8), 2**20 25 ms (35) and 8 MiB, 2**22 170 ms (140).
+# Most elements of a shuffled list: 60,000 take 1 ms (the network: 8), 2**20 25 ms (35) and 8 MiB, 2**22 170 ms (140).
 _LISTED = 1 << 20
-# Up to so many, more rounds make each of the orders of a few things as likely as any other.
+# Up to these elements, more rounds make each order as likely as any other.
 _FEW = 1 << 16
 _ROUNDS, _ROUNDS_OF_FEW = 10, 24
-# The interim results of so many stay in the processor's cache.
+# Positions whose interim results stay in the processor's cache.
 _BLOCK = 1 << 14
-# A call of numpy takes as long for so many as for a few.
+# A call of numpy takes as long for these positions as for a few.
 _NEAR = 1 << 12
 _HALF = np.uint64(32)
 
 
 def word(*key: int) -> int:
     """Hash a key, such as a seed and an epoch, to 64 bits. Other keys have unrelated hashes."""
-    # Hexadecimal: of decimal digits Python makes 4,300 at most.
+    # Hexadecimal: Python makes at most 4,300 decimal digits.
     text = "/".join(("edcache order", *(format(part, "x") for part in (_VERSION, *key))))
     return int.from_bytes(hashlib.shake_128(text.encode()).digest(8), "little")
 
 
 def words(first: int, *numbers: Ints) -> _Words:
-    """A word for each combination of numbers of 0 or more, by SplitMix64: uint64 [n]."""
+    """Hash each combination of numbers of 0 or more to a word, by SplitMix64: uint64 [n]."""
     mixed = np.array([first], np.uint64)
     for number in numbers:
         mixed = mixed + (number.astype(np.uint64) + np.uint64(1)) * np.uint64(_FIRST)
@@ -54,10 +54,10 @@ def words(first: int, *numbers: Ints) -> _Words:
 
 
 def permuted(positions: Ints, counts: Ints, words: _Words) -> Ints:
-    """What stands at positions that are each of an order of its own, of `counts` things: int64 [n].
+    """Permute positions, each in its own order of `counts` elements: int64 [n].
 
     counts, words: one for each position, or arrays [1] for all.
-    Cost: 0.1 us each, and 0.2 us where the order is of at most 65,536 things; 0.03 us of one order.
+    Cost: 0.1 us each, 0.2 us if the order has at most 65,536 elements; 0.03 us in one order.
     """
     taken = np.empty(len(positions), np.uint64)
     is_few = np.broadcast_to(counts <= _FEW, len(positions))
@@ -79,7 +79,7 @@ def permuted(positions: Ints, counts: Ints, words: _Words) -> Ints:
 
 
 def _root(squares: _Words) -> _Words:
-    """The integer square roots; those of floats may be off by one above 2**52."""
+    """Compute integer square roots; the floats' may be off by one above 2**52."""
     roots = np.sqrt(squares.astype(np.float64)).astype(np.uint64)
     roots -= roots * roots > squares
     roots += (roots + np.uint64(1)) ** np.uint64(2) <= squares
@@ -107,7 +107,7 @@ def _network(positions: _Words, low_size: Any, high_size: Any, keys: Iterable[An
         np.multiply(hashed, size, out=hashed)
         np.right_shift(hashed, _HALF, out=hashed)
         np.add(low, hashed, out=low)
-        # Below zero is a huge number here, so that the smaller one is the remainder.
+        # A negative number is huge here, so the smaller one is the remainder.
         np.subtract(low, size, out=spare)
         np.minimum(low, spare, out=low)
         low, high, size, other = high, low, other, size
@@ -117,10 +117,10 @@ def _network(positions: _Words, low_size: Any, high_size: Any, keys: Iterable[An
 
 
 class Computed:
-    """An order of which every position is computed; those near the last ones are kept.
+    """Order whose positions are computed; a range around the last ones is kept.
 
     Args:
-        count: of the positions.
+        count: number of positions.
     """
 
     def __init__(self, count: int) -> None:
@@ -128,14 +128,14 @@ class Computed:
         self._near: tuple[int, Ints] = (0, np.empty(0, np.int64))
 
     def at(self, position: int) -> int:
-        """What stands at a position in [0, count)."""
+        """Return the element at a position in [0, count)."""
         start, near = self._near
         if start <= position < start + len(near):
             return int(near[position - start])
         return int(self.take(np.array([position]))[0])
 
     def take(self, positions: Ints) -> Ints:
-        """What stands at positions in [0, count): int64 [len(positions)]."""
+        """Return the elements at positions in [0, count): int64 [len(positions)]."""
         start, near = self._near
         if not 0 < len(positions) <= _NEAR:
             return self._computed(positions)
@@ -154,11 +154,11 @@ class Computed:
 
 
 def permutation(count: int, *key: int) -> Listed | Permutation:
-    """Return an order of 0 to count - 1, each as likely as any other: a function of the count and of a key.
+    """Return a random order of 0 to count - 1, a function of the count and of a key.
 
     Args:
-        count: how many, up to 2**63 - 1.
-        key: integers, such as a seed and an epoch. Other keys give orders that have nothing in common.
+        count: up to 2**63 - 1.
+        key: integers, such as a seed and an epoch. Orders of other keys are unrelated.
 
     It is pickled as count and key.
     """
@@ -166,7 +166,7 @@ def permutation(count: int, *key: int) -> Listed | Permutation:
 
 
 class Listed:
-    """A shuffled array, made when it is first asked for. Cost: 20 ns and 8 bytes a position."""
+    """Shuffled array, made at its first use. Cost: 20 ns and 8 bytes a position."""
 
     def __init__(self, count: int, *key: int) -> None:
         self._count, self._key = count, key
@@ -182,17 +182,17 @@ class Listed:
         return order
 
     def at(self, position: int) -> int:
-        """What stands at a position in [0, count)."""
+        """Return the element at a position in [0, count)."""
         return int(self._order[position])
 
     def take(self, positions: Ints) -> Ints:
-        """What stands at positions in [0, count): int64 [len(positions)]."""
+        """Return the elements at positions in [0, count): int64 [len(positions)]."""
         taken: Ints = self._order[positions]
         return taken
 
 
 class Permutation(Computed):
-    """An order that the network computes, of more things than are listed.
+    """Order that the network computes, of more elements than are shuffled.
 
     Cost: 0.03 us for each of many positions, 120 us for a single one that is far from the last ones.
     """

@@ -1,4 +1,4 @@
-"""Label columns added to an archive after its samples were written, and dropped again.
+"""Add label columns to an archive after its samples were written, and drop columns.
 
 Whole columns are appended to a sealed archive, with a new root. No sample is written again.
 """
@@ -39,7 +39,7 @@ def given(
     values: Any,
     on: str | None,
 ) -> LabelChange:
-    """The columns that `CachedDataset.add_labels` was given."""
+    """Make the change of `CachedDataset.add_labels`."""
     if not isinstance(what, str):
         if values is not None:
             raise OptionError("add_labels(table) takes on= alone; values go with a name")
@@ -65,7 +65,7 @@ def given(
 
 
 def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
-    """The columns of `in_memory_keys` of a complete archive, from its samples."""
+    """Compute columns of `in_memory_keys` of a complete archive, from its samples."""
     try:
         return _computed(cache, spec)
     except LabelError as error:
@@ -73,7 +73,7 @@ def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
 
 
 def dropped(cache: ArchiveDataset, names: Sequence[str]) -> LabelChange:
-    """Without the columns that `CachedDataset.drop_labels` was given."""
+    """Make the change of `CachedDataset.drop_labels`."""
     known = list(cache.labels)
     if not names:
         raise OptionError(f"drop_labels() takes the names of columns; this archive has: {', '.join(known)}")
@@ -84,7 +84,7 @@ def dropped(cache: ArchiveDataset, names: Sequence[str]) -> LabelChange:
 
 
 def publish(cache: ArchiveDataset, make: Callable[[], LabelChange]) -> None:
-    """Append changed labels to a dataset's archive, once more where another process compacts it meanwhile."""
+    """Append changed labels to a dataset's archive, once more if another process replaces it meanwhile."""
     _check(cache)
     if cache._filler is not None:
         cache._filler.flush()
@@ -117,7 +117,7 @@ def publish(cache: ArchiveDataset, make: Callable[[], LabelChange]) -> None:
 
 
 def _check(cache: ArchiveDataset) -> None:
-    """Raise OptionError where labels cannot be changed."""
+    """Raise OptionError if labels cannot be changed."""
     reader = cache._reader
     if reader.by_request:
         raise OptionError(
@@ -135,7 +135,7 @@ def _check(cache: ArchiveDataset) -> None:
 
 
 def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
-    """All columns of a table; with `on` its rows in the order of the dataset."""
+    """Take all columns of a table; with `on` its rows in the order of the dataset."""
     table = labels.given_table(given)
     if on is not None:
         if on not in cache.labels:
@@ -154,7 +154,7 @@ def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
 
 
 def _computed(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
-    """Compute labels from the samples that are there, or that a lazy cache can make."""
+    """Compute labels from the stored samples, or from a lazy cache."""
     stored = copy.copy(cache)
     stored._transform = None
     indices = np.arange(len(cache))

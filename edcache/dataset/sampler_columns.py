@@ -1,4 +1,4 @@
-"""What samplers take of a dataset: one value, number or class for each sample."""
+"""Columns for samplers: one value, number or class for each sample."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ Column = str | npt.ArrayLike
 
 
 def warn_of_absent(ds: Any, asked_by: str, columns: str, chosen: Any = slice(0)) -> None:
-    """Warn once of a lazy cache where samples are left out as their labels are not known yet.
+    """Warn once if samples of a lazy cache are left out because their labels are not known yet.
 
-    columns: a text with the names of those that are asked.
+    columns: a text with the names of the columns in use.
     """
     root: Any = getattr(ds, "_root", None)
     if getattr(root, "_filler", None) is None or root._reader.has_all:
@@ -35,7 +35,7 @@ def warn_of_absent(ds: Any, asked_by: str, columns: str, chosen: Any = slice(0))
 
 
 def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
-    """One value per sample: [len(ds)]."""
+    """Return one value per sample: [len(ds)]."""
     if isinstance(column, str):
         warn_of_absent(ds, "a sampler by labels", column)
     if isinstance(column, str) and not hasattr(ds, "labels"):
@@ -52,7 +52,7 @@ def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
 
 
 def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
-    """One number per sample, none missing: [len(ds)], integers, floats or bools."""
+    """Return one number per sample, none missing: [len(ds)], integers, floats or bools."""
     values = column_of(ds, column)
     missing = _is_missing(values)
     if missing.any():
@@ -61,7 +61,7 @@ def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
             f"{_named(column)}: sample {at} has no value; filter() such samples out, or give an array"
         )
     if values.dtype == object:
-        # As the labels of a view are without those that have none.
+        # Such are the labels of a view without missing values.
         listed = values.tolist()
         if all(isinstance(value, (int, float)) for value in listed):
             values = np.array(listed, None if listed else np.int64)
@@ -75,14 +75,14 @@ def _named(column: Column) -> str:
 
 
 def _is_missing(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Where a column has no value: None, nan or NaT, as the dtype has it."""
+    """Mark missing values: None, nan or NaT, by dtype."""
     if values.dtype == object:
         return np.fromiter((value is None for value in values.tolist()), bool, len(values))
     return np.asarray(values != values)
 
 
 def by_class(values: npt.NDArray[Any]) -> tuple[Ints, Ints]:
-    """Positions by class, as `grouped` gives them, without those of missing values.
+    """Group positions by class, as `grouped`, without missing values.
 
     Numbers and times come by rising class, others as they appear.
     """

@@ -1,4 +1,4 @@
-"""Orders that need no labels: as the dataset has it, a permutation, chunk by chunk, and those of others."""
+"""Orders without labels: of the dataset, a permutation, chunk by chunk, of another sampler."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 _LANES = 8
-# How many windows of a lane grow to the size of the others, and the part of it that the first one has.
+# Windows of a lane that grow to full size, and the divisor of the first one's size.
 _GROWING, _SMALLEST = 6, 64
 
 
 class Sequential(EpochSampler):
-    """A sampler that draws every sample once an epoch, in the order of the dataset.
+    """Sampler that draws every sample once an epoch, in the order of the dataset.
 
     Args:
         ds: any object with `len`.
@@ -41,15 +41,15 @@ class Sequential(EpochSampler):
 
 
 class Shuffle(EpochSampler):
-    """A sampler that draws every sample once an epoch, in a random order.
+    """Sampler that draws every sample once an epoch, in a random order.
 
     Args:
         ds: any object with `len`.
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
 
     Cost: an epoch of up to a million samples is shuffled at its start: 1 ms for 60,000, 25 ms and 8 MiB for a
-    million. Of more, what stands at a position is computed, 30 million positions a second, without memory
-    and start. `docs/reference/orders.md` says how.
+    million. Orders of more are computed, 30 million positions a second, without memory and start;
+    `docs/reference/orders.md` says how.
 
     >>> DataLoader(ds, batch_size=64, sampler=edcache.samplers.Shuffle(ds))
     """
@@ -62,31 +62,30 @@ class Shuffle(EpochSampler):
 
 
 class ChunkShuffle(EpochSampler):
-    """A sampler that draws every sample once, from a few chunks of the archive at a time.
+    """Sampler that draws every sample once an epoch, from a few chunks of the archive at a time.
 
     Args:
         ds: a cache or a view.
-        buffer: the number of chunks that are mixed at a time, by all lanes and ranks together. A chunk has
-            about 4 MiB, or the `chunk_size` of the writer.
-        lanes: the order has so many parts, of chunks of their own, that take turns. Where the number of ranks
-            divides `lanes`, each chunk is read by one rank, else by n / gcd(n, lanes) of n ranks. None is
-            what a loaded state has, or else 8, or the number of ranks if that is more. The order depends on
-            it: give it, for the same order in jobs of more than 8 ranks that begin anew.
+        buffer: the number of chunks that are mixed at a time, by all lanes and ranks together. A chunk has about 4 MiB,
+            or the `chunk_size` of the writer.
+        lanes: the number of parts of the order, each with its own chunks, that take turns. If the number of ranks
+            divides `lanes`, each chunk is read by one rank, else by n / gcd(n, lanes) of n ranks. None takes the number
+            of a loaded state, else 8, or the number of ranks if that is more. The order depends on it: give it, for the
+            same order in jobs of more than 8 ranks that begin anew.
         seed, uneven, global_batch_size, num_replicas, rank: as in `EpochSampler`.
     Raises:
         OptionError: "12 of 100 samples have no record, and so no chunk; leave out ds.missing".
 
-    The chunks come in a new random order every epoch. A lane permutes a window of them together, then the
-    next one, and no two lanes change windows at the same time. The first six windows of a lane are smaller,
-    from a 64th on, so that a first batch does not wait for whole chunks of a far archive. So samples end up
-    as far from where they lie as in a full permutation, but a lane's neighbours are often of one chunk: of
-    500 chunks in one lane, with buffers of 4, 16, 64: 23 %, 7 %, 2.6 % (permutation: 0.2 %, file order:
-    99 %). Where like samples lie together, as in files sorted by class, a batch has those of `buffer` chunks:
-    write them in a mixed order, or take a larger buffer.
+    The chunks come in a new random order every epoch. A lane permutes a window of them together, then the next one, and
+    no two lanes change windows at the same time. The first six windows of a lane are smaller, from a 64th on, so that a
+    first batch does not wait for whole chunks of a far archive. So samples move as far as in a full permutation, but
+    neighbours in a lane are often of one chunk: of 500 chunks in one lane, with buffers of 4, 16, 64: 23 %, 7 %, 2.6 %
+    (permutation: 0.2 %, file order: 99 %). If like samples lie together, as in files sorted by class, a batch has
+    samples of `buffer` chunks: write them in a mixed order, or take a larger buffer.
 
-    A chunk here is a run of consecutive samples, as many as a chunk has on average.
-    Cost: none, where samples lie in the file in the order of their indices. Of samples in another order
-    (`ds.save(ds.path)` sorts them), and of views but slices, 8 bytes and 0.05 us a sample.
+    A chunk here is a run of consecutive samples, of the average length of a chunk.
+    Cost: none, if samples are stored in the order of their indices. In another order (`ds.save(ds.path)` sorts them),
+    and for views but slices, 8 bytes and 0.05 us a sample.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ class ChunkShuffle(EpochSampler):
 
     @property
     def lanes(self) -> int:
-        """The number of parts of the order that take turns."""
+        """Number of parts of the order that take turns."""
         return max(_LANES, self.num_replicas) if self._lanes is None else self._lanes
 
     def load_state_dict(self, state: State) -> None:
@@ -138,10 +137,10 @@ class ChunkShuffle(EpochSampler):
 
 
 class Foreign(EpochSampler):
-    """The order of a sampler of another kind, as `Loader` takes it: drawn anew in each epoch, for one rank.
+    """Order of a foreign sampler for `Loader`: drawn anew in each epoch, for one rank.
 
     Args:
-        sampler: gives positions, or batches of them. It keeps its own state.
+        sampler: yields positions, or batches of them. It keeps its own state.
     """
 
     def __init__(self, ds: Any, sampler: Iterable[Any], gives_lists: bool) -> None:
@@ -175,7 +174,7 @@ class Foreign(EpochSampler):
 
     def _begin(self) -> Any:
         epoch = getattr(self._sampler, "epoch", None)
-        if isinstance(epoch, int):  # as a framework has told the sampler itself
+        if isinstance(epoch, int):  # a framework may have set it
             super().set_epoch(epoch)
         return super()._begin()
 
@@ -185,7 +184,7 @@ class Foreign(EpochSampler):
 
 
 def _runs(ds: Any, root: Any) -> tuple[Selection, int]:
-    """The positions of a dataset by the chunk of the sample, and how many a chunk has on average."""
+    """Sort the positions of a dataset by chunk; returns them, and the average samples of a chunk."""
     size, step = root._chunk_size(), ds._whole_selection().step
     if size is not None and step is not None:
         return Selection(range(len(ds))), -(-size // abs(step))
@@ -200,10 +199,10 @@ def _runs(ds: Any, root: Any) -> tuple[Selection, int]:
 
 
 class _ChunkOrder(Computed):
-    """The order of `ChunkShuffle`: lanes take turns, of which each permutes windows of a line of runs.
+    """Order of `ChunkShuffle`: lanes take turns; each permutes windows of a line of runs.
 
     Args:
-        count: of the samples, which lie in runs of `size`, the last one shorter.
+        count: number of samples, in runs of `size`, the last one shorter.
         key: of the order.
     """
 
@@ -212,7 +211,7 @@ class _ChunkOrder(Computed):
         self._size, self._lanes, self._word = size, lanes, word(*key)
         whole = count // size
         self._runs = permutation(whole, *key)
-        # The last run, of which the samples begin at `_last`, stands at a random place among the others.
+        # The last run, whose samples begin at `_last`, has a random place among the others.
         self._last = whole * size
         self._slot = int(words(self._word, np.array([lanes]))[0]) % (whole + 1) * size
         self._window = max(1, min(count, -(-buffer * size // lanes)))
@@ -233,7 +232,7 @@ class _ChunkOrder(Computed):
         return self._sample(places + begins + lanes * each + np.minimum(lanes, more))
 
     def _sample(self, places: Ints) -> Ints:
-        """What stands at places of the line of runs."""
+        """Return the samples at places of the line of runs."""
         rest = self._count - self._last
         is_last = (places >= self._slot) & (places < self._slot + rest)
         run, offset = np.divmod(places - rest * (places >= self._slot + rest), self._size)

@@ -1,7 +1,7 @@
-"""Saving: the stored records of a view copied into a new archive, each compared with its crc32, none decoded.
+"""Save a view: copy its stored records into a new archive; each is compared with its crc32, none decoded.
 
-The new archive is written beside its path, as `path + ".edcache.new"`, and gets its name in one step once it
-is sealed and on the disk (writer/temporary.py).
+The new archive is written beside its path, as `path + ".edcache.new"`, and gets its name in one step once it is sealed
+and on the disk (writer/temporary.py).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from edcache.reader import OnProgress, Reader, Session, fits
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
 
-# Bytes of a record's rows in the table of its chunk and in the index.
+# Bytes of a record in the table of its chunk and in the index.
 _ROW_NBYTES: Final = 64
 _DIGITS: Final = 5
 
@@ -88,7 +88,7 @@ def save(
 
 
 def tolerant(reader: Reader, opened: list[Session]) -> Reader:
-    """Read an archive by what is left of it; if it is opened once more for that, `opened` gets it."""
+    """Read the sound rest of an archive; if it is opened once more for that, `opened` gets it."""
     other, before = copy.copy(reader), reader.session
     try:
         other.skip_damage()
@@ -98,22 +98,22 @@ def tolerant(reader: Reader, opened: list[Session]) -> Reader:
     return other
 
 
-# -------------------------------------------------------------------------------------- what is copied
+# -------------------------------------------------------------------------------------- records to copy
 
 
 class StoredRecords:
-    """The records of a view's samples, in its order, as they lie in open archives.
+    """Stored records of a view, in its order, in open archives.
 
     Attributes:
         length: samples of the view. labels: their table, a row each.
-        readers, sessions: the archives in which the records lie. schemas: texts, each once.
-        rows: `format.ROW` [k], of each record, by rising place in the view, as its archive has it.
+        readers, sessions: of the archives with the records. schemas: texts, each once.
+        rows: `format.ROW` [k] of the records, by rising place in the view.
         places: int64 [k], in the view. ends: bytes of the records up to each.
-        source, sample, schema: int64 [k], of each row the number of its archive, its sample there, and its
-            position in `schemas`.
-        failures: why samples have no record, by rising place.
-        is_whole: the view is all of one archive, in its order.
-        skips_damage: damaged records are left out; `damaged` gets their places.
+        source, sample, schema: int64 [k], for each row the number of its archive, its sample there, and its
+            index in `schemas`.
+        failures: of samples without a record, by rising place.
+        is_whole: True if the view is all of one archive, in its order.
+        skips_damage: True leaves out damaged records; `damaged` gets their places.
     """
 
     def __init__(self, samples: Readable[Any], skips_damage: bool) -> None:
@@ -157,7 +157,7 @@ class StoredRecords:
                 return
 
     def _found(self, number: int, share: Stored) -> tuple[Ints, Rows, Ints, Ints, Ints]:
-        """The records of samples of one archive: places, rows, schemas, the archive's number and samples."""
+        """Look up the records of samples of one archive: places, rows, schemas, the archive's number and samples."""
         _, indices, places = share
         session = self.sessions[number]
         rows = session.index.rows(indices)
@@ -175,19 +175,19 @@ class StoredRecords:
         return places[has_record], rows, numbers[rows["schema"]], source, indices[has_record]
 
     def _note_failures(self, session: Session, indices: Ints, places: Ints) -> None:
-        """Keep why samples that have no record failed when they were made."""
+        """Keep the failures of samples without a record."""
         failures = {failure.index: failure for failure in session.index.failures}
         failed = np.isin(indices, np.array(list(failures), np.int64))
         pairs = zip(indices[failed].tolist(), places[failed].tolist(), strict=True)
         self.failures += [replace(failures[index], index=place) for index, place in pairs]
 
     def _check_missing(self, samples: Readable[Any]) -> None:
-        """Raise ArchiveError if samples may be missing that did not fail for good."""
+        """Raise ArchiveError if samples may be missing, but for final failures."""
         missing = self.length - len(self.rows) - sum(failure.final for failure in self.failures)
         open_ended = [
             session.path
             for session in self.sessions
-            # Nobody knows how many samples were to come.
+            # The number of samples to come is unknown.
             if not session.sealed and session.declared_length is None and self.length >= session.length
         ]
         if missing or open_ended:
@@ -199,7 +199,7 @@ class StoredRecords:
             )
 
     def archive_at(self, target: str) -> Session | None:
-        """The archive at the target, which is saved over itself; OptionError if samples would go."""
+        """Find the archive at the target, to save it over itself; OptionError if it would lose samples."""
         if not storage.exists(target):
             return None
         with closing(File.open(target, "r")) as file:
@@ -213,7 +213,7 @@ class StoredRecords:
         return session
 
     def parts(self, max_size: int) -> Iterator[range]:
-        """Consecutive places whose records and labels have about so many bytes, one place at the least."""
+        """Yield consecutive places whose records and labels have about `max_size` bytes, at least one place."""
         nbytes = np.full(self.length, self.labels.nbytes // max(1, self.length))
         nbytes[self.places] += self.rows["nbytes"].astype(np.int64) + _ROW_NBYTES
         ends = np.cumsum(nbytes)
@@ -235,7 +235,7 @@ class StoredRecords:
                 )
 
     def joint_head(self, length: int) -> Head:
-        """The head of an archive of some of the samples, which no call makes, so without a fingerprint."""
+        """Make the head of an archive of some samples, without a fingerprint, since no call makes them."""
         first, fields = self.sessions[0].head, label_fields(self.readers)
         return Head(
             uuid=uuid.uuid4().bytes,
@@ -248,7 +248,7 @@ class StoredRecords:
 
 
 def _fields_text(schema: str) -> str:
-    """The fields of samples and their kinds, in words."""
+    """List the fields of samples and their kinds, in words."""
     fields = (
         f"{'.'.join(map(str, field.path)) or 'sample'}: {field.kind}" for field in stored_fields(schema)
     )
@@ -256,11 +256,11 @@ def _fields_text(schema: str) -> str:
 
 
 def _way_of(head: Head) -> str:
-    """How records are stored, in words. Each says itself whether it is compressed."""
+    """Describe the storage of records; compression is a property of each."""
     return f"codec={base.shown(head.codec)}"
 
 
-# ------------------------------------------------------------------------------------------ the copying
+# ------------------------------------------------------------------------------------------ copy
 
 
 def _write(
@@ -290,7 +290,7 @@ def _write(
             if changes:
                 out.amend(**changes)
             left = format.labelled_columns(format.take_rows(labels, absent))
-            if left.num_columns:  # labels of samples whose record is left out
+            if left.num_columns:  # labels of samples without their record
                 seal(out, LabelChange(left, absent))
             seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
             with _replaceable(target, over):
@@ -298,7 +298,7 @@ def _write(
 
 
 def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.Table, list[str]]:
-    """The columns that chunks of the whole archive have, those that were added later, and those dropped.
+    """Divide the columns of a whole archive: of its chunks, added later, and names of dropped ones.
 
     Samples that are appended later have values in the first.
     """
@@ -315,7 +315,7 @@ def _copy_records(
 ) -> Ints:
     """Append the records of consecutive places, as chunks of about 4 MiB; returns places without one.
 
-    labels: a row for each of the places. Places are counted from the first.
+    labels: a row for each place. Places count from the first.
     """
     has_record = np.zeros(len(part), bool)
     low, high = np.searchsorted(records.places, [part.start, part.stop]).tolist()
@@ -337,7 +337,7 @@ def _copy_records(
 
 
 def _chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
-    """Consecutive rows that make a chunk each: one that reaches `CHUNK_NBYTES` is full."""
+    """Yield the consecutive rows of each chunk, which is full at `CHUNK_NBYTES`."""
     # Records of a few bytes take as much in the table.
     ends = np.cumsum(np.maximum(nbytes, 32).astype(np.int64))
     first = 0
@@ -349,10 +349,10 @@ def _chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
 
 
 def _sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
-    """The rows whose records fit their crc32, and these records.
+    """Read records; return the rows that fit their crc32, and their records.
 
-    Those of one archive are read together, in the order in which they lie.
-    Raises: CorruptRecordError, a record does not; unless damage is skipped.
+    Records of one archive are read together, by rising offset.
+    Raises: CorruptRecordError, a record does not fit; unless damage is skipped.
     """
     data = np.full(len(rows), None, object)
     for number in np.unique(records.source[rows]).tolist():
@@ -384,10 +384,10 @@ def _sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
 
 @contextmanager
 def _replaceable(target: str, over: Session | None) -> Iterator[None]:
-    """Let nobody append to the archive at a path for the block; without one nothing may be there.
+    """Lock the archive at a path against appends for the block; without `over` the path must be free.
 
-    Raises: ArchiveExistsError, something is there; ArchiveError, somebody fills it; StaleArchiveError, it
-    changed since it was opened.
+    Raises: ArchiveExistsError, a file is there; ArchiveError, another process fills it; StaleArchiveError, it changed
+    since it was opened.
     """
     if over is None:
         if storage.exists(target):

@@ -1,6 +1,6 @@
-"""Lazy index sequences of views: a range, an array, a repetition, a shuffle.
+"""`Selection`: lazy index sequences of views: a range, an array, a repetition, a shuffle.
 
-Positions are int64 and count in the selection; what they give counts in what was selected from.
+It maps positions in the view, int64, to indices of its dataset.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK = 1 << 13
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """A sequence of int64 that never changes: a range without negative numbers, or an array."""
+    """Immutable sequence of int64: a range without negative numbers, or an array."""
 
     numbers: range | Ints
 
@@ -29,7 +29,7 @@ class Selection:
         return len(self.numbers)
 
     def __getitem__(self, index: Any) -> Any:
-        """An int for a position, an int64 array for a slice."""
+        """Return an int for a position, an int64 array for a slice."""
         part = range(len(self))[index]
         return self.cut(part).array() if isinstance(part, range) else self.at(part)
 
@@ -41,11 +41,11 @@ class Selection:
         return np.array(self.array(), dtype)
 
     def at(self, position: int) -> int:
-        """What lies at a position in [0, len(self))."""
+        """Return the index at a position in [0, len(self))."""
         return int(self.numbers[position])
 
     def take(self, positions: Ints) -> Ints:
-        """What lies at positions in [-len(self), len(self))."""
+        """Return the indices at positions in [-len(self), len(self))."""
         numbers = self.numbers
         if isinstance(numbers, range):
             # numpy's min() and max() take three times as long as argmin().
@@ -57,17 +57,17 @@ class Selection:
         return taken
 
     def cut(self, part: range) -> Selection:
-        """Return a sub-range, all of it in [0, len(self)), without a copy."""
+        """Return a sub-range, which lies in [0, len(self)), without a copy."""
         return Selection(self.numbers[_as_slice(part)])
 
     @property
     def step(self) -> int | None:
-        """The distance between neighbours; None if they are not all equally far apart."""
+        """Distance between neighbours; None if it varies."""
         numbers = self.numbers
         return numbers.step if type(self) is Selection and isinstance(numbers, range) else None
 
     def array(self) -> Ints:
-        """All of it, read only; a view where this is an array."""
+        """Return all indices, read only; a view of an array."""
         numbers = self.numbers
         array = (
             self.take(np.arange(len(self), dtype=np.int64)) if isinstance(numbers, range) else numbers.view()
@@ -78,7 +78,7 @@ class Selection:
 
 @dataclass(frozen=True, eq=False)
 class Cycle(Selection):
-    """Another selection over and over: what lies at `numbers[k] % len(base)` of it."""
+    """Another selection repeated: position k is position `numbers[k] % len(base)` of it."""
 
     numbers: range
     base: Selection
@@ -100,7 +100,7 @@ class Cycle(Selection):
 
 
 class Order(Protocol):
-    """A bijection of [0, n), as `permutation` gives one."""
+    """Bijection of [0, n), such as `permutation` returns."""
 
     def at(self, position: int) -> int: ...
 
@@ -109,7 +109,7 @@ class Order(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Shuffled(Selection):
-    """Another selection in another order, of which `numbers` are the positions."""
+    """Another selection in another order; `numbers` are positions in the order."""
 
     numbers: range
     base: Selection
@@ -126,12 +126,12 @@ class Shuffled(Selection):
 
 
 def shuffled(selection: Selection, *key: int) -> Selection:
-    """A selection in the random order that a key determines; holds nothing."""
+    """Put a selection in the random order of a key, without an array."""
     return Shuffled(range(len(selection)), selection, permutation(len(selection), *key))
 
 
 def repeated(selection: Selection, times: int) -> Selection:
-    """A selection so many times over; holds nothing. OverflowError for more than an int64 counts."""
+    """Repeat a selection, without an array. OverflowError for more than int64 counts."""
     if times == 0 or not len(selection):
         return Selection(range(0))
     if times == 1:
@@ -142,5 +142,5 @@ def repeated(selection: Selection, times: int) -> Selection:
 
 
 def _as_slice(part: range) -> slice:
-    """What cuts an array or a range as `part` says: a slice counts a stop before the start from the end."""
+    """Convert a range to the slice that cuts it: a slice counts a negative stop from the end."""
     return slice(part.start, part.stop if part.stop >= 0 else None, part.step) if part else slice(0)

@@ -1,4 +1,4 @@
-"""Parts of a dataset that share no sample: by chance, with classes in proportion, with groups kept whole."""
+"""Split a dataset into parts that share no sample: at random, by class in proportion, by whole groups."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from edcache.dataset.ordering import assigned, assigned_by_class, generator, gro
 _LARGEST_DENOMINATOR = 10**9
 _ROUNDING = 1e-6
 
-# What is equal but for the last bits is equal on every platform.
+# Rounding makes ties that differ in the last bits equal on every platform.
 _DIGITS = 12
 
 
 def weights_of(parts: Sequence[Any], count: int) -> list[int]:
-    """The sizes of the parts of a split, fractions of 1 or counts of all, in numbers in proportion."""
+    """Convert the sizes of a split, fractions of 1 or counts, to integers in proportion."""
     if not parts:
         raise OptionError(
             "split() needs the sizes of the parts: fractions, split(0.8, 0.2), or counts of samples"
@@ -56,7 +56,7 @@ def parted(
     strata: npt.NDArray[Any] | None,
     groups: npt.NDArray[Any] | None,
 ) -> tuple[Ints, Ints]:
-    """Which samples each part has, as `grouped` gives it, by the class and the group of each sample."""
+    """Assign samples to parts, by class and group of each sample; returns them as `grouped`."""
     random = None if seed is None else generator(seed)
     if groups is not None:
         classes = np.zeros(count, np.uint8) if strata is None else strata
@@ -70,12 +70,12 @@ def parted(
 
 
 def sizes_of(count: int, weights: Sequence[int]) -> list[int]:
-    """How many samples each part has, within one of its share."""
+    """Return the number of samples of each part, within one of its share."""
     return apportioned([count], weights)[0] if count else [0] * len(weights)
 
 
 def check_folds(folds: int, count: int, group: str | None, groups: npt.NDArray[Any] | None) -> None:
-    """Refuse a number of folds of which some would be empty."""
+    """Raise OptionError if a fold would be empty."""
     if isinstance(folds, bool) or not isinstance(folds, (int, np.integer)) or folds < 2:
         raise OptionError(f"kfold({shown(folds)}): give a number of folds, 2 or more")
     most, what = count, "samples"
@@ -91,11 +91,10 @@ def _dealt_in_groups(
     groups: npt.NDArray[Any],
     weights: Sequence[int],
 ) -> npt.NDArray[Any]:
-    """The part of each sample, where all samples of a group are in one part.
+    """Return the part of each sample; all samples of a group are in one part.
 
-    The largest group goes first, or with classes the most uneven one, each to where it leaves the shares
-    most even: the sum over the parts and classes of the squares of what a part has of a class, relative to
-    its share, weighted with the shares.
+    The largest group goes first, or with classes the most uneven one, each to the part that leaves the shares most
+    even: by the sum over parts and classes of squared counts relative to the share, weighted with the shares.
     """
     if not len(groups):
         return groups
@@ -103,11 +102,11 @@ def _dealt_in_groups(
     kinds = int(codes.max()) + 1
     pairs = groups.astype(np.int64) * kinds + codes
     members = np.bincount(pairs, minlength=count * kinds).reshape(count, kinds)
-    # Where there are classes, a group of one class is harder to place than one of all.
+    # With classes, a group of one class is harder to place than one of all.
     weight = members.sum(axis=1) if kinds == 1 else members.std(axis=1).round(_DIGITS)
     order = np.arange(count)
     if random is not None:
-        # By chance among those of about one weight, or each seed would give the same parts.
+        # Random among groups of about one weight, or each seed would give the same parts.
         order = random.permutation(count)
         weight = np.floor(2 * np.log2(np.maximum(weight, 10.0**-_DIGITS)))
     order = order[np.argsort(-weight[order], kind="stable")]
@@ -117,7 +116,7 @@ def _dealt_in_groups(
 
 
 def _even(members: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> list[int]:
-    """The part of each group in turn; members: [groups, classes]."""
+    """Choose the part of each group, in their order; members: [groups, classes]."""
     shares = weights / weights.sum()
     with np.errstate(divide="ignore"):
         cost = 1 / (shares[:, None] * members.sum(axis=0) ** 2)
@@ -137,23 +136,23 @@ def _even(members: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) ->
 
 
 def apportioned(counts: Sequence[int], weights: Sequence[int]) -> list[list[int]]:
-    """How many of each row go into each column.
+    """Apportion the count of each row to columns by weight.
 
     Args:
         counts: of each row. weights: of each column, not all 0.
     Returns:
-        A row for each count, which adds up to it. The first rows together have in each column their sum's
-        share, `sum * weight / sum(weights)`, rounded down or up; so a row is within 2 of its share.
+        A row for each count, which adds up to it. The first rows together have in each column their sum's share, `sum *
+        weight / sum(weights)`, rounded down or up; so a row is within 2 of its share.
 
-    All are dealt one by one: each to the column that lacks it first, of those that may have one more already
-    (Tijdeman's schedule, 1980). Here those of a row are dealt at once.
+    Items are dealt one by one to the column that first needs one, among columns that may have one more (Tijdeman's
+    schedule, 1980). Here the items of a row are dealt at once.
     """
     whole, total = sum(weights), 0
     held, table = [0] * len(weights), []
     for count in counts:
         before, total = held, total + count
         held = [max(have, total * weight // whole) for have, weight in zip(held, weights, strict=True)]
-        # The share of these is not met yet, but for less than one.
+        # These columns lack less than one item.
         able = [k for k, weight in enumerate(weights) if held[k] * whole < total * weight]
         able.sort(key=lambda k: -((held[k] + 1) * -whole // weights[k]))
         for column in able[: total - sum(held)]:

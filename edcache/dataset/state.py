@@ -1,4 +1,4 @@
-"""States of an epoch: how far a job has come in an order, as a few plain numbers that JSON takes."""
+"""State of an epoch: the progress of a job in an order, as plain numbers and strings for JSON."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NUMBERS = ("version", "seed", "epoch", "samples", "length", "consumed")
 
 
 def archive_of(ds: Any) -> str:
-    """The uuid of the archive that a dataset reads, in hex; of several together; "" of none."""
+    """Return the uuid of a dataset's archive, in hex; a digest for several; "" for none."""
     heads = [getattr(reader, "head", None) for reader in getattr(ds, "_readers", ())]
     uuids = [bytes(head.uuid) for head in heads if head is not None]
     return uuids[0].hex() if len(uuids) == 1 else digest(*map(np.frombuffer, uuids)) if uuids else ""
 
 
 def digest(*arrays: npt.NDArray[Any]) -> str:
-    """Of the values of arrays: 16 hexadecimal digits. Cost: 1 ns a byte."""
+    """Digest the values of arrays to 16 hexadecimal digits. Cost: 1 ns a byte."""
     digest = hashlib.blake2b(digest_size=8)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).data)
@@ -34,14 +34,14 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
 
 
 def selections_of(ds: Any) -> list[Selection]:
-    """The selection of a dataset, and the selections of the datasets that it is put together of."""
+    """List the selections of a dataset and of its parts."""
     parts = getattr(getattr(ds, "_root", None), "_parts", ())
     own = [ds._whole_selection()] if hasattr(ds, "_whole_selection") else []
     return own + [one for part in parts for one in selections_of(part)]
 
 
 def view_text(selections: list[Selection]) -> str:
-    """Equal where selections are: ranges as they are, arrays as their digest. Cost: 1 ns a byte of arrays."""
+    """Describe selections, ranges as they are, arrays by digest: equal for equal ones. Cost: 1 ns a byte of arrays."""
     text = ", ".join(map(_text, selections))
     return text if len(text) <= _MOST_TEXT else digest(np.frombuffer(text.encode(), np.uint8))
 
@@ -60,7 +60,7 @@ def _text(selection: Selection) -> str:
 
 
 def check_shape(state: Any) -> None:
-    """Raise OptionError for what is no state that any `state_dict` returns."""
+    """Raise OptionError unless this is a state of `state_dict`."""
     lacking = {*_NUMBERS, "order", "archive", "view"} - (state.keys() if isinstance(state, dict) else set())
     if lacking:
         raise OptionError(f"not a state: no {', '.join(sorted(lacking))}; give what state_dict() returned")
@@ -79,7 +79,7 @@ def check_shape(state: Any) -> None:
 
 
 def check_fit(state: State, own: State) -> None:
-    """Raise OptionError for a state of another order than the one that gave `own`."""
+    """Raise OptionError for a state of another order than `own`."""
     first = ("order", "archive", "samples", "view")
     for name in (*first, *sorted((state.keys() | own.keys()) - {*_NUMBERS, *first}), "length"):
         if state.get(name) != own.get(name):

@@ -1,4 +1,4 @@
-"""Functions that samples pass on their way out, and their random numbers: of seed, epoch, index and draw."""
+"""Transforms of samples at a read, and their random numbers by seed, epoch, index and draw."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Draws: TypeAlias = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class Step:
-    """A function of samples, or of one field of theirs.
+    """Transform by one function of samples, or of one field.
 
     Args:
-        seed: of the generator that the function takes; None if it takes none. number: of the seeded functions
-            before it.
+        seed: of the generator that the function takes; None if it takes none. number: count of seeded
+            functions before it.
     """
 
     function: Callable[..., Any]
@@ -61,14 +61,14 @@ class Pipeline:
 
 
 def is_seeded(transform: Any) -> bool:
-    """True if a transform asks which sample it gets."""
+    """True if a transform takes random numbers."""
     return isinstance(transform, Pipeline) and transform.is_seeded
 
 
 def extended(
     before: Callable[[Any], Any] | None, function: Any, field: FieldPath = None, seed: int | None = None
 ) -> Pipeline:
-    """Add a function that a user gave to the transform of a view."""
+    """Add a user's function to the transform of a view."""
     if not callable(function):
         raise OptionError(f"with_transform() takes a function, not {shown(function)}")
     known: tuple[Step, ...] = ()
@@ -80,18 +80,17 @@ def extended(
 
 
 class Draw(int):
-    """A position that a sampler drew; it reaches the worker of a DataLoader as it is.
+    """Position that a sampler drew; it reaches the worker of a DataLoader with its attributes.
 
     Attributes:
-        epoch: of the draw. number: 1 and more count the draws of an epoch, of a sampler that may draw a
-            sample twice; 0 of others.
+        epoch: of the draw. number: of the draw in the epoch, from 1, if the sampler may draw a sample twice; else 0.
     """
 
     epoch: int
     number: int
 
     def __new__(cls, position: int, epoch: int, number: int = 0) -> Draw:
-        """An int with attributes."""
+        """Make an int with attributes."""
         draw = super().__new__(cls, position)
         draw.epoch, draw.number = epoch, number
         return draw
@@ -111,15 +110,15 @@ def drawn(items: Iterator[Any], epoch: int, numbers: Iterator[int] | None) -> It
 
 
 def draws_of(ds: Any, given: Any, positions: Ints, is_loader: bool = False) -> Draws | None:
-    """Epoch and draw of each sample that is read of a dataset; None if no transform of it is seeded.
+    """Return epoch and draw of each read of a sample; None if no transform of the dataset is seeded.
 
-    The draw is the number of a Draw; or else 1 + the position, in a view that repeats samples; or else 0.
+    The draw is the number of a Draw; else 1 + the position, in a view that repeats samples; else 0.
 
     Args:
-        given: what was asked for, perhaps a list of Draws. positions: the same in [-n, n), int64 [k].
-        is_loader: whether a DataLoader asks, which is not to read all epochs alike by mistake.
+        given: the requested indices, perhaps Draws. positions: the same in [-n, n), int64 [k].
+        is_loader: True for a DataLoader, which must not read all epochs alike by mistake.
     Raises:
-        OptionError: a DataLoader or a worker of one asks, and nothing tells the epoch.
+        OptionError: a DataLoader or a worker of one reads, and the epoch is unknown.
     """
     if not ds._is_seeded:
         return None
@@ -153,11 +152,11 @@ def generator_of(seed: int, epoch: int, index: int, draw: int, step: int) -> np.
 
 
 class _Words(ISeedSequence):
-    """The state that a generator begins with: four words of 64 bits, the first bytes the lowest."""
+    """Seed of a generator: four words of 64 bits, little-endian."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
 
     def generate_state(self, n_words: int, dtype: Any = np.uint64) -> npt.NDArray[Any]:
-        """Return the words, as PCG64 asks for them: uint64 [4]."""
+        """Return the words for PCG64: uint64 [4]."""
         return np.frombuffer(self._data, "<u8").astype(np.uint64, copy=False)

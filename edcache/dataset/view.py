@@ -1,4 +1,4 @@
-"""Views: every method that chooses samples or fields makes one, by index arithmetic alone."""
+"""`Samples`, the methods of datasets, and `View`, made by index arithmetic alone."""
 
 from __future__ import annotations
 
@@ -42,13 +42,12 @@ if TYPE_CHECKING:
 
 
 class Samples(Readable[T_co]):
-    """The methods of a cache and of its views: a sequence of samples with labels.
+    """Methods of a cache and of its views: a sequence of samples with labels.
 
-    No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made
-    from it share. The views of slices, take, repeat and shuffle have none. Random choices
-    depend on the seed only, so they are equal in every process and on every platform. A label column that
-    does not exist raises UnknownLabelError. A column whose values are lists or dicts raises LabelError.
-    A missing value counts as a value of its own.
+    No sample is read to make a view. A view has an index array (int64, 8 bytes per sample), which views made from it
+    share; views of slices, take, repeat and shuffle have none. Random choices depend on the seed alone, so they are
+    equal in every process and on every platform. An unknown label column raises UnknownLabelError; a column of lists
+    LabelError. A missing value counts as a value of its own.
     """
 
     @overload
@@ -56,7 +55,7 @@ class Samples(Readable[T_co]):
     @overload
     def __getitem__(self, index: slice | Sequence[int] | npt.NDArray[Any] | Tensor) -> View[T_co]: ...
     def __getitem__(self, index: Any) -> Any:
-        """One sample for an integer; a view for a slice, an index array, a list or a bool mask [len(self)].
+        """Return a sample for an integer; a view for a slice, an index array, a list or a bool mask [len(self)].
 
         Raises:
             SampleIndexError (an IndexError): "...: index 12 not in [-10, 10)".
@@ -69,17 +68,17 @@ class Samples(Readable[T_co]):
             return self._cut(range(len(self))[index])
         if is_array(index):
             length = len(self)
-            # A copy: what is given may be changed later.
+            # A copy: the user may change the array later.
             positions = np.array(checked_indices(integers(np.asarray(index), length), length))
             return self._picked(positions)
         position = self._position(index)
         return self._read(Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position)
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
-        """The samples at several positions, read together, as torch's DataLoader asks for a batch.
+        """Read the samples at several positions together; torch's DataLoader calls it for a batch.
 
-        A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets something
-        in their place that either collates by one gather a field, see `edcache/reader/collation.py`.
+        A DataLoader whose `collate_fn` is torch's `default_collate` or an `edcache.collate` gets an object that both
+        collate by one gather a field, see `edcache/reader/collation.py`.
         """
         if type(indices) is list and indices and type(indices[0]) is list:
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
@@ -91,20 +90,19 @@ class Samples(Readable[T_co]):
     # --------------------------------------------------------------------------------- by labels
 
     def filter(self, where: object = None, /, **conditions: object) -> View[T_co]:
-        """A view of the samples whose labels fulfil all conditions; no sample is read.
+        """Filter by labels: a view of the samples that fulfil all conditions; no sample is read.
 
         Args:
-            where: a bool mask [len(self)], an index array, a pyarrow expression, a where-string such as
-                "label in (0, 1) and split == 'train'", or a function that takes the label table (a pyarrow
-                Table) and returns a mask.
-            conditions: the name of a label column, with a value, a list of values, a range, None for missing
-                values, or a function that takes the column and returns a mask.
+            where: a bool mask [len(self)], an index array, a pyarrow expression, a where-string such as "label in (0,
+                1) and split == 'train'", or a function that takes the label table (a pyarrow Table) and returns a mask.
+            conditions: the name of a label column, with a value, a list of values, a range, None for missing values, or
+                a function that takes the column and returns a mask.
         Raises:
             UnknownLabelError: 'no label "lable"; this archive has: label, split; did you mean label?'.
             OptionError: the where-string cannot be parsed.
             OptionError: a mask has the wrong length; a function raised.
-        Warns: RuntimeWarning, nothing is found, and no row has a text that was looked for: "filter() finds no
-            sample: label "split" is 'trian' nowhere, but 'train', 'test'; did you mean train?".
+        Warns: RuntimeWarning, no sample is found, and no row has a text of a condition: "filter() finds no sample:
+        label "split" is 'trian' nowhere, but 'train', 'test'; did you mean train?".
 
         Cost: reads the label columns that are compared, and no sample.
 
@@ -113,24 +111,24 @@ class Samples(Readable[T_co]):
         rows = labels.matching_rows(self.labels, conditions, where)
         columns = [where, *conditions] if isinstance(where, str) else conditions
         warn_of_absent(self, "filter()", " ".join(columns), rows)
-        # A copy: an index array that is given may be changed later.
+        # A copy: the user may change an index array later.
         return self._picked(rows if where is None else rows.copy())
 
     def sort_by(self, name: str, descending: bool = False) -> View[T_co]:
-        """A view in the order of a label column. Equal values keep their order; text is in code point order.
+        """Sort by a label column. Equal values keep their order; text is in code point order.
 
         Missing values and nans are last, also with descending=True.
         """
         return self._picked(sorted_rows(single_values(self.labels, name, "sort_by"), descending))
 
     def oversample(self, name: str, strategy: str = "exact", seed: int = 0) -> View[T_co]:
-        """A view of all samples that repeats those of smaller classes. Copies of a sample are neighbours.
+        """Repeat samples of smaller classes. Copies of a sample are neighbours.
 
         Args:
             name: the label column with the class.
-            strategy: "exact" makes all classes as large as the largest. Some samples, drawn by `seed`, are
-                then repeated once more than others. "multiply" repeats all samples of a class equally often,
-                as many times as the class does not become larger than the largest.
+            strategy: "exact" makes all classes as large as the largest. Some samples, drawn by `seed`, are then
+                repeated once more than others. "multiply" repeats all samples of a class equally often, as many times
+                as the class does not become larger than the largest.
             seed: see strategy.
         """
         positions = oversampled(self._classes(name, "oversample"), strategy, seed)
@@ -144,11 +142,11 @@ class Samples(Readable[T_co]):
     # ------------------------------------------------------------------------------- by position
 
     def take(self, n: int) -> View[T_co]:
-        """A view of the first n samples; of all samples if there are fewer."""
+        """Take the first n samples; all samples if there are fewer."""
         return self._cut(range(len(self))[: _count("take", n)])
 
     def repeat(self, n: int | None = None, *, min_size: int | None = None) -> View[T_co]:
-        """A view that repeats the dataset n times, or until it has at least `min_size` samples."""
+        """Repeat the dataset n times, or until it has at least `min_size` samples."""
         if (n is None) == (min_size is None):
             raise OptionError(
                 "repeat() needs a number of times, repeat(3), or a size, repeat(min_size=10_000)"
@@ -165,10 +163,10 @@ class Samples(Readable[T_co]):
         return self._view(selection=selection, repeats=self._repeats or n > 1)
 
     def shuffle(self, seed: int) -> View[T_co]:
-        """A view of all samples in a random order. It is the same for the same seed and length.
+        """Shuffle all samples. The order is the same for the same seed and length.
 
-        The order stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or
-        `shuffle=True` of a DataLoader or of `loader`.
+        It stays the same in every epoch. For a new order in every epoch use `samplers.Shuffle`, or `shuffle=True` of a
+        DataLoader or of `loader`.
         """
         return self._view(selection=shuffled(self._whole_selection(), checked_seed(seed)))
 
@@ -180,15 +178,13 @@ class Samples(Readable[T_co]):
         """Split all samples into views. Each sample is in exactly one view.
 
         Args:
-            parts: fractions with the sum 1, or counts with the sum len(self). The size of a fraction is
-                rounded down or up.
-            seed: decides which samples are in which part. None takes the first samples for the first part,
-                and so on.
-            stratify: a label column. Each part then has the same share of each of its values, within two
-                samples.
-            group: a label column, such as the patient. All samples of one value are then in the same part.
-                Sizes of parts and of classes are then approximate: within a few samples, and nearest with
-                seed=None, which places the largest group first.
+            parts: fractions with the sum 1, or counts with the sum len(self). The size of a fraction is rounded
+                down or up.
+            seed: decides which samples are in which part. None takes the first samples for the first part, and so on.
+            stratify: a label column. Each part then has the same share of each of its values, within two samples.
+            group: a label column, such as the patient. All samples of one value are then in the same part. Sizes of
+                parts and of classes are then approximate: within a few samples, and nearest with seed=None, which
+                places the largest group first.
         Returns:
             One view for each part, in the order of this dataset.
         Raises:
@@ -208,15 +204,15 @@ class Samples(Readable[T_co]):
     def kfold(
         self, n: int, *, seed: int | None = 0, stratify: str | None = None, group: str | None = None
     ) -> list[tuple[View[T_co], View[T_co]]]:
-        """A pair of views (train, test) for each of n folds. Each sample is in exactly one test view.
+        """Make a pair of views (train, test) for each of n folds. Each sample is in exactly one test view.
 
         Args:
             seed, stratify, group: as in `split`.
         Raises:
             OptionError: there are fewer samples, or groups, than folds.
 
-        A test view is in the order of this dataset. A train view has the folds after its test fold, one
-        after the other. All views share one array with two indices per sample.
+        A test view is in the order of this dataset. A train view has the folds after its test fold, one after the
+        other. All views share one array with two indices per sample.
         """
         strata, groups = self._codes(stratify, "kfold"), self._codes(group, "kfold")
         split.check_folds(n, len(self), group, groups)
@@ -231,24 +227,23 @@ class Samples(Readable[T_co]):
         ]
 
     def _codes(self, name: str | None, asked_by: str) -> npt.NDArray[Any] | None:
-        """The value of a label column that each sample has, numbered from 0."""
+        """Return the class of each sample by a label column, numbered from 0."""
         return None if name is None else self._classes(name, asked_by).codes
 
-    # ------------------------------------------------------------------- what a sample consists of
+    # ------------------------------------------------------------------- fields and transforms
 
     def select(self, *fields: FieldPath, as_tuple: bool = False) -> View[Any]:
-        """A view whose samples have only some fields. Only the bytes of these fields are read.
+        """Select some fields. Only the bytes of these fields are read.
 
         Args:
             fields: paths of fields, in the wanted order: "image", "target.boxes", 1 or ("target", 0).
-            as_tuple: True makes samples tuples of the fields. False makes them dicts whose keys are the given
-                paths.
+            as_tuple: True makes samples tuples of the fields. False makes them dicts whose keys are the given paths.
         Raises:
             OptionError: a field is given twice; at the first read, the samples do not have the field.
 
-        Samples keep what was stored, also where `add_labels` changed a label column: `ds.labels["label"]` is
-        the column, and reads no record. A `transform` of the cache gets the selected fields. After
-        `with_transform`, the fields are those of its result, and complete samples are read.
+        Fields are as stored, even if `add_labels` changed the label column of a field: `ds.labels["label"]` is the
+        column, and reads no record. A `transform` of the cache gets the selected fields. After `with_transform`, the
+        fields belong to its result, and complete samples are read.
 
         >>> ds.select("image", "label", as_tuple=True)[0]
         """
@@ -266,22 +261,21 @@ class Samples(Readable[T_co]):
         field: FieldPath = None,
         seed: int | None = None,
     ) -> View[Any]:
-        """A view that calls a function for each sample at every read, such as a random augmentation.
+        """Call a function for each sample at every read, such as a random augmentation.
 
         Args:
             fn: takes a sample and returns the sample to use instead.
             field: the path of one field, as in `select`. `fn` then gets and returns only this field.
-            seed: an integer of 0 or more. `fn(sample, rng)` then gets a new `numpy.random.Generator` for each
-                read. What it gives depends on seed, epoch and index of the sample, and on nothing else: not
-                on worker, thread, rank, batch or resumption. Reads of a sample that comes several times in an
-                epoch differ. Each function that a sample passes has numbers of its own. The epoch is that of
-                `loader` or of a sampler of `edcache.samplers` that was made of this dataset; any other
-                DataLoader needs `set_epoch`.
+            seed: an integer of 0 or more. `fn(sample, rng)` then gets a new `numpy.random.Generator` for each read. Its
+                numbers depend on seed, epoch and index of the sample alone: not on worker, thread, rank, batch or
+                resumption. Reads of a sample that comes several times in an epoch differ, and so do several functions
+                of a sample. `loader` and samplers of `edcache.samplers` that were made of this dataset know the epoch;
+                any other DataLoader needs `set_epoch`.
         Raises:
             OptionError: fn is not a function; at the first read, the samples do not have the field.
 
-        Transforms run in the order in which they were added, after the `transform` of the cache. Worker
-        processes that are started by spawn need an `fn` that can be pickled.
+        Transforms run in the order in which they were added, after the `transform` of the cache. Worker processes that
+        are started by spawn need an `fn` that can be pickled.
         Cost: with a seed 8 us a read.
 
         >>> ds.with_transform(field="image", fn=augment)
@@ -289,14 +283,14 @@ class Samples(Readable[T_co]):
         return self._view(added=extended(self._added, fn, field, seed))
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the seeded transforms of a dataset, and of all its views, the epoch that is read.
+        """Set the epoch of the seeded transforms of a dataset, and of all its views.
 
         Args:
             epoch: 0 or more.
 
-        It is for a DataLoader without a sampler of `edcache.samplers`: call it before each iteration. Workers
-        see it, also persistent ones. A loader and such a sampler know their epoch themselves. Other reads are
-        of the epoch that was set last, or of epoch 0.
+        It is for a DataLoader without a sampler of `edcache.samplers`: call it before each iteration. Workers see it,
+        also persistent ones. A loader and such a sampler know their epoch themselves. Other reads are of the epoch that
+        was set last, or 0.
         """
         base.check_count("epoch", epoch, 0)
         root = self._root
@@ -305,7 +299,7 @@ class Samples(Readable[T_co]):
             root._epoch = torch.zeros((), dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
         root._epoch.fill_(int(epoch))
 
-    # ------------------------------------------------------------------------------------- keeping it
+    # ------------------------------------------------------------------------------------- copies
 
     def save(
         self,
@@ -317,45 +311,42 @@ class Samples(Readable[T_co]):
     ) -> list[str]:
         """Copy the stored samples of this dataset, in its order and with their labels, into a new archive.
 
-        It works for views of one archive or of several, also behind URLs. Records are copied without decoding
-        them, and the crc32 of each is checked. Sample i of the new archive is sample i of this dataset. A
-        sample that failed for good stays without a record, and keeps the reason. All samples of one archive
-        in their order take its fingerprint along, so `CachedDataset(source, path)` accepts the new one as the
-        old one.
+        It works for views of one archive or of several, also behind URLs. Records are copied without decoding them, and
+        the crc32 of each is checked. Sample i of the new archive is sample i of this dataset. A sample that failed for
+        good stays without a record, and keeps its failure. All samples of one archive in their order keep its
+        fingerprint, so `CachedDataset(source, path)` accepts the new archive too.
 
         Args:
-            path: the new file. It may be that of the archive itself if all of its samples are saved in their
-                order: `ds.save(ds.path)` rewrites it without replaced records, old seals and small chunks.
+            path: the new file. It may be the archive itself if all of its samples are saved in their order:
+                `ds.save(ds.path)` rewrites it without replaced records, old seals and small chunks.
             max_size: writes several files of about this many bytes, as a number or a text such as "2GB":
                 train-00000.zip, train-00001.zip, ... for the path train.zip.
-            skip_damaged: True leaves out samples whose record is damaged or missing. They keep their place
-                and labels; `missing` of the new archive has them.
+            skip_damaged: True leaves out samples whose record is damaged or missing. They keep their place and labels;
+                `missing` of the new archive has them.
             on_progress: a function that is called with (bytes of records copied, bytes of records).
         Returns:
             The paths of the new files; one without max_size.
         Raises:
-            OptionError: samples are not as they are stored: a transform, selected fields or `zip_fields`
-                changes them; or some archives compress and others do not. `CachedDataset(view, path)` stores
-                what such a view gives.
+            OptionError: samples are not as they are stored: a transform, selected fields or `zip_fields` changes
+                them; or some archives compress and others do not. `CachedDataset(view, path)` stores the samples of
+                such a view.
             ArchiveError: "save(): ...: 3 of 20 samples have no record; fill it first, or ...".
             CorruptRecordError: "train.zip: record 17 at offset 4,096 fails its crc32, ...".
             ArchiveExistsError: another file is at the path.
-            ArchiveError, StaleArchiveError: the archive that would be replaced is being written, or has
-                changed since it was opened.
-            StorageError: the disk is full or fails. After any error there is no new file, and an old one is
-                as it was.
-        Warns: PartialArchiveWarning, damaged samples or labels were left out; it names them. RuntimeWarning,
-            samples of two archives have no structure in common, as tensors and image files.
+            ArchiveError, StaleArchiveError: the archive that would be replaced is being written, or has changed since
+                it was opened.
+            StorageError: the disk is full or fails. After any error there is no new file, and an old one is unchanged.
+        Warns: PartialArchiveWarning, damaged samples or labels were left out; it names them. RuntimeWarning, samples of
+            two archives have no structure in common, as tensors and image files.
 
-        Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and the
-        labels.
-        Safety: after a kill at any time the path has what was there before, or all of the new archive; with
-            max_size the files that were finished. Open readers of a replaced archive keep the old file, and
-            see the new one after `refresh`. Samples that others append meanwhile are not copied.
+        Cost: reads and writes every record once. It takes about 100 bytes of memory per sample, and the labels.
+        Safety: after a kill at any time the path has the old file, or all of the new archive; with max_size the
+        finished files. Open readers of a replaced archive keep the old file, and see the new one after `refresh`.
+        Samples that others append meanwhile are not copied.
 
         >>> ds.filter(split="train", label=[0, 1]).save("small.zip")
         """
-        # By readers of its own, which do not stop at damage: those of this dataset stay as they are.
+        # By other readers, which do not stop at damage.
         opened: list[Session] = []
         try:
             samples = self._reread(lambda reader: tolerant(reader, opened)) if skip_damaged else self
@@ -364,24 +355,24 @@ class Samples(Readable[T_co]):
             for session in opened:
                 session.file.close()
 
-    # -------------------------------------------------------------------------------- looking at it
+    # -------------------------------------------------------------------------------- browser
 
     def view(
         self, *, port: int | None = None, open_browser: bool = True, block: bool | None = None
     ) -> Viewer:
-        """Look at the samples in a browser, by a page that this process serves to this machine alone.
+        """Show the samples in a browser, on a page that this process serves to this machine alone.
 
         Args:
-            port: where to listen; None takes a free one.
-            open_browser: show the page in a browser now, where there is a screen.
-            block: serve until Ctrl-C. None does so in a script; in a notebook and at a prompt the page is
-                served in the background.
+            port: the port of the server; None takes a free one.
+            open_browser: True opens a browser now, if there is a screen.
+            block: True serves until Ctrl-C. None does so in a script; in a notebook and at a prompt the page is served
+                in the background.
         Returns:
-            The server: `url`, which lets a browser in, and `close()`. A notebook shows it as a link.
+            The server: `url`, with the key of the page, and `close()`. A notebook shows it as a link.
         Raises:
             StorageError: the port is taken.
 
-        Samples are shown as they are read, behind transforms.
+        Samples are shown as they are read, after transforms.
         """
         from edcache import display
 
@@ -389,10 +380,10 @@ class Samples(Readable[T_co]):
         one = display.Shown(name, lambda: self.labels, lambda: self, "ds")
         return display.view([one], port=port, open_browser=open_browser, block=block)
 
-    # ------------------------------------------------------------------------------- making views
+    # ------------------------------------------------------------------------------- views
 
     def _view(self, **changes: Any) -> View[Any]:
-        """Make a view like this but for the selection, the fields, the transforms or the repeats."""
+        """Make a view like this with another selection, other fields, transforms or repeats."""
         state: dict[str, Any] = {"selection": self._selection, "fields": self._fields, "added": self._added}
         return View(self._root, **state | {"repeats": self._repeats} | changes)
 
@@ -405,7 +396,7 @@ class Samples(Readable[T_co]):
         return self._view(selection=Selection(self._root_indices(positions)))
 
     def _reread(self, change: Callable[[Reader], Reader]) -> Samples[Any]:
-        """The same samples read by other readers; a function that transforms them gets what it got."""
+        """Copy this dataset with other readers; not if a transform would get other samples."""
         whole: Any = self._root
         other = whole if self._transform is not None else whole._with_readers(change)
         if self is whole:
@@ -413,15 +404,15 @@ class Samples(Readable[T_co]):
         return View(other, self._selection, self._fields, self._added, self._repeats)
 
     def _with_files(self) -> Samples[Any]:
-        """The same with image files as `ImageFile`s, unless another form was asked for."""
+        """Copy this dataset with image files as `ImageFile`s, unless a decoding was given."""
         return self._reread(_without_decoding)
 
 
 class View(Samples[T_co]):
-    """Some samples of a dataset, in some order, perhaps with some fields only or with a transform.
+    """View of a dataset: some samples, in some order, perhaps with some fields only or with a transform.
 
-    The methods of datasets return views. `indices` are the positions in the dataset that a view is of. A view
-    is pickled with its index array, as that dataset is, in less than 2 kB besides.
+    The methods of datasets return views. `indices` are the positions in the dataset of the view. A view is pickled with
+    its index array and its dataset, which take less than 2 kB besides.
     """
 
     def __init__(
@@ -448,14 +439,14 @@ class View(Samples[T_co]):
         return self._whole
 
     def add_labels(self, *arguments: Any, **options: Any) -> View[T_co]:
-        """Raise OptionError, because labels belong to the complete dataset."""
+        """Raise OptionError: labels belong to the complete dataset."""
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
 
 
 def _without_decoding(reader: Reader) -> Reader:
-    """The reader, or another one that decodes no image files if it was asked for no other form."""
+    """Return a reader that decodes no image files, unless a decoding was given."""
     if reader.decoding is not None:
         return reader
     other = copy.copy(reader)
@@ -464,12 +455,12 @@ def _without_decoding(reader: Reader) -> Reader:
 
 
 def _runs(selection: Selection, ends: Ints) -> list[Selection]:
-    """What is selected from each end to the next; all share one array."""
+    """Cut a selection at each end; all parts share one array."""
     return [selection.cut(range(start, end)) for start, end in itertools.pairwise(ends.tolist())]
 
 
 def _count(name: str, n: Any) -> int:
-    """A number of samples that a user gave."""
+    """Return a user's number of samples; OptionError unless it is an integer from 0 up."""
     try:
         count = operator.index(n)
     except TypeError:

@@ -1,4 +1,4 @@
-"""Several datasets as one, the fields of each sample side by side."""
+"""`zip_fields`: several datasets as one, the fields of each sample side by side."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def zip_fields(*datasets: Samples) -> Zipped:
     Args:
         datasets: two or more datasets of the same length, whose samples are dicts.
     Raises:
-        OptionError: "zip_fields(): the datasets have 10 and 12 samples; ..."; their `batch_transform`s
-            differ; at the first read, two of them have the same field.
+        OptionError: "zip_fields(): the datasets have 10 and 12 samples; ..."; their `batch_transform`s differ; at the
+            first read, two of them have the same field.
 
-    `labels` has the columns of all datasets. If two have a column of the same name, that of the first is
-    used. Each dataset keeps its transforms. A read takes all fields of all datasets: `select` before zipping.
+    `labels` has the columns of all datasets. If two have a column of the same name, the first counts. Each dataset
+    keeps its transforms. A read takes all fields of all datasets: `select` before zipping.
 
     >>> images_and_features = edcache.zip_fields(images, features.select("embedding"))
     """
@@ -35,7 +35,7 @@ def zip_fields(*datasets: Samples) -> Zipped:
 
 
 class Zipped(Combined):
-    """The fields of several datasets of one length side by side; `zip_fields` makes it."""
+    """Fields of several datasets of one length side by side; `zip_fields` makes it."""
 
     called = "zip_fields"
     _length = 0
@@ -54,12 +54,12 @@ class Zipped(Combined):
 
     @property
     def missing(self) -> Ints:
-        """The indices that have no record in one of the datasets: int64 [k], sorted."""
+        """Indices without a record in one of the datasets: int64 [k], sorted."""
         return np.unique(np.concatenate([part.missing for part in self.parts]))
 
     @property
     def errors(self) -> list[Failure]:
-        """Why samples have no record, for those that failed when they were made, of all datasets."""
+        """Failures of samples, of all datasets."""
         return [failure for part in self.parts for failure in part.errors]
 
     def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:

@@ -164,7 +164,7 @@ class Description(tuple[ColumnSummary, ...]):
 
 def _cells(column: ColumnSummary) -> tuple[str, ...]:
     name, kind, *values = (getattr(column, field.name) for field in fields(column))
-    # Anybody may have written names and texts: escaped, they do not steer a terminal.
+    # Names and texts of a stranger, escaped, do not steer a terminal.
     return (name if name.isprintable() else shown(name), kind, *map(_text, values))
 
 

@@ -32,7 +32,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
             expression see `comparable` columns.
     Returns:
         int64 positions in [0, labels.num_rows), ascending; an array of rows keeps its order and repeats. A missing
-            value fulfils no condition but None.
+        value fulfils no condition but None.
     Raises:
         UnknownLabelError: no such column.
         LabelError: a value of another kind than its column.

@@ -49,7 +49,7 @@ class Special:
     """Other collation of some fields. A subclass is hashable."""
 
     def way(self, decoder: Decoder, node: Node) -> Collate | None:
-        """Return the collation of the value at a node; None for that of default_collate."""
+        """Return the collation of the value at a node; None for default_collate's."""
         raise NotImplementedError
 
     def of_samples(self, samples: Sequence[Any]) -> Any:

@@ -1,7 +1,7 @@
 """`Records`: of one or several schemas or archives, samples that are no records, fields side by side.
 
-All mappings and memory of a process lie in one space of addresses, so records of one schema are one `Group` wherever
-they are. Bytes between them are never touched.
+All mappings and memory of a process lie in one space of addresses, so records of one schema, of any files, are one
+`Group`. Bytes between them are never touched.
 """
 
 from __future__ import annotations
