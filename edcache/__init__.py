@@ -1,14 +1,14 @@
 """edcache: a crash-safe, filterable, single-file cache for PyTorch datasets.
 
     cachable        decorate a dataset factory: the first call fills, later calls open
-    CachedDataset   the dataset over an archive; from_cache() opens one without its source. save() of it and
-                    of its views copies what is stored into a new archive
+    CachedDataset   the dataset over an archive; from_cache() opens one without its source; save(), also of
+                    a view, copies stored samples into a new archive
     CacheWriter     write an archive without a Dataset
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
     concat          several datasets as one; mix() draws from them in proportions, zip_fields() puts their
                     fields side by side
-    copy_to_local   copy an archive that is far away to a disk of this machine, once for all its processes
+    copy_to_local   copy a far archive to a disk of this machine, once for all its processes
     import_cache    an archive from another system's cache; compat has the old names of some
     register        let the codec store a class of yours: an enum, a dataclass, any other
     samplers        Sequential, Shuffle, Balanced, Weighted, ByLength, ChunkShuffle, Mixture: orders for a
@@ -16,10 +16,10 @@
     verify          check every byte of an archive; digest() identifies it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
     export          samples as tar shards, folders or Parquet
-    CacheOptions    what these take by keyword, as an object
+    CacheOptions    the keywords of these, as an object
     EdcacheError    the base of every exception; edcache.errors has all of them and shows their tree
 
-The rooms, lowest floor first. Imports go down only, and from another room only what its `__init__` names
+The rooms, lowest floor first. Imports go down only, and take from another room only names of its `__init__`
 (tests/project/test_layers.py):
 
     0  base      errors, options as objects, progress, small helpers
@@ -28,12 +28,12 @@ The rooms, lowest floor first. Imports go down only, and from another room only 
     1  codec     a sample to the bytes of a record, and back
     2  labels    columns of labels: collected, compared, filtered, exchanged
     3  reader    an open archive: records by index, many at once; collated batches
-    4  display   what a person sees: pictures, trees, summaries, HTML
-    4  writer    append, seal and fill; fingerprints of sources; what a backend answers
-    5  dataset   what a user holds: CachedDataset, views, samplers, loaders, @cachable
+    4  display   pictures, trees, summaries, HTML
+    4  writer    append, seal and fill; fingerprints of sources; the base of backends
+    5  dataset   datasets of the user: CachedDataset, views, samplers, loaders, @cachable
     6  tools     verify, digest, housekeeping
     6  interop   caches of other systems, files of other formats, folders of images
-    6  backends  where archives are: files, remote, mirror, shm, redis
+    6  backends  places of archives: files, remote, mirror, shm, redis
     7  cli       parse, call one function, print, exit code
 """
 

@@ -1,4 +1,4 @@
-"""The exception tree."""
+"""Exception tree."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from edcache.base.errors import *  # noqa: F403
 
 
 def _drawn(kind: type[Exception], before: str = "") -> Iterator[str]:
-    """The classes below one, a line each: the builtins that it is too, and what it is."""
+    """Draw the classes below one, a line each, with their builtin bases and descriptions."""
     below = kind.__subclasses__()
     for each in below:
         branch, more = ("└── ", "    ") if each is below[-1] else ("├── ", "│   ")

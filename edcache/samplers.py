@@ -4,7 +4,7 @@ Sequential     every sample once, in the order of the dataset
 Shuffle        every sample once, in a random order
 Balanced       every class equally often
 Weighted       each sample by its weight
-ByLength       batches of samples that are alike in length
+ByLength       batches of samples of similar length
 ChunkShuffle   the archive chunk by chunk, mixed within a buffer
 Mixture        several datasets in fixed proportions; edcache.mix makes it
 """

@@ -1,4 +1,4 @@
-"""The command line: parse, call one function, print, exit code."""
+"""Command line: parse, call one function, print, exit code."""
 
 from lazy_loader import attach_stub
 

@@ -24,14 +24,14 @@ from edcache.storage import is_in_memory, located
 
 
 class Call:
-    """A call of a dataset factory that was not made yet.
+    """Call of a dataset factory, not made yet.
 
     Args:
         where: "package.module:factory"; the module is imported, with the current folder on the path.
-        arguments: texts "name=value"; a value is read as JSON where it is JSON, and as text elsewhere.
-        version: the text of the user's version, read alike; None takes that of @cachable.
+        arguments: texts "name=value"; a value is read as JSON if it is JSON, else as text.
+        version: the text of the user's version, read alike; None takes @cachable's.
     Attributes:
-        options: of a function under @cachable, its options, but for how to read and when to fill.
+        options: of a function under @cachable, but for verify, lazy and keep_existing.
     """
 
     def __init__(self, where: str, arguments: Sequence[str], version: str | None) -> None:
@@ -85,7 +85,7 @@ def _loaded(where: str) -> Any:
 
 @contextmanager
 def _users_code(text: str) -> Iterator[None]:
-    """Let whatever a user's code raises, sys.exit() too, be an error that begins with a text."""
+    """Turn exceptions of a user's code, sys.exit() too, into an error that begins with a text."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -117,12 +117,11 @@ def _value(text: str) -> Any:
 def build(factory: str, arguments: Sequence[str], version: str | None, **options: Any) -> None:
     """Fill an archive with the dataset that a function makes.
 
-    MODULE:FACTORY is imported with the current directory on the path and called with the --arg
-    values, read as JSON where they are JSON ('"3"' is the text 3) and as text elsewhere; --version
-    is read alike. Only samples that the archive lacks are computed, so the same command resumes
-    after a kill, and several at once share the work. A call of the function under @cachable with
-    the same path and arguments opens what this built; of a decorated function, its options are the
-    defaults here.
+    MODULE:FACTORY is imported with the current directory on the path and called with the --arg values, read as JSON
+    if they are JSON ('"3"' is the text 3), else as text; --version is read alike. Only samples that the archive
+    lacks are computed, so the same command resumes after a kill, and several at once share the work. A call of the
+    function under @cachable with the same path and arguments opens this archive; the options of a decorated function
+    are the defaults here.
 
     \b
     Example:
@@ -142,7 +141,7 @@ def build(factory: str, arguments: Sequence[str], version: str | None, **options
 @click.argument("folder", type=PATH)
 @output()
 @click.option(
-    "--decode", type=click.Choice(["pil", "numpy", "tensor"]), default="pil", help="Images as they are read."
+    "--decode", type=click.Choice(["pil", "numpy", "tensor"]), default="pil", help="Form of images at a read."
 )
 @click.option(
     "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
@@ -151,10 +150,9 @@ def build(factory: str, arguments: Sequence[str], version: str | None, **options
 def images(folder: str, decode: Any, extensions: Sequence[str], **options: Any) -> None:
     """Fill an archive with a tree of image files, as they are.
 
-    FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label,
-    path and class_name are label columns. Nothing is decoded before a sample is read. The same command
-    resumes after a kill; files that changed since then make the archive another folder's, and --rebuild
-    builds it anew.
+    FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label, path and
+    class_name are label columns. Nothing is decoded before a sample is read. The same command resumes after a kill;
+    after a file has changed, --rebuild builds the archive anew.
 
     \b
     Example:
@@ -172,10 +170,10 @@ def _fill(
     as_json: bool,
     **options: Any,
 ) -> dataset.CachedDataset:
-    """Make a source, cache it at a path, and say what the archive holds then."""
+    """Make a source, cache it at a path, and print the state of the archive."""
     where = located(output)
     if is_in_memory(where.path):
-        where.local_path()  # which refuses shared memory, where it would be gone when this process ends
+        where.local_path()  # raises for shared memory, which would be freed when this process ends
     began = time.monotonic()
     cache = cached(make(), output, **{name: v for name, v in options.items() if v is not None})
     info = cache.info()
@@ -193,10 +191,10 @@ def _fill(
 @click.argument("old", type=PATH)
 @output()
 @click.option(
-    "--from", "kind", type=click.Choice(get_args(interop.Kind)), required=True, help="What wrote OLD."
+    "--from", "kind", type=click.Choice(get_args(interop.Kind)), required=True, help="Writer of OLD."
 )
 @flags("in_memory_keys")
-@click.option("--trust-pickle", is_flag=True, help="Unpickle whatever OLD holds; its author's code runs.")
+@click.option("--trust-pickle", is_flag=True, help="Unpickle everything in OLD; its author's code runs.")
 @click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
 @flags("arguments", "compression", "codec", "num_workers", "on_error", "progress")
 @flags("keep_existing", "as_json")
@@ -210,15 +208,14 @@ def import_(
 ) -> None:
     """Fill an archive with the samples of another system's cache.
 
-    OLD is only read. Samples keep their indices, types and dtypes; the labels of an edflow cache become
-    label columns. A zip that edflow left when it was killed is read too. Pickles may hold plain data, numpy
-    arrays and torch tensors: one that needs more is refused, naming what it needs. The same command resumes
-    after a kill.
+    OLD is only read. Samples keep their indices, types and dtypes; the labels of an edflow cache become label columns.
+    A zip of a killed edflow is read too. Pickles may hold plain data, numpy arrays and torch tensors: the error of
+    another one names the class. The same command resumes after a kill.
 
     \b
     Exit codes:
       0    every sample is in the archive
-      1    OLD lacks some, or they could not be read: they are named
+      1    OLD lacks samples, or they could not be read: they are listed
     \b
     Example:
       edcache import cached/train.zip -o train.zip --from edflow -j 4
@@ -237,14 +234,14 @@ def import_(
 
 @click.command()
 @PATHS
-@output("The folder that is made.")
-@click.option("--to", type=click.Choice(get_args(interop.Format)), required=True, help="The format.")
+@output("New folder.")
+@click.option("--to", type=click.Choice(get_args(interop.Format)), required=True, help="Format.")
 @flags("where")
 @click.option("--field", "fields", multiple=True, metavar="NAME", help="Only this field; repeatable.")
 @click.option("--label", "labels", multiple=True, metavar="NAME", help="Only this label; repeatable.")
-@click.option("--no-labels", is_flag=True, help="No label columns but those that are fields.")
+@click.option("--no-labels", is_flag=True, help="No label columns, but fields.")
 @click.option(
-    "--shard-size", metavar="SIZE", default="500MB", type=size, help="Of a shard; about 500MB by default."
+    "--shard-size", metavar="SIZE", default="500MB", type=size, help="Size of a shard; 500MB by default."
 )
 @flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
 def export(
@@ -262,8 +259,8 @@ def export(
 ) -> None:
     """Write samples as files that other tools read.
 
-    A PATH is an archive, a folder with archives, or a glob in quotes. Images that are stored as files go out
-    as these. What the format cannot hold is told before anything is written. EXPR is as in labels.
+    A PATH is an archive, a folder with archives, or a glob in quotes. Images that are stored as files are written as
+    these. Fields that the format cannot hold are an error before anything is written. EXPR is as in labels.
 
     \b
     Formats:

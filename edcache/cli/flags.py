@@ -1,4 +1,4 @@
-"""Options that several commands have, each by the name of the argument that it becomes."""
+"""Options of several commands, by the name of their argument."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edcache.base import Codec, OnError, parsed_bytes
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-# Shells complete the names of files for it. It may be a URL: what is there, the library says.
+# Shells complete the names of files for it. It may be a URL, so the library checks it.
 PATH: Final = click.Path(readable=False)
 PATHS: Final = click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=PATH)
 
@@ -46,26 +46,24 @@ def _shared(name: str, help: str, *words: str, **details: Any) -> tuple[str, Cal
 _SHARED: Final = dict(
     (
         _shared("allow_partial", "Take an archive that lacks samples, without them.", is_flag=True),
-        _shared("allow_pickle", "Read pickles, which run whatever code their author chose.", is_flag=True),
-        _shared("arguments", "An argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
-        _shared("as_json", "One JSON document instead of text.", "--json", is_flag=True),
-        _shared(
-            "chunk_size", "Most samples that one publication holds.", metavar="N", type=click.IntRange(1)
-        ),
-        _shared("codec", "How samples are stored; native by default.", type=click.Choice(get_args(Codec))),
+        _shared("allow_pickle", "Read pickles, which run any code of their author.", is_flag=True),
+        _shared("arguments", "Argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
+        _shared("as_json", "Print one JSON document instead of text.", "--json", is_flag=True),
+        _shared("chunk_size", "Most samples of a chunk.", metavar="N", type=click.IntRange(1)),
+        _shared("codec", "Codec of samples; native by default.", type=click.Choice(get_args(Codec))),
         _shared("compression", "zstd, or zstd:19; none by default.", metavar="NAME"),
-        _shared("expected_digest", "The SHA-256 that the archive must have.", "--digest", metavar="DIGEST"),
-        _shared("form", "The rows as CSV.", "--csv", flag_value="csv"),
-        _shared("grow", "Add to an archive whose source has become longer.", is_flag=True, default=None),
+        _shared("expected_digest", "Expected SHA-256 of the archive.", "--digest", metavar="DIGEST"),
+        _shared("form", "Print the rows as CSV.", "--csv", flag_value="csv"),
+        _shared("grow", "Append new samples of a source that became longer.", is_flag=True, default=None),
         _shared(
-            *("in_memory_keys", "A label column; repeatable. import takes those of OLD by default.", "--key"),
+            *("in_memory_keys", "Label column; repeatable. By default import takes OLD's.", "--key"),
             multiple=True,
             metavar="[NAME=]FIELD",
             type=_label_key,
             callback=lambda ctx, param, keys: dict(keys) or None,
         ),
         _shared(
-            *("keep_existing", "Build anew, in the place of what is there.", "--rebuild"),
+            *("keep_existing", "Build anew, and replace the old archive.", "--rebuild"),
             is_flag=True,
             callback=lambda ctx, param, is_given: False if is_given else None,
         ),
@@ -79,20 +77,20 @@ _SHARED: Final = dict(
             flag_value="auto",
             type=_workers,
         ),
-        _shared("on_error", "What becomes of a sample that fails.", type=click.Choice(get_args(OnError))),
+        _shared("on_error", "Treatment of a sample that fails.", type=click.Choice(get_args(OnError))),
         _shared(
             "progress", "Show a bar; by default on a terminal.", "--progress/--no-progress", default=None
         ),
         _shared("skip_damaged", "Leave out samples that are damaged or missing.", is_flag=True),
-        _shared("timeout", "For one sample.", metavar="SECONDS", type=click.FloatRange(0, min_open=True)),
-        _shared("version", "Change it when the factory makes other samples.", metavar="VALUE"),
-        _shared("where", "Only samples whose labels fulfil this.", metavar="EXPR"),
+        _shared("timeout", "Limit of a sample.", metavar="SECONDS", type=click.FloatRange(0, min_open=True)),
+        _shared("version", "Version; change it when the factory makes other samples.", metavar="VALUE"),
+        _shared("where", "Only samples whose labels fulfil it.", metavar="EXPR"),
     )
 )
 
 
 def flags(*names: str) -> Callable[[Command], Command]:
-    """Options that commands share, by the names of their arguments, in the order of the help."""
+    """Add shared options, by the names of their arguments, in the order of the help."""
 
     def decorate(command: Command) -> Command:
         for name in reversed(names):
@@ -104,11 +102,11 @@ def flags(*names: str) -> Callable[[Command], Command]:
 
 def row_flags(command: Command) -> Command:
     """Add the flags of a command that prints rows, which `output.print_rows` takes."""
-    as_json = click.option("--json", "form", flag_value="json", help="The rows as one JSON list.")
+    as_json = click.option("--json", "form", flag_value="json", help="Print the rows as one JSON list.")
     return flags("limit", "form")(as_json(command))
 
 
-def output(help: str = "The archive to fill.", **details: Any) -> Callable[[Command], Command]:
+def output(help: str = "Archive to fill.", **details: Any) -> Callable[[Command], Command]:
     """Add the option -o, the path that a command writes."""
     defaults: dict[str, Any] = {"required": True, "metavar": "PATH", "type": PATH}
     return click.option("-o", "--output", "output", help=help, **defaults | details)

@@ -1,4 +1,4 @@
-"""info, show, view, ls, labels: archives as wholes, samples, records; labels listed and changed."""
+"""info, show, view, ls, labels: describe archives, samples, records; list and change labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BLOCK: Final = 10_000
 
 
 def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
-    """An archive, complete or not, and its labels; neither takes torch."""
+    """Open an archive, complete or not, and its labels, without torch."""
     archive = writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False))
     return archive, label_tables.Labels(archive.stored_labels, num_rows=len(archive))
 
@@ -32,7 +32,7 @@ def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
 @PATHS
 @flags("as_json")
 def info(paths: Sequence[str], as_json: bool) -> None:
-    """Say what archives hold and where they come from.
+    """Describe archives: samples, fields, labels, and the call that made them.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read.
 
@@ -49,7 +49,7 @@ def info(paths: Sequence[str], as_json: bool) -> None:
 
 
 def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
-    """`edcache info`, from its JSON form."""
+    """Yield the lines of `edcache info`, from its JSON form."""
     yield from out.paired_lines([*display.facts(info), *display.provenance(info["fingerprint"])])
     schemas = info["schemas"]
     yield from f"\n{display.Schema(schemas[:_SHOWN_SCHEMAS])!r}".splitlines()
@@ -58,10 +58,10 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 class _Indexed(click.Command):
-    """A command to which -1 is an index, and no option."""
+    """Command that takes -1 for an index, not for an option."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put what is an index behind the options."""
+        """Move indices behind the options."""
         negative = [] if "--" in args else list(filter(_NEGATIVE.fullmatch, args))
         others = [one for one in args if one not in negative]
         return super().parse_args(ctx, [*others, "--", *negative] if negative else args)
@@ -92,7 +92,7 @@ def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
 
 
 def _leaf_row(leaf: Mapping[str, Any]) -> tuple[str, ...]:
-    """A described leaf as the cells path, type, dtype, shape, value."""
+    """Make the cells of a described leaf: path, type, dtype, shape, value."""
     shape = " x ".join(map(str, leaf.get("shape", ())))
     stated = (name for name in ("items", "min", "mean", "max", "nonfinite") if name in leaf)
     value = ", ".join(f"{name} {out.cell(leaf[name])}" for name in stated)
@@ -111,14 +111,14 @@ def _short(value: object) -> str:
 @PATHS
 @flags("where")
 @click.option(
-    "--port", metavar="PORT", type=click.IntRange(1, 65535), help="Where to listen; a free port by default."
+    "--port", metavar="PORT", type=click.IntRange(1, 65535), help="Port of the server; a free one by default."
 )
 @click.option("--no-browser", is_flag=True, help="Print the URL alone.")
 def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: bool) -> None:
-    """Look at archives in a browser: labels, samples, gaps.
+    """Show archives in a browser: labels, samples, gaps.
 
-    A PATH is an archive, a URL, a folder with archives, or a glob in quotes. The page is served to this
-    machine alone, until Ctrl-C. The URL has a token; whoever has it can see the samples.
+    A PATH is an archive, a URL, a folder with archives, or a glob in quotes. The page is served to this machine alone,
+    until Ctrl-C. The URL has a token, which lets anyone see the samples.
 
     \b
     Example:
@@ -127,16 +127,16 @@ def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: 
     several = dataset.expand_paths(paths[0] if len(paths) == 1 else paths)
     archives = list(map(archive_shown, several or paths))
     if where or several is None:
-        archives[0].rows(where or "")  # so that the command says what is wrong with it
+        archives[0].rows(where or "")  # raises its error here
     display.view(archives, port=port, open_browser=not no_browser, where=where or "")
 
 
 def archive_shown(path: str) -> display.Shown:
-    """An archive for the viewer."""
+    """Wrap an archive for the viewer."""
     return display.Shown(
         name=shown(path),
         labels=lambda: open_archive(path)[1],
-        # Pictures stay files here, and are decoded within limits where they are shown.
+        # Pictures stay files here; the page decodes them within limits.
         dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
         code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
     )
@@ -146,7 +146,7 @@ def archive_shown(path: str) -> display.Shown:
 @click.argument("path", type=PATH)
 @row_flags
 def ls(path: str, **listing: Any) -> None:
-    """List the records: sample, place in the file, bytes, checksum.
+    """List the records: sample, offset in the file, bytes, checksum.
 
     \b
     Example:
@@ -160,7 +160,7 @@ def ls(path: str, **listing: Any) -> None:
 
 
 def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> Iterator[Sequence[Any]]:
-    """Rows of indices and the values of labels; some in memory at a time."""
+    """Yield rows of indices and values of labels, `_BLOCK` in memory at a time."""
     for start in range(0, max(len(indices), 1), _BLOCK):
         part = indices[start : start + _BLOCK]
         taken = labels.take(part)
@@ -170,23 +170,21 @@ def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> I
 @click.command()
 @click.argument("path", type=PATH)
 @flags("where")
-@click.option("--count", metavar="NAME", help="How often each value of a column occurs.")
+@click.option("--count", metavar="NAME", help="Count the values of a column.")
 @click.option("--columns", metavar="A,B", help="Only these columns.")
 @row_flags
 @click.option("--add", "added", multiple=True, metavar="[NAME=]FILE", help="Add a column; repeatable.")
-@click.option("--on", metavar="NAME", help="The column that says of which sample a row of FILE is.")
+@click.option("--on", metavar="NAME", help="Label column by which rows of FILE are joined.")
 @click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
 def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any) -> None:
-    """List, count or change the labels; no sample is read.
+    """List, count or change the labels of samples with a record; no sample is read.
 
-    Listed are the samples that have a record.
+    EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not, with parentheses;
+    startswith(name, "x") and contains(name, "x") look into text.
 
-    EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not,
-    with parentheses; startswith(name, "x") and contains(name, "x") look into text.
-
-    FILE is a .npy with a value per sample, or a .csv or .parquet with a row per sample. With --on, a label
-    column that the file has too, its rows may be in any order, and fewer. Without NAME= all columns of the
-    file are added. What is to be dropped is dropped first.
+    FILE is a .npy with a value per sample, or a .csv or .parquet with a row per sample. With --on, a label column that
+    the file has too, its rows may be in any order, and fewer. Without NAME= all columns of the file are added. --drop
+    comes before --add.
 
     \b
     Example:
@@ -206,7 +204,7 @@ def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[st
 
 
 def _list(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
-    """Print the labels, or how often each value of one column occurs."""
+    """Print the labels, or the counts of one column."""
     archive, labels = open_archive(path)
     indices = archive.held
     if where is not None:
@@ -220,9 +218,9 @@ def _list(path: str, where: str | None, count: str | None, columns: str | None, 
 
 
 def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
-    """Drop columns, then add those of files, and say which there are."""
+    """Drop columns, then add columns of files, and print the resulting ones."""
     cache = dataset.CachedDataset(None, path, allow_partial=True)
-    # All files are read before anything is dropped: one may be missing, or have no such column.
+    # All files are read before anything is dropped: one may be missing, or lack the column.
     columns = [_columns(text, on) for text in added]
     if dropped:
         cache.drop_labels(*dropped)
@@ -236,7 +234,7 @@ def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[s
 
 
 def _columns(text: str, on: str | None) -> tuple[str | None, Any]:
-    """A table of columns without a name, or a column's name and its values, of [NAME=]FILE."""
+    """Read [NAME=]FILE: None and a table of columns, or a column's name and its values."""
     name, file = text.split("=", 1) if "=" in text else (None, text)
     values = label_tables.read_columns(file)
     if hasattr(values, "column_names"):

@@ -1,4 +1,4 @@
-"""The group of all commands: an error is one line and an exit code."""
+"""Group of all commands: an error is one line and an exit code."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from edcache.cli.output import errors_in_one_line
 
 
 class _Commands(click.Group):
-    """A group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
+    """Group whose commands end in one line for an error, with the exit codes of `edcache --help`."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """List the commands as they were added: make archives, look, check, share, tidy."""
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        # Labels may have letters that the terminal has not.
+        # Labels may have letters that the terminal lacks.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         with errors_in_one_line(ctx):
@@ -36,15 +36,14 @@ class _Commands(click.Group):
 )
 @click.version_option(__version__, prog_name="edcache", message="%(prog)s %(version)s")
 def main() -> None:
-    """Build, look into, check and clear away edcache archives.
+    """Build, show, check, copy and delete edcache archives.
 
-    An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add
-    and --drop change its labels, copy brings it here or makes a new one of its samples, caches --prune
-    deletes. Every other command only reads it, and works on an archive that is still growing. The commands
-    that look, verify and copy take URLs too; their credentials come from the environment, as each engine has
-    it (AWS_*, FSSPEC_S3, and so on).
+    An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add and --drop
+    change its labels, copy fetches it or makes a new one of its samples, caches --prune deletes. All other commands
+    only read it, also while it grows. Commands that show, verify and copy take URLs too; credentials come from the
+    environment, as each engine reads it (AWS_*, FSSPEC_S3, and so on).
 
-    With --json a command prints one JSON document. One that lists rows prints CSV with --csv.
+    With --json a command prints one JSON document; a command that lists rows prints CSV with --csv.
 
     \b
     Exit codes:

@@ -1,4 +1,4 @@
-"""Print what a command found: lines, tables, CSV, JSON; an error as one line and an exit code."""
+"""Output of commands: lines, tables, CSV, JSON; an error as one line and an exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import click
 
 from edcache import dataset
 from edcache.base import EdcacheError, Progress, brief, plain, shortened, text_table
-from edcache.base import printable as printable  # what all commands print by
+from edcache.base import printable as printable  # for all commands
 from edcache.storage import shown
 
 FAILED: Final = 1
@@ -28,19 +28,19 @@ _FIRST: Final = 20
 
 
 def plural(number: int, noun: str) -> str:
-    """ "1 sample", "1,000 samples"."""
+    """Write a number and a noun: "1 sample", "1,000 samples"."""
     return f"{number:,} {noun}" + "s" * (number != 1)
 
 
 def one_line(message: str) -> str:
-    """A message of several lines as one; after a colon or a comma a line runs on into the next."""
+    """Join the lines of a message to one; after a colon or a comma the next line follows directly."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     joined = "".join(line + (" " if line.endswith((":", ",")) else "; ") for line in lines[:-1])
     return printable(joined + (lines[-1] if lines else ""))
 
 
 def cell(value: object) -> str:
-    """A value as one cell of a table, short and on one line."""
+    """Write a value as a cell of a table, short and on one line."""
     return shortened(printable(brief(value)))
 
 
@@ -50,16 +50,16 @@ def _columns() -> int | None:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """Aligned columns, line by line; numbers and sizes to the right.
+    """Yield the lines of a table, aligned; numbers and sizes to the right.
 
-    In the first column nothing is shortened: it names what a row is about, and is typed elsewhere.
+    The first column is not shortened: its names are typed elsewhere.
     """
     texts = ([printable(brief(row[0])), *map(cell, row[1:])] for row in rows)
     return text_table(list(map(cell, header)), texts, _columns())
 
 
 def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
-    """Names and values that are not None, one pair a line, the values aligned."""
+    """Yield a line for each name and value, aligned, but for values of None."""
     listed = [(name, printable(str(value))) for name, value in items if value is not None]
     width = max((len(name) for name, _ in listed), default=0) + 2
     lines = textwrap.TextWrapper(_columns() or sys.maxsize, subsequent_indent=" " * width)
@@ -69,7 +69,7 @@ def paired_lines(items: Iterable[tuple[str, object]]) -> Iterator[str]:
 
 
 def _csv_lines(header: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """Lines of RFC 4180 with a header; a missing value is an empty field, a list its JSON."""
+    """Yield lines of RFC 4180 with a header; a missing value is an empty field, a list its JSON."""
     for row in chain([header], rows):
         values = (json.dumps(v) if isinstance(v, (list, dict)) else v for v in map(plain, row))
         buffer = io.StringIO()
@@ -94,7 +94,7 @@ def print_rows(
 ) -> None:
     """Print rows as a table (20 without a limit), as CSV, or as one JSON list with an object a row.
 
-    Columns behind the first `fixed` ones are labels, whose names may be any: JSON has them as one object.
+    Columns behind the first `fixed` ones are labels, with arbitrary names: JSON has them as one object.
     """
     if form == "csv":
         print_lines(_csv_lines(header, islice(rows, limit)))
@@ -120,15 +120,15 @@ def print_report(as_json: bool, document: object, lines: Iterable[str]) -> None:
     print_lines([json.dumps(document, indent=1)] if as_json else lines)
 
 
-# Of an archive: JSON, lines for a person, whether nothing is wrong.
+# Of an archive: JSON, lines of text, True if it is sound.
 Report: TypeAlias = "tuple[Mapping[str, Any], Iterable[str], bool]"
 
 
 def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str], Report]) -> None:
-    """Print the report of each archive that paths, folders and globs name; exit with 1 if one is not good.
+    """Print the report of each archive of paths, folders and globs; exit with 1 if one is not sound.
 
-    Of several paths, of a folder and of a glob JSON is a list. An archive of these that cannot be read is a
-    line on stderr, and in JSON an object with "path" and "error"; the others have their turn.
+    For several paths, a folder or a glob JSON is a list. An unreadable archive of these is a line on stderr, and in
+    JSON an object with "path" and "error"; the others are still reported.
     """
     archives = dataset.expand_paths(paths[0] if len(paths) == 1 else paths)
     documents, are_good = [], []
@@ -152,15 +152,15 @@ def print_reports(paths: Sequence[str], as_json: bool, report_of: Callable[[str]
 
 
 def bar(doing: str, path: str, progress: bool | None, unit: str = "B") -> Progress:
-    """A bar on stderr, fed with (done, in all); by default on a terminal."""
+    """Make a bar on stderr, to be called with (done, total); by default on a terminal."""
     return Progress(os.path.basename(shown(path)), progress, doing=doing, unit=unit)
 
 
 @contextmanager
 def errors_in_one_line(ctx: click.Context) -> Iterator[None]:
-    """Let whatever a command of a group raises end it with a line on stderr; a warning is a line too.
+    """End a command with a line on stderr if it raises; a warning is a line too.
 
-    click tells of wrong usage, and ends quietly when nobody reads on.
+    click reports wrong usage, and ends quietly when its output is closed.
     """
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: print_error(f"warning: {one_line(str(message))}")
@@ -186,7 +186,7 @@ def print_error(message: str) -> None:
 
 
 def error_line(error: Exception, command: click.Command) -> str:
-    """Return the text of an error as one line, and the flag of the command for the option that it names."""
+    """Return the text of an error as one line, with the command's flag for its option."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] == "torch":
         return "this command reads samples, which takes torch; install it with: pip install torch"
     text = str(error)
@@ -201,5 +201,5 @@ def error_line(error: Exception, command: click.Command) -> str:
 
 
 def raised(error: BaseException) -> str:
-    """An exception that is not the package's own, as a user's code raises it."""
+    """Write an exception of a user's code."""
     return f"{type(error).__name__}: {error}; EDCACHE_DEBUG=1 shows the traceback"

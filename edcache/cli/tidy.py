@@ -1,4 +1,4 @@
-"""why, verify, digest, copy, caches: archives as wholes, compared, checked, copied, deleted."""
+"""why, verify, digest, copy, caches: compare, check, copy and delete archives."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _DAY = 86_400
 @click.argument("factory", metavar="MODULE:FACTORY")
 @flags("arguments", "version", "as_json")
 def why(path: str, factory: str, arguments: Sequence[str], version: str | None, as_json: bool) -> None:
-    """Say how the call that made an archive differs from another.
+    """Compare the call that made an archive with another.
 
-    The function is loaded and its arguments are read as by build; it is not called. Samples are not
-    compared. A source that changed is named too, although on its own it only makes a call warn. The exit code
-    is 1 if anything differs.
+    The function is loaded and its arguments are read as by build; it is not called. Samples are not compared. Changed
+    code is listed too, although alone it only makes a call warn. The exit code is 1 if anything differs.
 
     \b
     Example:
@@ -44,7 +43,7 @@ def why(path: str, factory: str, arguments: Sequence[str], version: str | None, 
     different = [
         *writer.differences(head.fingerprint, expected),
         *dataset.label_differences(head, call.options.in_memory_keys),
-        *(f"code of {name}: changed, of which a call in Python only warns" for name in changed),
+        *(f"code of {name}: changed; a call in Python only warns of it" for name in changed),
     ]
     verdict = f"{shown(path)} {'differs from' if different else 'matches'} {display.call_text(expected)}"
     lines = map(out.printable, [verdict, *(f"  {line}" for line in different)])
@@ -60,11 +59,11 @@ def why(path: str, factory: str, arguments: Sequence[str], version: str | None, 
 def verify(
     paths: Sequence[str], quick: bool, expected_digest: str | None, as_json: bool, progress: bool | None
 ) -> None:
-    """Check every byte of archives; exit 1 where something is wrong.
+    """Check every byte of archives; exit 1 if one is damaged or not whole.
 
-    A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset,
-    what is wrong, what helps. An archive that is not sealed is not whole, unless a process writes it still;
-    building again goes on from there. Dead bytes are no problem; copy PATH -o PATH leaves them out.
+    A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset, problem,
+    remedy. An archive that is not sealed is not whole, unless a process still writes it; building again resumes it.
+    Dead bytes are no problem; copy PATH -o PATH leaves them out.
 
     \b
     Exit codes:
@@ -76,7 +75,7 @@ def verify(
       edcache verify train.zip --quick
     """
     if expected_digest is not None and len(paths) > 1:
-        raise click.UsageError("--digest is that of one archive; verify the others by calls of their own")
+        raise click.UsageError("--digest is for one archive; verify the others by calls of their own")
 
     def report(path: str) -> out.Report:
         with out.bar("verifying", path, progress) as on_progress:
@@ -88,7 +87,7 @@ def verify(
 
 
 def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
-    """Say the problems, then the result, then how many bytes a copy over itself frees."""
+    """Yield the problems, then the result, then the bytes that a copy over itself frees."""
     yield from map(out.printable, report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
@@ -113,8 +112,8 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
 def digest(path: str, as_json: bool, progress: bool | None) -> None:
     """Print the SHA-256 of a sealed archive, as sha256sum does.
 
-    Publish it with the archive. Who gets it compares it with verify --digest, copy --digest, or in Python
-    with expected_digest=. Two archives with one digest are equal.
+    Publish it with the archive. A reader compares it by verify --digest, copy --digest, or expected_digest= in Python.
+    Two archives with one digest are equal.
 
     \b
     Example:
@@ -127,22 +126,21 @@ def digest(path: str, as_json: bool, progress: bool | None) -> None:
 
 @click.command()
 @PATHS
-@output("A new archive of their samples.", required=False, metavar="OUT")
+@output("New archive of their samples.", required=False, metavar="OUT")
 @flags("where", "skip_damaged", "expected_digest")
-@click.option("--max-size", metavar="SIZE", type=size, help="With -o of each file; else of all copies there.")
+@click.option("--max-size", metavar="SIZE", type=size, help="Size of a file with -o; else of all copies.")
 @flags("as_json", "progress")
 def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool | None, **how: Any) -> None:
     """Copy archives as files, or their samples into a new archive.
 
-    SRC TARGET copies a sealed archive, or a folder of them, to a disk of this machine, and checks every
-    crc32. TARGET is a folder, by default this one for a URL, or with the ending of SRC the path of the copy.
-    A copy that was killed goes on; one that is there already costs a look. With --max-size, copies that
-    nobody has open go to make room.
+    SRC TARGET copies a sealed archive, or a folder of them, to a disk of this machine, and checks every crc32. TARGET
+    is a folder, by default this one for a URL, or with the ending of SRC the path of the copy. A killed copy is
+    resumed; an existing one is only looked up. --max-size deletes copies that no process has open to make room.
 
-    PATH... -o OUT writes a new archive with the samples and labels of one or more archives, in their order;
-    those of --where, in files of about --max-size if that is given. Each record is checked, none is decoded.
-    A PATH is an archive, a folder, or a glob in quotes. OUT may be PATH itself: what nobody reads any more
-    goes. --skip-damaged leaves out samples that are damaged or missing, also if the index is damaged.
+    PATH... -o OUT writes a new archive with the samples and labels of one or more archives, in their order, or of
+    --where; with --max-size, files of about that size. Each record is checked, none is decoded. A PATH is an archive, a
+    folder, or a glob in quotes. OUT may be PATH itself, which leaves dead bytes out. --skip-damaged leaves out samples
+    that are damaged or missing, also if the index is damaged.
 
     \b
     Example:
@@ -185,7 +183,7 @@ def _save(
     skip_damaged: bool,
 ) -> None:
     with warnings.catch_warnings():
-        # What is missing or damaged is an error here, or among the lines.
+        # Missing or damaged samples are an error here, or in the lines.
         warnings.simplefilter("ignore", PartialArchiveWarning)
         opened: Any = paths[0] if len(paths) == 1 else paths
         whole = dataset.CachedDataset.from_cache(opened, allow_partial=skip_damaged, local=False)
@@ -198,7 +196,7 @@ def _save(
 
 
 def _saved_lines(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """A line a file."""
+    """Yield a line for each file."""
     for one in documents:
         missing = one["samples"] - one["present"]
         left_out = f", {missing:,} left out" if missing else ""
@@ -208,22 +206,22 @@ def _saved_lines(documents: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 @click.command()
 @click.argument("directory", metavar="[FOLDER]", required=False, type=PATH)
-@click.option("--older-than", metavar="DAYS", type=click.FloatRange(0), help="Only those that are older.")
-@click.option("--max-size", metavar="SIZE", type=size, help="Only those that are too much: 500MB, 1TiB.")
-@click.option("--prune", is_flag=True, help="Delete those, and what killed processes left.")
+@click.option("--older-than", metavar="DAYS", type=click.FloatRange(0), help="Only older archives.")
+@click.option("--max-size", metavar="SIZE", type=size, help="Only the oldest beyond this size: 500MB, 1TiB.")
+@click.option("--prune", is_flag=True, help="Delete them, and leftovers of killed processes.")
 @row_flags
 def caches(
     directory: str | None, older_than: float | None, max_size: int | None, prune: bool, **listing: Any
 ) -> None:
     """List the archives in a folder, the oldest first; --prune deletes.
 
-    Folders in FOLDER are looked through too. Without FOLDER, those in $EDCACHE_DIR or ~/.cache/edcache, where
-    @cachable puts archives without a path; "shm://" lists those of this user in shared memory. The age of an
-    archive is the time since it was last written; that of a local copy of a URL, since it was last read.
+    Folders in FOLDER are searched too. Without FOLDER, $EDCACHE_DIR or ~/.cache/edcache is listed, where @cachable puts
+    archives without a path; "shm://" lists this user's archives in shared memory. The age of an archive is the time
+    since it was last written, or since a local copy of a URL was last read.
 
-    --older-than and --max-size choose the oldest, so many that both hold for the others. --prune deletes
-    the chosen archives, and with no condition none. It deletes in any case what killed processes left in
-    FOLDER and in shared memory. What a process writes, damaged archives and other files stay.
+    --older-than and --max-size choose the oldest archives, until both hold for the others. --prune deletes the chosen
+    archives; without a condition, none. It always deletes leftovers of killed processes in FOLDER and in shared memory.
+    Archives that a process writes, damaged archives and other files stay.
 
     \b
     Example:
@@ -253,7 +251,7 @@ def caches(
 
 
 def _delete(archives: Sequence[tools.Listed]) -> dict[str, int]:
-    """Delete archives that no process writes, and say why others stay; gives what each had in bytes."""
+    """Delete archives that no process writes, and print why others stay; returns the bytes of each."""
     gone: dict[str, int] = {}
     for archive in archives:
         try:
@@ -276,7 +274,7 @@ def _archives(directory: str | None) -> tuple[str, list[tools.Listed]]:
 
 
 def _row(folder: str, archive: tools.Listed, is_table: bool) -> tuple[Any, ...]:
-    """An archive as cells; the last is why it cannot be read, what it is a copy of, or its call."""
+    """Make the cells of an archive; the last is its error, the origin of a copy, or its call."""
     path, written = os.path.relpath(archive.path, folder), datetime.datetime.fromtimestamp(archive.written)
     about = display.call_text(archive.fingerprint) if archive.origin is None else f"copy of {archive.origin}"
     if archive.problem is not None:

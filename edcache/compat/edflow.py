@@ -1,7 +1,7 @@
 """edflow's CachedDataset, PathCachedDataset and cachable over archives.
 
 Samples are dicts with "index_" (numpy.int64) added; the archive of a dataset with `root` and `name` is
-`<root>/cached/<name>.zip`. `edcache import` makes it of an old zip. docs/migrating.md has what is different.
+`<root>/cached/<name>.zip`. `edcache import` makes it of an old zip. docs/migrating.md has the differences.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
 
     Args:
         dataset: has `root`, `name`, len() and [index], which returns a dict; `in_memory_keys` are its labels.
-        force_cache: True computes what is missing now; False when it is asked for.
+        force_cache: True computes missing samples now; False at their first read.
         keep_existing: False, with force_cache, builds the archive anew.
         _legacy: without meaning: there is one layout.
         options: as for `edcache.CachedDataset`: chunk_size (64), num_workers, progress, transform, ...
@@ -40,7 +40,7 @@ class CachedDataset(edcache.dataset.CachedDataset):
         **options: Any,
     ) -> None:
         if dataset is not None:
-            # The fingerprint is that of the dataset, as without these names.
+            # The fingerprint is the dataset's, as without these names.
             filling = {"lazy": not force_cache, "keep_existing": keep_existing or not force_cache}
             options = {"chunk_size": 64, "fingerprint": source_fingerprint(dataset)} | filling | options
         super().__init__(dataset if dataset is None else Indexed(dataset), **options)
@@ -57,35 +57,35 @@ class CachedDataset(edcache.dataset.CachedDataset):
         self.warmup()
 
     def get_example(self, i: int) -> Any:
-        """The sample at an index, as `self[i]`."""
+        """Return the sample at an index, as `self[i]`."""
         return self[i]
 
     @property
     def append_labels(self) -> bool:
-        """False, and so is `expand`. They cannot be set: a `transform=` does what either did."""
+        """False, and so is `expand`. They cannot be set: use `transform=`."""
         return False
 
     expand = append_labels
 
     def __mul__(self, times: int) -> edcache.dataset.View:
-        """This dataset several times, one after the other, with its labels."""
+        """Repeat this dataset, with its labels."""
         return self.repeat(times)
 
     __rmul__ = __mul__
 
     @property
     def store_path(self) -> str:
-        """The archive."""
+        """Path of the archive."""
         return self.path
 
     @property
     def root(self) -> str:
-        """The folder above `cached`."""
+        """Folder above `cached`."""
         return os.path.dirname(os.path.dirname(self.path))
 
 
 class PathCachedDataset(CachedDataset):
-    """A CachedDataset at a path, filled at once; the dataset may be None if the archive is complete."""
+    """CachedDataset at a path, filled at once; the dataset may be None if the archive is complete."""
 
     def __init__(self, dataset: Any, path: str | os.PathLike[str], **options: Any) -> None:
         super().__init__(dataset, True, path=path, **options)
@@ -94,9 +94,9 @@ class PathCachedDataset(CachedDataset):
 def cachable(path: str | os.PathLike[str], **options: Any) -> Any:
     """Cache the datasets that a function makes, as `edcache.cachable` with a path and its other options.
 
-    The decorated function returns an `edcache.CachedDataset` of dicts with "index_". Calls with other
-    arguments raise StaleCacheError, where edflow returned the first call's samples; name them in the path
-    ("cache/{split}.zip") to have a cache for each.
+    The decorated function returns an `edcache.CachedDataset` of dicts with "index_". Calls with other arguments raise
+    StaleCacheError, while edflow returned the first call's samples; name them in the path ("cache/{split}.zip") to have
+    a cache for each.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., edcache.dataset.CachedDataset]:
@@ -110,7 +110,7 @@ def cachable(path: str | os.PathLike[str], **options: Any) -> Any:
 
 
 class Indexed:
-    """A dataset of dicts, with "index_" added as edflow did: numpy.int64."""
+    """Dataset of dicts, with "index_" added as by edflow: numpy.int64."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset, self.in_memory_keys = dataset, getattr(dataset, "in_memory_keys", None)

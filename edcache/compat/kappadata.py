@@ -1,4 +1,4 @@
-"""KappaData's RedisDataset, and its wrappers that round in a way of their own, over caches and their views.
+"""KappaData's RedisDataset, and its wrappers that round in their own way, over caches and their views.
 
 A KDDataset is the source of a cache as it is. docs/migrating.md has the other wrappers as methods of a cache.
 """
@@ -23,7 +23,7 @@ def PercentFilterWrapper(
     ceil_from_index: bool = False,
     ceil_to_index: bool = False,
 ) -> View[Any]:
-    """A view of the samples between two fractions of the length, which are rounded down, or up by `ceil_...`.
+    """Select the samples between two fractions of the length, which are rounded down, or up by `ceil_...`.
 
     None and 0 are the start for `from_percent`, and the end for `to_percent`.
     """
@@ -33,9 +33,9 @@ def PercentFilterWrapper(
 
 
 def OversamplingWrapper(dataset: Samples[Any], label: str = "class") -> View[Any]:
-    """A view with copies of smaller classes behind it, as often as no class becomes larger than the largest.
+    """Append whole copies of smaller classes, until no more fit into the size of the largest.
 
-    label: the label column of the class, integers; -1 is of no class. UnknownLabelError.
+    label: the label column of the class, integers; -1 is no class. Raises UnknownLabelError.
     """
     classes = dataset.labels[label]
     rows = [np.flatnonzero(classes == kind) for kind in np.unique(classes[classes != -1])]

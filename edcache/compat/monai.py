@@ -1,8 +1,7 @@
 """MONAI's CacheDataset and PersistentDataset, whose caches are archives.
 
-The transforms before the first random one run once, and their results are cached in
-`<cache_dir>/<hash>.zip`. The hash is of the data and of hash_transform. The other transforms run at every
-access. docs/migrating.md has what is different.
+The transforms before the first random one run once, and their results are cached in `<cache_dir>/<hash>.zip`. The hash
+is of the data and of hash_transform. The other transforms run at every access. docs/migrating.md has the differences.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ __all__ = ["CacheDataset", "PersistentDataset"]
 
 
 class PersistentDataset(monai.data.PersistentDataset):  # type: ignore[misc]
-    """MONAI's PersistentDataset over an archive, which is filled as its samples are asked for.
+    """MONAI's PersistentDataset over an archive, which is filled at first reads.
 
     Args:
         data, transform, hash_func, hash_transform, reset_ops_id, track_meta: as MONAI's.
-        cache_dir: where the archives lie; None caches nothing.
-        options: MONAI's others, which are without meaning.
+        cache_dir: folder of the archives; None caches nothing.
+        options: MONAI's others, without meaning.
     Raises: as `CachedDataset` on the first access.
     """
 
@@ -48,7 +47,7 @@ class PersistentDataset(monai.data.PersistentDataset):  # type: ignore[misc]
     def set_data(self, data: Sequence[Any]) -> None:
         """Take other data, and remove the archive of the data before."""
         if self._cache is not None:
-            # Another rank, which was given the same data, may have removed it.
+            # Another rank with the same data may have removed it.
             with suppress(StaleArchiveError, FileNotFoundError):
                 self._cache.close()
                 os.remove(self._cache.path)
@@ -73,9 +72,9 @@ class CacheDataset(monai.data.CacheDataset):  # type: ignore[misc]
     Args:
         data, transform, cache_num, cache_rate, hash_as_key, hash_func: as MONAI's.
         num_workers: processes that fill it, if it is more than 1. progress: False shows no bar.
-        runtime_cache: anything but False fills it as its samples are asked for.
-        cache_dir: where the archive lies; None is a temporary folder, deleted with the dataset.
-        options: MONAI's others, which are without meaning.
+        runtime_cache: anything but False fills it at first reads.
+        cache_dir: folder of the archive; None is a temporary folder, deleted with the dataset.
+        options: MONAI's others, without meaning.
     Raises: as `CachedDataset`.
     """
 
@@ -111,9 +110,9 @@ class CacheDataset(monai.data.CacheDataset):  # type: ignore[misc]
 
 
 class _Prepared(Dataset[Any]):
-    """Apply the transforms before the first random one to some items.
+    """Items after the transforms before the first random one.
 
-    The path has MONAI's hash of the items. Transforms keep what they read, so only their names are compared.
+    The path has MONAI's hash of the items. Transforms keep data that they read, so only their names are compared.
     """
 
     def __init__(self, dataset: Any, indices: Sequence[int]) -> None:

@@ -1,7 +1,6 @@
 """torch_xla's CachedDataset, which releases 1.6 to 2.0 had in torch_xla.utils.cached_dataset.
 
-A cache is one file, `<path>.zip`; `edcache import` makes it of an old folder. docs/migrating.md has what is
-different.
+A cache is one file, `<path>.zip`; `edcache import` makes it of an old folder. docs/migrating.md has the differences.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ __all__ = ["CachedDataset"]
 
 
 class CachedDataset(edcache.dataset.CachedDataset):
-    """torch_xla's CachedDataset over an archive: computes a sample when it is first asked for.
+    """torch_xla's CachedDataset over an archive: computes a sample at its first read.
 
     Args:
-        data_set: the dataset to cache; None opens what is there.
+        data_set: the dataset to cache; None opens an existing archive.
         path: the archive, or a URL; one that does not end in ".zip" gets the ending.
         max_files_per_folder, compress: without meaning.
-        options: as for `edcache.CachedDataset`; by default lazy=True for a file. Behind a URL everything is
-            computed at once, and put there when it is complete.
+        options: as for `edcache.CachedDataset`; by default lazy=True for a file. Behind a URL all samples are computed
+            at once, and the complete archive is uploaded.
     Raises: as `edcache.CachedDataset`.
     """
 

@@ -1,4 +1,4 @@
-"""Views of a dataset for a person: pictures of values, samples as trees, summaries, notebooks, a page."""
+"""Display of a dataset: pictures of values, samples as trees, summaries, notebooks, a page."""
 
 from lazy_loader import attach_stub
 

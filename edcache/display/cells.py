@@ -1,4 +1,4 @@
-"""A sample as the viewer's page has it: one small picture in the grid, or all its leaves."""
+"""JSON of a sample for the viewer's page: one small picture in the grid, or all its leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_POINTS: Final = 1_000
 def cell(sample: Any) -> dict[str, Any]:
     """Describe a sample for the grid, or the error that reading it raised.
 
-    One of "png" in base64, "lines" of a signal, "text", and "why" there is nothing to see.
+    It has "png" in base64, "lines" of a signal, "text", or "why", the reason for no picture.
     """
     if isinstance(sample, Exception):
         is_missing = isinstance(sample, MissingSampleError)
@@ -40,7 +40,7 @@ def error_text(error: Exception) -> str:
     if isinstance(error, CodecError) and error.option == "allow_pickle":
         return "This sample is a pickle. A pickle runs code when it is opened; the viewer opens none."
     if isinstance(error, EdcacheError):
-        # Why a sample failed when it was made has the traceback of then.
+        # The message of a failed sample includes its traceback.
         return str(error).partition("\nTraceback (most recent call last)")[0]
     return f"{type(error).__name__} while this sample was read"
 

@@ -1,4 +1,4 @@
-"""HTML as text in which everything that is data was escaped."""
+"""HTML as text, with all data escaped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VOID = frozenset({"img", "meta", "br"})
 
 
 class Markup(str):
-    """Text that is HTML already; any other `str` is data, and is escaped where it becomes a part of HTML."""
+    """Text that is HTML already; any other `str` is data, and is escaped when it becomes a part of HTML."""
 
     __slots__ = ()
 
@@ -21,7 +21,7 @@ Part: TypeAlias = "str | Iterable[Part]"
 
 
 def element(tag: str, *children: Part, **attributes: object) -> Markup:
-    """An element with its children; `class_` is the attribute class, and None leaves an attribute out.
+    """Write an element with its children; `class_` is the attribute class, and None leaves an attribute out.
 
     >>> element("b", "1 < 2", title="ordered")
     '<b title="ordered">1 &lt; 2</b>'
@@ -33,7 +33,7 @@ def element(tag: str, *children: Part, **attributes: object) -> Markup:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Markup:
-    """A table; columns of numbers alone stand to the right."""
+    """Write a table; columns of numbers stand to the right."""
     listed = list(rows)
     columns = list(zip(*listed, strict=True)) or [()] * len(header)
     sides = ["n" if are_numbers(column) else None for column in columns]

@@ -1,6 +1,6 @@
 """Pictures, curves and texts of values, and PNG files of pictures.
 
-A picture is always decoded and encoded again: nothing that a stranger wrote reaches a browser as it is.
+A picture is always decoded and encoded again: no byte of a stranger's reaches a browser as it is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_PIXELS: Final = 50_000_000  # of an image file that is decoded to be seen
 MOST_SIDE: Final = 2_048  # of a picture that is shown
 _THUMBNAIL_SIDE: Final = 128
 _LEAST_SIDE: Final = 8  # smaller arrays are numbers
-# One is looked for among so many: aliases may make a sample without an end.
+# Leaves that are searched: aliases may make a sample without an end.
 MOST_LEAVES: Final = 1_000
 _MOST_LINES: Final = 16
 _SHOWN_LINES: Final = 8
@@ -34,8 +34,8 @@ Array = npt.NDArray[Any]
 class Media(NamedTuple):
     """Picture, curve or text of a leaf.
 
-    kind, data: "image": uint8 [h, w] or [h, w, 3 or 4]. "volume": numbers [d, h, w]. "signal": numbers
-    [lines, n]. "text": a str. "note": a sentence that says why there is nothing to see.
+    kind, data: "image": uint8 [h, w] or [h, w, 3 or 4]. "volume": numbers [d, h, w]. "signal": numbers [lines, n].
+    "text": a str. "note": the reason for no picture, a sentence.
     """
 
     kind: str
@@ -45,9 +45,9 @@ class Media(NamedTuple):
 def media_of(value: Any) -> Media | None:
     """Find the picture, curve or text of a leaf; None of numbers, small arrays and other values.
 
-    Arrays and tensors are images as [H, W], [H, W, C] and [C, H, W] with 1, 3 or 4 channels, of 4 dimensions
-    the middle one of a film; volumes as [D, H, W] and [1, D, H, W]; signals as [n], [lines, n], [n, lines].
-    Floats from 0 to 1 are shades; other numbers go from their least to their greatest.
+    Arrays and tensors are images as [H, W], [H, W, C] and [C, H, W] with 1, 3 or 4 channels, of 4 dimensions the middle
+    one of a film; volumes as [D, H, W] and [1, D, H, W]; signals as [n], [lines, n], [n, lines]. Floats from 0 to 1 are
+    shades; other numbers go from their least to their greatest.
     """
     if isinstance(value, str):
         return Media("text", value[:_LONGEST_TEXT])
@@ -98,7 +98,7 @@ def _of_image_file(image: ImageFile) -> Media:
 
 
 def gray(array: Array) -> npt.NDArray[np.uint8]:
-    """Numbers as shades: uint8 as it is, 0 to 1 as black to white, others from least to greatest."""
+    """Map numbers to shades: uint8 as it is, 0 to 1 as black to white, others from least to greatest."""
     if array.dtype == np.uint8:
         return array
     numbers = array.astype(np.float64)
@@ -114,13 +114,13 @@ def gray(array: Array) -> npt.NDArray[np.uint8]:
 
 
 def _strided(array: Array) -> Array:
-    """Every k-th pixel of a picture that is larger than what is shown."""
+    """Take every k-th pixel of a picture that is too large to show."""
     step = -(-max(array.shape[:2]) // MOST_SIDE)
     return array[::step, ::step] if step > 1 else array
 
 
 def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """A PNG file of uint8 [h, w], [h, w, 3] or [h, w, 4]."""
+    """Encode uint8 [h, w], [h, w, 3] or [h, w, 4] as a PNG file."""
     height, width = pixels.shape[:2]
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
     rows = np.zeros((height, 1 + width * channels), np.uint8)  # each begins with its filter, none
@@ -134,16 +134,14 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def thumbnail(media: Media) -> bytes:
-    """A small PNG file of an image, or of the middle slice of a volume."""
+    """Encode an image, or the middle slice of a volume, as a small PNG file."""
     is_image = media.kind == "image"
     return png(_reduced(media.data if is_image else gray(_strided(media.data[len(media.data) // 2]))))
 
 
 def lines_of(data: Array, most: int) -> list[list[float | None]]:
-    """Thin the first lines of a signal to the minimum and maximum of each piece.
+    """Thin the first lines of a signal to the minimum and maximum of each piece; None is not finite."""
 
-    None: not finite.
-    """
     lines = []
     for line in data[:_SHOWN_LINES]:
         step = -(-2 * len(line) // most)
@@ -155,7 +153,7 @@ def lines_of(data: Array, most: int) -> list[list[float | None]]:
 
 
 def main_media(sample: Any) -> Media | None:
-    """Choose the leaf that stands for a sample: a picture, a long text or a signal, a short text."""
+    """Choose the leaf to show for a sample: a picture, else a long text or a signal, else a short text."""
     best = None
     for _, value in islice(leaves_of(sample), MOST_LEAVES):
         media = media_of(value)

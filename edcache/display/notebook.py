@@ -1,4 +1,4 @@
-"""A dataset as a notebook shows it: what it holds, how its labels are spread, its first samples."""
+"""HTML of a dataset for a notebook: its fields, histograms of its labels, some samples."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ class SampleGrid:
     """Some samples side by side: pictures in a notebook, a line each in print.
 
     Attributes:
-        indices: of the samples, in the dataset that a view is of.
-        samples: themselves, or the error that reading one raised.
+        indices: of the samples, in the dataset of a view.
+        samples: each, or the error of reading it.
     """
 
     def __init__(self, indices: Sequence[int], samples: Sequence[Any], labels: Labels) -> None:
@@ -99,7 +99,7 @@ def _picture(sample: Any) -> Markup:
 
 
 def _lines(lines: list[list[float | None]]) -> Markup:
-    """A signal as polylines."""
+    """Draw a signal as polylines."""
     finite = [value for line in lines for value in line if value is not None]
     low = min(finite, default=0.0)
     span = max(finite, default=0.0) / 2 - low / 2 or 1.0  # halved, so that it is no infinity
@@ -125,10 +125,10 @@ def dataset_html(
 ) -> str:
     """Draw a dataset, which has a length and labels, for a notebook.
 
-    Cost: opens what is not open yet; reads the labels, and the samples that are given.
+    Cost: opens archives that are not open; reads the labels, and the given samples.
     """
     tables = list(schema_tables(schema_of(archives)))
-    # The labels of what is far away are fetched when somebody asks for them.
+    # Labels of a far archive are not fetched for a repr.
     spreads = [] if any(archive.by_request for archive in archives) else _bars(dataset.labels)
     columns = element("div", tables, spreads, class_="columns")
     stated = (pair for pair in _facts(dataset, archives) if pair[1] is not None)

@@ -1,9 +1,10 @@
-"""HTTP server of the viewer: it answers one person on this machine, and trusts no archive and no web page.
+"""HTTP server of the viewer, for one person on this machine; it trusts no archive and no web page.
 
-It listens on 127.0.0.1 alone. Whoever knows the token of its URL gets a cookie, and without the cookie
-nothing is answered. It answers to its own host name, and never to a page of another origin.
-What a person sees is made by page.js of JSON, by textContent; no byte of an archive is sent as HTML, as SVG
-or under a type that the archive chose.
+It listens on 127.0.0.1 alone. The token of its URL gives a cookie, and without the cookie no request is answered. It
+answers to its own host name, and never to a page of another origin.
+
+page.js makes the page from JSON, by textContent; no byte of an archive is sent as HTML, as SVG or under a type that
+the archive chose.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _STATIC: Final = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.png": ("page.png", "image/png"),
-    "/favicon.ico": ("page.png", "image/png"),  # of the page with the cookie, which names no picture
+    "/favicon.ico": ("page.png", "image/png"),  # of the page that sets the cookie
 }
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -55,31 +56,31 @@ _PATHS: Final = re.compile(r"/api/(\d{1,6})(?:/([a-z]+)(?:/(\d{1,15}))?(?:/(\d{1
 
 
 class _RequestError(Exception):
-    """A request that is refused: the status, and why."""
+    """Refused request: the status, and the reason."""
 
 
-# A body and its type.
+# Body and type.
 _Response: TypeAlias = "tuple[bytes, str]"
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request; every way out adds the headers that keep a browser from doing more than it should.
+    """Handler of one request; every answer has the headers that restrict the browser.
 
-    As in HTTP/1.0 a connection ends with its answer: one that waits for another request would hold a thread.
+    As in HTTP/1.0 a connection ends with its answer: a waiting one would hold a thread.
     """
 
     timeout = 60
     server: _Server
 
     def version_string(self) -> str:
-        """Nothing about Python."""
+        """Return a name without Python's version."""
         return "edcache"
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a URL may hold the token."""
+        """Log nothing: a URL may hold the token."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """A request that the base class cannot read; it would write HTML around parts of it."""
+        """Refuse a request that the base class cannot read; it would write HTML around parts of it."""
         self._refuse(code, "this is no request that a browser sends")
 
     def _refuse(self, status: int, reason: str) -> None:
@@ -87,7 +88,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, *_json({"error": reason}))
 
     def do_GET(self) -> None:
-        """Answer, or say in one line why not; never with a traceback."""
+        """Answer, or send the reason in one line; never a traceback."""
         try:
             self._check_host()
             target = urlsplit(self.path)
@@ -102,12 +103,12 @@ class _Handler(BaseHTTPRequestHandler):
         except EdcacheError as error:
             self._refuse(404 if isinstance(error, SampleIndexError) else 422, str(error))
         except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            pass  # nobody listens any more
-        except Exception as error:  # noqa: BLE001 - what a user's transform raises too; it may name files
+            pass  # the browser has closed the connection
+        except Exception as error:  # noqa: BLE001 - a user's transform may raise anything, and its text may name files
             self._refuse(500, f"{type(error).__name__} while this was read")
 
     def _check_host(self) -> None:
-        """Refuse what was not meant for this server: a name that was rebound to it."""
+        """Refuse another host name, which was rebound to this server."""
         hosts = self.headers.get_all("Host") or []
         if len(hosts) != 1 or hosts[0] not in self.server.hosts:
             raise _RequestError(403, f"this server is {' or '.join(self.server.hosts)}, whatever leads to it")
@@ -171,13 +172,13 @@ def _joined(shown: Shown, query: dict[str, str]) -> str:
     if not where or not columns:
         columns += [where] * bool(where)
     else:
-        shown.rows(where)  # raises for a text that only the parentheses below would make whole
+        shown.rows(where)  # raises for a text that is whole only in the parentheses below
         columns.insert(0, where)
     return columns[0] if len(columns) == 1 else " and ".join(f"({one})" for one in columns)
 
 
 def _api(shown: Shown, what: str | None, numbers: list[int], where: str, query: dict[str, str]) -> _Response:
-    """Answer for one dataset; the numbers are those in the path."""
+    """Answer for one dataset; numbers: in the path."""
     match what, numbers:
         case None, []:
             return _json(shown.about())
@@ -217,7 +218,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, shown: Sequence[Shown], port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
         if hasattr(socket, "TCP_DEFER_ACCEPT"):
-            # The system keeps a connection until it says something: browsers open some ahead, each a thread.
+            # The system keeps a silent connection: browsers open some ahead, and each would take a thread.
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
         self.shown = shown
         self.token = secrets.token_urlsafe(24)
@@ -226,20 +227,20 @@ class _Server(ThreadingHTTPServer):
         self.cookie = f"edcache-{self.server_port}", secrets.token_urlsafe(24)
 
     def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Close a connection that has said nothing for as long as the system kept it."""
+        """Close a connection that was silent until the system gave it up."""
         try:
             return not hasattr(socket, "TCP_DEFER_ACCEPT") or bool(request.recv(1, _LOOK))
         except OSError:
             return False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A connection that breaks is no news."""
+        """Report no broken connection."""
 
 
 class Viewer:
-    """A page that is served, until `close`.
+    """Page that is served until `close`.
 
-    url: where it is, with the token that lets a browser in. A notebook shows it as a link.
+    url: of the page, with the token for the cookie. A notebook shows it as a link.
     """
 
     def __init__(self, shown: Sequence[Shown], port: int | None = None, where: str = "") -> None:
@@ -292,11 +293,11 @@ def view(
     block: bool | None = True,
     where: str = "",
 ) -> Viewer:
-    """Serve a page that shows datasets, and say where it is.
+    """Serve a page that shows datasets, and print its URL.
 
     Args:
-        block: serve until Ctrl-C; None does not at a prompt and in a notebook, which show what is returned.
-        where: the filter that the page begins with.
+        block: True serves until Ctrl-C; None does not at a prompt and in a notebook, which show the result.
+        where: the first filter of the page.
     Raises:
         StorageError: the port is taken.
     """
@@ -306,7 +307,7 @@ def view(
     if block:
         forward = f"ssh -L {viewer.port}:127.0.0.1:{viewer.port} HOST"
         print(f"{viewer.url}\nCtrl-C ends it. To see it from another machine: {forward}", flush=True)
-    # One in the terminal would take it over.
+    # A browser in the terminal would take it over.
     has_screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     if open_browser and has_screen:
         webbrowser.open(viewer.url)

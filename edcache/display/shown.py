@@ -1,4 +1,4 @@
-"""A dataset as the viewer's page asks of it: rows by a filter, windows of small pictures, one sample."""
+"""`Shown`: requests of the viewer's page to a dataset: rows by a filter, windows of small pictures, one sample."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _LONGEST: Final = 300
 
 
 class Shown:
-    """A dataset that the page shows.
+    """Dataset on the page.
 
     Args:
-        name: what the page calls it.
-        labels: its label columns, asked for at the first use; nothing heavy should be imported for them.
-        dataset: opens it; called by the threads that ask first, until one has it.
+        name: on the page.
+        labels: returns its label columns, at the first use; it should import nothing heavy.
+        dataset: opens it; the first threads that need it call it, until one succeeds.
         code: the line of Python that opens it.
     """
 
@@ -48,7 +48,7 @@ class Shown:
         self._sample = lru_cache(_MOST_SAMPLES)(self._tried)
 
     def start(self) -> None:
-        """Open the dataset in the background; what that raises is told to who asks for samples."""
+        """Open the dataset in the background; a later request for samples raises its error."""
 
         def prepare() -> None:
             with suppress(Exception):
@@ -56,7 +56,7 @@ class Shown:
 
         threading.Thread(target=prepare, daemon=True).start()
 
-    # ------------------------------------------------------------------------------ the label side
+    # ------------------------------------------------------------------------------ labels
 
     def about(self) -> dict[str, Any]:
         """Describe the dataset for the start of the page; opens it in the background."""
@@ -91,7 +91,7 @@ class Shown:
         return self._matching(where) if where else range(self._labels().num_rows)
 
     def position(self, where: str, row: int) -> dict[str, Any]:
-        """Find the position of a row among those of a filter, or of the next one."""
+        """Find the position of a row in the rows of a filter, or of the next one."""
         rows = self.rows(where)
         position = row if isinstance(rows, range) else int(np.searchsorted(rows, row))
         if not len(rows) or row >= self._labels().num_rows:
@@ -99,7 +99,7 @@ class Shown:
         position = min(position, len(rows) - 1)
         return {"position": position, "exact": int(rows[position]) == row}
 
-    # ----------------------------------------------------------------------------- the sample side
+    # ----------------------------------------------------------------------------- samples
 
     def cells(self, where: str, start: int, count: int) -> list[dict[str, Any]]:
         """Describe a window of the rows that fulfil a where-string, for the grid."""
@@ -115,26 +115,26 @@ class Shown:
         return [[brief(column[k])[:_LONGEST] for column in columns] for k in range(len(rows))]
 
     def _read(self, rows: list[int]) -> Sequence[Any]:
-        """Read the sample of each row, or return the error that reading it raised."""
+        """Read the sample of each row, or return the error of reading it."""
         try:
             samples: Sequence[Any] = self._dataset().__getitems__(rows)
             return samples
-        except Exception:  # noqa: BLE001 - one by one it is seen which, and why
+        except Exception:  # noqa: BLE001 - one by one, each sample has its own error
             return [self._tried(row) for row in rows]
 
     def _tried(self, row: int) -> Any:
-        """A sample, or the error that reading it raised."""
+        """Read a sample, or return the error of reading it."""
         count = self._labels().num_rows
         if row >= count:
             raise SampleIndexError(f"no sample {row:,}; there are {count:,}")
         dataset = self._dataset()
         try:
             return dataset[row]
-        except Exception as error:  # noqa: BLE001 - of this sample alone; a user's transform may raise any
+        except Exception as error:  # noqa: BLE001 - a user's transform may raise anything, for this sample alone
             return error
 
     def sample(self, row: int) -> dict[str, Any]:
-        """One sample: its labels, and its leaves with what can be seen of each; or why it cannot be read."""
+        """Describe one sample: its labels, its leaves with pictures; or the error of reading it."""
         sample, labels = self._sample(row), self._labels()
         taken = labels.take(np.array([row], np.int64))
         document: dict[str, Any] = {
@@ -146,7 +146,7 @@ class Shown:
         return document | {"leaves": cells.described_leaves(sample)}
 
     def picture(self, row: int, leaf: int, axis: int, at: int) -> bytes:
-        """A leaf that is an image, or a slice of one that is a volume, as a PNG file."""
+        """Encode an image, or a slice of a volume, as a PNG file."""
         return cells.picture(self._sample(row), leaf, axis, at)
 
     def missing(self) -> dict[str, Any]:
@@ -170,5 +170,5 @@ class Shown:
 def _cell(sample: Any) -> dict[str, Any]:
     try:
         return cells.cell(sample)
-    except Exception as error:  # noqa: BLE001 - of this sample alone, whose classes may be anybody's
+    except Exception as error:  # noqa: BLE001 - a user's classes may raise anything, for this sample alone
         return {"why": cells.error_text(error)}

@@ -1,4 +1,4 @@
-"""Contents and origin of an archive, as JSON; no sample is read."""
+"""Summary of an archive and its origin, as JSON; no sample is read."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from edcache.base import CorruptArchiveError, human_bytes, named
 def summary(archive: reader.Reader) -> dict[str, Any]:
     """Summarise an archive.
 
-    "path", "samples", "missing", "nbytes", "labels" (type by name), "schemas" (see `fields_of`),
-    "fingerprint" of the call that made it, and so on: the document of `edcache info --json`.
+    "path", "samples", "missing", "nbytes", "labels" (type by name), "schemas" (see `fields_of`), "fingerprint" of the
+    call that made it, and so on: the document of `edcache info --json`.
     """
     head, nbytes = archive.head, archive.rows["nbytes"][archive.held]
     return {
@@ -43,7 +43,7 @@ def summary(archive: reader.Reader) -> dict[str, Any]:
 
 
 def facts(of: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """A summary as pairs that a person reads, but for its fields and the call that made it."""
+    """Yield a summary as pairs of texts, but for its fields and the call that made it."""
     record = of["record_nbytes"]
     yield "archive", of["path"]
     yield "samples", f"{of['samples']:,}"
@@ -72,12 +72,12 @@ def provenance(fingerprint: Mapping[str, Any] | None) -> Iterator[tuple[str, str
 
 
 def _value_text(value: object) -> str:
-    """A value of a fingerprint: what is no plain value stands there as a list of its one text."""
+    """Write a value of a fingerprint, in which a value that is not plain is a list of one text."""
     return value[0] if isinstance(value, list) and len(value) == 1 and type(value[0]) is str else repr(value)
 
 
 def call_text(fingerprint: Mapping[str, Any] | None) -> str:
-    """Write the call of a fingerprint as Python has it: "make(split='train', n=6)"."""
+    """Write the call of a fingerprint as Python code: "make(split='train', n=6)"."""
     of = fingerprint or {}
     if "factory" not in of:
         return str(of.get("type", ""))
@@ -86,7 +86,7 @@ def call_text(fingerprint: Mapping[str, Any] | None) -> str:
 
 
 def fields_of(archive: reader.Reader) -> list[dict[str, Any]]:
-    """List the schemas, most used first: how many "samples" have each, and its "fields".
+    """List the schemas, most used first: number of "samples" with each, and its "fields".
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
     """
@@ -114,7 +114,7 @@ def _field(field: Any) -> dict[str, Any]:
 
 
 def field_rows(schema: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """Rows of a table of fields: path, kind, dtype and shape."""
+    """Make the rows of a table of fields: path, kind, dtype and shape."""
     rows: list[tuple[str, ...]] = []
     for field in schema["fields"]:
         path, kind, dtype, shape = (field[key] for key in ("path", "kind", "dtype", "shape"))

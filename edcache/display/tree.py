@@ -1,4 +1,4 @@
-"""A sample as its leaves, each with its type, its dtype and what its numbers are like."""
+"""Leaves of a sample, each with type, dtype and statistics."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple
 
 
 def sample_tree(sample: Any) -> Iterator[dict[str, Any]]:
-    """Describe the leaves of a sample as JSON; there is no end of one that contains itself.
+    """Describe the leaves of a sample as JSON; without end for one that contains itself.
 
-    Each has "path" and "type"; arrays, tensors and images "dtype" and "shape"; a short leaf "value", a long
-    array "min", "mean" and "max" of what is finite, and "nonfinite"; a list, text or bytes "items".
+    Each has "path" and "type"; arrays, tensors and images "dtype" and "shape"; a short leaf "value", a long array
+    "min", "mean" and "max" of finite values, and "nonfinite"; a list, text or bytes "items".
     """
     return ({"path": ".".join(map(str, at)), **leaf(value)} for at, value in leaves_of(sample))
 
 
 def leaf(value: Any) -> dict[str, Any]:
-    """A leaf of a sample, as JSON has it; see `sample_tree`."""
+    """Describe a leaf of a sample as JSON; see `sample_tree`."""
     if hasattr(value, "dtype") and hasattr(value, "shape"):
         return _array_leaf(value)
     if hasattr(value, "mode") and hasattr(value, "getpixel"):

@@ -1,4 +1,4 @@
-"""Samples as files of other formats."""
+"""`export`: write samples as files of other formats."""
 
 from __future__ import annotations
 
@@ -38,39 +38,37 @@ def export(
     on_progress: OnProgress | None = None,
     allow_partial: bool = False,
 ) -> list[str]:
-    """Write samples as files that other tools read; every kind of sample is looked at before it begins.
+    """Write samples as files that other tools read, after a check of every kind of sample.
 
-    Images that are stored as files go out as these, unless a transform or `decode=` makes something else of
-    them; a PIL image is written as a PNG. Leaves in dicts, lists and tuples are called "target.boxes".
+    Images that are stored as files are written as these, unless a transform or `decode=` changes them; a PIL image is
+    written as a PNG. Leaves in dicts, lists and tuples are called "target.boxes".
 
     Args:
-        ds: a cache, a view, or what `CachedDataset.from_cache` opens.
-        out: the folder that is made; nothing may be there.
-        to: "webdataset": shard-000000.tar and so on, sample 17 being 017.image.jpg, 017.x.npy, 017.label.cls;
-            text is .txt, bytes .bin, everything else .json. Names become lower case.
-            "files": a folder for each sample, with image.jpg, x.npy, label.txt; one file where a sample is
-            one leaf.
-            "parquet": part-00000.parquet and so on: arrays of one shape are Arrow's fixed_shape_tensor, from
-            1025 elements on their bytes, in C order, with dtype and shape in the column's metadata; others
-            are {"values", "shape"} or plain lists, images their bytes.
+        ds: a cache, a view, or an argument for `CachedDataset.from_cache`.
+        out: the new folder; nothing may be there.
+        to: "webdataset": shard-000000.tar and so on, sample 17 being 017.image.jpg, 017.x.npy, 017.label.cls; text is
+            .txt, bytes .bin, everything else .json. Names become lower case. "files": a folder for each sample, with
+            image.jpg, x.npy, label.txt; one file if a sample is one leaf. "parquet": part-00000.parquet and so on:
+            arrays of one shape are Arrow's fixed_shape_tensor, from 1025 elements on their bytes, in C order, with
+            dtype and shape in the column's metadata; others are {"values", "shape"} or plain lists, images their bytes.
         num_workers: processes that write a shard each; "auto": one a processor.
-        shard_size: about so many bytes has a shard, or text such as "1GB". A folder of files has none.
-        labels: whether label columns that are no fields of the samples go along: as columns, or as
-            labels.json; or the names of some.
+        shard_size: approximate bytes of a shard, or text such as "1GB". A folder of files has none.
+        labels: True writes label columns that are no fields of the samples too, as columns, or as labels.json; or
+            names of some.
         on_progress: called with (samples written, samples) now and then.
-        allow_partial: take what there is of archives that are not sealed.
+        allow_partial: True exports the stored samples of archives that are not sealed.
     Returns:
-        The paths in the folder, sorted: its shards, or what each sample has there.
+        The paths in the folder, sorted: shards, or an entry for each sample.
     Raises:
         ArchiveError: an archive is not sealed, so that samples may be missing.
-        CodecError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no
-            such type; ...'. Before anything is written, unless a transform gives other things every time.
+        CodecError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such type; ...'.
+            Before anything is written, unless the results of a transform vary.
         MissingSampleError: a sample has no record.
         OptionError, ArchiveExistsError, ArchiveError, StorageError.
-    Cost: reads every sample once; those that a transform makes, and in parquet those with arrays of varying
-        shapes, once before. Some 16 MiB of samples a worker are in memory.
-    Safety: written as `out + ".edcache.new"`, and given its name when all is there. Killed, it leaves that,
-        and the next run begins anew. Shards are brought to the disk before; single files are not.
+    Cost: reads every sample once; results of a transform, and for parquet arrays of varying shapes, once more before. A
+    worker has some 16 MiB of samples in memory.
+    Safety: it is written as `out + ".edcache.new"`, and gets its name at the end. A killed run leaves that, and the
+    next one begins anew. Shards are synced before; single files are not.
 
     >>> edcache.export(ds.filter(split="train"), "train-shards", to="webdataset", num_workers=8)
     """
@@ -113,7 +111,7 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
 
 
 def _prepared(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num_workers: int) -> Writer:
-    """The writer, with what samples of every kind tell of it; nothing is written yet."""
+    """Make the writer, with columns and names from samples of every kind; nothing is written yet."""
     positions = _probe_positions(ds, needs_shapes=kind.name == "parquet")
     parts = np.split(positions, range(_INSPECTED, len(positions), _INSPECTED))
     looks = _mapped(_inspected, (ds, kind), [part.tolist() for part in parts], num_workers)
@@ -125,7 +123,7 @@ def _prepared(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num
 
 
 def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
-    """Positions of samples of every kind there is: one of each schema where that tells enough."""
+    """Choose positions of samples of every kind: one of each schema if that suffices."""
     every = np.arange(len(ds))
     numbers, trees = ds._root._structures(ds._root_indices(every))
     if ds._transform is not None:
@@ -142,7 +140,7 @@ def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
 
 
 def _inspected(shared: tuple[Samples, type[Writer]], positions: Sequence[int]) -> list[Any]:
-    """Of each sample the names of its leaves, about its bytes, and the columns that it needs."""
+    """Return the names of the leaves of each sample, its approximate bytes, and its columns."""
     ds, kind = shared
     return [
         (tuple(leaves), nbytes_of(leaves), (kind.columns_for(leaves, place), place))
@@ -157,7 +155,7 @@ def _written(writer: Writer, task: tuple[int, range]) -> int:
 
 
 def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
-    """The label columns that go along: those named, or all, but for those that are leaves of the samples."""
+    """Return the names of the label columns to export: given ones, or all, without leaves of the samples."""
     if labels is False:
         return ()
     chosen = list(ds.labels) if labels is True else list(labels)
@@ -179,7 +177,7 @@ _shared: Any = None  # in a worker, the first argument of each of its tasks
 def _begin(shared: Any) -> None:
     global _shared
     _shared = shared
-    torch.set_num_threads(1)  # a pool of threads that its parent had does not survive a fork
+    torch.set_num_threads(1)  # a pool of threads does not survive a fork
 
 
 def _call(work: Callable[[Any, Any], Any], task: Any) -> Any:
@@ -189,7 +187,7 @@ def _call(work: Callable[[Any, Any], Any], task: Any) -> Any:
 def _mapped(
     work: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[Any], num_workers: int
 ) -> Iterator[Any]:
-    """What `work(shared, task)` returns of each task, in order, by so many processes; 0: this one."""
+    """Yield `work(shared, task)` for each task, in order, by worker processes; 0: in this one."""
     if not num_workers:
         yield from map(partial(work, shared), tasks)
         return

@@ -1,4 +1,4 @@
-"""A sample as named leaves of a few kinds, and the columns that leaves of many samples make."""
+"""Leaves of a sample by name, of a few kinds, and the columns of the leaves of many samples."""
 
 from __future__ import annotations
 
@@ -27,23 +27,24 @@ _PLAIN_KINDS: Final = (bool, int, float, complex, str, bytes)
 _MOST: Final = 2**63
 
 Leaves = dict[str, Any]
-"""Leaves by name: None, bool, int, float, complex, str, bytes, a date, a datetime, a numpy array, an
-`EncodedImage` or a list of the first five."""
+"""Leaves by name: None, bool, int, float, complex, str, bytes, a date, a datetime, a numpy array, an `EncodedImage` or
+a list of the first five.
+"""
 
 Columns = dict[str, ArrowColumn]
 
 
 class EncodedImage(NamedTuple):
-    """An image as the bytes of a file: extension without a dot, "jpg", "png", "bin" where nobody knows."""
+    """Image as the bytes of a file: extension without a dot, "jpg", "png", or "bin" if unknown."""
 
     data: bytes
     extension: str
 
 
 def leaves_of(sample: Any, place: str) -> Leaves:
-    """The leaves of a sample by name: keys, indices and field names, with dots between; "" where it is one.
+    """Return the leaves of a sample by name: keys, indices and field names, with dots between; "" if it is one leaf.
 
-    Lists of plain values are one leaf. `place` is what messages begin with: "export(): sample 17".
+    A list of plain values is one leaf. `place` begins messages: "export(): sample 17".
     """
     leaves: Leaves = {}
     for path, value in _leaves_of(sample, ()):
@@ -102,7 +103,7 @@ def _png(image: Any, name: str, place: str) -> EncodedImage:
 
 
 def unsupported(place: str, name: str, value: object, why: str) -> CodecError:
-    """The error for a leaf that a format cannot hold."""
+    """Make the error for a leaf that a format cannot hold."""
     if isinstance(value, np.ndarray):
         kind = f"an array of {value.dtype} {value.shape}"
     elif isinstance(value, torch.Tensor):
@@ -119,7 +120,7 @@ def unsupported(place: str, name: str, value: object, why: str) -> CodecError:
 
 
 def nbytes_of(leaves: Leaves) -> int:
-    """About how many bytes a sample takes."""
+    """Estimate the bytes of a sample."""
     nbytes = 64
     for value in leaves.values():
         data = value.data if isinstance(value, EncodedImage) else value
@@ -131,13 +132,13 @@ def nbytes_of(leaves: Leaves) -> int:
 
 
 def columns_of(leaves: Leaves, place: str) -> Columns:
-    """The columns of a table that one sample needs."""
+    """Return the columns of one sample."""
     return {name: _column(name, value, place) for name, value in leaves.items()}
 
 
 @cache
 def _types() -> dict[type, pa.DataType]:
-    """The Arrow type of each class of plain values."""
+    """Map classes of plain values to Arrow types."""
     plain = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string(), bytes: pa.binary()}
     return plain | {
         EncodedImage: pa.binary(),
@@ -173,7 +174,7 @@ def _column(name: str, value: Any, place: str) -> ArrowColumn:
 
 
 def unified(samples: Iterable[tuple[Columns, str]]) -> Columns:
-    """The columns that hold all samples; of each sample its columns, and its place in messages."""
+    """Merge the columns of samples; each comes with its place in messages."""
     known: dict[str, tuple[ArrowColumn, str, int]] = {}
     count = 0
     for shown, place in samples:
@@ -195,7 +196,7 @@ def unified(samples: Iterable[tuple[Columns, str]]) -> Columns:
 
 
 def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
-    """The column that holds the values of two; None where there is none."""
+    """Return the column that holds the values of two; None if there is none."""
     if old == new:
         return old
     is_nullable = old.is_nullable or new.is_nullable
@@ -210,7 +211,7 @@ def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
 
 
 def check_fits(columns: Columns, shown: Columns, place: str) -> None:
-    """Raise CodecError for a sample of other columns than those that were inspected."""
+    """Raise CodecError for a sample of other columns than the inspected ones."""
     if unified([(columns, "of those that were looked at"), (shown, place)]) != columns:
         raise CodecError(
             f"{place}: it has other fields or shapes than samples had when they were looked at; a transform "

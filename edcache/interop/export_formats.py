@@ -38,25 +38,25 @@ _FOLDERS_A_PART: Final = 1000
 
 
 def check_absent(out: str) -> None:
-    """Raise ArchiveExistsError where something is in the way."""
+    """Raise ArchiveExistsError if a file is in the way."""
     if storage.exists(out):
         raise ArchiveExistsError(f"{out}: exists already; give a path where nothing is")
 
 
 @contextmanager
 def new_folder(out: str) -> Iterator[str]:
-    """A folder, which gets its name when the block ends well, else it goes."""
+    """Make a folder, which gets its name at the end of the block, or is deleted after an error."""
     check_absent(out)
     with closing(writer.start(out, is_folder=True)) as session:
         work = os.path.dirname(session.path)
         try:
             yield work
             check_absent(out)
-            # With the file that is locked, so that nobody else begins meanwhile.
+            # With its locked file, so that no other process begins meanwhile.
             storage.replace(work, out)
             storage.remove(os.path.join(out, writer.SUFFIX))
         except BaseException:
-            # The error that led here is the one to report; --prune deletes what could not be.
+            # The first error is the one to report; --prune deletes the rest.
             with suppress(EdcacheError):
                 storage.remove_tree(work)
             raise
@@ -64,7 +64,7 @@ def new_folder(out: str) -> Iterator[str]:
 
 @contextmanager
 def new_file(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
-    """A new file in a folder that is being written; it is brought to the disk when the block ends well."""
+    """Open a new file in a new folder; it is synced at the end of the block."""
     buffer = _BUFFER if sync else io.DEFAULT_BUFFER_SIZE
     with closing(File.open(path, "x")) as file:
         with io.BufferedWriter(_RawFile(file), buffer) as stream:
@@ -74,7 +74,7 @@ def new_file(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
 
 
 class _RawFile(io.RawIOBase):
-    """A file as Python's libraries write to one; its errors are those of all files here."""
+    """File object for Python's libraries, with the errors of `File`."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -91,7 +91,7 @@ class _RawFile(io.RawIOBase):
 
 
 def read(ds: Samples, positions: Sequence[int]) -> Iterator[tuple[str, Leaves]]:
-    """The samples at some positions: what messages begin with, "export(): sample 17", and leaves."""
+    """Read the samples at some positions: the beginning of messages, "export(): sample 17", and leaves."""
     for position, sample in zip(positions, ds.__getitems__(list(positions)), strict=True):
         place = f"export(): sample {position}"
         yield place, leaves_of(sample, place)
@@ -103,12 +103,12 @@ def _split(whole: range, count: int) -> list[range]:
 
 @dataclass
 class Writer:
-    """A format, and the samples that it writes to a folder; several processes may write a part of them each.
+    """Writer of samples to a folder, in one format; processes may write a part each.
 
     Attributes:
-        name: what `export` calls it.
-        ds: the samples. columns: those of a table. labels: the names of label columns that go along.
-        sample_nbytes: of a sample, on average, of some that were looked at. folder: where it writes.
+        name: of the format, in `export`.
+        ds: the samples. columns: of a table. labels: names of the label columns.
+        sample_nbytes: average of inspected samples. folder: the target.
     """
 
     name: ClassVar[Format]
@@ -120,22 +120,22 @@ class Writer:
 
     @classmethod
     def columns_for(cls, leaves: Leaves, place: str) -> Columns:
-        """The columns that a sample needs; raises what writing it would raise."""
+        """Return the columns of a sample; raises as writing it."""
         raise NotImplementedError
 
     def check(self) -> None:
-        """Raise CodecError for what the format does not hold."""
+        """Raise CodecError for columns that the format does not hold."""
 
     def parts(self, nbytes: int) -> list[range]:
-        """Which samples are written at a time: consecutive positions that are about so many bytes each."""
+        """Divide the samples into parts of consecutive positions, of about `nbytes` each."""
         return _split(range(len(self.ds)), int(nbytes // self.sample_nbytes))
 
     def batches(self, part: range) -> list[range]:
-        """Consecutive positions of a part that are in memory at a time, some 16 MiB."""
+        """Divide a part into positions that are in memory at a time, some 16 MiB."""
         return _split(part, min(int(_BATCH_NBYTES // self.sample_nbytes), _MOST_IN_A_BATCH))
 
     def label_table(self, part: range) -> Any:
-        """The label columns that go along, of consecutive samples, under names that no field has."""
+        """Return the label columns of consecutive samples, under names that no field has."""
         labels = self.ds.labels.take(np.arange(part.start, part.stop))
         return renamed(labels.table.select(list(self.labels)), self.columns)
 
@@ -145,7 +145,7 @@ class Writer:
 
 
 class _Files(Writer):
-    """One file a field."""
+    """Writer of one file a field."""
 
     integer: ClassVar[str]
     separator: ClassVar[str]
@@ -165,7 +165,7 @@ class _Files(Writer):
                 )
 
     def _files(self, part: range) -> Iterator[tuple[str, bytes]]:
-        """The name and the bytes of each file; a sample that is one leaf without a name has no folder."""
+        """Yield name and bytes of each file; a sample that is one leaf without a name has no folder."""
         digits = len(str(len(self.ds) - 1))
         for piece in self.batches(part):
             labels = self.ds.labels.take(np.arange(piece.start, piece.stop))
@@ -177,8 +177,8 @@ class _Files(Writer):
 
     @classmethod
     def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any] | None = None) -> dict[str, bytes]:
-        """The bytes of each file of a sample by its name; a leaf without a name gives only an extension."""
-        # Times are texts.
+        """Return the bytes of each file of a sample by name; a leaf without a name has only an extension."""
+        # default=str writes times.
         files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
         for name, value in leaves.items():
             if name.startswith((".", "__")) or set(name) & set("/\\\0") or len(name.encode()) > 200:
@@ -196,7 +196,7 @@ class _Files(Writer):
 
     @classmethod
     def _encoded(cls, name: str, value: Any, place: str) -> tuple[str, bytes]:
-        """The extension and the bytes of the file of a leaf."""
+        """Encode a leaf as a file: extension and bytes."""
         if isinstance(value, EncodedImage):
             return value.extension, value.data
         if isinstance(value, np.ndarray):
@@ -222,10 +222,10 @@ class _Files(Writer):
 
 
 class _Tars(_Files):
-    """Tar shards, as the webdataset package reads them."""
+    """Writer of tar shards for the webdataset package."""
 
     name, integer, separator = "webdataset", "cls", "."
-    is_lower_case = True  # as the reader of webdataset gives all names
+    is_lower_case = True  # webdataset reads all names so
 
     def write(self, number: int, part: range) -> None:
         with new_file(os.path.join(self.folder, f"shard-{number:06}.tar")) as stream:
@@ -239,7 +239,7 @@ class _Tars(_Files):
 
 
 class _Folders(_Files):
-    """A folder for each sample with a file for each field; one file where a sample is one leaf."""
+    """Writer of a folder for each sample with a file for each field; one file if a sample is one leaf."""
 
     name, integer, separator = "files", "txt", os.sep
 
@@ -258,7 +258,7 @@ class _Folders(_Files):
 
 
 class _Parquets(Writer):
-    """Parquet files."""
+    """Writer of Parquet files."""
 
     name = "parquet"
 
@@ -278,7 +278,7 @@ class _Parquets(Writer):
                 file.write_table(pa.Table.from_arrays(arrays, schema=schema))
 
     def _rows(self, piece: range) -> dict[str, list[Any]]:
-        """The leaves of each column, images as their bytes."""
+        """Return the leaves of each column, images as their bytes."""
         columns: dict[str, list[Any]] = {name: [] for name in self.columns}
         for place, leaves in read(self.ds, piece):
             check_fits(self.columns, columns_of(leaves, place), place)

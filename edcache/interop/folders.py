@@ -1,4 +1,4 @@
-"""A tree of image files as a source dataset: a folder for each class, as torchvision's ImageFolder has it."""
+"""`image_folder`: a tree of image files as a source, with a folder for each class, as torchvision's ImageFolder."""
 
 from __future__ import annotations
 
@@ -23,23 +23,21 @@ def image_folder(
     decode: Decode = "pil",
     extensions: str | Iterable[str] = EXTENSIONS,
 ) -> ImageFolder:
-    """The images of a tree with a folder for each class: root/dog/xxx.png, root/dog/nested/yyy.jpg.
+    """Open a tree of images with a folder for each class: root/dog/xxx.png, root/dog/nested/yyy.jpg.
 
     Args:
-        decode: what readers of the cache get, see `edcache.ImageFile`.
-        extensions: the files that count, whatever their case.
+        decode: the default decoding of readers, see `edcache.ImageFile`.
+        extensions: of image files, in any case.
     Returns:
-        A map-style dataset of {"image": ImageFile, "label": int, "path": str}, with `classes` (the folders'
-        names, sorted) and `class_to_idx`; paths are relative to root, with slashes. Its order and its labels
-        are those of torchvision's ImageFolder. The label columns of its cache are "label", "path" and
-        "class_name": `ds.filter(class_name="dog")`. Images in root itself, which have no class, are left out
-        with a warning.
+        A map-style dataset of {"image": ImageFile, "label": int, "path": str}, with `classes` (the folders' names,
+        sorted) and `class_to_idx`; paths are relative to root, with slashes. Order and labels are as in torchvision's
+        ImageFolder. The label columns of its cache are "label", "path" and "class_name": `ds.filter(class_name="dog")`.
+        Images in root itself, which have no class, are left out with a warning.
     Raises:
         OptionError: there is no such folder, it has no folders in it, or one of them has no image.
 
-    Cost: walks the tree. A cache also compares the names, sizes and modification times of all files with
-    those that it was made from; `CachedDataset.from_cache` does neither. With `grow=True` more files may have
-    come, which sort behind those.
+    Cost: walks the tree. A cache also compares the names, sizes and modification times of all files;
+    `CachedDataset.from_cache` does neither. `grow=True` accepts more files that sort behind the old ones.
 
     >>> ds = edcache.CachedDataset(edcache.image_folder("imagenet/train", decode="tensor"), "train.zip")
     """
@@ -52,7 +50,7 @@ def _class_name(sample: dict[str, Any]) -> str:
 
 
 class ImageFolder(Dataset[dict[str, Any]]):
-    """What `image_folder` returns."""
+    """Dataset of `image_folder`."""
 
     in_memory_keys: ClassVar[dict[str, Any]] = {"label": "label", "path": "path", "class_name": _class_name}
 
@@ -62,9 +60,9 @@ class ImageFolder(Dataset[dict[str, Any]]):
         decode: Decode,
         extensions: str | Iterable[str],
     ) -> None:
-        # Under this name a CachedDataset would take it for a part of its own path.
+        # Not `root`, which a CachedDataset takes for a part of its own path.
         self.folder = os.fspath(root)
-        # Refuses what an archive does not store.
+        # Raises for a decoding that an archive does not store.
         self.decoding = ImageFile(b"", decode).decoding
         named = (extensions,) if isinstance(extensions, str) else tuple(extensions)
         self.extensions = tuple(extension.lower() for extension in named)
@@ -102,13 +100,13 @@ class ImageFolder(Dataset[dict[str, Any]]):
         return f"ImageFolder({self.folder!r}, {len(self):,} images in {len(self.classes):,} classes)"
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """What makes it another source: files added, removed or changed, and what they decode to.
+        """Identify the source by its files and the decoding.
 
         Names, sizes and times are of each file, so that a tree with more files behind these may grow.
         """
         stats = np.full((len(self.paths), 2), -1, np.int64)
         for place, path in enumerate(self.paths):
-            with suppress(OSError):  # it went since
+            with suppress(OSError):  # it was deleted since
                 stat = os.stat(os.path.join(self.folder, *path.split("/")))
                 stats[place] = stat.st_size, stat.st_mtime_ns
         turned = "exif_transpose" if self.decoding.exif_transpose else None
@@ -117,7 +115,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
 
 
 def _folders(root: str, extensions: tuple[str, ...]) -> tuple[list[str], list[str]]:
-    """The folders of a folder, which are the classes, and the images beside them; both sorted."""
+    """List the folders of a folder, which are the classes, and the images beside them; both sorted."""
     try:
         with os.scandir(root) as entries:
             is_folder = {entry.name: entry.is_dir() for entry in entries}
@@ -131,7 +129,7 @@ def _folders(root: str, extensions: tuple[str, ...]) -> tuple[list[str], list[st
 
 
 def _files(root: str, name: str, extensions: tuple[str, ...]) -> Iterator[str]:
-    """The files of a class, in the order of torchvision's ImageFolder."""
+    """Yield the files of a class, in the order of torchvision's ImageFolder."""
     for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
         inside = os.path.relpath(folder, root).replace(os.sep, "/")
         yield from (f"{inside}/{file}" for file in sorted(files) if file.lower().endswith(extensions))

@@ -46,7 +46,7 @@ def _missing(path: str, kind: str) -> MissingDependencyError:
 
 
 class _Packaged(OldCache):
-    """A folder that only a package reads, which opens it anew in each process."""
+    """Folder that only its package reads; each process opens it anew."""
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
@@ -58,10 +58,10 @@ class _Packaged(OldCache):
 
     @abstractmethod
     def _open(self) -> Any:
-        """The folder as a dataset of the package's; CodecError where reading it runs code."""
+        """Open the folder as a dataset of the package's; CodecError if reading it runs code."""
 
     def _opened(self) -> Any:
-        # No property: of an AttributeError in one, `Dataset.__getattr__` of older torch hides the cause.
+        # No property: `Dataset.__getattr__` of older torch hides the cause of an AttributeError in one.
         if self._dataset is None:
             try:
                 self._dataset = self._open()
@@ -69,7 +69,7 @@ class _Packaged(OldCache):
                 raise _missing(self.path, self.kind) from error
             except EdcacheError:
                 raise
-            except Exception as error:  # whatever the package raises
+            except Exception as error:  # the package may raise anything
                 raise ArchiveError(
                     f"{self.path}: does not open as {self.kind}: {type(error).__name__}: {str(error)[:300]}"
                 ) from error
@@ -80,7 +80,7 @@ class _Packaged(OldCache):
 
 
 class Tensordict(_Packaged):
-    """A folder or .tdz of a TensorDict with a batch dimension: sample i is the dict of its leaves at [i]."""
+    """Folder or .tdz of a TensorDict with a batch dimension: sample i is the dict of its leaves at [i]."""
 
     kind = "tensordict"
 
@@ -104,7 +104,7 @@ class Tensordict(_Packaged):
 
 
 class Mds(_Packaged):
-    """A folder that MDSWriter wrote. A sample is the dict of its columns; images are `edcache.ImageFile`."""
+    """Folder of MDSWriter. A sample is the dict of its columns; images are `edcache.ImageFile`."""
 
     kind = "mds"
 
@@ -118,7 +118,7 @@ class Mds(_Packaged):
                 raise ArchiveError(
                     f"{self.path}: no {shard.raw_data.basename}; of compressed shards: zstd -d *.zstd"
                 )
-            # streaming would decode images, and unpickle whatever there is.
+            # streaming would decode images, and unpickle any pickle.
             columns = zip(shard.column_names, shard.column_encodings, strict=True)
             self._own |= {name: kind for name, kind in columns if kind in ("jpeg", "png", "pkl")}
             shard.column_encodings = [
@@ -140,7 +140,7 @@ class Mds(_Packaged):
 
 
 class Litdata(_Packaged):
-    """A folder that litdata.optimize wrote; litdata would unpickle any field that is pickled."""
+    """Folder of litdata.optimize; litdata would unpickle any pickled field."""
 
     kind = "litdata"
 
@@ -163,7 +163,7 @@ class Litdata(_Packaged):
 
 
 def _own_bytes(value: Any) -> Any:
-    """A sample of litdata whose bytes, which are views of its chunk, are copies."""
+    """Copy the bytes of a sample of litdata, which are views of its chunk."""
     if isinstance(value, memoryview):
         return bytes(value)
     if type(value) is dict:
@@ -172,15 +172,15 @@ def _own_bytes(value: Any) -> Any:
 
 
 def _unsafe_containers(spec: dict[str, Any]) -> list[str]:
-    """The containers that litdata would make by importing what the file names."""
+    """List the containers that litdata would make by importing names of the file."""
     own = [] if spec["type"] in _CONTAINERS else [str(spec["type"])]
     return own + [name for child in spec["children_spec"] for name in _unsafe_containers(child)]
 
 
 class HuggingFace(_Packaged):
-    """A folder that `Dataset.save_to_disk` wrote; images become `edcache.ImageFile`.
+    """Folder of `Dataset.save_to_disk`; images become `edcache.ImageFile`.
 
-    Sequences of numbers and ArrayXD come as arrays of the dtype that its features declare.
+    Sequences of numbers and ArrayXD become arrays of the dtype in its features.
     """
 
     kind = "huggingface"
@@ -205,10 +205,10 @@ class HuggingFace(_Packaged):
 
 
 class Webdataset:
-    """A .tar file, or all of a folder by name, as webdataset iterates them.
+    """Tar file, or all of a folder sorted by name, iterated by webdataset.
 
-    A sample is {"__key__": name, extension: value, ...}, decoded as by webdataset; images become
-    `edcache.ImageFile`. It is iterated by one process; a damaged shard ends it.
+    A sample is {"__key__": name, extension: value, ...}, decoded as by webdataset; images become `edcache.ImageFile`.
+    One process iterates; a damaged shard ends the iteration.
     """
 
     kind: ClassVar[Kind] = "webdataset"
@@ -259,12 +259,12 @@ class Webdataset:
             return torch_loaded(data, place, trust=self.trust_pickle)
         try:
             return decode.get(last, bytes)(data)
-        except Exception as error:  # whatever a decoder raises
+        except Exception as error:  # a decoder may raise anything
             raise ArchiveError(f"{place}: does not decode: {str(error)[:200]}") from error
 
 
 def _check_end(shard: str, stream: BinaryIO) -> None:
-    """Raise ArchiveError unless a tar has its end, without which tarfile reads what there is."""
+    """Raise ArchiveError unless a tar has its end: tarfile accepts a cut one."""
     size = stream.seek(0, os.SEEK_END)
     stream.seek(max(0, size - len(_END)))
     if stream.read() != _END:

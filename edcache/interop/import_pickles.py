@@ -27,7 +27,7 @@ _HEADER: Final = struct.Struct("<4s2xHHxxxxIIIHH")
 
 
 class Edflow(OldCache):
-    """`<root>/cached/<name>.zip`, whole or killed, with or without its ending; or the unpacked folder."""
+    """Cache of edflow: `<root>/cached/<name>.zip`, whole or killed, with or without its ending; or unpacked."""
 
     kind = "edflow"
 
@@ -77,7 +77,7 @@ class Edflow(OldCache):
         return count
 
     def _add_labels(self) -> None:
-        """Make label columns of labels.p: by field where samples have the field, else by their values."""
+        """Make label columns of labels.p: by field if samples have the field, else by its values."""
         place = f"{self.path}: {_LABELS}"
         labels = restored(self._bytes(_LABELS), place, trust=self.trust_pickle)
         if not isinstance(labels, dict) or not all(type(values) is list for values in labels.values()):
@@ -101,7 +101,7 @@ class Edflow(OldCache):
 
 
 def _headers(file: BinaryIO) -> Iterator[zipfile.ZipInfo]:
-    """The members by their local headers, up to the first that is none or whose bytes are not all there."""
+    """Yield members by their local headers, up to the first that is no header or is cut."""
     end, offset = os.fstat(file.fileno()).st_size, 0
     while True:
         file.seek(offset)
@@ -113,7 +113,7 @@ def _headers(file: BinaryIO) -> Iterator[zipfile.ZipInfo]:
         info.header_offset, info.compress_type, info.CRC = offset, method, crc
         info.compress_size, info.file_size = nbytes, size
         offset += _HEADER.size + name_nbytes + extra_nbytes + nbytes
-        # The header of a member that is being written says zero bytes until they are there.
+        # The header of a member says zero bytes until it is written completely.
         if signature != _SIGNATURE or offset > end or not nbytes:
             return
         yield info
@@ -140,7 +140,7 @@ def _member_bytes(path: str, info: zipfile.ZipInfo) -> bytes:
 
 
 def _no_column(name: Any, values: Sequence[Any]) -> str:
-    """Why values make no label column, as the end of a sentence; nothing where they do."""
+    """Return the reason why values make no label column, the end of a sentence; "" if they do."""
     if type(name) is not str or not name:
         return ": a column is named by a text"
     try:
@@ -151,7 +151,7 @@ def _no_column(name: Any, values: Sequence[Any]) -> str:
 
 
 class _TorchFiles(OldCache):
-    """A folder with a file of torch.save for each sample: the names inside the folder, by index."""
+    """Folder with a file of torch.save for each sample. _names: inside the folder, by index."""
 
     _names: dict[int, str]
 
@@ -162,7 +162,7 @@ class _TorchFiles(OldCache):
 
 
 class TorchXla(_TorchFiles):
-    """A tree of files named by their index, of releases 1.7 to 2.0, or of 1.6: no METADATA, no endings."""
+    """Cache of torch_xla: files named by index, of releases 1.7 to 2.0, or of 1.6: no METADATA, no endings."""
 
     kind = "torch_xla"
 
@@ -188,13 +188,13 @@ class TorchXla(_TorchFiles):
 
 
 def _sample_name(name: str) -> re.Match[str] | None:
-    """Match the last part of a path of which every part is a number."""
+    """Match the last part of a path whose parts are all numbers."""
     *folders, last = name.split(os.sep)
     return _SAMPLE.fullmatch(last) if all(part.isdecimal() for part in folders) else None
 
 
 def _metadata(path: str) -> tuple[int | None, int]:
-    """(samples, files per folder) as METADATA says; (None, 1000) where there is none."""
+    """Read (samples, files per folder) from METADATA; (None, 1000) without it."""
     file = os.path.join(path, _METADATA)
     if not os.path.isfile(file):
         return None, 1000
@@ -209,7 +209,7 @@ def _metadata(path: str) -> tuple[int | None, int]:
 
 
 def sample_path(index: int, count: int, per_folder: int) -> str:
-    """Path of a sample of torch_xla: its folders are the digits of index // per_folder, base per_folder."""
+    """Return the path of a sample of torch_xla: folders are the digits of index // per_folder, base per_folder."""
     depth = len(_digits(count, per_folder))
     folders = _digits(index, per_folder)[:-1]
     return "/".join(["0"] * (depth - 1 - len(folders)) + folders + [f"{index}.pt"])
@@ -223,7 +223,7 @@ def _digits(number: int, base: int) -> list[str]:
 
 
 class Monai(_TorchFiles):
-    """`<hash>.pt` of every data item, in the order given, else by name."""
+    """Cache of MONAI: `<hash>.pt` of every data item, in the given order, else by name."""
 
     kind = "monai"
 

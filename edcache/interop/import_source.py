@@ -1,4 +1,4 @@
-"""OldCache: a cache of another system, as a source dataset; and reading of its files."""
+"""`OldCache`: a cache of another system, as a source dataset; and reading of its files."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _LENGTH_A_SAMPLE: Final = 1_000
 
 
 class OldCache(Dataset[Any], abc.ABC):
-    """A cache of another system as a source dataset; `old_cache` opens one.
+    """Cache of another system as a source dataset; `old_cache` opens one.
 
     Attributes:
         missing: the indices without a sample: int64 [k], sorted. Reading one raises MissingSampleError.
-        in_memory_keys: the label columns that the old cache had, as far as samples have them; or None.
-        more_labels: name -> values of label columns that are in no sample.
-        notes: what a person should know, each a sentence: what is missing, what was left out.
+        in_memory_keys: the label columns of the old cache that are fields of samples; or None.
+        more_labels: name -> values of other label columns.
+        notes: sentences for the user, about missing samples and files that are left out.
 
-    An index is the one that the sample had in its source dataset. Nothing is renumbered.
+    A sample keeps the index that it had in its source dataset.
     Safety: fork, spawn and threads.
     """
 
@@ -54,16 +54,16 @@ class OldCache(Dataset[Any], abc.ABC):
         return self._read(index)
 
     def first(self) -> Any:
-        """Read the first sample that is there."""
+        """Read the first sample that is not missing."""
         later = np.flatnonzero(self.missing != np.arange(len(self.missing)))
         return self[int(later[0]) if len(later) else len(self.missing)]
 
     @abc.abstractmethod
     def _read(self, index: int) -> Any:
-        """The sample at an index in [0, len) that is not missing."""
+        """Read the sample at an index in [0, len) that is not missing."""
 
     def _set_indices(self, indices: Iterable[int], length: int | None = None) -> None:
-        """Set the length by the indices of the samples that are there, or a larger one that a file states."""
+        """Set the length by the indices of present samples, or to a larger one that a file states."""
         present = np.array(sorted(indices), np.int64)
         self._length = max(int(present[-1]) + 1, length or 0) if len(present) else 0
         if self._length > _FREE_LENGTH + _LENGTH_A_SAMPLE * len(present):
@@ -80,7 +80,7 @@ class OldCache(Dataset[Any], abc.ABC):
 def fingerprint_of(kind: Kind, path: str) -> dict[str, Any]:
     """Identify an old cache by the names, sizes and times of its files; its own path does not count.
 
-    It stands in an archive as a call, so that a CachedDataset over the real source takes it for its own.
+    It has the form of a call, so that a CachedDataset over the real source accepts the archive.
     """
     digest = hashlib.sha256()
     with foreign_errors(path):
@@ -93,7 +93,7 @@ def fingerprint_of(kind: Kind, path: str) -> dict[str, Any]:
 
 
 def files_below(path: str) -> Iterator[str]:
-    """The path itself if it is a file, else the files of the tree, sorted folder by folder; no links."""
+    """Yield the path itself if it is a file, else the files of the tree, sorted folder by folder; no links."""
     if not os.path.isdir(path):
         yield path
         return
@@ -105,7 +105,7 @@ def files_below(path: str) -> Iterator[str]:
 
 @contextmanager
 def foreign_errors(place: str) -> Iterator[None]:
-    """Let errors of the system, and of a damaged tar, be ArchiveErrors."""
+    """Turn errors of the system, and of a damaged tar, into ArchiveErrors."""
     try:
         yield
     except OSError as error:
@@ -121,7 +121,7 @@ def check_regular(path: str) -> None:
 
 
 def read_file(path: str) -> bytes:
-    """The bytes of a file."""
+    """Read a file."""
     check_regular(path)
     with foreign_errors(path), open(path, "rb") as file:
         return file.read()

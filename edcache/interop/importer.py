@@ -1,4 +1,4 @@
-"""Old caches of other systems to archives."""
+"""`import_cache`: old caches of other systems to archives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SOURCES: Final[dict[Kind, Callable[..., OldCache | Webdataset]]] = {
 def old_cache(
     path: str, kind: Kind, *, trust_pickle: bool = False, order: Sequence[str] | None = None
 ) -> OldCache | Webdataset:
-    """A cache of another system as a source dataset; args and errors as of `import_cache`."""
+    """Open a cache of another system as a source dataset; arguments and errors as of `import_cache`."""
     if kind not in _SOURCES:
         raise OptionError(f"kind={kind!r}; choose one of {', '.join(_SOURCES)}")
     if order is not None and kind != "monai":
@@ -57,22 +57,22 @@ def import_cache(
 ) -> CachedDataset:
     """Fill an archive with the samples of another system's cache; the old one is only read.
 
-    What is odd about the old cache is logged as warnings of the logger "edcache".
+    Notes on the old cache are logged as warnings of the logger "edcache".
 
     Args:
-        old: the file or folder. webdataset, tensordict, MDS, litdata and datasets read theirs themselves.
-        path: the archive. One that an interrupted import left is continued.
+        old: the file or folder. Their own libraries read webdataset, tensordict, MDS, litdata and datasets.
+        path: the archive. An interrupted import is continued.
         kind: "edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata" or "huggingface".
-        trust_pickle: unpickle whatever it holds, which runs the code that its author put there. By default
-            plain data, numpy arrays and torch tensors are read, and nothing else.
+        trust_pickle: True unpickles everything, which runs any code of its author. By default only plain data, numpy
+            arrays and torch tensors are read.
         order: for "monai": the names of the files, with or without ".pt", in the order of the samples.
         fingerprint: as for CachedDataset; by default the names, sizes and times of the old files.
-        keywords: as for CachedDataset; the label columns are by default those of the old cache:
+        keywords: as for CachedDataset; the label columns are by default the old cache's:
     Returns:
-        The CachedDataset over it. Samples that the old cache lacks are missing in it too, and keep their
-        indices: `CachedDataset(source, path)` with the dataset that made the old cache computes them.
+        The CachedDataset over it. Samples that the old cache lacks are missing in it too, and keep their indices:
+        `CachedDataset(source, path)` with the dataset that made the old cache computes them.
     Raises:
-        ArchiveError: there is no such cache, or it is damaged; what was read before is kept,
+        ArchiveError: there is no such cache, or it is damaged; samples that were read before are kept,
             on_error="skip" goes on.
         CodecError: "train.zip: example_3.p needs module.Class; ...".
         MissingDependencyError: "...: reading it takes a package; install it with: pip install edcache[mds]".
@@ -82,7 +82,7 @@ def import_cache(
     where = os.fspath(local_path(old))
     source = old_cache(where, kind, trust_pickle=trust_pickle, order=order)
     if keywords.get("on_error") in (None, "raise"):
-        source.first()  # what it needs is said at once, and by its own error
+        source.first()  # raises its own error at once, if a package is missing
     for note in source.notes:
         logger.warning("%s: %s", where, note)
     if len(source.missing):

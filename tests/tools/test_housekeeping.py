@@ -506,7 +506,7 @@ def test_why_tells_a_source_that_changed(digits: Any, tmp_path: Path) -> None:
     sys.modules.pop("digits")
     shown = run("why", "a.zip", "digits:make", "--arg", "split=train", code=1).stdout.splitlines()
     assert shown[-2] == "a.zip differs from make(split='train', n=4)"
-    assert shown[-1] == "  code of digits:make: changed, of which a call in Python only warns"
+    assert shown[-1] == "  code of digits:make: changed; a call in Python only warns of it"
 
 
 def test_why_tells_labels_that_the_call_asks_for_and_the_archive_lacks(digits: Any, cache: Path) -> None:
