@@ -195,7 +195,7 @@ def _fill(
 )
 @flags("in_memory_keys")
 @click.option("--trust-pickle", is_flag=True, help="Unpickle everything in OLD; its author's code runs.")
-@click.option("--for", "factory", metavar="MODULE:FACTORY", help="The @cachable call that takes the archive.")
+@click.option("--for", "factory", metavar="MODULE:FACTORY", help="@cachable call that takes the archive.")
 @flags("arguments", "compression", "codec", "num_workers", "on_error", "progress")
 @flags("keep_existing", "as_json")
 def import_(

@@ -32,7 +32,7 @@ def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
 @PATHS
 @flags("as_json")
 def info(paths: Sequence[str], as_json: bool) -> None:
-    """Describe archives: samples, fields, labels, and the call that made them.
+    """Describe archives: samples, fields, labels, and origin.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read.
 
@@ -177,10 +177,10 @@ def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> I
 @click.option("--on", metavar="NAME", help="Label column by which rows of FILE are joined.")
 @click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
 def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any) -> None:
-    """List, count or change the labels of samples with a record; no sample is read.
+    """List, count or change the labels; no sample is read.
 
-    EXPR compares columns with values: == != < <= > >= in, not in, is None, joined by and, or, not, with parentheses;
-    startswith(name, "x") and contains(name, "x") look into text.
+    Samples without a record are left out. EXPR compares columns with values: == != < <= > >= in, not in, is None,
+    joined by and, or, not, with parentheses; startswith(name, "x") and contains(name, "x") look into text.
 
     FILE is a .npy with a value per sample, or a .csv or .parquet with a row per sample. With --on, a label column that
     the file has too, its rows may be in any order, and fewer. Without NAME= all columns of the file are added. --drop

@@ -59,7 +59,7 @@ def why(path: str, factory: str, arguments: Sequence[str], version: str | None, 
 def verify(
     paths: Sequence[str], quick: bool, expected_digest: str | None, as_json: bool, progress: bool | None
 ) -> None:
-    """Check every byte of archives; exit 1 if one is damaged or not whole.
+    """Check every byte of archives; exit 1 if one is not sound.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset, problem,
     remedy. An archive that is not sealed is not whole, unless a process still writes it; building again resumes it.
