@@ -6,7 +6,7 @@ from edcache.base import errors as _errors
 from edcache.base.errors import *  # noqa: F403
 
 
-def _drawn(kind: type[Exception], before: str = "") -> Iterator[str]:
+def _draw(kind: type[Exception], before: str = "") -> Iterator[str]:
     """Draw the classes below one, a line each, with their builtin bases and descriptions."""
     below = kind.__subclasses__()
     for each in below:
@@ -14,7 +14,7 @@ def _drawn(kind: type[Exception], before: str = "") -> Iterator[str]:
         builtins = ", ".join(base.__name__ for base in each.__bases__ if base.__module__ == "builtins")
         name = f"{before}{branch}{each.__name__}" + f" ({builtins})" * bool(builtins)
         yield f"    {name:50} {(each.__doc__ or '').partition(chr(10))[0]}"
-        yield from _drawn(each, before + more)
+        yield from _draw(each, before + more)
 
 
-__doc__ = "\n".join([_errors.__doc__ or "", "    EdcacheError", *_drawn(_errors.EdcacheError)])
+__doc__ = "\n".join([_errors.__doc__ or "", "    EdcacheError", *_draw(_errors.EdcacheError)])

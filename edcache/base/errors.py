@@ -45,11 +45,11 @@ class EdcacheError(Exception):
     def __reduce__(self) -> Any:
         # As an OSError it would lose its errno on the way out of another process.
         if isinstance(self, OSError):
-            return _rebuilt, (type(self), self.args, self.errno, self.filename), self.__dict__
+            return _rebuild, (type(self), self.args, self.errno, self.filename), self.__dict__
         return super().__reduce__()
 
 
-def _rebuilt(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename: Any) -> Any:
+def _rebuild(kind: type[Any], args: tuple[Any, ...], errno: int | None, filename: Any) -> Any:
     error = kind(*args)
     error.errno, error.filename = errno, filename
     return error

@@ -31,14 +31,14 @@ def warn(message: str, category: type[Warning] = RuntimeWarning, once: object = 
         return
     main = sys._current_frames().get(threading.main_thread().ident or 0)
     own = sys._getframe(1)
-    frame = _users(own) or _users(main) or own
+    frame = _find_users_frame(own) or _find_users_frame(main) or own
     place, names = (frame.f_code.co_filename, frame.f_lineno), frame.f_globals
     registry = names.setdefault("__warningregistry__", {})
     warnings.warn_explicit(message, category, *place, names.get("__name__"), registry)
     _warned.add(once)
 
 
-def _users(frame: FrameType | None) -> FrameType | None:
+def _find_users_frame(frame: FrameType | None) -> FrameType | None:
     """Find the user's innermost frame, at a frame or among its callers."""
     while frame is not None and _PASSED.match(frame.f_code.co_filename):
         frame = frame.f_back

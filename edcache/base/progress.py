@@ -45,7 +45,7 @@ class Progress:
     def __init__(
         self, name: str, show: Show, *, doing: str = "caching", unit: str = "", is_first: bool = True
     ) -> None:
-        self._doing, self._name, self._unit = doing, _shortened(name), unit
+        self._doing, self._name, self._unit = doing, _shorten(name), unit
         self._is_fill, self._is_first = doing == "caching", is_first
         self._show = show
         self._tell = show if callable(show) else None
@@ -56,7 +56,7 @@ class Progress:
         self._has_begun, self._total = True, total
         self.done = self._line_done = self._start = done
         self._began = self._last_line = time.monotonic()
-        asked = _asked(self._show)
+        asked = _wants_bar(self._show)
         is_watched = asked is None and _is_watched()
         if self._is_fill and done and self._is_first:
             line = f"{self._name}: {self._count()} already cached"
@@ -129,7 +129,7 @@ class Progress:
         print(f"{line}{text}", file=sys.stderr, flush=True)
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     """Cut a name in its middle to `_NAME` printable characters."""
     name = "".join(letter if letter.isprintable() else "?" for letter in name)
     return name if len(name) <= _NAME else f"{name[: _NAME // 2 - 2]}...{name[1 - _NAME // 2 :]}"
@@ -171,7 +171,7 @@ def _bar_class() -> Any:
     return LockedBar
 
 
-def _asked(show: Show) -> bool | None:
+def _wants_bar(show: Show) -> bool | None:
     """Return True for a bar, False for nothing, None to decide by stderr."""
     if callable(show):
         return False

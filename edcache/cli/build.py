@@ -38,7 +38,7 @@ class Call:
         self._where = where
         self._given = dict(map(_argument, arguments))
         self._version = None if version is None else _value(version)
-        self._factory = _loaded(where)
+        self._factory = _load(where)
         self.options = CacheOptions()
         if isinstance(self._factory, dataset.CachedFactory):
             decorated = self._factory
@@ -67,7 +67,7 @@ class Call:
         return source
 
 
-def _loaded(where: str) -> Any:
+def _load(where: str) -> Any:
     """Import the function that "package.module:function" names; the current folder is on the path."""
     module, _, attribute = where.partition(":")
     if not (module and attribute):

@@ -88,7 +88,7 @@ def own_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _found(name: ClassName, *, may_import: bool = True) -> type | Form | None:
+def _find(name: ClassName, *, may_import: bool = True) -> type | Form | None:
     module, qualname = name
     keys = (f"{alias}.{qualname}" for alias in base.module_aliases(module))
     known = next((_registered[key] for key in keys if key in _registered), None)
@@ -106,7 +106,7 @@ def stored_as(cls: type) -> type | Form | None:
 
 def lookup(name: ClassName, kind: type[_Entry], *, may_import: bool = True) -> _Entry:
     """Look up the class or Form of a name in records; CodecError if unknown. may_import: of a listed enum's module."""
-    known = _found(name, may_import=may_import)
+    known = _find(name, may_import=may_import)
     if not isinstance(known, kind):
         raise _unregistered(name, ", encode=..., decode=..." if kind is Form else "")
     return known
@@ -174,7 +174,7 @@ def is_namedtuple_class(cls: type) -> bool:
 def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
     """Find a registered or imported namedtuple class; raises as `lookup`."""
     found: list[Any] = [
-        cls for cls in (_found(name), *imported(*name)) if isinstance(cls, type) and is_namedtuple_class(cls)
+        cls for cls in (_find(name), *imported(*name)) if isinstance(cls, type) and is_namedtuple_class(cls)
     ]
     for cls in found:
         if cls._fields == fields:

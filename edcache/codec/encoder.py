@@ -80,7 +80,7 @@ class Encoder:
         if self._pickles:
             data = pickles.dump(sample)
             return Encoded(self._id(pickles.PICKLE_SCHEMA), len(data), [(0, data)])
-        skeleton, values = self._planned(sample)
+        skeleton, values = self._plan(sample)
         self._last = skeleton if skeleton.plan is not None else None
         return skeleton.encode(values)
 
@@ -92,7 +92,7 @@ class Encoder:
         """
         if self._pickles:
             return None
-        skeleton, values = self._planned(columns.at(start))
+        skeleton, values = self._plan(columns.at(start))
         encoded = skeleton.encode(values)
         if encoded.nbytes > _LARGE:
             return None
@@ -107,14 +107,14 @@ class Encoder:
         except CorruptRecordError:
             return None
 
-    def _planned(self, sample: object) -> tuple[_Skeleton, _Values]:
+    def _plan(self, sample: object) -> tuple[_Skeleton, _Values]:
         values = _Values()
         values.nodes, values.depth = 1, 0
         try:
             # The skeleton, in tuples.
-            node = _ENCODERS.get(type(sample), _other)(sample, values)
+            node = _ENCODERS.get(type(sample), _encode_other)(sample, values)
         except Refusal as refusal:
-            raise refusal.error(f"{_where(refusal.path)}: cannot store {refusal}") from refusal.__cause__
+            raise refusal.error(f"{_path_text(refusal.path)}: cannot store {refusal}") from refusal.__cause__
         skeleton = self._skeletons.get(node) or self._new_skeleton(node, values)
         try:
             if not skeleton.fits(values):
@@ -167,7 +167,7 @@ def _children(items: Collection[Any], keys: Sequence[Any], is_attribute: bool, v
     nodes: list[Any] = []
     try:
         for item in items:
-            nodes.append(_ENCODERS.get(type(item), _other)(item, values))  # noqa: PERF401 - as many as are stored
+            nodes.append(_ENCODERS.get(type(item), _encode_other)(item, values))  # noqa: PERF401 - as many as are stored
     except Refusal as refusal:
         refusal.path.append((keys[len(nodes)], is_attribute))
         raise
@@ -175,7 +175,7 @@ def _children(items: Collection[Any], keys: Sequence[Any], is_attribute: bool, v
     return tuple(nodes)
 
 
-def _dict(value: dict[Any, Any], values: _Values) -> Any:
+def _encode_dict(value: dict[Any, Any], values: _Values) -> Any:
     if getattr(value, "__dict__", None):
         raise Refusal(f"{type(value).__name__} with attributes beside its items; convert it to a dict")
     keys = tuple(value)
@@ -184,7 +184,7 @@ def _dict(value: dict[Any, Any], values: _Values) -> Any:
     return type(value).__name__, keys if is_plain else tuple(map(dump_key, keys)), nodes
 
 
-def _sequence(value: Any, values: _Values) -> Any:
+def _encode_sequence(value: Any, values: _Values) -> Any:
     if len(value) >= PACKED_LENGTH:
         node = encode_packed(value, values)
         if node is not None:
@@ -192,7 +192,7 @@ def _sequence(value: Any, values: _Values) -> Any:
     return type(value).__name__, _children(value, range(len(value)), False, values)
 
 
-def _other(value: Any, values: _Values) -> Any:
+def _encode_other(value: Any, values: _Values) -> Any:
     if isinstance(value, enum.Enum):
         return encode_enum(value, values)
     header, keys, items = disassemble(value)
@@ -202,10 +202,10 @@ def _other(value: Any, values: _Values) -> Any:
 _TEXTS = {str}
 _ENCODERS: dict[type, Any] = ENCODERS | {
     torch.Tensor: encode_tensor,
-    list: _sequence,
-    tuple: _sequence,
-    dict: _dict,
-    collections.OrderedDict: _dict,
+    list: _encode_sequence,
+    tuple: _encode_sequence,
+    dict: _encode_dict,
+    collections.OrderedDict: _encode_dict,
 }
 
 
@@ -213,7 +213,7 @@ def _walk_all(items: list[Any]) -> list[Wires] | None:
     """Return the wire values of each leaf, in tree order; None if the values differ in structure."""
     if len(set(map(type, items))) > 1:
         return None
-    encode = _ENCODERS.get(type(items[0]), _other)
+    encode = _ENCODERS.get(type(items[0]), _encode_other)
     values = _Values()
     # Values of one structure have the nodes and depth of the first, which was checked with its sample.
     values.nodes, values.depth = -MAX_NODES * len(items), 0
@@ -226,7 +226,7 @@ def _walk_all(items: list[Any]) -> list[Wires] | None:
     return [values[leaf::width] for leaf in range(width)]
 
 
-def _where(path: list[tuple[Any, bool]]) -> str:
+def _path_text(path: list[tuple[Any, bool]]) -> str:
     steps = []
     for key, is_attribute in reversed(path):
         text = json.dumps(key, ensure_ascii=False) if type(key) is str else repr(key)
@@ -239,10 +239,10 @@ def _as_tuples(tree: Any) -> Any:
     return tuple(map(_as_tuples, tree)) if type(tree) is list else tree
 
 
-def _with_shapes(node: Any, shapes: Iterator[tuple[int, ...] | None]) -> Any:
+def _insert_shapes(node: Any, shapes: Iterator[tuple[int, ...] | None]) -> Any:
     """Insert the shapes of arrays into a node; None leaves the ndim."""
     if node[0] in CONTAINERS:
-        return *node[:-1], [_with_shapes(child, shapes) for child in node[-1]]
+        return *node[:-1], [_insert_shapes(child, shapes) for child in node[-1]]
     shape = next(shapes) if node[0] in ("tensor", "array") else None
     return node if shape is None else (*node[:2], shape)
 
@@ -284,7 +284,7 @@ class _Skeleton:
         else:
             constant = [(place, shape) for place, shape in self._constant if values[place].shape == shape]
         shapes = map(dict(constant).get, self._arrays)
-        schema, prefix, layout = admit(dump(_with_shapes(self._node, shapes)))
+        schema, prefix, layout = admit(dump(_insert_shapes(self._node, shapes)))
         self._constant, self._varies = constant, len(constant) < len(self._arrays)
         self.schema, self._layout = schema, layout
         self.plan = None if prefix else FlatPlan.of(layout)
@@ -352,7 +352,7 @@ class _Skeleton:
             start = (end + 7) & -8
             gaps = start - end
             if isinstance(column, list):
-                shapes, buffers = _varying(column, leaf)
+                shapes, buffers = _pack_varying(column, leaf)
                 fields.append((slot, shapes))
                 pieces.append((gaps, buffers))
                 end = start + shapes.prod(axis=1) * (1 if leaf.memory is None else leaf.memory.itemsize)
@@ -367,7 +367,7 @@ class _Skeleton:
         return Run(self.schema, record, end, fields, head_nbytes, pieces)
 
 
-def _varying(column: list[Any], leaf: Node) -> tuple[Ints, list[Any]]:
+def _pack_varying(column: list[Any], leaf: Node) -> tuple[Ints, list[Any]]:
     """Return the slots of a variable leaf, int64 [n, slots], and its buffers; raises as `_Skeleton.run`."""
     if leaf.memory is None:
         return np.fromiter(map(len, column), np.int64, len(column))[:, np.newaxis], column

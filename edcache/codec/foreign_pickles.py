@@ -39,7 +39,7 @@ def restored(data: bytes, place: str, *, trust: bool = False) -> Any:
         ArchiveError: it is damaged.
     """
     with _foreign_errors(place):
-        return pickle.loads(data) if trust else _own(_Unpickler(io.BytesIO(data)).load())  # noqa: S301
+        return pickle.loads(data) if trust else _resolve(_Unpickler(io.BytesIO(data)).load())  # noqa: S301
 
 
 def torch_loaded(data: bytes, place: str, *, trust: bool = False) -> Any:
@@ -52,7 +52,7 @@ def torch_loaded(data: bytes, place: str, *, trust: bool = False) -> Any:
     with _foreign_errors(place):
         if trust:
             return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)
-        return _own(_torch_load(data))
+        return _resolve(_torch_load(data))
 
 
 @contextlib.contextmanager
@@ -201,14 +201,14 @@ def _bytes(value: Any = b"", *encoding: Any) -> bytes:
     return _encoded(value, *encoding) if isinstance(value, str) else bytes(memoryview(value))
 
 
-def _own(value: Any) -> Any:
+def _resolve(value: Any) -> Any:
     """Replace stand-ins in a value by their arrays and tensors."""
     if isinstance(value, (_Array, _Tensor)):
         return value.value()
     if type(value) in (dict, collections.OrderedDict):
-        return type(value)((_own(key), _own(item)) for key, item in value.items())
+        return type(value)((_resolve(key), _resolve(item)) for key, item in value.items())
     if type(value) in (list, tuple, set, frozenset):
-        return type(value)(map(_own, value))
+        return type(value)(map(_resolve, value))
     if isinstance(value, _StandIn):
         raise ValueError("a function, a class or a dtype where a value should be")
     return value

@@ -132,7 +132,7 @@ class Decoding:
         if type(self.exif_transpose) is not bool:
             raise OptionError(f"exif_transpose={self.exif_transpose!r} of a Decoding: give True or False")
         if self.size is not None:
-            object.__setattr__(self, "size", _pair(self.size, self.form))
+            object.__setattr__(self, "size", _parse_size(self.size, self.form))
         elif self.crop is not None:
             raise OptionError("crop of a Decoding: goes with size=; give that too, or leave it out")
 
@@ -147,7 +147,7 @@ class Decoding:
         return cls(decode)  # type: ignore[arg-type]
 
 
-def _pair(size: Any, form: Form) -> tuple[int, int]:
+def _parse_size(size: Any, form: Form) -> tuple[int, int]:
     """Return height and width of a `size=`. Raises: OptionError."""
     sides = (size, size) if _is_count(size) else tuple(size) if isinstance(size, (list, tuple)) else ()
     if len(sides) != 2 or not all(map(_is_count, sides)):
@@ -229,7 +229,7 @@ class ImageFile:
     def size(self) -> tuple[int, int]:
         """Width and height in pixels, from the header of the file. Raises: ImageError, as `decode`."""
         data = self.data
-        with _image_errors(data, self.path), _opened(data) as image:
+        with _image_errors(data, self.path), _open(data) as image:
             width, height = image.size
             return width, height
 
@@ -242,7 +242,7 @@ class ImageFile:
             MissingDependencyError: Pillow is not installed.
         """
         decoding = Decoding.of(decode)
-        return self if decoding.form is None else _decoded(self.data, decoding, self.path)
+        return self if decoding.form is None else _decode_file(self.data, decoding, self.path)
 
 
 def file_bytes(image: ImageFile) -> bytes:
@@ -256,7 +256,7 @@ def file_bytes(image: ImageFile) -> bytes:
 
 def revived(data: Any, decoding: Decoding) -> Any:
     """Decode a field from the stored bytes of an image file. Raises: as `ImageFile.decode`."""
-    return ImageFile(bytes(data), decoding) if decoding.form is None else _decoded(data, decoding)
+    return ImageFile(bytes(data), decoding) if decoding.form is None else _decode_file(data, decoding)
 
 
 def read_through(sample: Any, decoding: Decoding | None) -> Any:
@@ -300,11 +300,11 @@ def format_of(data: _Buffer) -> str | None:
     return next((name for start, name in _SIGNATURES.items() if head.startswith(start)), None)
 
 
-def _decoded(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
+def _decode_file(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
     """Decode an image file; `decoding.form` is not None."""
     with _image_errors(data, path):
         if decoding.form == "pil" and decoding.size is None:
-            return _picture(data, decoding)
+            return _decode_by_pillow(data, decoding)
         array = _pixels(data, decoding)
         if decoding.form == "pil":
             return pillow().fromarray(array)
@@ -312,7 +312,7 @@ def _decoded(data: _Buffer, decoding: Decoding, path: str | None = None) -> Any:
             return np.require(array, requirements=["C", "W"])
         import torch  # here, because `edcache info` starts fast and reads no tensors
 
-        return torch.from_numpy(_planes(array).copy("C"))
+        return torch.from_numpy(_as_planes(array).copy("C"))
 
 
 def decoded_together(
@@ -328,7 +328,7 @@ def decoded_together(
     """
     import torch
 
-    view = _planes if decoding.form == "tensor" else np.asarray
+    view = _as_planes if decoding.form == "tensor" else np.asarray
     together, rows = None, np.empty(0, np.uint8)
     for row, data in enumerate(files):
         with _image_errors(data):
@@ -350,11 +350,11 @@ def decoded_together(
 
 def _pixels(data: _Buffer, decoding: Decoding) -> _Array:
     """Decode to [H, W] or [H, W, C], which may be read-only."""
-    array = _by_simplejpeg(data, decoding)
-    return np.asarray(_picture(data, decoding)) if array is None else array
+    array = _decode_by_simplejpeg(data, decoding)
+    return np.asarray(_decode_by_pillow(data, decoding)) if array is None else array
 
 
-def _planes(array: _Array) -> _Array:
+def _as_planes(array: _Array) -> _Array:
     """View a picture as [C, H, W]."""
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
@@ -397,7 +397,7 @@ def pillow() -> Any:
     return Image
 
 
-def _opened(data: _Buffer) -> Any:
+def _open(data: _Buffer) -> Any:
     name = format_of(data)
     if name is None:
         raise ImageError(
@@ -407,9 +407,9 @@ def _opened(data: _Buffer) -> Any:
     return pillow().open(io.BytesIO(data), formats=(name,))
 
 
-def _picture(data: _Buffer, decoding: Decoding) -> Any:
+def _decode_by_pillow(data: _Buffer, decoding: Decoding) -> Any:
     """Decode by Pillow to a PIL image, or to an array if `decoding` has a size; 8-bit channels if requested."""
-    with _opened(data) as opened:
+    with _open(data) as opened:
         size: Any = decoding.size
         part, by = None, 1
         if size is not None and opened.format in _JPEG:
@@ -428,7 +428,7 @@ def _picture(data: _Buffer, decoding: Decoding) -> Any:
 
             image = ImageOps.exif_transpose(opened)
         if decoding.mode is not None or decoding.form != "pil" or size is not None:
-            image = _in_bytes(image, opened.format)
+            image = _convert_to_bytes(image, opened.format)
         if decoding.mode is not None and image.mode != decoding.mode:
             image = image.convert(decoding.mode)
         if size is not None:
@@ -439,7 +439,7 @@ def _picture(data: _Buffer, decoding: Decoding) -> Any:
         return image.copy() if image is opened and decoding.form == "pil" else image
 
 
-def _in_bytes(image: Any, file_format: str) -> Any:
+def _convert_to_bytes(image: Any, file_format: str) -> Any:
     if image.mode in ("L", "LA", "RGB", "RGBA"):
         return image
     if image.mode == "P":
@@ -477,7 +477,7 @@ def _simplejpeg() -> Any:
     return simplejpeg
 
 
-def _by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
+def _decode_by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
     """Decode a JPEG by simplejpeg; None if Pillow is to decode it, or to raise the error."""
     library = None if decoding.exif_transpose or format_of(data) != "JPEG" else _simplejpeg()
     if library is None:

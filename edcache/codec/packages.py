@@ -49,13 +49,13 @@ def listed(name: ClassName, *, may_import: bool = True) -> Form | type[enum.Enum
         return _form(name)
     if name[0] not in _ENUM_MODULES or not (may_import or name[0] in sys.modules):
         return None
-    cls = _imported(name)
+    cls = _import(name)
     return cls if isinstance(cls, type) and issubclass(cls, enum.Enum) else None
 
 
 @cache
 def _form(name: ClassName) -> Form:
-    cls = _imported(name)
+    cls = _import(name)
     if not isinstance(cls, type):
         raise MissingDependencyError(
             f"a record holds a {'.'.join(name)}, which the {name[0]} installed here does not have"
@@ -63,7 +63,7 @@ def _form(name: ClassName) -> Form:
     return Form(name, cls, *_FORMS[name](cls))
 
 
-def _imported(name: ClassName) -> Any:
+def _import(name: ClassName) -> Any:
     package = name[0].partition(".")[0]
     project = "Pillow" if package == "PIL" else package
     try:
@@ -179,7 +179,7 @@ def _image(cls: Any) -> _Functions:
             raise CodecError(
                 f'of mode {image.mode} and size {image.size}; call .convert("RGB") or numpy.asarray()'
             )
-        return image.mode, *image.size, pixels, palette_mode, palette, _plain(dict(image.info))
+        return image.mode, *image.size, pixels, palette_mode, palette, _to_plain(dict(image.info))
 
     def decode(tree: Any) -> Any:
         mode, width, height, pixels, palette_mode, palette, info = tree
@@ -204,12 +204,12 @@ def _fits(mode: str, size: tuple[int, int], nbytes: int) -> bool:
     return nbytes == height * (width * _PIXEL_NBYTES[mode] or (width + 7) // 8)
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Turn rationals and texts with a language, which Pillow leaves in `info`, into plain values."""
     if type(value) is dict:
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: _to_plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_to_plain, value))
     if isinstance(value, str):
         return str.__str__(value)
     module = sys.modules.get("PIL.TiffImagePlugin")

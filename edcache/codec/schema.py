@@ -121,7 +121,7 @@ def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) 
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
-        return _parsed(base.loads(text), (), itertools.count(1), decoding, as_arrays)
+        return _parse_tree(base.loads(text), (), itertools.count(1), decoding, as_arrays)
     except CorruptRecordError:
         raise
     except (ValueError, TypeError, OverflowError) as error:
@@ -136,7 +136,7 @@ def stored_fields(text: str) -> list[Node]:
     return [] if text in (SELF_SCHEMA, PICKLE_SCHEMA) else list(parse(text).leaves(OPAQUE))
 
 
-def _parsed(
+def _parse_tree(
     tree: Any, path: Path, numbers: Iterator[int], decoding: Decoding | None, as_arrays: bool
 ) -> Node:
     """Parse a tree of JSON to a node; `numbers` counts the nodes of a schema."""
@@ -147,7 +147,7 @@ def _parsed(
     if type(kind) is not str:
         raise ValueError("a node is neither a text nor a list")
     if kind not in CONTAINERS:
-        leaf = _leaf(kind, path, parameters)
+        leaf = _parse_leaf(kind, path, parameters)
         if kind == "imagefile" and decoding:
             leaf = replace(leaf, const=decoding)
         return _as_array(leaf) if as_arrays else leaf
@@ -158,22 +158,22 @@ def _parsed(
     if len(keys) != len(children):
         raise ValueError(f"{len(keys)} keys for {len(children)} children")
     pairs = zip(keys, children, strict=True)
-    nodes = tuple(_parsed(child, (*path, key), numbers, decoding, as_arrays) for key, child in pairs)
+    nodes = tuple(_parse_tree(child, (*path, key), numbers, decoding, as_arrays) for key, child in pairs)
     return Node(kind, path, const=const, keys=keys, children=nodes)
 
 
-def _leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
+def _parse_leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
     if kind == "none" and not parameters:
         return Node(kind, path, nbytes=0)
     if kind == "array":
         memory = dtypes.parse(parameters[0])
-        return _array(kind, path, memory, memory, *parameters[1:])
+        return _parse_array(kind, path, memory, memory, *parameters[1:])
     if kind == "tensor":
         name = parameters[0]
         known = dtypes.TENSOR_DTYPES.get(name) if type(name) is str else None
         if known is None:
             raise ValueError(f"no dtype {name!r} of torch")
-        return _array(kind, path, name, known.array, *parameters[1:])
+        return _parse_array(kind, path, name, known.array, *parameters[1:])
     leaf = LEAVES.get(kind)
     if leaf is None or bool(parameters) is (leaf.parse is None):
         raise ValueError(f"unknown kind {kind[:40]!r}")
@@ -181,13 +181,13 @@ def _leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
     if leaf.code is None:
         return Node(kind, path, const, slots=1)
     if kind == "scalar":
-        return replace(_array(kind, path, const, const, ()), const=const, code=f"{const.itemsize}s")
+        return replace(_parse_array(kind, path, const, const, ()), const=const, code=f"{const.itemsize}s")
     nbytes, code = struct.calcsize("<" + leaf.code), leaf.code
     dtype, align = np.dtype(leaf.dtype) if leaf.dtype else None, min(8, nbytes & -nbytes)
     return Node(kind, path, const, dtype=dtype, shape=(), nbytes=nbytes, align=align, code=code)
 
 
-def _array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
+def _parse_array(kind: str, path: Path, dtype: Any, memory: np.dtype[Any], shape: Any) -> Node:
     align = dtypes.alignment(memory)
     if type(shape) is int:
         if not 0 < shape <= dtypes.MAX_NDIM:

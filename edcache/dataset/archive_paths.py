@@ -30,8 +30,8 @@ def expand_paths(paths: Path | Iterable[Path]) -> list[str] | None:
         OptionError: an empty list; a file that is named twice.
     """
     if isinstance(paths, str | bytes | os.PathLike):
-        return _expanded(os.fsdecode(paths))
-    archives = [path for name in map(os.fsdecode, paths) for path in _expanded(name) or [name]]
+        return _expand(os.fsdecode(paths))
+    archives = [path for name in map(os.fsdecode, paths) for path in _expand(name) or [name]]
     if not archives:
         raise OptionError("an empty list names no archive; give the path of one at least")
     seen: set[str] = set()
@@ -51,7 +51,7 @@ def natural_key(path: str) -> tuple[list[list[object]], str]:
     ], path
 
 
-def _expanded(name: str) -> list[str] | None:
+def _expand(name: str) -> list[str] | None:
     """List the files of a glob or a folder; None for anything else."""
     if scheme_of(name):
         return None

@@ -113,10 +113,10 @@ class ArrayDataset:
             raise OptionError("a batch of no samples; give at least one index")
         records = self._reader.session.group(rows, self._fields)
         with suppress(CodecError, CorruptRecordError):  # one by one, the error names the damaged one
-            batch = self._gathered(records)
+            batch = self._gather(records)
             if batch is not NotImplemented:
                 return batch
-        return _stacked(records.samples())
+        return _stack(records.samples())
 
     @property
     def labels(self) -> Labels:
@@ -148,22 +148,26 @@ class ArrayDataset:
     def _one(self, index: int) -> Any:
         return self._reader.session.read(index, self._fields, not self._zero_copy)
 
-    def _gathered(self, records: Records) -> Any:
+    def _gather(self, records: Records) -> Any:
         """Make the batch by one gather a field; NotImplemented if the samples must be decoded."""
         group, fields = records.group, self._fields
         if group is None or not group.is_regular:
             return NotImplemented
         if fields is None:
             assert group.decoder.structure is not None
-            return _column(group, group.decoder.structure)
+            return _stack_column(group, group.decoder.structure)
         plan = planned(fields, group.decoder)
-        return NotImplemented if plan is None else fields.assembled([_column(group, n) for n in plan.nodes])
+        return (
+            NotImplemented
+            if plan is None
+            else fields.assembled([_stack_column(group, n) for n in plan.nodes])
+        )
 
 
-def _column(group: Group, node: Node) -> Any:
+def _stack_column(group: Group, node: Node) -> Any:
     """Stack the values at a node of all records."""
     if node.kind in _CONTAINERS:
-        children = [_column(group, child) for child in node.children]
+        children = [_stack_column(group, child) for child in node.children]
         return children if node.kind in ("list", "tuple") else assembler(node)(children)
     if node.kind == "none":
         return [None] * len(group)
@@ -178,10 +182,10 @@ def _column(group: Group, node: Node) -> Any:
             stacked = items.view(dtype).reshape(len(group), *(leaf.shape or ()))
             # In native byte order, as numpy stacks.
             return stacked.astype(dtype.newbyteorder("="), copy=False)
-    return _stacked(group.values(node.path), node.path)
+    return _stack(group.values(node.path), node.path)
 
 
-def _stacked(values: list[Any], path: tuple[Any, ...] = ()) -> Any:
+def _stack(values: list[Any], path: tuple[Any, ...] = ()) -> Any:
     """Stack one value of each sample."""
     first, kinds = values[0], set(map(type, values))
     if kinds <= _NUMBERS:
@@ -195,10 +199,10 @@ def _stacked(values: list[Any], path: tuple[Any, ...] = ()) -> Any:
         return np.stack(values)
     if isinstance(first, dict):
         _check_alike([list(value) for value in values], "keys", path)
-        columns = [(key, _stacked([value[key] for value in values], (*path, key))) for key in first]
+        columns = [(key, _stack([value[key] for value in values], (*path, key))) for key in first]
         return type(first)(columns)
     _check_alike([len(value) for value in values], "lengths", path)
-    items = [_stacked(list(column), (*path, k)) for k, column in enumerate(zip(*values, strict=True))]
+    items = [_stack(list(column), (*path, k)) for k, column in enumerate(zip(*values, strict=True))]
     return type(first)(*items) if hasattr(first, "_fields") else items
 
 

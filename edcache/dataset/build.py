@@ -63,7 +63,7 @@ class Building:
         path = self._store.path
         if self._is_lazy and not keep_existing:
             raise OptionError(f"{path}: lazy=True fills what is there; to begin anew delete the file")
-        archive = self._done() if keep_existing else None
+        archive = self._find_complete() if keep_existing else None
         if archive is not None:
             return None, archive
         if self._is_lazy and self._store.by_request:
@@ -95,7 +95,7 @@ class Building:
         else:
             writer.retry_if_replaced(run, self._is_done)
 
-    def _done(self) -> Reader | None:
+    def _find_complete(self) -> Reader | None:
         """Open the archive if it is sealed and has every sample; needs no write permission."""
         archive = self._store.found(self._reading)
         if archive is None:
@@ -104,7 +104,7 @@ class Building:
         return archive if archive.complete and len(archive) >= (self.job.head.length or 0) else None
 
     def _is_done(self) -> bool:
-        return self._done() is not None
+        return self._find_complete() is not None
 
     def _check(self, archive: Reader) -> None:
         """Compare an archive with the source, and its head with the given options.

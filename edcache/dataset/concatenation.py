@@ -209,7 +209,7 @@ class Concat(Combined):
             for share in part._root._far_shares(part._root_indices(positions))
         ]
 
-    def _joint(self) -> Together | None:
+    def _join_archives(self) -> Together | None:
         """Return the archives as one; None unless all parts are whole archives of one kind, without a transform."""
         state, together = self._together
         # Cached for every batch: there may be thousands of parts.
@@ -230,7 +230,7 @@ class Concat(Combined):
         return together
 
     def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
-        together = self._joint() if fields is None and len(indices) else None
+        together = self._join_archives() if fields is None and len(indices) else None
         group = None if together is None else together.group(*self._places(indices))
         if group is not None:
             return group
@@ -267,7 +267,9 @@ class Concat(Combined):
         shares = []
         for k in np.unique(which).tolist():
             places, part = np.flatnonzero(which == k), self.parts[k]
-            shares.append((part if fields is None else _chosen(part, fields), places, positions[places]))
+            shares.append(
+                (part if fields is None else _choose_fields(part, fields), places, positions[places])
+            )
         return shares
 
     def _places(self, indices: Ints) -> tuple[Ints, Ints]:
@@ -286,7 +288,7 @@ def _plain_session(part: Any) -> Session | None:
     return part._reader.session if is_plain else None
 
 
-def _chosen(part: Samples, fields: Projection) -> Samples:
+def _choose_fields(part: Samples, fields: Projection) -> Samples:
     """Select fields of a part, so that reading the records is limited to them if possible."""
     own = part._fields
     if part._transform is None and (own is None or (not own.as_tuple and {*fields.paths} <= {*own.paths})):

@@ -365,7 +365,7 @@ class EpochSampler(DistributedSampler[Any]):
             "consumed": consumed,
             **self._options(),
         }
-        return {name: _plain(value) for name, value in state.items()}
+        return {name: _to_plain(value) for name, value in state.items()}
 
     @once
     def _view(self) -> str:
@@ -437,7 +437,7 @@ class _Steps(Sequence[Ints]):
         return self._drawn[start : start + self._length : self._ranks]
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert a number of numpy to Python's, for JSON."""
     return value.item() if isinstance(value, np.generic) else value
 

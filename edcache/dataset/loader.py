@@ -131,7 +131,7 @@ class Loader:
         sampler = self.sampler
         order = sampler._begin()
         epoch, current, starts = sampler.epoch, sampler._pass, self._starts(len(order))
-        batches = iter(order) if self.batch_size is None else _slices(order, starts)
+        batches = iter(order) if self.batch_size is None else _slice_order(order, starts)
         ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
@@ -150,7 +150,7 @@ class Loader:
             ring = self._ring or _Ring(self._pin_memory, self._reuse)
             self._ring = None
         try:
-            for taken, batch in zip(reached, self._made(batches, ring), strict=True):
+            for taken, batch in zip(reached, self._make_batches(batches, ring), strict=True):
                 if ahead is not None:
                     ahead.begin()
                 current.taken = taken
@@ -167,10 +167,10 @@ class Loader:
         size = self.batch_size or 1
         return range(0, items // size * size if self._drop_last else items, size)
 
-    def _made(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
+    def _make_batches(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
         """Yield the collated batches in order, made by threads that end with this generator."""
         at_work: deque[Future[_Made]] = deque()
-        turn = threading.Lock()
+        mutex = threading.Lock()
         is_ending = sys.is_finalizing
         count = self._num_threads
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
@@ -180,14 +180,14 @@ class Loader:
                 size = int(_WORTH_A_TASK / max(self._seconds_a_batch, 1e-9))
                 burst = list(itertools.islice(batches, min(_MAX_BURST, max(1, size))))
                 if burst:
-                    at_work.append(pool.submit(self._make_all, burst, ring, turn))
+                    at_work.append(pool.submit(self._make_all, burst, ring, mutex))
                 if not at_work:
                     return
                 if not burst or len(at_work) == count + self._prefetch:
                     made, error = at_work.popleft().result()
                     for batch, slot in made:
                         ring.hand_out(slot)
-                        yield self._here(batch)
+                        yield self._record_stream(batch)
                     if error is not None:
                         raise error
         finally:
@@ -196,13 +196,13 @@ class Loader:
             if not is_ending():
                 pool.shutdown(wait=True, cancel_futures=True)
 
-    def _make_all(self, burst: list[Ints], ring: _Ring, turn: threading.Lock) -> _Made:
+    def _make_all(self, burst: list[Ints], ring: _Ring, mutex: threading.Lock) -> _Made:
         """Make the batches of a burst on the device, up to the first that raises."""
         made: list[tuple[Any, _Slot]] = []
         began = time.perf_counter()
         filled = self._at_once(burst, ring)
         # Small batches are mostly work under the interpreter's lock: one thread at a time is faster.
-        with turn if filled is None and len(burst) > 1 else nullcontext():
+        with mutex if filled is None and len(burst) > 1 else nullcontext():
             if filled is None:
                 began, filled = time.perf_counter(), self._one_by_one(burst, ring)
             try:
@@ -258,7 +258,7 @@ class Loader:
         stream.synchronize()
         return moved
 
-    def _here(self, batch: Any) -> Any:
+    def _record_stream(self, batch: Any) -> Any:
         if self._device is not None and self._device.type == "cuda":
             # The thread that copied it allocated it on its own stream.
             stream = torch.cuda.current_stream(self._device)
@@ -297,7 +297,7 @@ def _check_device(device: torch.device | str | None) -> None:
             ) from None
 
 
-def _slices(order: Any, starts: range) -> Iterator[Ints]:
+def _slice_order(order: Any, starts: range) -> Iterator[Ints]:
     """Cut an order at each start; many at a time, since a cut takes a dozen calls of numpy."""
     many = max(_WORTH_A_SLICE // starts.step, 1)
     for part in (starts[k : k + many] for k in range(0, len(starts), many)):
@@ -328,7 +328,7 @@ def _map_tensors(do: Callable[[torch.Tensor], Any], batch: Any) -> Any:
     return tree_map(each, batch)
 
 
-def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def _allocate_pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
@@ -340,7 +340,7 @@ class _Ring:
 
     def __init__(self, pinned: bool, reuse: bool) -> None:
         self.reuse = reuse
-        self._allocate: Memory = _pinned if pinned else fresh
+        self._allocate: Memory = _allocate_pinned if pinned else fresh
         self.free: deque[_Slot] = deque()
         self._held: deque[_Slot] = deque()
 

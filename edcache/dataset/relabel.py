@@ -43,7 +43,7 @@ def given(
     if not isinstance(what, str):
         if values is not None:
             raise OptionError("add_labels(table) takes on= alone; values go with a name")
-        return _of_table(cache, what, on)
+        return _take_table(cache, what, on)
     name = checked_name(what, "add_labels() got")
     if on is not None:
         raise OptionError(f'add_labels("{name}", ..., on="{on}"): on= goes with a table, not with a name')
@@ -52,7 +52,7 @@ def given(
             f'add_labels("{name}") got no values; give an array, {{index: value}} or a function'
         )
     if callable(values):
-        return _computed(cache, LabelSpec({name: values}))
+        return _compute(cache, LabelSpec({name: values}))
     if isinstance(values, Mapping):
         stored = None
         if name in cache._reader.label_names:
@@ -67,7 +67,7 @@ def given(
 def of_keys(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
     """Compute columns of `in_memory_keys` of a complete archive, from its samples."""
     try:
-        return _computed(cache, spec)
+        return _compute(cache, spec)
     except LabelError as error:
         raise error.within(cache.path, cache.path) from error
 
@@ -134,7 +134,7 @@ def _check(cache: ArchiveDataset) -> None:
             raise OptionError(f"{cache.path}: opened with {option}; open it without to change its labels")
 
 
-def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
+def _take_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
     """Take all columns of a table; with `on` its rows in the order of the dataset."""
     table = labels.given_table(given)
     if on is not None:
@@ -153,7 +153,7 @@ def _of_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
     return LabelChange(table)
 
 
-def _computed(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
+def _compute(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
     """Compute labels from the stored samples, or from a lazy cache."""
     stored = copy.copy(cache)
     stored._transform = None

@@ -132,7 +132,7 @@ class StoredRecords:
         self.labels = samples.labels.table.combine_chunks()
         self.damaged: list[int] = []
         self.failures: list[Failure] = []
-        found = [self._found(archives.index(share[0]), share) for share in shares]
+        found = [self._find_records(archives.index(share[0]), share) for share in shares]
         columns = [np.concatenate(column) for column in zip(*found, strict=True)]
         order = np.argsort(columns[0], kind="stable")
         self.places, self.rows, self.schema, self.source, self.sample = (one[order] for one in columns)
@@ -156,7 +156,7 @@ class StoredRecords:
                 )
                 return
 
-    def _found(self, number: int, share: Stored) -> tuple[Ints, Rows, Ints, Ints, Ints]:
+    def _find_records(self, number: int, share: Stored) -> tuple[Ints, Rows, Ints, Ints, Ints]:
         """Look up the records of samples of one archive: places, rows, schemas, the archive's number and samples."""
         _, indices, places = share
         session = self.sessions[number]
@@ -324,7 +324,7 @@ def _copy_records(
     on_progress(int(nbytes[:low].sum()), total)
     for chosen in _chunk_rows(nbytes[low:high]):
         chosen += low
-        sound, data = _sound(records, chosen)
+        sound, data = _read_sound(records, chosen)
         places = records.places[sound] - part.start
         has_record[places] = True
         if len(sound):
@@ -348,7 +348,7 @@ def _chunk_rows(nbytes: npt.NDArray[np.uint64]) -> Iterator[Ints]:
         first = last
 
 
-def _sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
+def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryview]]:
     """Read records; return the rows that fit their crc32, and their records.
 
     Records of one archive are read together, by rising offset.

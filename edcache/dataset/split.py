@@ -60,7 +60,7 @@ def parted(
     random = None if seed is None else generator(seed)
     if groups is not None:
         classes = np.zeros(count, np.uint8) if strata is None else strata
-        hands = _dealt_in_groups(random, classes, groups, weights)
+        hands = _deal_groups(random, classes, groups, weights)
     elif strata is not None:
         counts = np.bincount(strata, minlength=int(strata.max()) + 1).tolist() if count else []
         hands = assigned_by_class(random, strata, apportioned(counts, weights))
@@ -85,7 +85,7 @@ def check_folds(folds: int, count: int, group: str | None, groups: npt.NDArray[A
         raise OptionError(f"kfold({shown(folds)}): there are {most:,} {what}; give at most as many folds")
 
 
-def _dealt_in_groups(
+def _deal_groups(
     random: np.random.Generator | None,
     codes: npt.NDArray[Any],
     groups: npt.NDArray[Any],
@@ -111,11 +111,11 @@ def _dealt_in_groups(
         weight = np.floor(2 * np.log2(np.maximum(weight, 10.0**-_DIGITS)))
     order = order[np.argsort(-weight[order], kind="stable")]
     hands = np.empty(count, np.min_scalar_type(len(weights) - 1))
-    hands[order] = _even(members[order].astype(np.float64), np.array(weights, np.float64))
+    hands[order] = _choose_parts(members[order].astype(np.float64), np.array(weights, np.float64))
     return hands[groups]  # type: ignore[no-any-return]
 
 
-def _even(members: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> list[int]:
+def _choose_parts(members: npt.NDArray[np.float64], weights: npt.NDArray[np.float64]) -> list[int]:
     """Choose the part of each group, in their order; members: [groups, classes]."""
     shares = weights / weights.sum()
     with np.errstate(divide="ignore"):

@@ -64,7 +64,7 @@ class Zipped(Combined):
 
     def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
         indices = checked_indices(indices, len(self))
-        return Beside([records_of(part, indices, draws) for part in self.parts], self._joined, fields)
+        return Beside([records_of(part, indices, draws) for part in self.parts], self._join, fields)
 
     def _stored(self, indices: Ints, places: Ints) -> NoReturn:
         raise not_as_stored(self, "their fields come from several datasets")
@@ -72,7 +72,7 @@ class Zipped(Combined):
     def _label_table(self) -> Any:
         return beside(self._tables([len(self)] * len(self.parts)))
 
-    def _joined(self, parts: Sequence[Any]) -> dict[Any, Any]:
+    def _join(self, parts: Sequence[Any]) -> dict[Any, Any]:
         """Merge the samples of all datasets at one index, or their batches."""
         joined: dict[Any, Any] = {}
         for part, dataset in zip(parts, self.parts, strict=True):

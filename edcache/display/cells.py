@@ -53,11 +53,11 @@ def described_leaves(sample: Any) -> list[dict[str, Any]]:
         about = {"number": number, "path": ".".join(map(str, path)), **leaf(value)}
         if "value" in about:
             about["value"] = str(about["value"])  # a browser's numbers are floats
-        leaves.append(about if media is None else about | {"media": _described(media)})
+        leaves.append(about if media is None else about | {"media": _describe(media)})
     return leaves
 
 
-def _described(media: Media) -> dict[str, Any]:
+def _describe(media: Media) -> dict[str, Any]:
     if media.kind in ("text", "note"):
         return {"kind": media.kind, "text": media.data}
     if media.kind == "signal":

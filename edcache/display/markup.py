@@ -27,8 +27,8 @@ def element(tag: str, *children: Part, **attributes: object) -> Markup:
     '<b title="ordered">1 &lt; 2</b>'
     """
     given = ((name.rstrip("_"), value) for name, value in attributes.items() if value is not None)
-    stated = "".join(f' {name}="{_escaped(str(value))}"' for name, value in given)
-    end = "" if tag in _VOID else f"{_escaped(children)}</{tag}>"
+    stated = "".join(f' {name}="{_escape(str(value))}"' for name, value in given)
+    end = "" if tag in _VOID else f"{_escape(children)}</{tag}>"
     return Markup(f"<{tag}{stated}>{end}")
 
 
@@ -51,11 +51,11 @@ def fragment(*parts: Part) -> Markup:
     return element("div", element("style", Markup(STYLE)), *parts, class_="edcache")
 
 
-def _escaped(part: Part) -> str:
+def _escape(part: Part) -> str:
     if isinstance(part, Markup):
         return part
     if not isinstance(part, str):
-        return "".join(map(_escaped, part))
+        return "".join(map(_escape, part))
     return html.escape("\n".join(map(printable, part.split("\n"))), quote=True)
 
 

@@ -57,7 +57,7 @@ def media_of(value: Any) -> Media | None:
         return _of_image_file(value)
     if hasattr(value, "getpixel") and hasattr(value, "convert"):
         picture = value if value.mode in ("L", "RGB", "RGBA") else value.convert("RGB")
-        return Media("image", _strided(np.asarray(picture)))
+        return Media("image", _stride(np.asarray(picture)))
     array = as_array(value) if hasattr(value, "shape") and hasattr(value, "dtype") else None
     return None if array is None or array.dtype.kind not in "biuf" else _of_array(array)
 
@@ -70,7 +70,7 @@ def _of_array(array: Array) -> Media | None:
         lines, length = sorted(shape)
         if 0 < lines <= _MOST_LINES and length >= 4 * max(lines, _LEAST_SIDE):
             return Media("signal", array if shape[0] == lines else array.T)
-        return Media("image", gray(_strided(array))) if lines >= _LEAST_SIDE else None
+        return Media("image", gray(_stride(array))) if lines >= _LEAST_SIDE else None
     if array.ndim == 3:
         if shape[2] in (1, 3, 4) and min(shape[:2]) >= _LEAST_SIDE:
             return _of_colors(array)
@@ -83,7 +83,7 @@ def _of_array(array: Array) -> Media | None:
 
 
 def _of_colors(array: Array) -> Media:
-    pixels = gray(_strided(array))
+    pixels = gray(_stride(array))
     return Media("image", pixels[..., 0] if pixels.shape[2] == 1 else pixels)
 
 
@@ -92,7 +92,7 @@ def _of_image_file(image: ImageFile) -> Media:
         width, height = image.size
         if width * height > MOST_PIXELS:
             return Media("note", f"An image of {width:,} x {height:,} pixels is too large to be shown.")
-        return Media("image", _strided(image.decode("numpy")))
+        return Media("image", _stride(image.decode("numpy")))
     except (EdcacheError, OSError) as error:
         return Media("note", str(error))
 
@@ -113,7 +113,7 @@ def gray(array: Array) -> npt.NDArray[np.uint8]:
     return np.where(is_finite, np.clip(shades, 0, 255), 0).astype(np.uint8)
 
 
-def _strided(array: Array) -> Array:
+def _stride(array: Array) -> Array:
     """Take every k-th pixel of a picture that is too large to show."""
     step = -(-max(array.shape[:2]) // MOST_SIDE)
     return array[::step, ::step] if step > 1 else array
@@ -136,7 +136,7 @@ def png(pixels: npt.NDArray[np.uint8]) -> bytes:
 def thumbnail(media: Media) -> bytes:
     """Encode an image, or the middle slice of a volume, as a small PNG file."""
     is_image = media.kind == "image"
-    return png(_reduced(media.data if is_image else gray(_strided(media.data[len(media.data) // 2]))))
+    return png(_reduce(media.data if is_image else gray(_stride(media.data[len(media.data) // 2]))))
 
 
 def lines_of(data: Array, most: int) -> list[list[float | None]]:
@@ -172,7 +172,7 @@ def _rank(media: Media) -> int:
     return 5 if media.kind == "note" else 0
 
 
-def _reduced(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def _reduce(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Reduce a picture to a thumbnail: means of squares of pixels."""
     step = -(-max(pixels.shape[:2]) // _THUMBNAIL_SIDE)
     if step <= 1:

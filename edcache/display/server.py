@@ -97,7 +97,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self._set_cookie(query["token"], query.get("where", ""))
                 return
             self._check_cookie()
-            self._send(200, *self._routed(target.path, query))
+            self._send(200, *self._route(target.path, query))
         except _RequestError as refused:
             self._refuse(*refused.args)
         except EdcacheError as error:
@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
                 403, "open the URL that was printed, with its token; this browser has no cookie"
             )
 
-    def _routed(self, path: str, query: dict[str, str]) -> _Response:
+    def _route(self, path: str, query: dict[str, str]) -> _Response:
         """Answer for a path: a file of the page, or data of a dataset."""
         if path in _STATIC:
             name, content_type = _STATIC[path]
@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
             raise _RequestError(404, "there is nothing at this path")
         shown = self.server.shown[int(match[1])]
         numbers = [int(number) for number in match.group(3, 4) if number is not None]
-        return _api(shown, match[2], numbers, _joined(shown, query), query)
+        return _api(shown, match[2], numbers, _join_wheres(shown, query), query)
 
     def _send(self, status: int, body: bytes, content_type: str, **headers: str) -> None:
         self.send_response_only(status)
@@ -162,7 +162,7 @@ def _json(document: object) -> _Response:
     return json.dumps(document, allow_nan=False).encode("ascii"), "application/json"
 
 
-def _joined(shown: Shown, query: dict[str, str]) -> str:
+def _join_wheres(shown: Shown, query: dict[str, str]) -> str:
     """Join the where-string of a request: its text, and the chosen bars of each column."""
     where = query.get("where", "").strip()
     try:

@@ -44,8 +44,8 @@ class Shown:
         self._labels, self._dataset = cache(labels), cache(dataset)
         self._matching = lru_cache(_MOST_FILTERS)(lambda where: matching_rows(self._labels(), {}, where))
         self._matching_labels = lru_cache(1)(lambda where: self._labels().take(np.asarray(self.rows(where))))
-        self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._counted)
-        self._sample = lru_cache(_MOST_SAMPLES)(self._tried)
+        self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._count)
+        self._sample = lru_cache(_MOST_SAMPLES)(self._try_read)
 
     def start(self) -> None:
         """Open the dataset in the background; a later request for samples raises its error."""
@@ -74,7 +74,7 @@ class Shown:
         """Count the values of a column, by its number."""
         return asdict(self._histogram(column))
 
-    def _counted(self, column: int) -> Histogram:
+    def _count(self, column: int) -> Histogram:
         labels = self._labels()
         names = list(labels)
         if column >= len(names):
@@ -120,9 +120,9 @@ class Shown:
             samples: Sequence[Any] = self._dataset().__getitems__(rows)
             return samples
         except Exception:  # noqa: BLE001 - one by one, each sample has its own error
-            return [self._tried(row) for row in rows]
+            return [self._try_read(row) for row in rows]
 
-    def _tried(self, row: int) -> Any:
+    def _try_read(self, row: int) -> Any:
         """Read a sample, or return the error of reading it."""
         count = self._labels().num_rows
         if row >= count:

@@ -35,7 +35,7 @@ def read_stream(data: Any, rows: int) -> pa.Table:
     names = table.column_names
     if table.num_rows != rows or len(set(names)) != len(names):
         raise ValueError(f"labels of {table.num_rows:,} rows, {rows:,} are needed, or a name twice")
-    return _checked(table)
+    return _check(table)
 
 
 class ColumnFile:
@@ -86,10 +86,10 @@ def read_column(data: Any, name: str, kind: pa.DataType, rows: int) -> pa.Chunke
             table = file.read_all()
         if table.column_names != [name] or table.num_rows != rows or table.schema.field(0).type != kind:
             raise ValueError(f"it is {str(table.schema)[:200]} of {table.num_rows:,} rows")
-        return _checked(table).column(0)
+        return _check(table).column(0)
 
 
-def _checked(table: pa.Table) -> pa.Table:
+def _check(table: pa.Table) -> pa.Table:
     """Return a table without metadata; ValueError if a value points out of its buffers."""
     for column in table.schema:
         if not is_label_type(column.type):

@@ -80,8 +80,8 @@ def export(
     count = worker_count(num_workers)
     target = local_path(out)
     check_absent(target)
-    samples = _opened(ds, allow_partial)
-    writer = _prepared(samples, WRITERS[to], labels, count)
+    samples = _open(ds, allow_partial)
+    writer = _prepare(samples, WRITERS[to], labels, count)
     _write(writer, target, shard_nbytes, count, on_progress)
     return sorted(os.path.join(target, name) for name in os.listdir(target))
 
@@ -91,12 +91,12 @@ def _write(
 ) -> None:
     with new_folder(target) as writer.folder:
         tasks = list(enumerate(writer.parts(shard_nbytes)))
-        for done in accumulate(_mapped(_written, writer, tasks, num_workers), initial=0):
+        for done in accumulate(_map(_write_part, writer, tasks, num_workers), initial=0):
             if on_progress is not None:
                 on_progress(done, len(writer.ds))
 
 
-def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
+def _open(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
     samples = ds if isinstance(ds, Samples) else CachedDataset.from_cache(ds, allow_partial=True)
     unsealed = [] if allow_partial else samples._root._unsealed()
     if unsealed:
@@ -110,11 +110,11 @@ def _opened(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples
     return samples._with_files()
 
 
-def _prepared(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num_workers: int) -> Writer:
+def _prepare(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num_workers: int) -> Writer:
     """Make the writer, with columns and names from samples of every kind; nothing is written yet."""
     positions = _probe_positions(ds, needs_shapes=kind.name == "parquet")
     parts = np.split(positions, range(_INSPECTED, len(positions), _INSPECTED))
-    looks = _mapped(_inspected, (ds, kind), [part.tolist() for part in parts], num_workers)
+    looks = _map(_inspect, (ds, kind), [part.tolist() for part in parts], num_workers)
     names, sizes, columns = zip(*chain.from_iterable(looks), strict=True)
     label_names = _label_names(ds, labels, set().union(*names))
     writer = kind(ds, unified(columns), label_names, sum(sizes) / len(sizes))
@@ -139,7 +139,7 @@ def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     return np.flatnonzero(chosen)
 
 
-def _inspected(shared: tuple[Samples, type[Writer]], positions: Sequence[int]) -> list[Any]:
+def _inspect(shared: tuple[Samples, type[Writer]], positions: Sequence[int]) -> list[Any]:
     """Return the names of the leaves of each sample, its approximate bytes, and its columns."""
     ds, kind = shared
     return [
@@ -148,7 +148,7 @@ def _inspected(shared: tuple[Samples, type[Writer]], positions: Sequence[int]) -
     ]
 
 
-def _written(writer: Writer, task: tuple[int, range]) -> int:
+def _write_part(writer: Writer, task: tuple[int, range]) -> int:
     number, part = task
     writer.write(number, part)
     return len(part)
@@ -184,7 +184,7 @@ def _call(work: Callable[[Any, Any], Any], task: Any) -> Any:
     return work(_shared, task)
 
 
-def _mapped(
+def _map(
     work: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[Any], num_workers: int
 ) -> Iterator[Any]:
     """Yield `work(shared, task)` for each task, in order, by worker processes; 0: in this one."""

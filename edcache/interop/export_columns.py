@@ -181,10 +181,10 @@ def unified(samples: Iterable[tuple[Columns, str]]) -> Columns:
         count += 1
         for name, column in shown.items():
             before, where, times = known.get(name, (column, place, 0))
-            both = _common(before, column)
+            both = _merge(before, column)
             if both is None:
                 raise CodecError(
-                    f'{place}: field "{name}" is {_described(column)}, and {_described(before)} in another '
+                    f'{place}: field "{name}" is {_describe(column)}, and {_describe(before)} in another '
                     f"sample ({where}); a column has one type: make it one with with_transform(), or leave "
                     "it out with select()"
                 )
@@ -195,7 +195,7 @@ def unified(samples: Iterable[tuple[Columns, str]]) -> Columns:
     }
 
 
-def _common(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
+def _merge(old: ArrowColumn, new: ArrowColumn) -> ArrowColumn | None:
     """Return the column that holds the values of two; None if there is none."""
     if old == new:
         return old
@@ -219,7 +219,7 @@ def check_fits(columns: Columns, shown: Columns, place: str) -> None:
         )
 
 
-def _described(column: ArrowColumn) -> str:
+def _describe(column: ArrowColumn) -> str:
     if column.ndim is not None:
         shape = f"of {column.ndim} dimensions" if column.shape is None else column.shape
         return f"an array of {numpy_dtype(column.type).name} {shape}"

@@ -186,7 +186,7 @@ class _Files(Writer):
                     f'{place}: field "{name}" makes no name of a file; {cls.name} needs names without '
                     "slashes that begin with no dot and not with __; rename it with with_transform()"
                 )
-            extension, data = cls._encoded(name, value, place)
+            extension, data = cls._encode(name, value, place)
             file = f"{name}.{extension}" if name else extension
             file = file.lower() if cls.is_lower_case else file
             if file in files:
@@ -195,7 +195,7 @@ class _Files(Writer):
         return files
 
     @classmethod
-    def _encoded(cls, name: str, value: Any, place: str) -> tuple[str, bytes]:
+    def _encode(cls, name: str, value: Any, place: str) -> tuple[str, bytes]:
         """Encode a leaf as a file: extension and bytes."""
         if isinstance(value, EncodedImage):
             return value.extension, value.data

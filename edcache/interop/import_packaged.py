@@ -51,7 +51,7 @@ class _Packaged(OldCache):
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
         self._dataset: Any = None
-        self._length = len(self._opened())
+        self._length = len(self._ensure_open())
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_dataset": None}
@@ -60,7 +60,7 @@ class _Packaged(OldCache):
     def _open(self) -> Any:
         """Open the folder as a dataset of the package's; CodecError if reading it runs code."""
 
-    def _opened(self) -> Any:
+    def _ensure_open(self) -> Any:
         # No property: `Dataset.__getattr__` of older torch hides the cause of an AttributeError in one.
         if self._dataset is None:
             try:
@@ -76,7 +76,7 @@ class _Packaged(OldCache):
         return self._dataset
 
     def _read(self, index: int) -> Any:
-        return self._opened()[index]
+        return self._ensure_open()[index]
 
 
 class Tensordict(_Packaged):
@@ -100,7 +100,7 @@ class Tensordict(_Packaged):
         return found
 
     def _read(self, index: int) -> Any:
-        return self._opened()[index].clone().to_dict()
+        return self._ensure_open()[index].clone().to_dict()
 
 
 class Mds(_Packaged):
@@ -248,10 +248,10 @@ class Webdataset:
                     sample = {_KEY: found[_KEY]}
                     for name, data in found.items():
                         if not name.startswith("__"):
-                            sample[name] = self._decoded(decode, name, data, f"{shard}: {found[_KEY]}.{name}")
+                            sample[name] = self._decode(decode, name, data, f"{shard}: {found[_KEY]}.{name}")
                     yield sample
 
-    def _decoded(self, decode: dict[str, Callable[[bytes], Any]], name: str, data: bytes, place: str) -> Any:
+    def _decode(self, decode: dict[str, Callable[[bytes], Any]], name: str, data: bytes, place: str) -> Any:
         last = name.rpartition(".")[2]
         if last in _PICKLES:
             return restored(data, place, trust=self.trust_pickle)

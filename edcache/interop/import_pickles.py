@@ -55,7 +55,7 @@ class Edflow(OldCache):
                 self.notes.append(
                     "it has no directory, as when edflow was killed: its members were found by their headers"
                 )
-                return list(_headers(file))
+                return list(_find_headers(file))
 
     def _read(self, index: int) -> Any:
         name = self._names[index]
@@ -100,7 +100,7 @@ class Edflow(OldCache):
                 )
 
 
-def _headers(file: BinaryIO) -> Iterator[zipfile.ZipInfo]:
+def _find_headers(file: BinaryIO) -> Iterator[zipfile.ZipInfo]:
     """Yield members by their local headers, up to the first that is no header or is cut."""
     end, offset = os.fstat(file.fileno()).st_size, 0
     while True:

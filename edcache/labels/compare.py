@@ -52,16 +52,16 @@ class Truth(NamedTuple):
     possible: Mask
 
     def __and__(self, other: Truth) -> Truth:
-        return self._joined(and_, other)
+        return self._join(and_, other)
 
     def __or__(self, other: Truth) -> Truth:
-        return self._joined(or_, other)
+        return self._join(or_, other)
 
     def __invert__(self) -> Truth:
         possible = ~self.sure
         return Truth(possible if self.sure is self.possible else ~self.possible, possible)
 
-    def _joined(self, join: Callable[[Mask, Mask], Mask], other: Truth) -> Truth:
+    def _join(self, join: Callable[[Mask, Mask], Mask], other: Truth) -> Truth:
         sure = join(self.sure, other.sure)
         is_known = self.sure is self.possible and other.sure is other.possible
         return Truth(sure, sure if is_known else join(self.possible, other.possible))
@@ -140,8 +140,8 @@ class Column:
             operation = "<=" if operation in ("<", "<=") else ">"
         by_arrow, by_numpy = _OPERATIONS[operation]
         if self._is_text:
-            return self._found(getattr(pc, by_arrow)(self._arrow, self._texts([place.below])[0]))
-        return self._known(self._each(by_numpy, place.below))
+            return self._from_arrow(getattr(pc, by_arrow)(self._arrow, self._texts([place.below])[0]))
+        return self._with_missing(self._each(by_numpy, place.below))
 
     def one_of(self, values: Iterable[object]) -> Truth:
         """Evaluate `column in values`; None among the values finds missing ones."""
@@ -151,16 +151,16 @@ class Column:
         present = [value for value in values if value is not None]
         if self._family == "text":
             self.texts.append([value for value in present if isinstance(value, str)])
-        wanted = self._wanted(present)
+        wanted = self._convert(present)
         if not len(wanted):
             is_in = self._always(False)
         elif self._is_text:
-            is_in = self._found(pc.is_in(self._arrow, value_set=self._texts(wanted)))
+            is_in = self._from_arrow(pc.is_in(self._arrow, value_set=self._texts(wanted)))
         else:
-            is_in = self._known(self._each(_among, wanted))
+            is_in = self._with_missing(self._each(_mark_among, wanted))
         return is_in if len(present) == len(values) else self.is_null() | is_in
 
-    def _wanted(self, values: list[Any]) -> list[Any]:
+    def _convert(self, values: list[Any]) -> list[Any]:
         """Convert values to the column's type, without impossible ones."""
         if self._family == "integer" and set(map(type, values)) == {int}:
             least, most = _limits(self._numbers[0].dtype)
@@ -179,8 +179,10 @@ class Column:
         if not len(rows):
             return between
         mask = np.zeros(len(between.sure), np.bool_)
-        mask[rows] = _on_step(np.concatenate(self._numbers)[rows], range(first, last + 1, abs(wanted.step)))
-        return self._known(mask)
+        mask[rows] = _mark_on_step(
+            np.concatenate(self._numbers)[rows], range(first, last + 1, abs(wanted.step))
+        )
+        return self._with_missing(mask)
 
     def matches(self, function: str, pattern: str) -> Truth:
         """Evaluate `startswith(column, pattern)` or `contains(column, pattern)`."""
@@ -191,13 +193,13 @@ class Column:
                 f'label "{self.name}" is {self.type}; {function}() looks into text; {_REMEDIES[self._family]}'
             )
         search = pc.starts_with if function == "startswith" else pc.match_substring
-        return self._found(search(self._arrow, pattern=pattern))
+        return self._from_arrow(search(self._arrow, pattern=pattern))
 
     def truth(self) -> Truth:
         """Take a bool column as a condition of its own."""
         if self._family not in ("bool", "null"):
             raise LabelError(f'label "{self.name}" is {self.type}, not a condition; compare it with a value')
-        return self._always(False) if self._family == "null" else self._known(self._each(np.asarray))
+        return self._always(False) if self._family == "null" else self._with_missing(self._each(np.asarray))
 
     def compare_column(self, operation: str, other: Column) -> Truth:
         """Evaluate `column <operation> other column`, unknown if one of them has no value."""
@@ -231,18 +233,18 @@ class Column:
         small = pa.string() if self._family == "text" else pa.binary()
         return from_texts(values, small).cast(self.type)
 
-    def _found(self, found: pa.ChunkedArray) -> Truth:
+    def _from_arrow(self, found: pa.ChunkedArray) -> Truth:
         """Convert pyarrow's result to a truth, unknown for a missing value."""
-        return self._known(stored_values(one_chunk(found)))
+        return self._with_missing(stored_values(one_chunk(found)))
 
-    def _known(self, mask: Mask) -> Truth:
+    def _with_missing(self, mask: Mask) -> Truth:
         """Make a mask a truth, unknown for a missing value."""
         missing = self._missing
         return Truth(mask, mask) if missing is None else Truth(mask & ~missing, mask | missing)
 
     def _always(self, truth: bool) -> Truth:
         """Return the same truth for all values, unknown for a missing one."""
-        return self._known(np.full(self._labels.num_rows, truth))
+        return self._with_missing(np.full(self._labels.num_rows, truth))
 
     def _check_order(self, operation: str) -> None:
         if operation not in ("==", "!=") and self._family == "bool":
@@ -327,12 +329,12 @@ def _float_place(value: float, dtype: np.dtype[Any]) -> _Place:
     return _Place(float(below) + 0.0, is_equal=float(below) == value)
 
 
-def _among(numbers: npt.NDArray[Any], wanted: list[Any]) -> Mask:
+def _mark_among(numbers: npt.NDArray[Any], wanted: list[Any]) -> Mask:
     """Mark the rows whose number is in `wanted`, whose numbers fit the column's dtype."""
     if len(wanted) <= _FEW:
         return reduce(or_, [numbers == number for number in wanted])
     if numbers.dtype.kind in "iu" and max(wanted) - min(wanted) < _WIDE:
-        return _in_table(numbers, np.array(wanted, numbers.dtype))
+        return _mark_by_table(numbers, np.array(wanted, numbers.dtype))
     if numbers.dtype.kind == "f":
         with np.errstate(invalid="ignore"):  # a signalling nan
             numbers = numbers.astype(np.float64) + 0.0  # is_in compares bits, and -0.0 becomes 0.0
@@ -341,7 +343,7 @@ def _among(numbers: npt.NDArray[Any], wanted: list[Any]) -> Mask:
     return stored_values(pc.is_in(from_numpy(numbers, kind), value_set=values))
 
 
-def _in_table(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
+def _mark_by_table(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
     """Mark the rows whose integer is in `wanted`, by a table; np.isin takes twice as long."""
     # Unsigned, so that a number below the least wraps to one above the greatest.
     unsigned = np.dtype(f"u{numbers.dtype.itemsize}")
@@ -355,7 +357,7 @@ def _in_table(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> Mask:
     return mask
 
 
-def _on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
+def _mark_on_step(values: npt.NDArray[Any], wanted: range) -> npt.NDArray[np.bool_]:
     """Mark the values in `wanted`; there is one or more, all between its first and its last."""
     is_whole = values == np.floor(values) if values.dtype.kind == "f" else np.ones(len(values), np.bool_)
     if wanted.step >= 2**63 or values.min().item() < -(2**63) or values.max().item() >= 2**63:
@@ -387,21 +389,21 @@ class _NotATime(Exception):
 def _attoseconds(value: Any, family: str) -> int | None:
     """Convert a value to attoseconds; None if it is no time of the column's kind. Raises _NotATime, OverflowError."""
     if isinstance(value, str):
-        return None if family == "duration" else _parsed(value, family)
+        return None if family == "duration" else _parse(value, family)
     time, zone = numpy_time(value)
     # A column without a zone has no instants to compare with.
     if time is None or (time.dtype.kind == "m") != (family == "duration") or (zone and family != "UTC time"):
         return None
-    return _counted(time)
+    return _count_attoseconds(time)
 
 
-def _parsed(text: str, family: str) -> int | None:
+def _parse(text: str, family: str) -> int | None:
     # Not by numpy or Python alone, which lose or wrap digits beyond their types.
     parts = _ISO.fullmatch(text)
     if parts is None or (parts["zone"] and family != "UTC time"):
         return None
     try:
-        whole = _counted(np.datetime64(parts["seconds"]))
+        whole = _count_attoseconds(np.datetime64(parts["seconds"]))
     except ValueError:
         return None
     zone = parts["zone"] or "Z"
@@ -410,7 +412,7 @@ def _parsed(text: str, family: str) -> int | None:
     return None if whole is None else whole + fraction - minutes * _UNITS["m"]
 
 
-def _counted(value: Any) -> int | None:
+def _count_attoseconds(value: Any) -> int | None:
     """Convert a numpy time to attoseconds; None if its unit has no fixed length."""
     if np.isnat(value):
         raise _NotATime

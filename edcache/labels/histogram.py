@@ -83,7 +83,7 @@ def has_many_texts(column: pa.ChunkedArray) -> bool:
 
 def _bar(value: Any, count: int, name: str, zone: str) -> HistogramBar:
     """Make the bar of one value; `zone` is written behind its time."""
-    literal, text = _literal(value, zone), _shown(value)
+    literal, text = _literal(value, zone), _write_value(value)
     where = None if literal is None else f"{name} == {literal}"
     if isinstance(value, np.floating) and not np.isfinite(value):
         most = np.finfo(value.dtype).max
@@ -102,7 +102,7 @@ def _literal(value: Any, zone: str) -> str | None:
     return None if isinstance(value, (bytes, np.timedelta64)) else str(value)
 
 
-def _shown(value: Any) -> str:
+def _write_value(value: Any) -> str:
     """Write a value in one line, a time without trailing zeros."""
     if isinstance(value, np.datetime64):
         return re.sub(r"T00:00(:00)?$", "", re.sub(r"\.0+$", "", np.datetime_as_string(value)))
@@ -120,7 +120,7 @@ def _ranges(array: npt.NDArray[Any], name: str, zone: str, most: int) -> Iterato
         low, high = (_literal(edge, zone) for edge in edges[k : k + 2])
         where = f"{low} <= {name} {'<=' if k == len(edges) - 2 else '<'} {high}"
         is_float = array.dtype.kind == "f"
-        texts = (f"{edge:.4g}" if is_float else _shown(edge) for edge in edges[k : k + 2])
+        texts = (f"{edge:.4g}" if is_float else _write_value(edge) for edge in edges[k : k + 2])
         yield HistogramBar(" to ".join(texts), count, where if low and high else None)
     for number, count in zip(*np.unique(array[~is_finite], return_counts=True), strict=True):
         yield _bar(number, int(count), name, zone)

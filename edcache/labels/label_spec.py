@@ -30,9 +30,9 @@ class LabelSpec:
     def parse(cls, in_memory_keys: object) -> LabelSpec:
         """Parse the user's `in_memory_keys`; OptionError unless None, a list of field paths, or a mapping."""
         if isinstance(in_memory_keys, Mapping):
-            return cls({checked_name(name): _checked_source(src) for name, src in in_memory_keys.items()})
+            return cls({checked_name(name): _check_source(src) for name, src in in_memory_keys.items()})
         if in_memory_keys is None or isinstance(in_memory_keys, (list, tuple)):
-            return cls(_named_by_path(in_memory_keys or ()))
+            return cls(_name_by_path(in_memory_keys or ()))
         example = in_memory_keys if isinstance(in_memory_keys, str) and in_memory_keys else "label"
         raise OptionError(
             f"in_memory_keys={shown(in_memory_keys)} is {article(in_memory_keys)}; give a list of field "
@@ -61,7 +61,7 @@ class LabelSpec:
         return LabelSpec({name: source for name, source in self.sources.items() if name in chosen})
 
 
-def _named_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:
+def _name_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:
     sources: dict[str, LabelSource] = {}
     for path in paths:
         if callable(path):
@@ -69,8 +69,8 @@ def _named_by_path(paths: Sequence[object]) -> dict[str, LabelSource]:
                 "in_memory_keys holds a callable without a name; give a mapping, for example "
                 'in_memory_keys={"label": lambda sample: ...}'
             )
-        source = _checked_source(path)
-        name = checked_name(_rendered(source))
+        source = _check_source(path)
+        name = checked_name(_render(source))
         if name in sources:
             raise OptionError(f'in_memory_keys names "{name}" twice; a label column has one source')
         sources[name] = source
@@ -92,7 +92,7 @@ def checked_name(name: object, told: str = "in_memory_keys holds") -> str:
     return name
 
 
-def _checked_source(source: Any) -> LabelSource:
+def _check_source(source: Any) -> LabelSource:
     parts = source if isinstance(source, tuple) else (source,)
     is_path = parts and all(isinstance(part, (str, int)) and not isinstance(part, bool) for part in parts)
     if is_path or callable(source):
@@ -103,7 +103,7 @@ def _checked_source(source: Any) -> LabelSource:
     )
 
 
-def _rendered(source: LabelSource) -> str:
+def _render(source: LabelSource) -> str:
     return ".".join(map(str, source)) if isinstance(source, tuple) else str(source)
 
 
@@ -131,7 +131,7 @@ def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
         child = _child(node, part)
         if child is _ABSENT:
             field = f'"{source}"' if isinstance(source, str) else repr(source)
-            what = f'what is at "{_rendered(parts[:depth])}"' if depth else "it"
+            what = f'what is at "{_render(parts[:depth])}"' if depth else "it"
             raise LabelError(
                 f'label "{name}": sample {index} has no field {field}; {_contents(node, what)}; name a field '
                 f'that every sample has, or give a callable: in_memory_keys={{"{name}": lambda sample: ...}}',

@@ -73,7 +73,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             return to_numpy(one_chunk(column), nullable=column.null_count > 0)
         if is_text(column.type):
             # str objects of the selected rows only: the whole column may have millions.
-            return to_numpy(one_chunk(self._taken(column)), nullable=False)
+            return to_numpy(one_chunk(self._take(column)), nullable=False)
         return whole[name][self._rows]
 
     def __iter__(self) -> Iterator[str]:
@@ -198,9 +198,9 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             if pa.types.is_dictionary(column.type):
                 column = column.cast(column.type.value_type)
             whole._columns[name] = column
-        return self._taken(column)
+        return self._take(column)
 
-    def _taken(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    def _take(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         rows = self._rows
         return column if rows is None else column.take(from_numpy(rows, pa.int64()))
 
@@ -231,7 +231,7 @@ def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
     column = whole.column(name)
     if name not in whole._comparable:
         whole._comparable[name] = comparable(column)
-    return labels._taken(whole._comparable[name])
+    return labels._take(whole._comparable[name])
 
 
 def missing_values(labels: Labels, name: str) -> npt.NDArray[np.bool_] | None:

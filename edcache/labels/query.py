@@ -51,7 +51,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     for name, value in conditions.items():
         if callable(value):
             what = f'the condition on label "{name}"'
-            masks.append(_called(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
+            masks.append(_call(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
         else:
             columns[name] = Column(name, seen)
             found.append(_condition(columns[name], value).sure)
@@ -59,7 +59,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     if isinstance(where, str):
         found.append(where_truth(where, seen, columns).sure)
     elif callable(where):
-        masks.append(_called(where, _table(labels), "where", _TABLE_FORM, labels.num_rows))
+        masks.append(_call(where, _table(labels), "where", _TABLE_FORM, labels.num_rows))
     elif where is not None and isinstance(where, pc.Expression):
         found.append(_evaluate(seen, where))
     elif where is not None:
@@ -116,7 +116,7 @@ def _mask_or_rows(where: object, labels: Labels, masks: list[Mask]) -> Rows | No
     return None
 
 
-def _called(function: Any, argument: object, what: str, form: str, num_rows: int) -> Mask:
+def _call(function: Any, argument: object, what: str, form: str, num_rows: int) -> Mask:
     """Call a user's function with a column or a table; return its mask."""
     try:
         value = function(argument)

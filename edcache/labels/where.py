@@ -125,16 +125,16 @@ class _Where:
             return ~self.condition(node.operand, depth + 1)
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            terms = map(self._compared, sides, node.ops, sides[1:])
+            terms = map(self._compare, sides, node.ops, sides[1:])
             return reduce(and_, terms)
         column = self._column(node)
         if column is not None:
             return column.truth()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            return self._searched(node, node.func.id)
+            return self._search(node, node.func.id)
         raise self._refusal(node, "this is no condition")
 
-    def _compared(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Truth:
+    def _compare(self, left: ast.expr, operator: ast.cmpop, right: ast.expr) -> Truth:
         column = self._column(left)
         if isinstance(operator, (ast.In, ast.NotIn)):
             if column is None:
@@ -189,7 +189,7 @@ class _Where:
             node = node.value
         return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
 
-    def _searched(self, call: ast.Call, function: str) -> Truth:
+    def _search(self, call: ast.Call, function: str) -> Truth:
         if function not in ("startswith", "contains"):
             raise self._refusal(call, f'"{function}" is no function here')
         form = f'expected {function}(name, "x")'

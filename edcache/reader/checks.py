@@ -145,9 +145,9 @@ class Checks:
         if not self._always:
             self.bits[index >> 3] |= 1 << (index & 7)
             self._left -= 1
-            self._settle()
+            self._recount()
 
-    def _settle(self) -> None:
+    def _recount(self) -> None:
         if self._left <= 0:
             self._left = self.index.present - int.from_bytes(self.bits.tobytes(), "little").bit_count()
             self.is_done = not self._left
@@ -165,7 +165,7 @@ class Checks:
         """Make the check of the records of some samples; None if all were checked."""
         if self.is_done:
             return None
-        unchecked = self._unchecked(indices)
+        unchecked = self._find_unchecked(indices)
         if not np.any(unchecked):
             return None
 
@@ -181,7 +181,7 @@ class Checks:
         view, rows = self._view, self.index.rows(indices)
         assert view is not None
         nbytes = rows["nbytes"].astype(np.int64)
-        is_placed = self._are_placed(rows, nbytes)
+        is_placed = self._are_plausible(rows, nbytes)
         if not is_placed or nbytes.max() > BLOCK_NBYTES:
             for index, row in zip(indices.tolist(), rows.tolist(), strict=True):
                 self.record(index, row, wanted)
@@ -196,16 +196,16 @@ class Checks:
             bits = np.frombuffer(self.bits, np.uint8)
             np.bitwise_or.at(bits, indices >> 3, np.uint8(1) << (indices & 7).astype(np.uint8))
             self._left -= len(indices)
-            self._settle()
+            self._recount()
 
-    def _unchecked(self, indices: Ints) -> npt.NDArray[np.bool_]:
+    def _find_unchecked(self, indices: Ints) -> npt.NDArray[np.bool_]:
         if self._always:
             return np.ones(len(indices), np.bool_)
         bits = np.frombuffer(self.bits, np.uint8)
         unchecked: npt.NDArray[np.bool_] = (bits[indices >> 3] >> (indices & 7).astype(np.uint8)) & 1 == 0
         return unchecked
 
-    def _are_placed(self, rows: Rows, nbytes: Ints) -> bool:
+    def _are_plausible(self, rows: Rows, nbytes: Ints) -> bool:
         """True if no row points out of the file or contradicts `uniform` of the index."""
         index = self.index
         offset = rows["offset"]

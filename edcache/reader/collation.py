@@ -29,8 +29,8 @@ from edcache.reader.several import Records, is_alike
 
 Collate = Callable[[Group, Memory], Any]
 
-# Fields of _BY_TURNS bytes or more are checked and copied in steps of _STEP bytes.
-_BY_TURNS, _LARGE, _STEP, _LARGE_STEP = 1 << 14, 1 << 16, 1 << 22, 1 << 20
+# Fields of _BY_STEPS bytes or more are checked and copied in steps of _STEP bytes.
+_BY_STEPS, _LARGE, _STEP, _LARGE_STEP = 1 << 14, 1 << 16, 1 << 22, 1 << 20
 
 # For these dtypes a gather equals torch.stack of the list. torch may refuse others.
 _NUMPY_TO_TORCH: Final = {
@@ -79,7 +79,7 @@ def in_bulk(records: Records, special: Special | None, memory: Memory) -> Any:
     """Collate by one gather a field; NotImplemented if default_collate needs the samples."""
     group = records.group
     if group is not None:
-        collate = _collation(group.decoder, group.fields, special) if group.is_regular else None
+        collate = _make_collation(group.decoder, group.fields, special) if group.is_regular else None
         try:
             return NotImplemented if collate is None or _is_changed() else collate(group, memory)
         except (CodecError, CorruptRecordError):
@@ -203,7 +203,7 @@ _WITH_SUBCLASSES = (np.generic, int, float, dict, list, tuple)
 
 
 @functools.lru_cache(maxsize=256)
-def _collation(decoder: Decoder, fields: Projection | None, special: Special | None) -> Collate | None:
+def _make_collation(decoder: Decoder, fields: Projection | None, special: Special | None) -> Collate | None:
     """Make the collation of a schema, or of fields; None if default_collate needs the samples."""
     if decoder.structure is None or (fields is not None and special is not None):
         return None
@@ -278,7 +278,7 @@ def _leaf(field: Node, column: type) -> Collate:
     if dtype is None:
         return lambda group, memory: default_collate(column(group.values(field.path)))
     if field.offset is not None:
-        return lambda group, memory: _gathered(group, field, dtype, memory)
+        return lambda group, memory: _gather(group, field, dtype, memory)
 
     def stack(group: Group, memory: Memory) -> Any:
         spans = group.spans(field.path)
@@ -315,7 +315,7 @@ def bulk_dtype(field: Node) -> torch.dtype | None:
 # --- gathered ---------------------------------------------------------------------------------------
 
 
-def _gathered(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
+def _gather(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> torch.Tensor:
     """Gather a field of fixed shape of every record: a tensor [n, *field.shape] of a dtype of the same size."""
     assert field.offset is not None
     rows, nbytes = len(group), field.nbytes or 0
@@ -330,7 +330,7 @@ def _gathered(group: Group, field: Node, dtype: torch.dtype, memory: Memory) -> 
     if flat.ndim != window.ndim:
         flat = flat.view(rows, nbytes) if window.ndim == 2 else flat.view(rows)
     check, places = group.check, torch.from_numpy(group.places)
-    if check is None or nbytes < _BY_TURNS:
+    if check is None or nbytes < _BY_STEPS:
         group.ensure()
         torch.index_select(window, 0, places, out=flat)
         return out

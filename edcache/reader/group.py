@@ -203,7 +203,7 @@ class Group:
             assert decoder.nbytes is not None
             with suppress(CorruptRecordError):  # one by one, the error names the record
                 return decode_all(self.gather(0, decoder.nbytes))
-        decode, least, samples = self._decoding(), decoder.fixed_nbytes, list[Any]()
+        decode, least, samples = self._make_decode(), decoder.fixed_nbytes, list[Any]()
         try:
             for start, end in zip(self.start.tolist(), (self.start + self.nbytes).tolist(), strict=True):
                 if end - start < least:
@@ -217,7 +217,7 @@ class Group:
         """Put the place of a record in front of an error's text."""
         return self._source.placed(error, int(self.rows[row]))
 
-    def _decoding(self) -> Callable[[memoryview], Any]:
+    def _make_decode(self) -> Callable[[memoryview], Any]:
         """Return the function that decodes a record to a sample, or its fields."""
         decoder, fields = self.decoder, self.fields
         if fields is None:

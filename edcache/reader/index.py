@@ -88,12 +88,12 @@ class RecordIndex:
             # In a third of the time that numpy's records take.
             return self._words.take(indices, axis=0).view(ROW)[:, 0]
         rows, runs = np.empty(len(indices), ROW), indices >> _RUN_BITS
-        for run, fetched in self._fetched(sorted(set(runs.tolist()))).items():
+        for run, fetched in self._fetch_runs(sorted(set(runs.tolist()))).items():
             chosen = runs == run
             rows[chosen] = fetched[indices[chosen] - (run << _RUN_BITS)]
         return rows
 
-    def _fetched(self, runs: list[int]) -> dict[int, Rows]:
+    def _fetch_runs(self, runs: list[int]) -> dict[int, Rows]:
         """Return runs of rows; missing ones are fetched together."""
         assert self.place is not None
         assert self._fetch is not None

@@ -32,18 +32,18 @@ _SHARED = 1 << 19
 
 def fresh(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Make an uninitialized tensor in memory of this process."""
-    stored, is_known = _stored(dtype)
+    stored, is_known = _stored_dtype(dtype)
     nbytes = math.prod(shape) * stored.itemsize
     if nbytes < _LARGE:
         array: npt.NDArray[Any] = np.empty(shape, stored)
     else:
-        array = _reused(nbytes)[:nbytes].view(stored).reshape(shape)
+        array = _reuse(nbytes)[:nbytes].view(stored).reshape(shape)
     tensor = torch.from_numpy(array)
     return tensor if is_known else tensor.view(dtype)
 
 
 @functools.cache
-def _stored(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
+def _stored_dtype(dtype: torch.dtype) -> tuple[np.dtype[Any], bool]:
     """Return the numpy dtype with the memory layout of a torch dtype; and True if it is the same type."""
     stored = memory_dtype(dtype)
     return stored, torch.from_numpy(np.empty(0, stored)).dtype == dtype
@@ -82,7 +82,7 @@ class _Lease:
         del kept[:-most]
 
 
-def _reused(nbytes: int) -> npt.NDArray[np.uint8]:
+def _reuse(nbytes: int) -> npt.NDArray[np.uint8]:
     """Return at least `nbytes` bytes: kept memory of less than twice as many, else a new allocation."""
     for place in range(len(_kept) - 1, -1, -1):
         try:
@@ -109,7 +109,7 @@ class Parcel:
         self._batch = batch
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpacked, (tree_map(_packed, self._batch),)
+        return _unpack, (tree_map(_pack, self._batch),)
 
 
 class Packed:
@@ -122,16 +122,16 @@ class Packed:
         return self._made
 
 
-def _unpacked(batch: Any) -> Any:
+def _unpack(batch: Any) -> Any:
     return batch
 
 
-def _packed(leaf: Any) -> Any:
+def _pack(leaf: Any) -> Any:
     if type(leaf) is torch.Tensor and _is_small(leaf):
         data = bytearray(leaf.contiguous().view(-1).view(torch.uint8).numpy().data)
         return Packed(_tensor, data, leaf.dtype, tuple(leaf.shape))
     pack = getattr(leaf, "packed", None)
-    return leaf if pack is None else pack(_packed)
+    return leaf if pack is None else pack(_pack)
 
 
 def _is_small(tensor: torch.Tensor) -> bool:

@@ -107,16 +107,16 @@ def steps(sample: Any, path: FieldPath, asked_by: str, labels: Container[Any] = 
     if isinstance(path, str):
         readings.append(tuple(path.split(".")))
     for reading in readings:
-        place = _walked(sample, reading)
+        place = _walk(sample, reading)
         if place is not None:
             return place
     label = f"; it is a label: ds.labels[{path!r}]; zip_fields() adds fields" * (path in labels)
     raise OptionError(
-        f"{asked_by}() names {path!r}, which the samples do not have; they are {_described(sample)}{label}"
+        f"{asked_by}() names {path!r}, which the samples do not have; they are {_describe(sample)}{label}"
     )
 
 
-def _walked(sample: Any, path: Steps) -> Steps | None:
+def _walk(sample: Any, path: Steps) -> Steps | None:
     place: list[Any] = []
     for part in path:
         number = int(part) if isinstance(part, str) and part.isascii() and part.isdigit() else part
@@ -158,7 +158,7 @@ def replaced(tree: Any, path: Steps, value: Any) -> Any:
     return items
 
 
-def _described(sample: Any) -> str:
+def _describe(sample: Any) -> str:
     if isinstance(sample, Mapping):
         return f"dicts with the keys {', '.join(map(repr, sample))}"
     if isinstance(sample, tuple) and hasattr(sample, "_fields"):

@@ -133,7 +133,7 @@ class Reader:
             if self._closed:
                 raise self._closed_error()
             try:
-                session = self._opened()
+                session = self._open_session()
             except (base.CorruptArchiveError, base.StaleArchiveError):
                 # A transfer failed, the object was replaced amid reading, or a damaged copy is deleted now: once more.
                 if not tries_again:
@@ -144,7 +144,7 @@ class Reader:
                 self._keep(session)
         return session
 
-    def _opened(self) -> Session:
+    def _open_session(self) -> Session:
         file = self._file()
         try:
             digest = self._expected_digest
@@ -244,7 +244,7 @@ class Reader:
             self.session.check()
             return
         self._skips_damage = True
-        self._keep(self._opened())
+        self._keep(self._open_session())
         self.labels()
 
     def _closed_error(self) -> base.ArchiveError:

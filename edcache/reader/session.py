@@ -87,7 +87,7 @@ class Session:
             self._root, self._root_place = found
             self.head, end = self._root.head, self.size
         else:
-            self._chain = self._walked(before)
+            self._chain = self._walk_chain(before)
             # Bytes behind a root show that samples may be lost: the archive grew, and was cut.
             self.head, end = self._chain.head, self._chain.cursor.offset
         self.sealed = self._root is not None
@@ -110,7 +110,7 @@ class Session:
         if self._root is not None and self._view is not None:
             file.rest()
 
-    def _walked(self, before: Session | None) -> Chain:
+    def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""
         file = self.file
         if before is not None and before._chain is not None:
@@ -409,15 +409,15 @@ class Session:
             wanted_by = [wanted_of[number] for number in numbers.reshape(-1).tolist()]
             stored = self._stored.records(indices.tolist(), wanted_by)
         if len(used) == 1:
-            return self._of_schema(decoders[0], indices, rows, fields, stored)
+            return self._group_of_schema(decoders[0], indices, rows, fields, stored)
         parts: list[tuple[Ints, Records]] = []
         for number, decoder in enumerate(decoders):
             places = np.flatnonzero(numbers.reshape(-1) == number)
             own = [stored[place] for place in places.tolist()] if stored else stored
-            parts.append((places, self._of_schema(decoder, indices[places], rows[places], fields, own)))
+            parts.append((places, self._group_of_schema(decoder, indices[places], rows[places], fields, own)))
         return Several(parts)
 
-    def _of_schema(
+    def _group_of_schema(
         self, decoder: Decoder, indices: Ints, rows: Rows, fields: Projection | None, stored: list[Piece]
     ) -> Records:
         """Make the records of one schema. stored: fetched ones."""

@@ -153,9 +153,9 @@ class Stored:
             start = np.array([offset], np.int64)
             if not self._extents.are_in_memory(start):
                 self._extents.announce(start, start + nbytes)
-        return self._mapped(index, row, wanted)
+        return self._read_mapped(index, row, wanted)
 
-    def _mapped(self, index: int, row: Row, wanted: Part) -> memoryview:
+    def _read_mapped(self, index: int, row: Row, wanted: Part) -> memoryview:
         assert self._view is not None
         if not self._checks.is_done:
             self._checks.record(index, row, wanted)
@@ -174,10 +174,10 @@ class Stored:
         """
         rows: list[Row] = self._index.rows(np.array(indices, np.int64)).tolist()
         if self._file.by_request:
-            return self._requested(indices, rows, list(map(_blocks, rows, wanted)))
+            return self._request(indices, rows, list(map(_blocks, rows, wanted)))
         pairs = zip(indices, rows, strict=True)
         if self._view is not None:
-            return [Piece(0, self._mapped(index, row, None)) for index, row in pairs]
+            return [Piece(0, self._read_mapped(index, row, None)) for index, row in pairs]
         if len(indices) > 1 and self._extents.is_probe_due():
             offset = np.array([row[0] for row in rows], np.int64)
             if not self._extents.are_in_memory(offset):
@@ -192,7 +192,7 @@ class Stored:
             self._checks.compare(index, row, whole[:nbytes], whole[nbytes:])
         return whole[:nbytes]
 
-    def _requested(
+    def _request(
         self, indices: Sequence[int], rows: list[Row], chosen: list[tuple[int, int] | None]
     ) -> list[Piece]:
         extents: list[tuple[int, int]] = []
@@ -208,18 +208,18 @@ class Stored:
         pieces = []
         for index, row, blocks in zip(indices, rows, chosen, strict=True):
             if blocks is None:
-                piece = self._whole(index, row, next(data))
+                piece = self._check_whole(index, row, next(data))
             else:
-                piece = self._part(index, row, blocks, next(data), next(data))
-            pieces.append(piece or self._again(index, row))
+                piece = self._check_part(index, row, blocks, next(data), next(data))
+            pieces.append(piece or self._fetch_again(index, row))
         return pieces
 
-    def _whole(self, index: int, row: Row, data: memoryview) -> Piece | None:
+    def _check_whole(self, index: int, row: Row, data: memoryview) -> Piece | None:
         nbytes = row[1]
         is_sound = self._checks.is_done or fits(index, row, data[:nbytes], data[nbytes:])
         return Piece(0, data[:nbytes]) if is_sound else None
 
-    def _part(
+    def _check_part(
         self, index: int, row: Row, blocks: tuple[int, int], data: memoryview, behind: memoryview
     ) -> Piece | None:
         """Check blocks of a large record; None if they are not sound."""
@@ -231,7 +231,7 @@ class Stored:
         is_sound = is_sound and crcs == expected[: len(crcs)] and len(data) == blocks[1] - blocks[0]
         return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
 
-    def _again(self, index: int, row: Row) -> Piece:
+    def _fetch_again(self, index: int, row: Row) -> Piece:
         """Fetch a whole record again: the transfer or a copy was damaged, or the archive was replaced."""
         offset, nbytes = row[:2]
         self._file.check_damaged(offset, nbytes)
