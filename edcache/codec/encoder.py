@@ -167,7 +167,7 @@ def _children(items: Collection[Any], keys: Sequence[Any], is_attribute: bool, v
     nodes: list[Any] = []
     try:
         for item in items:
-            nodes.append(_ENCODERS.get(type(item), _encode_other)(item, values))  # noqa: PERF401 - as many as are stored
+            nodes.append(_ENCODERS.get(type(item), _encode_other)(item, values))  # noqa: PERF401 - read on error
     except Refusal as refusal:
         refusal.path.append((keys[len(nodes)], is_attribute))
         raise

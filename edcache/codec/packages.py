@@ -1,8 +1,8 @@
 """Objects of other libraries as trees of ordinary values, and their enums: a fixed list.
 
-A record names the form of an object by the class's public name. The list is ours, so importing a module of it runs no
-code that a record chose; it is imported when the first such record is decoded. Other classes get a form by
-`edcache.register(cls, encode=..., decode=...)`.
+A record names the form of an object by the class's public name. The list is ours, so importing a module of it
+runs no code that a record chose; it is imported when the first such record is decoded. Other classes get a
+form by `edcache.register(cls, encode=..., decode=...)`.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class EpochSampler(DistributedSampler[Any]):
             suits an evaluation.
         global_batch_size: the number of samples in a step of all ranks together. The sampler then gives a list a step:
             the rank's share, which is one longer on some ranks if the ranks do not divide the step. Step k has the same
-            samples on any number of ranks. Take it as `batch_sampler=` of a DataLoader, or for `ds.loader(None,
-            sampler=...)`. `uneven` is then about a last step that is not full: filled up, left out, or smaller.
+            samples on any number of ranks. Take it as `batch_sampler=` of a DataLoader, or `sampler=` of
+            `ds.loader(None)`. `uneven` is then about a last step that is not full: filled up, left out, or smaller.
         num_replicas: the number of ranks that share an epoch.
         rank: the number of this rank. Give both or neither. None takes both from torch.distributed when an epoch
             begins, and is one rank if torch.distributed is not initialised. Give 1 and 0 if every rank shall draw
@@ -189,7 +189,7 @@ class EpochSampler(DistributedSampler[Any]):
 
     @property
     def sampler(self) -> Self:
-        """Itself: frameworks tell the epoch to a batch sampler's `sampler`, or to its `batch_sampler`."""
+        """Itself, as frameworks tell the epoch to a batch sampler's `sampler`, or to its `batch_sampler`."""
         return self
 
     batch_sampler = sampler

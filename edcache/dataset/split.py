@@ -141,8 +141,8 @@ def apportioned(counts: Sequence[int], weights: Sequence[int]) -> list[list[int]
     Args:
         counts: of each row. weights: of each column, not all 0.
     Returns:
-        A row for each count, which adds up to it. The first rows together have in each column their sum's share, `sum *
-        weight / sum(weights)`, rounded down or up; so a row is within 2 of its share.
+        A row for each count, which adds up to it. The first rows together have in each column their sum's share,
+        `sum * weight / sum(weights)`, rounded down or up; so a row is within 2 of its share.
 
     Items are dealt one by one to the column that first needs one, among columns that may have one more (Tijdeman's
     schedule, 1980). Here the items of a row are dealt at once.
