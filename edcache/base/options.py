@@ -1,7 +1,7 @@
 """Every option that a call takes by keyword: meaning, default and check, once.
 
-Rooms hand each other an object of options. The Keywords classes tell type checkers and editors the same names and types
-for `**keywords: Unpack[...]`; `takes` tells them to inspect and help().
+Rooms take options as one object. The Keywords classes tell type checkers and editors the same names and types for
+`**keywords: Unpack[...]`; `takes` tells them to inspect and help().
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class ReadOptions(Options):
             with the chain of entries and with the zip directory, but for "never".
         allow_pickle: True reads records that are pickles. A pickle runs any code that its author chose. Use it only for
             archives whose author you trust.
-        decode: what every `edcache.ImageFile` in a sample becomes: "pil", "numpy", "tensor", or what an
+        decode: what every `edcache.ImageFile` in a sample becomes: "pil", "numpy", "tensor", or as an
             `edcache.Decoding` says. None returns the ImageFile with the bytes of its file. "stored" uses the choice
             that the archive was written with.
         expected_digest: "sha256:...", as `edcache.digest` returned it for the sealed archive. The process that opens
@@ -316,7 +316,7 @@ class CacheOptions(OpenOptions, WriteOptions, FillOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.codec == "pickle":  # what this call stores, it also reads
+        if self.codec == "pickle":  # this call also reads its own pickles
             object.__setattr__(self, "allow_pickle", True)
 
 

@@ -88,7 +88,7 @@ def in_threads(
 ) -> None:
     """Call `work` with each item in at most `most` threads, whose names begin with `name`.
 
-    The calling thread hands each result to `take`, in the order of the items, and raises the first error; items that
+    The calling thread gives each result to `take`, in the order of the items, and raises the first error; items that
     have not begun then never do.
     """
     from concurrent.futures import ThreadPoolExecutor  # here, as most processes need no threads

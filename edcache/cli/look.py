@@ -118,7 +118,7 @@ def view(paths: Sequence[str], where: str | None, port: int | None, no_browser: 
     """Show archives in a browser: labels, samples, gaps.
 
     A PATH is an archive, a URL, a folder with archives, or a glob in quotes. The page is served to this machine alone,
-    until Ctrl-C. The URL has a token, which lets anyone see the samples.
+    until Ctrl-C. The URL has a token, which gives access to the samples.
 
     \b
     Example:

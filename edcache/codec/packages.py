@@ -85,7 +85,7 @@ def _tensor(cls: Any) -> _Functions:
     import torch
 
     def encode(value: Any) -> Any:
-        # A subclass may override what any function of torch does.
+        # A subclass may override any function of torch.
         with torch._C.DisableTorchFunctionSubclass():
             return value.as_subclass(torch.Tensor), _attributes(vars(value), cls)
 

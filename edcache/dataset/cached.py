@@ -241,10 +241,10 @@ class CachedDataset(ArchiveDataset[T_co]):
 
         Args:
             what: the column's name; or a pyarrow Table, a DataFrame or a dict of columns, to add all of them.
-            values: one value per sample, as a numpy or Arrow array [len(self)], a Series or a list; None is a missing
-                value. A dict {index: value} changes these samples only, and the column keeps its type where that
-                holds the numbers exactly. A function is called with each sample as it is stored, without `transform`,
-                in this process.
+            values: one value per sample, as a numpy or Arrow array [len(self)], a Series or a list; None is a
+                missing value. A dict {index: value} changes these samples only, and the column keeps its type if
+                that holds the numbers exactly. A function is called with each sample as it is stored, without
+                `transform`, in this process.
             on: a label column of this dataset and of the table, for a left join. A sample gets the row of the table
                 with its value in this column. A sample without such a row gets None, and a warning counts them. In the
                 table each value may stand once.

@@ -255,8 +255,8 @@ class Readable(Dataset[T_co]):
             prefetch: the number of finished batches that may wait.
             pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
             device: copies batches to this device. "cuda" and "xla" are the current device of the thread that iterates.
-            reuse: True reuses the memory of a batch two batches later, so clone what you keep. False allocates new
-                memory, and so does an iteration by torch_xla's MpDeviceLoader.
+            reuse: True reuses the memory of a batch two batches later, so clone batches that you keep. False allocates
+                new memory, and so does an iteration by torch_xla's MpDeviceLoader.
         Raises:
             OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
                 sampler gives batches, or neither; the sampler was made of a dataset of another length. Iterating

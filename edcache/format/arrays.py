@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 __all__ = ["pa", "pc"]
 
-_OFFSET_LIMIT = 2**31 - 1  # what the int32 offsets of string and list can address
+_OFFSET_LIMIT = 2**31 - 1  # most bytes behind int32 offsets of strings and lists
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -75,7 +75,7 @@ def classes_of(column: pa.ChunkedArray) -> Classes:
         values = distinct.to_pylist()
     else:
         array = to_numpy(distinct, nullable=distinct.null_count > 0)
-        # numpy's times keep what Python's would round.
+        # numpy's times keep digits that Python's would round.
         values = list(array) if array.dtype.kind in "mM" else array.tolist()
     if distinct.null_count:
         values[int(missing_rows(distinct).argmax())] = None

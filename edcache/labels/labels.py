@@ -30,8 +30,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         num_rows: samples of the whole dataset; a table without columns does not tell it.
 
     Arrays are read-only and shared. Columns of ints, floats and times are views of the table without a copy, and so are
-    lists of one length, as 2-D arrays. Other columns, and those in several batches, are copied once. A missing value is
-    nan in a float array, NaT in an array of times, and None in an object array of any other type.
+    lists of one length, as 2-D arrays. Other columns, and columns in several batches, are copied once. A missing value
+    is nan in a float array, NaT in an array of times, and None in an object array of any other type.
     """
 
     def __init__(
