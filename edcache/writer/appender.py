@@ -271,7 +271,7 @@ class Appender:
         archive again tells.
         """
         with self.appending():
-            if chunk.appended:
+            if chunk.continues:
                 chunk = chunk.moved(self.chain.end_index)
             known, labels = self.label_schema(), chunk.labels
             if known is not None and known != labels.schema:

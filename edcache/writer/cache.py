@@ -17,8 +17,8 @@ from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
+from edcache.writer.builder import ChunkBuilder
 from edcache.writer.chunk import CHUNK_NBYTES
-from edcache.writer.publisher import Publisher
 from edcache.writer.seal import seal
 
 if TYPE_CHECKING:
@@ -134,9 +134,14 @@ class CacheWriter:
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
-            every = math.inf if publish_seconds is None else publish_seconds
-            self._publisher = Publisher(
-                self._appender, spec, options.chunk_size, chunk_nbytes, path=self.path, seconds=every
+            self._builder = ChunkBuilder(
+                self._appender.head,
+                self.path,
+                spec,
+                options.chunk_size,
+                chunk_nbytes,
+                label_schema=self._appender.label_schema(),
+                seconds=math.inf if publish_seconds is None else publish_seconds,
             )
         except BaseException:
             self._close_files()
@@ -148,7 +153,7 @@ class CacheWriter:
     def next_index(self) -> int:
         """The index that the next `append` gets, if no other process appends meanwhile."""
         end = self._appender.chain.end_index
-        return end + self._publisher.pending if self._appending else max(end, self._given_end)
+        return end + len(self._builder) if self._appending else max(end, self._given_end)
 
     def append(self, sample: object) -> None:
         """Add a sample after the last one.
@@ -164,7 +169,7 @@ class CacheWriter:
         """
         if not self._appending:
             self._switch(appending=True)
-        self._add(self._appender.chain.end_index + self._publisher.pending, sample)
+        self._add(self._appender.chain.end_index + len(self._builder), sample)
 
     def extend(self, samples: Iterable[object]) -> None:
         """Append every sample of an iterable."""
@@ -193,8 +198,8 @@ class CacheWriter:
         start = 0
         while start < given.count:
             self._check_usable()
-            start += self._publisher.add_columns(self.next_index, given, start)
-            if self._publisher.is_due:
+            start += self._builder.add_columns(self.next_index, given, start)
+            if self._builder.is_due:
                 self.flush()
 
     def write(self, index: int, sample: object) -> None:
@@ -214,7 +219,7 @@ class CacheWriter:
 
     def flush(self) -> None:
         """Store the samples appended so far: readers see them, and a kill of this process keeps them."""
-        self._publisher.publish(self._appending)
+        self._builder.publish(self._appender, self._appending)
 
     def seal(self) -> None:
         """Store all samples, then write index, labels and zip directory; mode="w" replaces the old file."""
@@ -279,13 +284,13 @@ class CacheWriter:
 
     def _add(self, index: int, sample: object) -> None:
         self._check_usable()
-        self._publisher.add(index, sample)
-        if self._publisher.is_due:
+        self._builder.add(index, sample)
+        if self._builder.is_due:
             self.flush()
 
     def _check_usable(self) -> None:
         try:
-            self._publisher.check_usable()
+            self._builder.check_usable(self._appender)
         except base.ArchiveError:
             if not self._appender.closed:
                 raise

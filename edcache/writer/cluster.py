@@ -15,11 +15,9 @@ from typing import Final, TypeAlias
 from edcache.base import EdcacheError, SourceError
 from edcache.format import Failure
 from edcache.writer.appender import Appender
-from edcache.writer.cache import adopt_labels
 from edcache.writer.chunk import Chunk
 from edcache.writer.job import Carried, Job, carried
 from edcache.writer.part import Presence
-from edcache.writer.publisher import ChunkEncoder
 
 # The most tasks that are submitted and whose chunks are not appended yet: this bounds the driver's memory.
 _IN_FLIGHT: Final = 64
@@ -33,8 +31,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
 
     After an error, which is returned too, the samples before it are kept.
     """
-    spec = adopt_labels(job.head, job.spec, job.path)
-    encoder = ChunkEncoder(job.head, job.path, spec, job.chunk_size, failure_of=job.failure_of)
+    builder = job.builder()
     chunks: list[Chunk] = []
     error: Carried | None = None
     try:
@@ -42,16 +39,16 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
             try:
                 sample = job.compute(index)
             except SourceError as refused:
-                encoder.refuse(index, refused)
+                builder.refuse(index, refused)
             else:
-                encoder.add(index, sample)
-            if encoder.full:
-                chunks.append(encoder.take())
+                builder.add(index, sample)
+            if builder.is_full:
+                chunks.append(builder.take())
     except EdcacheError as raised:
         error = carried(raised)
-    if encoder.pending:
-        chunks.append(encoder.take())
-    return chunks, encoder.failures, error
+    if len(builder):
+        chunks.append(builder.take())
+    return chunks, builder.failures, error
 
 
 class Cluster:
@@ -64,10 +61,11 @@ class Cluster:
         # The head says how records are encoded; tasks do not see the archive's.
         self._job = replace(job, head=appender.head)
         self._executor = job.options.executor
+        self._appender = appender
         self._claims = appender.claims
         self._presence = presence
         self._look = look
-        self._publisher = job.publisher(appender)
+        self._builder = job.builder(appender)
 
     def run(self, claims: list[int]) -> None:
         """Append the samples that are missing in some claims; raises the first error of a task.
@@ -129,13 +127,13 @@ class Cluster:
             error.__cause__ = failure
             return error
         chunks, failures, carried_error = future.result()
-        self._publisher.failures += failures
+        self._builder.failures += failures
         for chunk in chunks:
             self._look()
             new = chunk.without({index for index in chunk.indices if self._presence.has(index)})
             if new.count:
-                self._publisher.append(new)
-        self._publisher.publish()
+                self._builder.append(self._appender, new)
+        self._builder.publish(self._appender)
         self._claims.release(claim)
         return None if carried_error is None else carried_error.restored()
 

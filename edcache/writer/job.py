@@ -15,9 +15,9 @@ from edcache.format import MAX_LENGTH, Failure, Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
+from edcache.writer.builder import ChunkBuilder, FailureOf
 from edcache.writer.cache import adopt_labels
 from edcache.writer.fingerprint import comparable, differences, stale_message
-from edcache.writer.publisher import FailureOf, Publisher
 from edcache.writer.store import Store, store_at
 
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
@@ -74,14 +74,21 @@ class Job:
             raise
         return appender
 
-    def publisher(self, appender: Appender, *, keeps_failures: bool = True) -> Publisher:
-        """Make a publisher with the label columns that the archive was begun with.
+    def builder(self, appender: Appender | None = None, *, keeps_failures: bool = True) -> ChunkBuilder:
+        """Make a builder of chunks with the label columns that the archive was begun with.
 
-        keeps_failures: whether `on_error` may keep samples that are refused from ending the fill.
+        appender: the archive; None in a process that need not see it.
+        keeps_failures: False lets every sample that is refused raise, whatever `on_error` says.
         """
-        spec = adopt_labels(appender.head, self.spec, self.path)
-        failure_of = self.failure_of if keeps_failures else None
-        return Publisher(appender, spec, self.chunk_size, failure_of=failure_of, path=self.path)
+        head = self.head if appender is None else appender.head
+        return ChunkBuilder(
+            head,
+            self.path,
+            adopt_labels(head, self.spec, self.path),
+            self.chunk_size,
+            failure_of=self.failure_of if keeps_failures else None,
+            label_schema=None if appender is None else appender.label_schema(),
+        )
 
     def compute(self, index: int) -> Any:
         """One sample from the source; SourceError if it raises."""

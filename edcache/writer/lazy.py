@@ -52,7 +52,7 @@ class LazyFiller:
     def create(self) -> None:
         """Make the archive if there is none, and check that it is for a source of this length."""
         with closing(self._job.open()) as appender:
-            self._job.publisher(appender)  # checks the labels
+            self._job.builder(appender)  # checks the labels
 
     def get(self, index: int) -> Any:
         """Compute a sample, keep it for the archive, and return it as the source made it."""
@@ -63,7 +63,7 @@ class LazyFiller:
 
     def has_pending(self, index: int) -> bool:
         """True if this process computed a sample and has not appended it yet."""
-        return self._open is not None and self._open.is_mine and index in self._open.pending
+        return self._open is not None and self._open.is_usable and index in self._open.pending
 
     def is_published(self, index: int) -> bool:
         """True if the archive has a sample now, whoever appended it."""
@@ -82,10 +82,10 @@ class LazyFiller:
 
     def _opened(self) -> _OpenArchive:
         archive = self._open
-        if archive is not None and archive.is_mine:
+        if archive is not None and archive.is_usable:
             return archive  # a reader does not wait while another cache is opened
         with _opening.held():
-            if self._open is None or not self._open.is_mine:
+            if self._open is None or not self._open.is_usable:
                 self._open = _OpenArchive(self._job, self._max_bytes)
                 # Workers of a DataLoader leave by os._exit, which skips atexit but not these. Nothing but the
                 # open archive is held, so that a filler that is dropped goes, and takes it along.
@@ -109,16 +109,16 @@ class _OpenArchive:
         self._max_bytes = max_bytes
         self._appender = job.open()
         self._presence = Presence(self._appender, job.length)
-        self._publisher = job.publisher(self._appender, keeps_failures=False)
+        self._builder = job.builder(self._appender, keeps_failures=False)
         # Reentrant, as a signal handler may read too.
         self._turn = threading.RLock()
         self._is_full = False
         self.pending: set[int] = set()
 
     @property
-    def is_mine(self) -> bool:
-        """True if this process opened it, and did not inherit it in a fork."""
-        return self._pid == os.getpid()
+    def is_usable(self) -> bool:
+        """True if this process opened it, and did not inherit it in a fork, and no append was broken off."""
+        return self._pid == os.getpid() and not self._appender.closed
 
     def has(self, index: int) -> bool:
         """True if the archive has a sample now."""
@@ -131,22 +131,22 @@ class _OpenArchive:
         with self._turn:
             if self._is_full or index in self.pending or self._presence.has(index):
                 return
-            self._publisher.add(index, sample)
+            self._builder.add(index, sample)
             self.pending.add(index)
             is_last = self._presence.count + len(self.pending) >= len(self._presence.state)
-            if self._publisher.is_due or is_last:
+            if self._builder.is_due or is_last:
                 self._append()
 
     def flush(self) -> None:
         """Append the pending samples, and seal if no sample is missing any more."""
-        if self.is_mine and not self._appender.closed:
+        if self.is_usable:
             with self._turn:
                 if self.pending:
                     self._append()
 
     def close(self) -> None:
         """Append and let go; idempotent, and nothing in a process that inherited it."""
-        if self.is_mine and not self._appender.closed:
+        if self.is_usable:
             try:
                 self.flush()
             finally:
@@ -154,7 +154,7 @@ class _OpenArchive:
 
     def _append(self) -> None:
         try:
-            chunk = self._publisher.take()
+            chunk = self._builder.take()
             # A sample may have been computed in two processes at a time; it is stored once.
             self._presence.update()
             new = chunk.without({index for index in chunk.indices if self._presence.has(index)})
@@ -163,8 +163,9 @@ class _OpenArchive:
             self._presence.update()
             if self._presence.complete:
                 seal(self._appender)
-        except StorageError as error:
-            if error.errno not in _FULL:
+        except BaseException as error:
+            if not isinstance(error, StorageError) or error.errno not in _FULL:
+                self._appender.close()  # opening it again tells what is there
                 raise
             self._is_full = True
             base.warn(f"{error}; samples that are not stored yet are computed at every read")

@@ -114,8 +114,9 @@ class Part:
         self._job = job
         self._presence = presence
         self._before, self._after = before, after
+        self._appender = appender
         self._claims = appender.claims
-        self._publisher = job.publisher(appender)
+        self._builder = job.builder(appender)
         self._claim_size = appender.head.claim_size
         # What was claimed at once, and is not published yet: the last may still be computed.
         self._held: list[range] = []
@@ -143,7 +144,7 @@ class Part:
                     # What its holder gave back unfinished is free for everybody.
                     del claims[0]
         finally:
-            if not self._publisher.is_broken:
+            if not self._builder.is_broken:
                 self._publish()
             self._presence.update()
 
@@ -201,21 +202,21 @@ class Part:
             self._add_columns(index, stop, self._columns_of)
         done = len(self._held[-1])
         self._most = max(1, int(done * _RUN_SECONDS / max(time.monotonic() - began, 1e-6)))
-        if not self._publisher.pending and not self._publisher.failures:
+        if not len(self._builder) and not self._builder.failures:
             self._release()
         return done
 
     def _add(self, index: int) -> None:
-        nbytes = self._publisher.pending_nbytes
+        nbytes = self._builder.nbytes
         self._before(index)
         try:
             sample = self._job.compute(index)
         except SourceError as error:
-            self._publisher.refuse(index, error)
+            self._builder.refuse(index, error)
         else:
-            self._publisher.add(index, sample)
+            self._builder.add(index, sample)
         finally:
-            self._after(1, self._publisher.pending_nbytes - nbytes)
+            self._after(1, self._builder.nbytes - nbytes)
 
     def _add_columns(self, index: int, stop: int, columns_of: ColumnsOf) -> None:
         """As `_add` of each, and what is full is published between."""
@@ -232,20 +233,20 @@ class Part:
                 self._publish_full()
             return
         while row < columns.count:
-            nbytes = self._publisher.pending_nbytes
-            count = self._publisher.add_columns(index + row, columns, row)
+            nbytes = self._builder.nbytes
+            count = self._builder.add_columns(index + row, columns, row)
             row += count
-            self._after(count, self._publisher.pending_nbytes - nbytes)
+            self._after(count, self._builder.nbytes - nbytes)
             self._publish_full()
 
     def _publish_full(self) -> None:
-        if self._publisher.is_due:
+        if self._builder.is_due:
             self._publish(is_computing=True)
 
     def _publish(self, is_computing: bool = False) -> None:
         """Publish what is pending and let go of the claims, but for those that are still being computed."""
         try:
-            self._unseen += self._publisher.publish()
+            self._unseen += self._builder.publish(self._appender)
         finally:
             self._release(is_computing)
 

@@ -51,7 +51,7 @@ def fill_stream(job: Job) -> None:
             return
         # Not all below the last: a power cut may have taken chunks.
         kept = set(appender.indices_of(appender.chain.chunks).tolist()) | set(appender.chain.failures)
-        publisher = job.publisher(appender)
+        builder = job.builder(appender)
         count = 0
         with Progress(job.name, job.options.progress, is_first=is_first).begin(len(kept), None) as progress:
 
@@ -65,14 +65,14 @@ def fill_stream(job: Job) -> None:
                         count = index + 1
                         if index in kept:
                             continue
-                        before = publisher.pending_nbytes
-                        publisher.add(index, sample)
-                        progress.advance(1, publisher.pending_nbytes - before)
-                        if publisher.is_due:
-                            publisher.publish()
+                        before = builder.nbytes
+                        builder.add(index, sample)
+                        progress.advance(1, builder.nbytes - before)
+                        if builder.is_due:
+                            builder.publish(appender)
                 finally:
-                    if not publisher.is_broken:
-                        publisher.publish()
+                    if not builder.is_broken:
+                        builder.publish(appender)
             if count != appender.chain.end_index:
                 appender.amend(length=count)
             seal(appender)

@@ -284,7 +284,7 @@ class Filling(Case):
         publish = Appender.append
 
         def append(self: Appender, chunk: Any) -> None:
-            assert not chunk.appended
+            assert not chunk.continues
             publish(self, chunk)
             notes.publish(chunk.samples.tolist())
 

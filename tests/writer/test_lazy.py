@@ -26,7 +26,7 @@ from edcache.backends import FileStore
 from edcache.base import bytes_limit
 from edcache.errors import CodecError, OptionError, SourceError
 from edcache.reader import Reader
-from edcache.writer import publisher
+from edcache.writer import builder
 from edcache.writer.job import Job
 
 
@@ -279,7 +279,7 @@ def test_a_full_disk_passes_the_source_through_with_one_warning(path, log):
 
 
 def test_a_sample_that_two_computed_at_a_time_is_stored_once(path, log, monkeypatch):
-    monkeypatch.setattr(publisher, "_SMALL_SECONDS", (60.0, 60.0))  # or the first might publish too soon
+    monkeypatch.setattr(builder, "_SMALL_SECONDS", (60.0, 60.0))  # or the first might publish too soon
     one = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
     two = CachedDataset(Logged(log), path, lazy=True, in_memory_keys=["y"])
     one[3], one[4], two[4], two[5]

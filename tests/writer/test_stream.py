@@ -17,7 +17,7 @@ import edcache
 from edcache import CachedDataset
 from edcache.errors import LabelError, OptionError, SourceError, StaleCacheError
 from edcache.reader import Reader
-from edcache.writer.publisher import Publisher
+from edcache.writer.appender import Appender
 from edcache.writer.store import store_at
 
 
@@ -254,10 +254,10 @@ def test_a_chunk_that_a_power_cut_took_is_stored_again(path):
 
 
 def test_a_failure_survives_a_kill_between_it_and_its_chunk(path, monkeypatch):
-    def die(self, *args):
+    def die(self, chunk):
         raise SystemExit
 
-    monkeypatch.setattr(Publisher, "_publish_pending", die)
+    monkeypatch.setattr(Appender, "append", die)
     with pytest.raises(SystemExit):
         store(Stream(odd_at=[3]), path, on_error="skip")
     monkeypatch.undo()

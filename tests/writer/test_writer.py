@@ -35,7 +35,7 @@ from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
 from edcache.writer import seal
 from edcache.writer.appender import Appender
-from edcache.writer.publisher import ChunkEncoder, Publisher
+from edcache.writer.builder import ChunkBuilder
 
 
 @pytest.fixture
@@ -550,13 +550,13 @@ def test_a_closed_appender_says_so(path):
 @pytest.mark.parametrize("compression", [None, "zstd"])
 def test_chunks_made_without_the_archive_are_published_as_its_own(path, compression):
     head, spec = format.Head(bytes(16), compression=compression), LabelSpec.parse(None)
-    encoder, made = ChunkEncoder(head, "a.zip", spec, 3), []
+    builder, made = ChunkBuilder(head, "a.zip", spec, 3), []
     for k in range(7):
-        encoder.add(k, {"x": np.full(k, k), "k": k})
-        if encoder.full:
-            made.append(pickle.loads(pickle.dumps(encoder.take())))
-    assert (len(made), encoder.pending) == (2, 1)
-    made.append(encoder.take())
+        builder.add(k, {"x": np.full(k, k), "k": k})
+        if builder.is_full:
+            made.append(pickle.loads(pickle.dumps(builder.take())))
+    assert (len(made), len(builder)) == (2, 1)
+    made.append(builder.take())
     assert [chunk.indices for chunk in made] == [[0, 1, 2], [3, 4, 5], [6]]
     appender = Appender.open(path, head, mode="x")
     for chunk in made:
@@ -570,12 +570,12 @@ def test_chunks_made_without_the_archive_are_published_as_its_own(path, compress
 def test_what_others_published_meanwhile_is_not_published_again(path):
     head = format.Head(bytes(16))
     appender = Appender.open(path, head, mode="x")
-    writer = Publisher(appender, LabelSpec.parse(None), None)
+    builder = ChunkBuilder(head, "a.zip", LabelSpec.parse(None))
     for but in ({1}, set()):
-        writer.add(0, "a")
-        writer.add(1, "b")
-        appender.append(writer.take().without(but))
-        assert writer.pending == 0
+        builder.add(0, "a")
+        builder.add(1, "b")
+        appender.append(builder.take().without(but))
+        assert len(builder) == 0
     appender.close()
     assert contents(path) == {0: "a", 1: "b"}
 
@@ -586,29 +586,30 @@ def test_a_chunk_beyond_max_bytes_is_an_error_and_not_appended(path, spare):
     for limit in (None, lambda: nbytes[0] + spare):
         path.unlink(missing_ok=True)
         with closing(Appender.open(path, head, mode="x")) as appender:
-            writer, before = Publisher(appender, LabelSpec.parse(None), None), path.stat().st_size
-            writer.add(0, bytes(10_000))
+            builder, before = ChunkBuilder(head, "a.zip", LabelSpec.parse(None)), path.stat().st_size
+            builder.add(0, bytes(10_000))
             if limit is None or not spare:
-                appender.append(writer.take(), max_bytes=limit and limit())
+                appender.append(builder.take(), max_bytes=limit and limit())
                 nbytes.append(appender.chain.cursor.offset)
             else:
                 with pytest.raises(StorageError, match="a.zip: the archive would grow beyond max") as caught:
-                    appender.append(writer.take(), max_bytes=limit())
+                    appender.append(builder.take(), max_bytes=limit())
                 assert (caught.value.errno, path.stat().st_size) == (errno.EFBIG, before)
 
 
 def test_a_small_chunk_waits_for_more_samples_a_second_and_a_larger_one_does_not(path):
-    with closing(Appender.open(path, format.Head(bytes(16)), mode="x")) as appender:
-        writer = Publisher(appender, LabelSpec.parse(None), None)
-        writer.add(0, "a")
+    head = format.Head(bytes(16))
+    with closing(Appender.open(path, head, mode="x")) as appender:
+        builder = ChunkBuilder(head, "a.zip", LabelSpec.parse(None))
+        builder.add(0, "a")
         time.sleep(0.4)
-        assert not writer.overdue
-        writer.add(1, bytes(64 << 10))
-        assert writer.overdue
-        writer.publish()
-        writer.add(2, "a")
+        assert not builder.is_due
+        builder.add(1, bytes(64 << 10))
+        assert builder.is_due
+        builder.publish(appender)
+        builder.add(2, "a")
         time.sleep(1.1)
-        assert writer.overdue
+        assert builder.is_due
 
 
 def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(path):
@@ -620,6 +621,21 @@ def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(pat
         w.extend(samples)
     reader = Reader(path)
     assert [bytes(reader.session.fetch(k)[0]) for k in range(4)] == encoded
+
+
+def test_memory_that_is_used_again_and_enlarged_leaves_zeros_between_records(path):
+    """A second chunk's bytes do not depend on the first's."""
+    head = format.Head(bytes(16))
+    used, fresh = (ChunkBuilder(head, "a.zip", LabelSpec.parse(None)) for _ in range(2))
+    for builder in (used, fresh):
+        builder.add(0, np.full(4_500_000, 255, np.uint8))
+    fresh.take()
+    with closing(Appender.open(path, head, mode="x")) as appender:
+        used.publish(appender)
+    for builder in (used, fresh):
+        builder.add(1, np.zeros(4_000_001, np.uint8))
+        builder.add(2, np.zeros(2_000_000, np.uint8))
+    assert bytes(used.take().data) == bytes(fresh.take().data)
 
 
 def test_a_sound_archive_is_opened_after_a_power_cut_as_it_was(path):

@@ -1,0 +1,333 @@
+"""Collect samples into a chunk: encoded records beside each other, and their labels."""
+
+from __future__ import annotations
+
+import struct
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache import format
+from edcache.base import CodecError, EdcacheError, Ints, LabelError, SourceError, StorageError
+from edcache.codec import Columns, Compression, Encoder
+from edcache.format import MAX_LENGTH, Failure, Head, pa
+from edcache.labels import LabelCollector, LabelSpec
+from edcache.writer.appender import Appender
+from edcache.writer.chunk import CHUNK_NBYTES, Chunk, aligned
+
+# Seconds between two publications if chunks do not get full: a tenth of the time so far, within these
+# bounds. A kill costs little of what was computed, even in the first seconds; chunks of slow sources are not
+# tiny.
+_SECONDS: Final = (0.2, 2.0)
+# A chunk takes some 3 KB of the file whatever is in it, and each of several processes publishes its own. So
+# one of fewer bytes waits longer: half of the time so far, within these bounds.
+_SMALL_NBYTES: Final = 64 << 10
+_SMALL_SECONDS: Final = (1.0, 10.0)
+# After a row of columns that differs in structure from the next, this many are added one by one.
+_SINGLY: Final = 1 << 12
+# The memory of a chunk is used again if its records are as large on average: faulting new pages in takes as
+# long as filling them. Among small records new zeros are cheaper than clearing the gaps.
+_LARGE: Final = 1 << 15
+_NO_BYTES: Final = memoryview(bytearray())
+_pack_row = struct.Struct("4q").pack
+
+FailureOf = Callable[[int, EdcacheError], Failure]
+"""Returns what the archive keeps of a sample that could not be made or stored."""
+
+
+class ChunkBuilder:
+    """Collects samples, and publishes them a chunk at a time.
+
+    Adding a sample copies it: record and labels, or neither after any exception, a KeyboardInterrupt too.
+
+    Args:
+        head: of the archive. path: its name in messages.
+        chunk_size, chunk_nbytes: a chunk is full with this many samples, or bytes before compression.
+        failure_of: makes the `failures` of samples that are refused; None lets the error end the work.
+        label_schema: types of the label columns that the archive has.
+        seconds: from one publication to the next; None: as long as samples take to compute.
+    Attributes:
+        nbytes: bytes of the pending records, before compression.
+        failures: of samples that were refused, not published yet.
+        is_broken: an append ended by an exception; only opening the archive again tells what is there.
+    """
+
+    def __init__(
+        self,
+        head: Head,
+        path: str,
+        spec: LabelSpec,
+        chunk_size: int | None = None,
+        chunk_nbytes: int = CHUNK_NBYTES,
+        *,
+        failure_of: FailureOf | None = None,
+        label_schema: pa.Schema | None = None,
+        seconds: float | None = None,
+    ) -> None:
+        self._path = path
+        self._spec = spec
+        self._most = MAX_LENGTH if chunk_size is None else chunk_size
+        self._most_nbytes = chunk_nbytes
+        self._failure_of = failure_of
+        self.failures: list[Failure] = []
+        self._encoder = Encoder(head.codec)
+        self._compression = Compression.parse(head.compression)
+        self._seconds = seconds
+        self._began = time.monotonic()
+        self.is_broken = False
+        self._begin(LabelCollector(spec, label_schema))
+
+    def _begin(self, collector: LabelCollector) -> None:
+        """Begin an empty chunk."""
+        self._published = time.monotonic()
+        self._collector = collector
+        # Index, offset, nbytes, schema of one record after another.
+        self._rows = array("q")
+        # Zeros from `_dirty` on; before it the records of an earlier chunk may lie.
+        self._buffer, self._dirty = _NO_BYTES, 0
+        self._written = self.nbytes = 0
+
+    def __len__(self) -> int:
+        """Pending samples: added, and neither taken nor published."""
+        return len(self._rows) // 4
+
+    @property
+    def is_full(self) -> bool:
+        """True if the pending samples make a whole chunk."""
+        return self.nbytes >= self._most_nbytes or len(self) >= self._most
+
+    @property
+    def is_due(self) -> bool:
+        """True if the pending samples make a whole chunk, or have waited long enough."""
+        if self.nbytes >= self._most_nbytes or len(self._rows) >= 4 * self._most:
+            return True
+        now = time.monotonic()
+        waited = now - self._published
+        if self._seconds is not None:
+            return waited > self._seconds
+        so_far = now - self._began
+        least, most = _SECONDS
+        if waited <= least or waited <= min(so_far / 10, most):
+            return False
+        least, most = _SMALL_SECONDS
+        return self.nbytes >= _SMALL_NBYTES or waited > max(least, min(so_far / 2, most))
+
+    # --- samples in ---
+
+    def add(self, index: int, sample: object) -> None:
+        """Add a sample. A CodecError or LabelError is raised with the path, or kept in `failures`."""
+        try:
+            self._add(index, sample)
+        except (CodecError, LabelError) as error:
+            self.refuse(index, error)
+
+    def refuse(self, index: int, error: EdcacheError) -> None:
+        """Keep why a sample cannot be stored, or raise it if failures are not kept."""
+        if self._failure_of is not None:
+            self.failures.append(self._failure_of(index, error))
+        elif isinstance(error, SourceError):  # names the archive already
+            raise error
+        else:
+            raise error.within(self._path, self._path, index) from error
+
+    def _add(self, index: int, sample: object) -> None:
+        try:
+            encoded = self._encoder.encode(sample)
+        except CodecError as error:
+            raise error.within(f"sample {index}", index=index) from error
+        schema, nbytes, pieces = encoded
+        if self._written != self.nbytes:
+            self._settle()
+        end = self.nbytes
+        offset = format.align(end, format.record_alignment(nbytes))
+        whole = nbytes + format.behind_nbytes(nbytes)
+        buffer = self._room(offset, whole)
+        self._collector.add(index, sample)
+        if offset < self._dirty:
+            # The gaps before the record and between its pieces are zero.
+            buffer[end:offset] = bytes(offset - end)
+            if sum(memoryview(piece).nbytes for _, piece in pieces) < nbytes:
+                buffer[offset : offset + nbytes] = bytes(nbytes)
+        for position, piece in pieces:
+            flat: Any = piece if type(piece) is bytes else np.frombuffer(piece, np.uint8)
+            start = offset + position
+            buffer[start : start + len(flat)] = flat
+        # All four or none, also if memory ends.
+        self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
+        self.nbytes = offset + whole
+
+    def add_columns(self, index: int, columns: Columns, start: int) -> int:
+        """Add samples from the row `start` on, until the chunk is full at the most; returns how many.
+
+        Rows that differ in structure are added one by one, as by `add`, which names the one that is refused.
+        """
+        if start >= columns.singly_until:
+            try:
+                count = self._add_run(index, columns, start)
+            except (CodecError, LabelError):
+                count = 0
+            if count:
+                return count
+            columns.singly_until = start + _SINGLY
+        self.add(index, columns.at(start))
+        return 1
+
+    def _add_run(self, index: int, columns: Columns, start: int) -> int:
+        """Add rows of one structure together; returns how many, 0 if they are to be added one by one."""
+        room = max(0, self._most_nbytes - self.nbytes)
+        run = self._encoder.encode_columns(columns, start, self._most - len(self), room)
+        if run is None:
+            return 0
+        self._settle()
+        offset = _places(self.nbytes, run.nbytes)
+        ends = offset[:-1] + run.nbytes + format.behind_nbytes(run.nbytes)
+        count = min(len(ends), int(np.searchsorted(ends, self._most_nbytes)) + 1)
+        offset, ends, nbytes = offset[: count + 1], ends[:count], run.nbytes[:count]
+        first, last = int(offset[0]), int(offset[-1])
+        buffer = np.frombuffer(self._room(first, last - first), np.uint8)
+        rows = slice(start, start + count)
+        self._collector.add_columns(index, columns.at(rows), count, lambda k: columns.at(start + k))
+        buffer[self.nbytes : first] = 0
+        run.write(buffer[first:last], offset)
+        numbers = np.arange(index, index + count), offset[:-1], nbytes, np.full(count, run.schema)
+        self._rows.frombytes(np.stack(numbers, axis=1).data.cast("B"))
+        self.nbytes = int(ends[-1])
+        return count
+
+    def _settle(self) -> None:
+        """Undo what an interrupted addition left: labels without a row, bytes behind the last record."""
+        end = 0
+        if self._rows:
+            end = self._rows[-3] + self._rows[-2] + format.behind_nbytes(self._rows[-2])
+        self.nbytes = end
+        if self._written > end:
+            self._collector.truncate(len(self))
+            self._buffer[end : self._written] = bytes(self._written - end)
+            self._written = end
+
+    def _room(self, offset: int, nbytes: int) -> memoryview:
+        """Return the buffer, enlarged if it ends before `offset + nbytes`."""
+        end = offset + nbytes
+        if end > len(self._buffer):
+            usual = min(self._most_nbytes, CHUNK_NBYTES) + (CHUNK_NBYTES >> 3)
+            bigger = np.zeros(max(usual, end * 3 // 2), np.uint8).data
+            bigger[: self.nbytes] = self._buffer[: self.nbytes]
+            self._buffer, self._dirty = bigger, 0
+        self._written = end
+        return self._buffer
+
+    # --- chunks out ---
+
+    def take(self, continues: bool = False) -> Chunk:
+        """Return the pending samples as a chunk; they are pending no more."""
+        self._settle()
+        samples, offset, nbytes, schema = np.array(self._rows).reshape(-1, 4).T
+        rows = np.zeros(len(samples), format.ROW)
+        data, rows["flags"] = self._buffer[: self.nbytes], format.PRESENT
+        if self._compression is not None:
+            compress, raw = self._compression.compress, data
+            extents = zip(offset.tolist(), nbytes.tolist(), strict=True)
+            frames = [compress(raw[at : at + size]) for at, size in extents]
+            nbytes = np.fromiter(map(len, frames), np.int64, len(frames))
+            data, offset = aligned(frame + format.block_crc32s(frame) for frame in frames)
+            rows["flags"] |= format.COMPRESSED
+        used, local = np.unique(schema, return_inverse=True)
+        rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, local.reshape(-1)
+        crcs = _record_crc32s(data, np.asarray(offset), nbytes, is_behind=self._compression is not None)
+        rows["crc32"] = crcs ^ format.keys(samples, rows)
+        schemas = [self._encoder.schemas[known] for known in used]
+        chunk = Chunk(samples.copy(), rows, self._collector.table(), schemas, data, continues)
+        self._begin(self._collector.successor())
+        return chunk
+
+    def publish(self, appender: Appender, continues: bool = False) -> int:
+        """Append the pending samples as one chunk, and note the failures; returns how many samples.
+
+        continues: their indices follow those that the archive has then.
+        After a LabelError, as another process published labels of another type, they are let go. After any
+        other exception of the append this raises StorageError from then on.
+        """
+        self.check_usable(appender)
+        try:
+            # First: a stream's sample that failed is gone with its iteration.
+            self._note_failures(appender)
+            count = self._publish_pending(appender, continues) if self._rows else 0
+            self._note_failures(appender)
+        finally:
+            self._published = time.monotonic()
+        return count
+
+    def check_usable(self, appender: Appender) -> None:
+        """Raise as `Appender.check_usable`, and StorageError if it `is_broken`."""
+        appender.check_usable()
+        if self.is_broken:
+            raise StorageError(
+                f"{self._path}: an append was broken off; open it again, which knows what is there",
+                path=self._path,
+            )
+
+    def _publish_pending(self, appender: Appender, continues: bool) -> int:
+        buffer, used, is_large = self._buffer, self.nbytes, self.nbytes >= _LARGE * len(self)
+        dirty = max(used, self._dirty)
+        self.is_broken = True  # before: an interrupt may come anywhere
+        try:
+            count = self.append(appender, self.take(continues))
+        except LabelError:
+            self.is_broken = False
+            raise
+        self.is_broken = False
+        if is_large:
+            self._buffer, self._dirty = buffer, dirty
+        return count
+
+    def append(self, appender: Appender, chunk: Chunk) -> int:
+        """Append a chunk that was made here or elsewhere; returns how many samples.
+
+        If another process has published labels of another type, no later call could append them either: a
+        LabelError, or failures if these are kept.
+        """
+        try:
+            appender.append(chunk)
+        except LabelError as error:
+            self._begin(LabelCollector(self._spec, appender.label_schema()))
+            if self._failure_of is None:
+                raise
+            self.failures += [self._failure_of(index, error) for index in chunk.indices]
+            return 0
+        return chunk.count
+
+    def _note_failures(self, appender: Appender) -> None:
+        if self.failures:
+            appender.amend(failed=[failure.to_json() for failure in self.failures])
+            self.failures = []
+
+
+def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints, is_behind: bool) -> npt.NDArray[np.uint32]:
+    """The crc32 of each record; of a large one those of its blocks are written behind it, unless they are."""
+    if not np.any(nbytes > format.BLOCK_NBYTES):
+        return format.record_crc32s(data, offset, nbytes)
+    crcs = np.empty(len(offset), np.uint32)
+    for k, (at, end) in enumerate(zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)):
+        behind = format.block_crc32s(data[at:end])
+        if behind and not is_behind:
+            data[end : end + len(behind)] = behind
+        crcs[k] = format.crc32(behind or data[at:end])
+    return crcs
+
+
+def _places(end: int, nbytes: Ints) -> Ints:
+    """Offsets of records behind `end`, and of one more like the last: int64 [n + 1]."""
+    nbytes = np.append(nbytes, nbytes[-1])
+    taken = format.align(nbytes + format.behind_nbytes(nbytes), format.LATTICE)
+    offset = np.cumsum(taken) - taken + format.align(end, format.LATTICE)
+    alignment = format.record_alignment(nbytes)
+    # Between two that lie on multiples of a larger number others are as far apart as without it.
+    larger = np.flatnonzero(alignment > format.LATTICE)
+    pads = np.zeros(len(offset), np.int64)
+    pads[larger] = -np.diff(offset[larger], prepend=0) % alignment[larger]
+    shifted: Ints = offset + np.cumsum(pads)
+    return shifted
