@@ -134,14 +134,10 @@ class CacheWriter:
             self._appender.check_tables()
             spec = adopt_labels(self._appender.head, spec, work)
             check_options(self._appender.head, work, codec=codec, compression=compression)
+            head, types = self._appender.head, self._appender.label_schema()
+            every = math.inf if publish_seconds is None else publish_seconds
             self._builder = ChunkBuilder(
-                self._appender.head,
-                self.path,
-                spec,
-                options.chunk_size,
-                chunk_nbytes,
-                label_schema=self._appender.label_schema(),
-                seconds=math.inf if publish_seconds is None else publish_seconds,
+                head, self.path, spec, options.chunk_size, chunk_nbytes, label_schema=types, seconds=every
             )
         except BaseException:
             self._close_files()

@@ -163,12 +163,15 @@ class _OpenArchive:
             self._presence.update()
             if self._presence.complete:
                 seal(self._appender)
-        except BaseException as error:
-            if not isinstance(error, StorageError) or error.errno not in _FULL:
+        except StorageError as error:
+            if error.errno not in _FULL:
                 self._appender.close()  # opening it again tells what is there
                 raise
             self._is_full = True
             base.warn(f"{error}; samples that are not stored yet are computed at every read")
+        except BaseException:
+            self._appender.close()
+            raise
         finally:
             self.pending.clear()
 
