@@ -108,7 +108,6 @@ class CacheWriter:
         self._replaces = mode == "w"
         spec = LabelSpec.parse(options.in_memory_keys)
         head = new_head(spec, codec=codec or "native", compression=compression, uuid=uuid)
-        # What is written where the path is that of no file.
         self._stage = where.stage()
         if self._stage is not None:
             self._stage.begin(mode)
