@@ -9,9 +9,9 @@ import numpy as np
 
 from edcache import format
 from edcache.base import LabelError, described
-from edcache.format import EXACT, is_widened, merged, number_type, pa
+from edcache.format import EXACT, is_widened, merged, pa
 from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
-from edcache.labels.label_types import NotALabel, beyond_exact, typed, whole_numbers
+from edcache.labels.label_types import NotALabel, beyond_exact, typed, typed_column
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
@@ -137,16 +137,16 @@ class _Column:
             self._classes |= {cls}
 
     def add_all(self, index: int, values: Any, count: int) -> None:
-        """Append the values of `count` samples: an array of numbers at once, if it goes with the others."""
-        array = whole_numbers(values)
+        """Append the values of `count` samples: numbers and texts at once, if they go with the others."""
+        column = typed_column(values)
         # Else one by one, so that the error names the sample.
-        if array is None or self._widen(number_type(array.dtype), beyond_exact(array)) is not None:
+        if column is None or self._widen(column[0], beyond_exact(column[1])) is not None:
             for row in range(count):
                 self.add(index + row, None if values is None else values[row])
             return
-        rows = self._rows + len(self._values) + len(array)
+        rows = self._rows + len(self._values) + count
         # One assignment, so that an interrupt keeps all of it or nothing.
-        self._parts, self._rows, self._values = [*self._parts, self._values, array], rows, []
+        self._parts, self._rows, self._values = [*self._parts, self._values, column[1]], rows, []
 
     def _widen(self, kind: pa.DataType, inexact: int | None) -> str | None:
         """Widen the type to hold another one; if none does, return the reason, or ""."""

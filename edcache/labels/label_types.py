@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edcache.base import shown
 from edcache.format import (
@@ -123,15 +122,22 @@ def _time(value: Any) -> tuple[pa.DataType, Any]:
     return kind, ticks
 
 
-def whole_numbers(values: Any) -> npt.NDArray[Any] | None:
-    """Copy a column of numbers or bools [n] to a native array; None for another column."""
+def typed_column(values: Any) -> tuple[pa.DataType, Any] | None:
+    """Return the type and a copy of a column of numbers, bools or ASCII texts [n]; None for any other column."""
     try:
         values = _from_tensor(values)
     except NotALabel:
         return None
-    if not isinstance(values, np.ndarray) or values.ndim != 1 or number_type(values.dtype) is None:
-        return None
-    return np.array(values, dtype=values.dtype.newbyteorder("="))
+    if isinstance(values, np.ndarray):
+        if values.ndim != 1:
+            return None
+        if values.dtype.kind != "U":
+            kind = number_type(values.dtype)
+            return None if kind is None else (kind, np.array(values, dtype=values.dtype.newbyteorder("=")))
+        values = values.tolist()
+    if isinstance(values, list) and set(map(type, values)) == {str} and all(map(str.isascii, values)):
+        return pa.string(), values.copy()
+    return None
 
 
 def _from_tensor(value: Any) -> Any:
