@@ -1,15 +1,13 @@
-"""One process's part in filling an archive, and which samples an archive has.
+"""Share a fill between processes: claims, and the samples that an archive has.
 
-A fill walks the archive's claims: `claim_size` consecutive indices each. Whoever locks a claim's byte
-computes what is missing in it; the kernel frees the lock when that process ends. So any number of processes
-that fill one archive share the work, and none waits for a dead one. Of samples that take no time a process
-locks many claims by one call: what it asks of the file and its locks is asked once for them.
+A claim is `claim_size` consecutive indices. The process that locks its byte computes the samples that are missing in
+it; the kernel frees the lock when that process ends. So any number of processes that fill one archive share the work,
+and none waits for a dead one. Of fast samples a process locks many claims by one call.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, TypeAlias
@@ -21,23 +19,23 @@ from edcache.writer.appender import Appender
 from edcache.writer.features import ColumnsOf, columns_of
 from edcache.writer.job import Job
 
-# Of a sample, in the order in which they rule: it is to be computed; again, as an earlier fill failed at it;
-# this fill failed at it; it is recorded as absent for good; it has a record.
+# States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
+# it is to be computed again. FAILED: this fill failed at it. ABSENT: for good. PRESENT: it has a record.
 MISSING, RETRIED, FAILED, ABSENT, PRESENT = range(5)
 
-# What is claimed at once lasts about so long, and is at most such a part of what the walk has ahead: then
-# nobody waits long for whoever has the last claims.
+# Claims that are locked by one call take about so long, and are at most such a part of the claims ahead: no process
+# waits long for the one with the last claims, also if samples take longer than those before them.
 _RUN_SECONDS: Final = 0.25
-_RUN_PART: Final = 16
+_RUN_PART: Final = 64
 
 
 class Presence:
-    """Which samples an archive holds, kept up to date as chunks are published by anyone.
+    """The state of each sample of an archive, whoever publishes.
 
     Args:
-        since: failures that were recorded before the entry of this sequence number are tried again.
+        since: failures of entries before this number are tried again.
     Attributes:
-        state: uint8 [length], the states above. count: how many samples have a record.
+        state: uint8 [length], the states above. count: samples with a record.
     """
 
     def __init__(self, appender: Appender, length: int, since: int = 0) -> None:
@@ -55,7 +53,7 @@ class Presence:
         self.update()
 
     def update(self) -> int:
-        """Take in what was published since the last call; returns how many samples are new."""
+        """Take in the entries published since the last call; returns the number of new samples."""
         self._appender.catch_up()
         chain = self._appender.chain
         if chain.cursor.number == self._entries:
@@ -76,18 +74,18 @@ class Presence:
 
     @property
     def missing(self) -> int:
-        """How many samples are to be computed."""
+        """Number of samples to compute."""
         return int(np.count_nonzero(self.state <= RETRIED))
 
     def missing_in(self, claim: int, count: int = 1) -> list[int]:
-        """The indices in so many claims, from one on, that are to be computed."""
+        """Indices to compute in `count` claims from `claim` on."""
         start = claim * self._claim_size
         missing = np.flatnonzero(self.state[start : start + count * self._claim_size] <= RETRIED)
         return [start + offset for offset in missing.tolist()]
 
     @property
     def missing_claims(self) -> list[int]:
-        """The claims in which something is to be computed, first those with samples that failed before."""
+        """Claims with samples to compute, first those with samples that failed before."""
         starts = np.arange(0, len(self.state), self._claim_size)
         retried = np.logical_or.reduceat(self.state == RETRIED, starts)
         missing = np.logical_or.reduceat(self.state == MISSING, starts)
@@ -100,39 +98,40 @@ class Presence:
 
 
 Before: TypeAlias = Callable[[int], object]
-"""Called with the index of a sample that will be computed, or -1 if a claim is waited for; may raise."""
+"""Called with the index of the next sample, or with -1 before waiting for a claim; may raise."""
 After: TypeAlias = Callable[[int, int], object]
 """Called with the number of samples that were computed or found, and the bytes of their raw records."""
 
 
 class Part:
-    """One process's part in filling one archive; the appender is its own meanwhile, and its caller seals."""
+    """The share of one process in filling an archive; nobody else uses the appender meanwhile, and the caller seals."""
 
     def __init__(
         self, job: Job, appender: Appender, presence: Presence, before: Before, after: After
     ) -> None:
         self._job = job
+        self._appender, self._claims = appender, appender.claims
         self._presence = presence
         self._before, self._after = before, after
-        self._appender = appender
-        self._claims = appender.claims
         self._builder = job.builder(appender)
         self._claim_size = appender.head.claim_size
-        # What was claimed at once, and is not published yet: the last may still be computed.
-        self._held: list[range] = []
         self._columns_of = columns_of(job.source)
+        # Locked claims whose samples are not all published.
+        self._held: list[range] = []
+        # Claims to lock by one call.
         self._most = 1
+        # Samples published here that `presence` has not counted yet.
         self._unseen = 0
 
     def run(self, claims: list[int]) -> None:
-        """Compute what is missing, and wait for what others have claimed.
+        """Compute the samples that are missing in some claims, and wait for other processes that have claimed them.
 
-        What was computed is published before anything is raised.
+        Computed samples are published before anything is raised.
         """
         try:
             while claims:
-                of_others = self._walk(claims)
-                # Nothing is held while waiting, so that two fills cannot wait for each other.
+                of_others = self._compute_free(claims)
+                # Nothing is locked while waiting, so that two fills cannot wait for each other.
                 self._publish()
                 self._look()
                 claims = [claim for claim in of_others if self._presence.missing_in(claim)]
@@ -141,15 +140,15 @@ class Part:
                     self._claims.wait(claims[0])
                     self._after(0, 0)
                     self._compute(range(claims[0], claims[0] + 1))
-                    # What its holder gave back unfinished is free for everybody.
+                    # The others may be free too: their holder may have ended.
                     del claims[0]
         finally:
             if not self._builder.is_broken:
                 self._publish()
             self._presence.update()
 
-    def _walk(self, claims: list[int]) -> list[int]:
-        """Compute what is missing in the claims that nobody else has; returns the others."""
+    def _compute_free(self, claims: list[int]) -> list[int]:
+        """Compute the claims that no other process has locked; returns the others."""
         of_others, position = [], 0
         while position < len(claims):
             first = claims[position]
@@ -160,53 +159,39 @@ class Part:
             most = next((k for k, claim in enumerate(ahead) if claim != first + k), len(ahead))
             count = self._claims.claim(first, most)
             if count:
-                position += self._compute(range(first, first + count))
+                self._compute(range(first, first + count))
             else:
                 of_others.append(first)
-                position += 1
+            position += max(1, count)
         return of_others
 
     def _look(self) -> None:
-        """See what others have published."""
+        """Count the samples that other processes have published."""
         others = self._presence.update() - self._unseen
         self._unseen = 0
         if others > 0:
             self._after(others, 0)
 
-    def _compute(self, claims: range) -> int:
-        """Compute what is missing in claims that this process has locked; returns in how many of them.
-
-        Where samples take longer than those before them, the last claims are given back for others to take.
-        """
+    def _compute(self, claims: range) -> None:
+        """Compute the samples that are missing in claims that this process has locked."""
         self._held.append(claims)
-        # Their last holder published before letting go, so now is the time to look.
+        # Their last holder published before it freed them, so now is the time to look.
         self._look()
-        began, end = time.monotonic(), (claims.start + 1) * self._claim_size
-        missing = deque(self._presence.missing_in(claims.start, len(claims)))
-        while missing:
-            index = missing.popleft()
-            if index >= end:
-                claim = index // self._claim_size
-                if time.monotonic() - began > 2 * _RUN_SECONDS:
-                    self._held[-1] = range(claims.start, claim)
-                    self._claims.release(claim, claims.stop - claim)
-                    break
-                end = (claim + 1) * self._claim_size
-            if self._columns_of is None:
+        began, missing = time.monotonic(), self._presence.missing_in(claims.start, len(claims))
+        if self._columns_of is None:
+            for index in missing:
                 self._add(index)
-                self._publish_full()
-                continue
-            stop = index + 1
-            while missing and missing[0] == stop:
-                stop = missing.popleft() + 1
-            self._add_columns(index, stop, self._columns_of)
-        done = len(self._held[-1])
-        self._most = max(1, int(done * _RUN_SECONDS / max(time.monotonic() - began, 1e-6)))
+        elif missing:
+            gaps = np.flatnonzero(np.diff(missing) > 1) + 1
+            for run in np.split(np.array(missing), gaps):
+                self._add_run(int(run[0]), int(run[-1]) + 1, self._columns_of)
+        seconds = time.monotonic() - began
+        self._most = max(1, int(len(claims) * _RUN_SECONDS / max(seconds, 1e-6)))
         if not len(self._builder) and not self._builder.failures:
             self._release()
-        return done
 
     def _add(self, index: int) -> None:
+        """Compute a sample, and publish the chunk if that is due."""
         nbytes = self._builder.nbytes
         self._before(index)
         try:
@@ -217,9 +202,11 @@ class Part:
             self._builder.add(index, sample)
         finally:
             self._after(1, self._builder.nbytes - nbytes)
+        if self._builder.is_due:
+            self._publish(is_computing=True)
 
-    def _add_columns(self, index: int, stop: int, columns_of: ColumnsOf) -> None:
-        """As `_add` of each, and what is full is published between."""
+    def _add_run(self, index: int, stop: int, columns_of: ColumnsOf) -> None:
+        """Compute consecutive samples as columns, or else one by one, and publish each chunk that is due."""
         self._before(index)
         columns, row = None, 0
         try:
@@ -230,21 +217,17 @@ class Part:
         if columns is None or columns.count != stop - index:
             for each in range(index, stop):
                 self._add(each)
-                self._publish_full()
             return
         while row < columns.count:
             nbytes = self._builder.nbytes
             count = self._builder.add_columns(index + row, columns, row)
             row += count
             self._after(count, self._builder.nbytes - nbytes)
-            self._publish_full()
-
-    def _publish_full(self) -> None:
-        if self._builder.is_due:
-            self._publish(is_computing=True)
+            if self._builder.is_due:
+                self._publish(is_computing=True)
 
     def _publish(self, is_computing: bool = False) -> None:
-        """Publish what is pending and let go of the claims, but for those that are still being computed."""
+        """Publish the pending samples and free the claims, but for those that are being computed."""
         try:
             self._unseen += self._builder.publish(self._appender)
         finally:
