@@ -784,6 +784,22 @@ def test_a_copy_that_another_took_the_place_of_is_not_written_to(far, ssd):
     read(opened(far, ssd), range(COUNT))
 
 
+def test_a_reader_whose_copy_was_begun_anew_marks_no_block_of_the_new_one(far, ssd):
+    ds = opened(far, ssd)
+    read(ds, [1, 100])
+    file_of(ds).discard()  # as another process does that finds damage
+    other = opened(far, ssd)
+    for i in (50, 200):
+        with pytest.raises(StaleArchiveError, match=rf": this copy of {far} is gone; open {far} again"):
+            ds[i]
+    fetcher = file_of(other).fetcher
+    blocks = np.arange(fetcher.map.count)
+    here = np.setdiff1d(blocks, fetcher.map.missing(blocks))
+    content, copy = far.read_bytes(), the_copy(ssd).read_bytes()
+    for start in (here * BLOCK_NBYTES).tolist():
+        assert copy[start : start + BLOCK_NBYTES] == content[start : start + BLOCK_NBYTES]
+
+
 def test_processes_that_begin_one_copy_at_once_begin_one(far, ssd, tally):
     for _ in range(scaled(10)):
         shutil.rmtree(ssd, ignore_errors=True)

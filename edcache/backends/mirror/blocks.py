@@ -86,6 +86,10 @@ class BlockMap:
             blocks = blocks[self._here[blocks] == 0]
         return blocks
 
+    def is_in(self, side: File) -> bool:
+        """True if this map is in an open side file."""
+        return self._side is None or self._side.identity() == side.identity()
+
     def mark(self, side: File, low: int, high: int, is_here: bool = True) -> None:
         """Record whether blocks [low, high) are here."""
         side.pwrite(MAP_OFFSET + low, bytes([is_here]) * (high - low))
@@ -169,6 +173,8 @@ class Fetcher(Prefetch):
             except ArchiveNotFoundError:
                 raise gone(self.pinned) from None
             with closing(side):
+                if not self.map.is_in(side):
+                    raise gone(self.pinned)  # begun anew: its map is of another file
                 mine = _claimed(side, missing)
                 if not len(mine) and waits:
                     side.lock(CLAIMS + int(missing[0]))
