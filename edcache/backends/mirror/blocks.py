@@ -1,4 +1,4 @@
-"""The blocks of a copy: which are here, and fetching those that are not.
+"""The blocks of a copy: a map of those that are here, and fetching those that are not.
 
 A block is fetched by the process that has its claim, a lock that the kernel frees with its holder. Another
 process that needs it meanwhile waits for that lock.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -18,7 +17,7 @@ import numpy as np
 
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.evict import left_by_others
+from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import CLAIMS, FIRST, MAP_OFFSET, ROOM, Note
 from edcache.base import ArchiveNotFoundError, Ints, PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource, File, Prefetch
@@ -31,7 +30,7 @@ Extents = Sequence[tuple[int, int]]
 
 BLOCK_BITS: Final = 18
 BLOCK_NBYTES: Final = 1 << BLOCK_BITS
-# Blocks that are asked of the origin in one piece, and those that are in memory at once.
+# Blocks of one read of the origin, and blocks in memory at once.
 RUN, _AT_ONCE = 16, 256
 # Bytes of the map with smaller gaps are read together.
 _MAP_GAP: Final = 1 << 12
@@ -46,13 +45,18 @@ class Pinned(NamedTuple):
     copy: str
     note: Note
 
+    def gone(self) -> StaleArchiveError:
+        """Return the error for a copy that was deleted, or has another one in its place."""
+        origin = self.note.origin
+        return StaleArchiveError(f"{self.copy}: this copy of {origin} is gone; open {origin} again")
+
 
 def blocks_of(start: Ints, end: Ints) -> tuple[Ints, Ints]:
-    """The blocks around each extent in turn: the numbers of the extents and of the blocks, int64 [m] each."""
+    """List the blocks of each extent in turn: numbers of extents and of blocks, int64 [m] each."""
     low = start >> BLOCK_BITS
     counts = np.where(end > start, (end - 1 >> BLOCK_BITS) - low + 1, 0)
-    which = np.repeat(np.arange(len(low)), counts)
-    return which, low[which] + np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    extents = np.repeat(np.arange(len(low)), counts)
+    return extents, low[extents] + np.arange(len(extents)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 def runs(blocks: Ints, gap: int = 1, most: int = 1 << 62) -> Iterator[tuple[int, int]]:
@@ -62,24 +66,72 @@ def runs(blocks: Ints, gap: int = 1, most: int = 1 << 62) -> Iterator[tuple[int,
             yield low, min(low + most, int(some[-1]) + 1)
 
 
+class Origin:
+    """The origin of a copy, which each process opens at its first read.
+
+    Safety: threads and forks.
+    """
+
+    def __init__(self, pinned: Pinned, opener: Opener) -> None:
+        self.opener, self._note = opener, pinned.note
+        self._source: PerProcess[ByteSource] = PerProcess()
+
+    @property
+    def source(self) -> ByteSource:
+        """The origin, open in this process."""
+        return self._source.get(self._opened)
+
+    def keep(self, source: ByteSource) -> None:
+        """Read from this source, which is open, and close it with this."""
+        self._source.get(lambda: source)
+
+    def read_many(self, extents: Extents) -> Sequence[bytes | memoryview]:
+        """Read extents; StaleArchiveError if the origin has changed."""
+        source = self.source
+        if len(extents) > 1:
+            source.will_need(extents)
+        data = source.read_many(extents)
+        self._check_identity(source)
+        return data
+
+    def _opened(self) -> ByteSource:
+        source = self.opener()
+        try:
+            self._check_identity(source)
+        except BaseException:
+            source.close()
+            raise
+        return source
+
+    def _check_identity(self, source: ByteSource) -> None:
+        if sidecar.identity_of(source) != self._note.identity:
+            raise StaleArchiveError(
+                f"{self._note.origin}: it has changed since it was opened; open it again, which begins "
+                "another copy"
+            )
+
+    def close(self) -> None:
+        """Close what this process has open of it."""
+        source = self._source.pop()
+        if source is not None:
+            source.close()
+
+
 class BlockMap:
-    """Which blocks of a copy are here: the map in its side file, and what is known of it. Blocks never go.
+    """The map of the blocks of a copy that are here, in its side file. Blocks never go.
 
     Safety: threads and forks.
     """
 
     def __init__(self, copy: str, nbytes: int) -> None:
-        self._copy = copy
         self.count = -(-nbytes // BLOCK_NBYTES)
         self._here = np.zeros(self.count, np.uint8)
-        self._side: File | None = None
+        self._side = File.open(copy + SIDE, "r")
 
     def missing(self, blocks: Ints) -> Ints:
         """Return the missing ones of these sorted blocks."""
         blocks = blocks[self._here[blocks] == 0]
         if len(blocks):
-            if self._side is None:
-                self._side = File.open(self._copy + SIDE, "r")
             for low, high in runs(blocks, _MAP_GAP):
                 state = self._side.pread(MAP_OFFSET + low, high - low)
                 self._here[low : low + len(state)] |= np.frombuffer(state, np.uint8)
@@ -88,7 +140,7 @@ class BlockMap:
 
     def is_in(self, side: File) -> bool:
         """True if this map is in an open side file."""
-        return self._side is None or self._side.identity() == side.identity()
+        return self._side.identity() == side.identity()
 
     def mark(self, side: File, low: int, high: int, is_here: bool = True) -> None:
         """Record whether blocks [low, high) are here."""
@@ -97,31 +149,28 @@ class BlockMap:
 
     def close(self) -> None:
         """Close the side file."""
-        if self._side is not None:
-            self._side.close()
+        self._side.close()
 
 
 class Fetcher(Prefetch):
-    """Fetches blocks of a partial copy, each once for all processes of this machine, while there is room.
+    """Fetches blocks of a copy that is begun, each once for all processes of this machine.
 
     Args:
-        data: the copy, open for reading. opener: opens the origin. limit: bytes that the copies in its folder
-            may have; None for any number. keeps_all: raise if a block cannot be kept.
+        data: the copy, open for reading. budget: of its folder; the copies in it are never more.
     Attributes:
-        map: which blocks are here.
+        map: of the blocks that are here.
     Safety: threads and forks; a child opens the copy, to write to it, and the origin for itself.
     """
 
-    def __init__(
-        self, pinned: Pinned, data: File, opener: Opener, limit: int | None, *, keeps_all: bool = False
-    ) -> None:
-        self.pinned, self.opener, self.limit, self._keeps_all = pinned, opener, limit, keeps_all
-        self._data = data
+    def __init__(self, pinned: Pinned, data: File, origin: Origin, budget: Budget) -> None:
+        self.pinned, self.origin, self.budget = pinned, origin, budget
         self.map = BlockMap(pinned.copy, pinned.note.nbytes)
-        self._is_full = False
-        self._allowed, self._looked = 0, -_SECONDS
+        self._data = data
         self._out: File | None = None
-        self._origin: PerProcess[ByteSource] = PerProcess()
+        self._is_refused = False  # once true it stays so: the disk is full, or cannot be written
+        self._allowed, self._looked = 0, -_SECONDS
+
+    # --- look-ahead ---
 
     def hold(self) -> File:
         """See the base class."""
@@ -143,38 +192,44 @@ class Fetcher(Prefetch):
 
     def fetch(self, ranges: Extents) -> None:
         """See the base class."""
-        self.obtain(np.unique([start >> BLOCK_BITS for start, _ in ranges]), waits=False)
+        self.keep(np.unique([start >> BLOCK_BITS for start, _ in ranges]), waits=False)
+
+    # --- blocks ---
+
+    def keep(self, blocks: Ints, *, waits: bool = True) -> bool:
+        """Fetch blocks as `obtain`; a disk that takes no more is a warning, and no room from then on."""
+        try:
+            return self.obtain(blocks, waits=waits)
+        except StorageError as error:
+            if error.errno not in FULL:
+                raise
+            self._is_refused = True
+            base.warn(f"{error}; what is not here yet is read from {self.pinned.note.origin} every time")
+            return False
 
     def obtain(self, blocks: Ints, *, waits: bool = True) -> bool:
-        """Fetch those of sorted blocks that are missing; False if some could not be kept.
+        """Fetch those of sorted blocks that are missing; False if there is no room for some.
 
         waits: for blocks that others fetch.
         """
         kept = True
-        try:
-            for first in range(0, len(blocks), _AT_ONCE):
-                kept &= self._obtain(blocks[first : first + _AT_ONCE], waits)
-        except StorageError as error:
-            # Without space, or the right, to write to the copy all that is missing is read from far.
-            if self._keeps_all or error.errno not in FULL:
-                raise
-            self._is_full, kept = True, False
-            base.warn(f"{error}; what is not here yet is read from {self.pinned.note.origin} every time")
+        for first in range(0, len(blocks), _AT_ONCE):
+            kept &= self._obtain(blocks[first : first + _AT_ONCE], waits)
         return kept
 
     def _obtain(self, blocks: Ints, waits: bool) -> bool:
         while len(missing := self.map.missing(blocks)):
-            if self._is_full:
+            if not self.has_room:
                 return False
             try:
                 # A descriptor for each fetch: a claim is of the open file, so threads exclude each other too,
                 # and closing it ends all claims.
                 side = File.open(self.pinned.copy + SIDE, "r+")
             except ArchiveNotFoundError:
-                raise gone(self.pinned) from None
+                raise self.pinned.gone() from None
             with closing(side):
                 if not self.map.is_in(side):
-                    raise gone(self.pinned)  # begun anew: its map is of another file
+                    raise self.pinned.gone()  # begun anew: its map is of another file
                 mine = _claimed(side, missing)
                 if not len(mine) and waits:
                     side.lock(CLAIMS + int(missing[0]))
@@ -187,7 +242,7 @@ class Fetcher(Prefetch):
         return True
 
     def _fetch(self, side: File, blocks: Ints) -> bool:
-        """Fetch missing blocks under their claims; False if some could not be kept."""
+        """Fetch missing blocks under their claims; False if there is no room for some."""
         note, out = self.pinned.note, self._opened_out()
         kept = self._with_room(side, out, blocks)
         ranges = list(runs(kept, most=RUN))
@@ -195,7 +250,7 @@ class Fetcher(Prefetch):
             (low << BLOCK_BITS, min(high << BLOCK_BITS, note.nbytes) - (low << BLOCK_BITS))
             for low, high in ranges
         ]
-        fetched = self.read_far(extents)
+        fetched = self.origin.read_many(extents)
         for (offset, nbytes), data in zip(extents, fetched, strict=True):
             if len(data) < nbytes:
                 raise StorageError(
@@ -207,58 +262,8 @@ class Fetcher(Prefetch):
             self.map.mark(side, low, high)
         return len(kept) == len(blocks)
 
-    # --- room ---
-
-    @property
-    def has_room(self) -> bool:
-        return not self._is_full and (self.limit is None or self._free() > 0)
-
-    def _free(self) -> int:
-        """Blocks that may come here: the limit, without the other copies in the folder and what is here."""
-        assert self.limit is not None
-        if time.monotonic() - self._looked >= _SECONDS:
-            copy = self.pinned.copy
-            others = left_by_others(os.path.dirname(copy), self.limit, self.pinned.note.nbytes, copy, [copy])
-            self._allowed, self._looked = self.limit - others, time.monotonic()
-        return (self._allowed - storage.allocated(self.pinned.copy + PARTIAL)) // BLOCK_NBYTES
-
-    def _with_room(self, side: File, out: File, blocks: Ints) -> Ints:
-        """Take the disk space of missing blocks; returns the first of them, as many as there is room for."""
-        if self.limit is None:
-            return blocks
-        with side.locked(ROOM):
-            kept = blocks[: max(0, self._free())]
-            for low, high in runs(kept):
-                start = low << BLOCK_BITS
-                out.reserve(start, min(high << BLOCK_BITS, self.pinned.note.nbytes) - start)
-        return kept
-
-    def _opened_out(self) -> File:
-        """The copy, open for writing; closed in a child that was forked meanwhile."""
-        if self._out is None or self._out.closed:
-            try:
-                out = File.open(self.pinned.copy + PARTIAL, "r+")
-            except ArchiveNotFoundError:
-                out = File.open(self.pinned.copy, "r+")  # whole since it was opened
-            if out.identity() != self._data.identity():
-                out.close()
-                raise gone(self.pinned)
-            self._out = out
-        return self._out
-
-    # --- the origin ---
-
-    def read_far(self, extents: Extents) -> Sequence[bytes | memoryview]:
-        """Read extents from the origin; StaleArchiveError if it has changed."""
-        origin = self.origin
-        if len(extents) > 1:
-            origin.will_need(extents)
-        data = origin.read_many(extents)
-        self._check_identity(origin)
-        return data
-
     def download(self, side: File, tell: Callable[[int, int], object] | None) -> None:
-        """Fetch all of an origin without ranges, by one request; as `complete`."""
+        """Fetch all of an origin without ranges, by one request."""
         note, out = self.pinned.note, self._opened_out()
         text = "%s: the server sends no ranges of it, so all %s are fetched by one request"
         logger.warning(text, note.origin, base.human_bytes(note.nbytes))
@@ -268,46 +273,51 @@ class Fetcher(Prefetch):
             if tell is not None:
                 tell(offset + len(piece), note.nbytes)
 
-        self.origin.download(write)
+        self.origin.source.download(write)
         self.map.mark(side, 0, self.map.count)
 
+    def _opened_out(self) -> File:
+        """Return the copy, open for writing; a child that was forked meanwhile opens it for itself."""
+        if self._out is None or self._out.closed:
+            try:
+                out = File.open(self.pinned.copy + PARTIAL, "r+")
+            except ArchiveNotFoundError:
+                out = File.open(self.pinned.copy, "r+")  # whole since it was opened
+            if out.identity() != self._data.identity():
+                out.close()
+                raise self.pinned.gone()
+            self._out = out
+        return self._out
+
+    # --- room ---
+
     @property
-    def origin(self) -> ByteSource:
-        """The origin, open in this process."""
-        return self._origin.get(self._opened_origin)
+    def has_room(self) -> bool:
+        return not self._is_refused and (self.budget.limit is None or self._free(self.budget.limit) > 0)
 
-    def keep_origin(self, origin: ByteSource) -> None:
-        """Read from this origin, which is open, and close it with this."""
-        self._origin.get(lambda: origin)
+    def _free(self, limit: int) -> int:
+        """Count the blocks that may come here: the limit, without the other copies and what is here."""
+        if time.monotonic() - self._looked >= _SECONDS:
+            others = self.budget.evict_others(self.pinned.copy, self.pinned.note.nbytes)
+            self._allowed, self._looked = limit - others, time.monotonic()
+        return (self._allowed - storage.allocated(self.pinned.copy + PARTIAL)) // BLOCK_NBYTES
 
-    def _opened_origin(self) -> ByteSource:
-        origin = self.opener()
-        try:
-            self._check_identity(origin)
-        except BaseException:
-            origin.close()
-            raise
-        return origin
-
-    def _check_identity(self, origin: ByteSource) -> None:
-        if sidecar.identity_of(origin) != self.pinned.note.identity:
-            raise StaleArchiveError(
-                f"{self.pinned.note.origin}: it has changed since it was opened; open it again, which begins "
-                "another copy"
-            )
+    def _with_room(self, side: File, out: File, blocks: Ints) -> Ints:
+        """Take the disk space of missing blocks; returns the first of them, as many as there is room for."""
+        if self.budget.limit is None:
+            return blocks
+        with side.locked(ROOM):
+            kept = blocks[: max(0, self._free(self.budget.limit))]
+            for low, high in runs(kept):
+                start = low << BLOCK_BITS
+                out.reserve(start, min(high << BLOCK_BITS, self.pinned.note.nbytes) - start)
+        return kept
 
     def close(self) -> None:
         """Close the map, the copy that is written, and the origin."""
-        for source in (self.map, self._out, self._origin.pop()):
+        for source in (self.map, self._out, self.origin):
             if source is not None:
                 source.close()
-
-
-def gone(pinned: Pinned) -> StaleArchiveError:
-    """The error for a copy that was deleted, or has another one in its place."""
-    return StaleArchiveError(
-        f"{pinned.copy}: this copy of {pinned.note.origin} is gone; open {pinned.note.origin} again"
-    )
 
 
 def _claimed(side: File, blocks: Ints) -> Ints:

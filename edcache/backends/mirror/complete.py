@@ -8,30 +8,17 @@ from typing import Final
 
 import numpy as np
 
-from edcache import format, storage
+from edcache import format
 from edcache.backends.mirror.blocks import BLOCK_BITS, RUN, Fetcher, blocks_of, runs
-from edcache.backends.mirror.sidecar import Note, identity_of, publish
+from edcache.backends.mirror.sidecar import Note, publish, remove
 from edcache.base import ArchiveError, CorruptArchiveError, StorageError, in_threads
 from edcache.format import Chain, Header
 from edcache.reader import check_digest
-from edcache.storage import ByteSource, File
-from edcache.writer import PARTIAL, SIDE
+from edcache.storage import File
+from edcache.writer import PARTIAL
 
 THREADS: Final = 8
 Tell = Callable[[int, int], object]
-
-
-def state_of(origin: ByteSource) -> Note | None:
-    """The state of an archive that is to be copied; None if it is not sealed, so that it may still grow."""
-    nbytes = origin.size()
-    if not origin.has_ranges:  # the root is seen when all of it is here
-        head, _ = format.read_head(origin.pread, origin.path)
-        return Note(origin.path, identity_of(origin), head.uuid.hex(), nbytes)
-    found = format.read_root(origin.pread, nbytes, origin.path)
-    if found is None:
-        format.read_head(origin.pread, origin.path)  # which refuses what is no archive
-        return None
-    return Note(origin.path, identity_of(origin), found[0].head.uuid.hex(), nbytes)
 
 
 def complete(
@@ -40,10 +27,10 @@ def complete(
     """Complete a copy under the lock of its side file; returns the bytes that were fetched.
 
     Args:
-        digest: that it must have. tell: called with (bytes here, bytes in all).
+        digest: of the archive, which is compared. tell: called with (bytes here, bytes in all).
     Raises:
-        CorruptArchiveError: an entry of the original fails its crc32, fetched twice. ArchiveError: no copy is
-            left. StaleArchiveError, StorageError: what was fetched stays.
+        CorruptArchiveError: an entry of the original fails its crc32, fetched twice. ArchiveError: it has
+            another digest, and the copy is deleted. StaleArchiveError, StorageError: the fetched blocks stay.
     """
     copy, note = fetcher.pinned
     with closing(File.open(copy + PARTIAL, "r+")) as partial:
@@ -54,28 +41,27 @@ def complete(
             for low, high in runs(np.unique(blocks_of(start, end)[1])):
                 fetcher.map.mark(side, low, high, is_here=False)
             fetched += _fetch_missing(fetcher, side, threads, tell)
-            for _, what in _damaged(partial, note, threads)[:1]:
+            for _, name in _damaged(partial, note, threads)[:1]:
                 raise CorruptArchiveError(
-                    f"{note.origin}: {what} fails its crc32, fetched twice; "
+                    f"{note.origin}: {name} fails its crc32, fetched twice; "
                     f'run "edcache verify {note.origin}"'
                 )
         if digest is not None:
             try:
                 check_digest(partial, digest)
             except ArchiveError as error:
-                storage.remove(partial.path)
-                storage.remove(copy + SIDE)
+                remove(copy)
                 raise ArchiveError(str(error).replace(partial.path, copy, 1)) from None
         publish(side, partial, copy, digest)
     return fetched
 
 
 def _fetch_missing(fetcher: Fetcher, side: File, threads: int, tell: Tell | None) -> int:
-    """Fetch all blocks that are missing; returns their bytes."""
+    """Fetch the blocks that are missing; returns their bytes."""
     (copy, note), count = fetcher.pinned, fetcher.map.count
     missing = fetcher.map.missing(np.arange(count))
     here = count - len(missing)
-    if len(missing) and not fetcher.origin.has_ranges:
+    if len(missing) and not fetcher.origin.source.has_ranges:
         fetcher.download(side, tell)
         return note.nbytes
 
@@ -97,7 +83,7 @@ def _fetch_missing(fetcher: Fetcher, side: File, threads: int, tell: Tell | None
 def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int], str]]:
     """List the entries that fail their crc32, bytes [start, end) and a name each.
 
-    It is the whole file if the chain of its entries does not read.
+    If the chain of its entries does not read, the whole file is one.
     """
     try:
         head, cursor = format.read_head(file.pread, note.origin)

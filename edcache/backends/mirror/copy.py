@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from edcache import base, format, storage, writer
 from edcache.backends.mirror import sidecar
-from edcache.backends.mirror.blocks import Fetcher, Pinned
-from edcache.backends.mirror.complete import THREADS, complete, state_of
-from edcache.backends.mirror.evict import limit_of, make_room
+from edcache.backends.mirror.blocks import Fetcher, Origin, Pinned
+from edcache.backends.mirror.complete import THREADS, complete
+from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
 from edcache.base import ArchiveExistsError, OptionError, Progress, Show
 from edcache.reader import OnProgress, check_digest, parse_digest
@@ -22,7 +21,7 @@ from edcache.writer import PARTIAL, SIDE, note_use
 
 logger = logging.getLogger("edcache")
 
-# Files beside an archive, which are no archives to be copied.
+# Files beside an archive that are not copied.
 _PASSED_OVER: Final = (writer.SUFFIX, PARTIAL, SIDE)
 
 
@@ -73,8 +72,8 @@ def copy_to_local(
 
     The copy gets its name after all crc32s were compared and it is on the disk. The next call continues the
     copy of a killed process. If several processes call it at the same time, one copies and the others wait.
-    If the remote archive has changed (size, time or inode), another copy takes the place of the old one once
-    it is whole; if there is no room for both, the old one is deleted first. Open readers keep the old copy.
+    If the remote archive has changed (size, time or inode), the old copy is deleted, and another one made.
+    Open readers keep the old copy.
     Cost: reads the remote archive once, and writes as much; reads the copy once. If the copy is there: one
     look at each file.
     """
@@ -100,35 +99,35 @@ def copy_local(
     if not source.by_request and os.path.isdir(source.path):
         if expected is not None:
             raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")
-        limit = limit_of(max_bytes, target)
-        return _copy_folder(source.path, target, num_threads, limit, on_progress)
+        return _copy_folder(source.path, target, num_threads, Budget.of(max_bytes, target), on_progress)
     is_folder = os.path.isdir(target) or target.endswith(os.sep)
     if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
         target = os.path.join(target, os.path.basename(source.path))
-    folder = os.path.dirname(target)
-    copying = Copying(target, folder, num_threads, limit_of(max_bytes, folder), [target])
-    nbytes, fetched = copying.copy(source, expected, on_progress)
+    budget = Budget.of(max_bytes, os.path.dirname(target))
+    nbytes, fetched = _copy_archive(source, target, num_threads, budget, expected, on_progress)
     return Copied(target, 1, nbytes, fetched)
 
 
 def _copy_folder(
-    source: str, target: str, threads: int, limit: int | None, on_progress: OnProgress | None
+    source: str, target: str, threads: int, budget: Budget, on_progress: OnProgress | None
 ) -> Copied:
     copies = {path: os.path.join(target, os.path.relpath(path, source)) for path in _archives_below(source)}
     if not copies:
         raise OptionError(f"{source}: no archives in this folder; name one that holds some")
     sizes = [storage.stamp(path)[0] for path in copies]
     total, before, fetched = sum(sizes), 0, 0
-    if limit is not None and total > limit:
-        raise OptionError(f"{source}: {total:,} bytes of archives, max_bytes= allows {limit:,}; allow more")
+    if budget.limit is not None and total > budget.limit:
+        raise OptionError(
+            f"{source}: {total:,} bytes of archives, max_bytes= allows {budget.limit:,}; allow more"
+        )
+    budget = budget._replace(keep=copies.values())
     for (path, copy), size in zip(copies.items(), sizes, strict=True):
 
         def advance(done: int, nbytes: int, before: int = before) -> None:
             if on_progress is not None:
                 on_progress(before + done, total)
 
-        copying = Copying(copy, target, threads, limit, copies.values())
-        fetched += copying.copy(located(path), None, advance)[1]
+        fetched += _copy_archive(located(path), copy, threads, budget, None, advance)[1]
         before += size
     return Copied(target, len(copies), total, fetched)
 
@@ -147,75 +146,69 @@ def _archives_below(folder: str) -> Iterator[str]:
             yield path
 
 
-@dataclass(frozen=True)
-class Copying:
-    """One copy to be made: its path, and the folder whose copies, but for `keep`, may go to make room."""
+def _copy_archive(
+    source: Location, copy: str, threads: int, budget: Budget, digest: str | None, tell: OnProgress | None
+) -> tuple[int, int]:
+    """Copy an archive unless that was done; returns its bytes, and those that were fetched."""
+    # Without the lock, so also if nothing can be written.
+    note = whole_note(copy)
+    is_current = note is not None and note.identity == sidecar.identity_at(source)
+    if note is not None and is_current and note.digest == (digest or note.digest):
+        note_use(copy)
+        return note.nbytes, 0
+    storage.make_parent(copy)
+    with closing(source.open()) as origin:
+        return copy_from(origin, copy, threads, budget, digest, tell)
 
-    path: str
-    folder: str
-    threads: int
-    limit: int | None
-    keep: Collection[str]
 
-    def copy(self, source: Location, digest: str | None, tell: OnProgress | None) -> tuple[int, int]:
-        """Copy the archive unless that was done; returns its bytes, and those that were fetched."""
-        # Without the lock, so also if nothing can be written.
-        note = whole_note(self.path)
-        is_current = note is not None and note.identity == sidecar.identity_at(source)
-        if note is not None and is_current and note.digest == (digest or note.digest):
-            note_use(self.path)
+def copy_from(
+    origin: ByteSource,
+    copy: str,
+    threads: int,
+    budget: Budget,
+    digest: str | None = None,
+    tell: OnProgress | None = None,
+) -> tuple[int, int]:
+    """Copy an open origin unless that was done, alone on this machine; returns its bytes, and those fetched."""
+    state = sidecar.note_of_origin(origin)
+    if state is None:
+        raise OptionError(
+            f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
+            f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
+        )
+    with sidecar.locked_side(copy):
+        _check_replaceable(copy, state)
+        if not state.is_like(whole_note(copy)):
+            budget.make_room(copy, state.nbytes)
+    with sidecar.locked_copy(copy, state) as side:
+        note = whole_note(copy)
+        if note is not None:  # another process has made it
+            with closing(File.open(copy, "r")) as file:
+                if digest is not None:
+                    check_digest(file, digest)
+            note_use(copy)
             return note.nbytes, 0
-        storage.make_parent(self.path)
-        with closing(source.open()) as origin:
-            return self.copy_from(origin, digest, tell)
+        logger.info("%s: copying %s", copy, origin.path)
+        pinned = Pinned(copy, state)
+        with closing(File.open(copy + PARTIAL, "r")) as data:
+            fetcher = Fetcher(pinned, data, Origin(pinned, lambda: origin), Budget(budget.folder))
+            with closing(fetcher):
+                return state.nbytes, complete(fetcher, side, threads, digest, tell)
 
-    def copy_from(
-        self, origin: ByteSource, digest: str | None = None, tell: OnProgress | None = None
-    ) -> tuple[int, int]:
-        """Copy an open origin unless that was done, alone on this machine; returns as `copy`."""
-        state = state_of(origin)
-        if state is None:
-            raise OptionError(
-                f"{origin.path}: it is not sealed, so it may still grow; copy it when its fill has ended, or "
-                f'seal what is there with "edcache copy {origin.path} -o NEW --skip-damaged"'
-            )
-        with sidecar.locked_side(self.path):
-            self._make_way(state)
-        with sidecar.locked_copy(self.path, state) as side:
-            note = whole_note(self.path)
-            if note is not None and note.is_like(state):  # another process has made it
-                with closing(File.open(self.path, "r")) as file:
-                    if digest is not None:
-                        check_digest(file, digest)
-                note_use(self.path)
-                return note.nbytes, 0
-            logger.info("%s: copying %s", self.path, origin.path)
-            with closing(File.open(self.path + PARTIAL, "r")) as data:
-                fetcher = Fetcher(Pinned(self.path, state), data, lambda: origin, None, keeps_all=True)
-                with closing(fetcher):
-                    return state.nbytes, complete(fetcher, side, self.threads, digest, tell)
 
-    def _make_way(self, state: Note) -> None:
-        """Make room for a copy of a new state; raises if it may not be made here."""
-        stamp, notes = stamp_of(self.path), sidecar.notes_of(self.path)
-        if stamp is not None:
-            note = notes.whole or notes.begun
-            if note is None or not notes.have(stamp):
-                of = "" if note is None else f" from {note.origin}"
-                raise ArchiveExistsError(
-                    f"{self.path}: exists already, and is not as it was copied{of}; give another path, or "
-                    "delete it",
-                    path=self.path,
-                )
-            if note.stamp == stamp and note.identity == state.identity:
-                return
-            if note.origin != state.origin and note.uuid != state.uuid:
-                raise ArchiveExistsError(
-                    f"{self.path}: a copy of another archive, {note.origin}; give {state.origin} another "
-                    "path or folder",
-                    path=self.path,
-                )
-        old = storage.allocated(self.path)
-        folder = self.folder or os.curdir
-        if not make_room(folder, self.limit, state.nbytes, old, self.path, self.keep) and old:
-            storage.remove(self.path)
+def _check_replaceable(copy: str, state: Note) -> None:
+    """Raise ArchiveExistsError if a file is at the path of a copy, and is not an earlier state of it."""
+    stamp, note = stamp_of(copy), sidecar.note_of(copy)
+    if stamp is None:
+        return
+    if note is None or note.stamp != stamp:
+        of = "" if note is None else f" from {note.origin}"
+        raise ArchiveExistsError(
+            f"{copy}: exists already, and is not as it was copied{of}; give another path, or delete it",
+            path=copy,
+        )
+    if note.origin != state.origin and note.uuid != state.uuid:
+        raise ArchiveExistsError(
+            f"{copy}: a copy of another archive, {note.origin}; give {state.origin} another path or folder",
+            path=copy,
+        )

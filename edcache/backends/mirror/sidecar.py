@@ -1,21 +1,28 @@
-"""The side file of a copy: of what it is a copy, which blocks of it are here, and the locks on it.
+"""The side file of a copy: its origin, the map of its blocks, and its locks.
 
-`train.zip.origin` lies beside `train.zip`, and beside `train.zip.partial` until that is whole. It is written
-in place, so that its locks stay; who deletes the copy deletes it.
+A path, `train.zip`, has a copy in one of three states. They are told from its files:
+
+ABSENT   neither of the two; a file that is there is the user's
+BEGUN    `train.zip.partial` has some blocks of the origin; the side file `train.zip.origin` says which
+WHOLE    `train.zip` is proven, and has the stamp (bytes, time, inode) of its note: nothing wrote to it since
+
+ABSENT --locked_copy()--> BEGUN --publish()--> WHOLE; both --remove()--> ABSENT
+
+A process that changes the state holds `LOCK_COPY` of the side file, which is made with the copy and deleted
+with it. So a map is never that of another copy.
 
     offset  size  field
-    0       ..    the note of the copy that is begun: crc32 of the JSON in hex, JSON, newline
-    8192    ..    the note of the whole copy, with its stamp
-    16384   n     a byte for each block of 256 KiB: 1 once the block is in the copy that is begun
+    0       ..    the note of the copy: crc32 of the JSON in hex, JSON, newline
+    8192    ..    the note with the stamp of the whole copy
+    16384   n     a byte for each block of 256 KiB: 1 once the block is in the copy
 
-Each note is written once, so a process that is killed in between leaves what was there before. A side file
-proves nothing: a whole copy is a file with the stamp of its note (its size, time and inode), which is on the
-disk before the copy has its name; the bytes of a block are believed by the crc32s of the archive.
+Each note is written once, so a process that is killed leaves what was there before. A side file proves
+nothing: the stamp is on the disk before the copy has its name, and the bytes of a block are believed by the
+crc32s of the archive.
 
-Locks: `LOCK_COPY` of the side file is held by a process that makes or deletes the copy; its byte `CLAIMS + k`
-while block k is fetched; `ROOM` while disk space is taken; `FIRST` is shared by all readers that
-wait for the first batch of an order. `LOCK_USE` of the copy is shared by all processes
-that have it open, however they came by it.
+Other locks: byte `CLAIMS + k` of the side file while block k is fetched; `ROOM` while disk space is taken;
+`FIRST` is shared by readers that wait for the first batch of an order. `LOCK_USE` of the copy is shared by
+all processes that have it open, however they came by it.
 """
 
 from __future__ import annotations
@@ -28,7 +35,7 @@ from typing import Final, NamedTuple
 from edcache import base, format, storage
 from edcache.base import ArchiveNotFoundError, StorageError
 from edcache.storage import WHOLE_FILE_LOCK, ByteSource, File, Location, Stamp
-from edcache.writer import PARTIAL, SIDE, SUFFIX
+from edcache.writer import PARTIAL, SIDE
 
 LOCK_COPY: Final = WHOLE_FILE_LOCK
 CLAIMS: Final = 1 << 61
@@ -42,7 +49,7 @@ Identity = tuple[str, ...]
 
 
 def identity_at(where: Location) -> Identity:
-    """The identity of the archive at a place: one system call for a path, one or two requests for a URL."""
+    """Return the identity of an archive that is not open: one system call for a path, two requests for a URL."""
     if not where.by_request:
         return tuple(map(str, storage.stamp(where.local_path())))
     with closing(where.open()) as origin:
@@ -50,16 +57,13 @@ def identity_at(where: Location) -> Identity:
 
 
 def identity_of(origin: ByteSource) -> Identity:
-    """The identity of an open origin."""
+    """Return the identity of an open origin."""
     # Not the device of a file: a mount may have another number tomorrow.
     return tuple(map(str, origin.stamp() if isinstance(origin, File) else origin.tag()))
 
 
 class Note(NamedTuple):
-    """The state of an origin that is copied.
-
-    stamp: of the whole copy; in the note of one that is begun, of the whole copy that it will replace.
-    """
+    """The origin of a copy in one state. stamp, digest: of the whole copy."""
 
     origin: str
     identity: Identity
@@ -73,28 +77,30 @@ class Note(NamedTuple):
         return other is not None and self[1:4] == other[1:4]
 
 
-class Notes(NamedTuple):
-    """The notes of a side file; None for one that is not there or does not read."""
-
-    begun: Note | None
-    whole: Note | None
-
-    def have(self, stamp: Stamp) -> bool:
-        """True if a file with this stamp is a copy as it was made."""
-        return any(note is not None and note.stamp == stamp for note in self)
-
-
-def notes_in(side: File) -> Notes:
-    """Read the notes of an open side file."""
-    head = side.pread(0, MAP_OFFSET)
-    return Notes(_parsed(head[:_WHOLE_OFFSET]), _parsed(head[_WHOLE_OFFSET:]))
+def note_of_origin(origin: ByteSource) -> Note | None:
+    """Return the note for a copy of an open archive; None if it is not sealed, so that it may still grow."""
+    nbytes = origin.size()
+    if origin.has_ranges:
+        found = format.read_root(origin.pread, nbytes, origin.path)
+        if found is None:
+            format.read_head(origin.pread, origin.path)  # raises if it is no archive
+            return None
+        head = found[0].head
+    else:  # its end is read with all of it
+        head = format.read_head(origin.pread, origin.path)[0]
+    return Note(origin.path, identity_of(origin), head.uuid.hex(), nbytes)
 
 
-def notes_of(copy: str) -> Notes:
-    """Read the notes of the copy at a path."""
+def note_of(copy: str) -> Note | None:
+    """Read the side file of the copy at a path; None if there is none, or none that reads."""
     with suppress(ArchiveNotFoundError, StorageError), closing(File.open(copy + SIDE, "r")) as side:
-        return notes_in(side)
-    return Notes(None, None)
+        return _note_in(side)
+    return None
+
+
+def _note_in(side: File) -> Note | None:
+    head = side.pread(0, MAP_OFFSET)
+    return _parsed(head[_WHOLE_OFFSET:]) or _parsed(head[:_WHOLE_OFFSET])
 
 
 def _packed(note: Note) -> bytes:
@@ -114,7 +120,7 @@ def _parsed(slot: bytes) -> Note | None:
 
 
 def stamp_of(path: str) -> Stamp | None:
-    """The stamp of a file; None if there is no file."""
+    """Return the stamp of a file; None if there is no file."""
     try:
         return storage.stamp(path)
     except ArchiveNotFoundError:
@@ -122,28 +128,24 @@ def stamp_of(path: str) -> Stamp | None:
 
 
 def whole_note(copy: str) -> Note | None:
-    """The note of a whole copy to which nothing was written since it was made; None for any other file."""
+    """Return the note of the copy at a path; None if it is not WHOLE."""
     stamp = stamp_of(copy)
-    note = None if stamp is None else notes_of(copy).whole
+    note = None if stamp is None else note_of(copy)
     return note if note is not None and note.stamp == stamp else None
 
 
-def publish(side: File, partial: File, copy: str, digest: str | None) -> None:
-    """Give the copy that is begun, and proven, the name of a whole one. Readers of an old one keep it."""
-    note = notes_in(side).begun
-    assert note is not None
-    partial.sync()
-    # The stamp stays when it gets its name, so the side file is right whenever this is killed.
-    side.pwrite(_WHOLE_OFFSET, _packed(note._replace(stamp=partial.stamp(), digest=digest)))
-    side.sync()
-    storage.move(partial, copy)
+def begun_note(copy: str) -> Note | None:
+    """Return the note of the copy at a path; None if it is not BEGUN."""
+    stamp = stamp_of(copy + PARTIAL)
+    note = None if stamp is None else note_of(copy)
+    return note if note is not None and stamp is not None and stamp[0] == note.nbytes else None
 
 
 @contextmanager
 def locked_side(copy: str, *, wait: bool = True) -> Iterator[File | None]:
-    """Make or delete a copy alone on this machine: the side file, created if absent, and locked.
+    """Lock the side file of a copy, made if it is absent. The lock ends with the process, however that dies.
 
-    Without `wait` gives None if another process has it. The lock ends with the process, however that dies.
+    Without `wait` gives None if another process has it.
     """
     while True:
         with closing(File.open(copy + SIDE, "a")) as side:
@@ -160,40 +162,48 @@ def locked_side(copy: str, *, wait: bool = True) -> Iterator[File | None]:
 
 @contextmanager
 def locked_copy(copy: str, note: Note) -> Iterator[File]:
-    """Lock the side file of a copy of this state, whole or begun; begin one if there is none."""
+    """Lock the side file of a copy of this state, whole or begun; begin one in the place of any other."""
     while True:
         with locked_side(copy) as side:
             assert side is not None
-            notes, stamp, partial = notes_in(side), stamp_of(copy), stamp_of(copy + PARTIAL)
-            is_whole = note.is_like(notes.whole) and stamp is not None and notes.have(stamp)
-            is_begun = note.is_like(notes.begun) and partial is not None and partial[0] == note.nbytes
-            if not (is_whole or is_begun):
-                _begin(copy, note, notes, stamp)
-                continue
-            yield side
-            return
+            is_new = side.size() == 0
+            if is_new:
+                _begin(copy, note, side)
+            if is_new or note.is_like(whole_note(copy)) or note.is_like(begun_note(copy)):
+                yield side
+                return
+            remove(copy)
 
 
-def _begin(copy: str, note: Note, notes: Notes, stamp: Stamp | None) -> None:
-    """Begin a copy, empty, under the lock of the side file; that a whole one is there stays noted.
-
-    The side file is another one: a process that reads an older copy would take the new map for its own.
-    """
-    if stamp is not None and notes.have(stamp):
-        note = note._replace(stamp=stamp)
+def _begin(copy: str, note: Note, side: File) -> None:
+    """Begin a copy, which has no block, by a new side file."""
     text = _packed(note)
     if len(text) > _WHOLE_OFFSET:
         raise StorageError(
-            f"{copy}{SIDE}: no room for the path of the origin; give a shorter one", path=copy + SIDE
+            f"{side.path}: no room for the path of the origin; give a shorter one", path=side.path
         )
     with suppress(ArchiveNotFoundError):
         storage.remove(copy + PARTIAL)
-    with closing(File.open(copy + SIDE + SUFFIX, "a")) as side:
-        side.lock(LOCK_COPY, 2)  # and LOCK_SESSION, by which is told that a temporary file is written
-        side.truncate(0)
-        if notes.whole is not None:
-            side.pwrite(_WHOLE_OFFSET, _packed(notes.whole))
-        side.pwrite(0, text)
-        storage.move(side, copy + SIDE)
-        with closing(File.open(copy + PARTIAL, "a")) as data:
-            data.truncate(note.nbytes)
+    with closing(File.open(copy + PARTIAL, "x")) as data:
+        data.truncate(note.nbytes)
+    side.pwrite(0, text)
+
+
+def publish(side: File, partial: File, copy: str, digest: str | None) -> None:
+    """Give a copy that is begun, and proven, the name of a whole one."""
+    note = _note_in(side)
+    assert note is not None
+    partial.sync()
+    # The stamp stays when the file gets its name, so the note is right whenever this is killed.
+    side.pwrite(_WHOLE_OFFSET, _packed(note._replace(stamp=partial.stamp(), digest=digest)))
+    side.sync()
+    storage.move(partial, copy)
+
+
+def remove(copy: str) -> None:
+    """Delete a copy, whole or begun, under the lock of its side file, which goes last. Readers keep it."""
+    if whole_note(copy) is not None:
+        storage.remove(copy)
+    with suppress(ArchiveNotFoundError):
+        storage.remove(copy + PARTIAL)
+    storage.remove(copy + SIDE)
