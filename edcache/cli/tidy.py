@@ -133,9 +133,9 @@ def digest(path: str, as_json: bool, progress: bool | None) -> None:
 def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool | None, **how: Any) -> None:
     """Copy archives as files, or their samples into a new archive.
 
-    SRC TARGET copies a sealed archive, or a folder of them, to a disk of this machine, and checks every crc32. TARGET
-    is a folder, by default this one for a URL, or with the ending of SRC the path of the copy. A killed copy is
-    resumed; an existing one is only looked up. --max-size deletes copies that no process has open to make room.
+    SRC TARGET copies a sealed archive to a disk of this machine, and checks every crc32. TARGET is a folder, by default
+    this one for a URL, or with the ending of SRC the path of the copy. A killed copy is resumed; an existing one is
+    only looked up. --max-size deletes copies that no process has open to make room.
 
     PATH... -o OUT writes a new archive with the samples and labels of one or more archives, in their order, or of
     --where; with --max-size, files of about that size. Each record is checked, none is decoded. A PATH is an archive, a
@@ -166,9 +166,8 @@ def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool
             max_bytes=how["max_size"],
             on_progress=on_progress,
         )
-    archives = f"{copied.archives:,} archives, " if copied.archives > 1 else ""
     fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"
-    line = f"{out.printable(copied.path)}: {archives}{human_bytes(copied.nbytes)}, {fetched}"
+    line = f"{out.printable(copied.path)}: {human_bytes(copied.nbytes)}, {fetched}"
     out.print_report(as_json, copied._asdict(), [line])
 
 

@@ -33,19 +33,22 @@ def complete(
             another digest, and the copy is deleted. StaleArchiveError, StorageError: the fetched blocks stay.
     """
     copy, note = fetcher.pinned
+    fetched = 0
     with closing(File.open(copy + PARTIAL, "r+")) as partial:
-        fetched = _fetch_missing(fetcher, side, threads, tell)
-        if damaged := _damaged(partial, note, threads):
+        for _ in range(2):
+            fetched += _fetch_missing(fetcher, side, threads, tell)
+            damaged = _damaged(partial, note, threads)
+            if not damaged:
+                break
             # A process that was killed, or a power cut, may have left other bytes than the map says.
             start, end = np.array([extent for extent, _ in damaged], np.int64).T
             for low, high in runs(np.unique(blocks_of(start, end)[1])):
                 fetcher.map.mark(side, low, high, is_here=False)
-            fetched += _fetch_missing(fetcher, side, threads, tell)
-            for _, name in _damaged(partial, note, threads)[:1]:
-                raise CorruptArchiveError(
-                    f"{note.origin}: {name} fails its crc32, fetched twice; "
-                    f'run "edcache verify {note.origin}"'
-                )
+        else:
+            raise CorruptArchiveError(
+                f"{note.origin}: {damaged[0][1]} fails its crc32, fetched twice; "
+                f'run "edcache verify {note.origin}"'
+            )
         if digest is not None:
             try:
                 check_digest(partial, digest)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import closing
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
-from edcache import base, format, storage, writer
+from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.blocks import Fetcher, Origin, Pinned
 from edcache.backends.mirror.complete import THREADS, complete
@@ -17,19 +17,15 @@ from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
 from edcache.base import ArchiveExistsError, OptionError, Progress, Show
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located
-from edcache.writer import PARTIAL, SIDE, note_use
+from edcache.writer import PARTIAL, note_use
 
 logger = logging.getLogger("edcache")
 
-# Files beside an archive that are not copied.
-_PASSED_OVER: Final = (writer.SUFFIX, PARTIAL, SIDE)
-
 
 class Copied(NamedTuple):
-    """The result of a call: `path` of the copy or the folder; bytes of all, and those that were fetched."""
+    """The result of a call: path of the copy, its bytes, and the bytes that were fetched."""
 
     path: str
-    archives: int
     nbytes: int
     fetched: int
 
@@ -44,15 +40,14 @@ def copy_to_local(
     storage_options: Mapping[str, Any] | None = None,
     progress: Show = None,
 ) -> str:
-    """Copy a remote, sealed archive, or a folder of them, to a disk of this machine, once for all processes.
+    """Copy a remote, sealed archive to a disk of this machine, once for all processes.
 
     Args:
-        src: the path or URL of the archive; or a folder, of which all archives are copied, also those in
-            folders below it.
-        target: the folder for the copies, which is created if it does not exist; or the path of the copy,
+        src: the path or URL of the archive.
+        target: the folder for the copy, which is created if it does not exist; or the path of the copy,
             if it has the same ending as `src`.
         num_threads: the number of reads at the same time.
-        expected_digest: "sha256:...", as `edcache.digest` returned it for the archive; for one archive only.
+        expected_digest: "sha256:...", as `edcache.digest` returned it for the archive.
         max_bytes: a limit for all copies in the folder together, as a number, as "200GB", or as a fraction of
             the free disk. Copies that no process has open are deleted to make room, the least recently used
             first. Other archives are never deleted.
@@ -61,7 +56,7 @@ def copy_to_local(
             and log files get a line now and then. A function is called with (bytes copied, bytes in all)
             instead.
     Returns:
-        The path of the copy, which opens as any archive; or the folder.
+        The path of the copy, which opens as any archive.
     Raises:
         ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         OptionError: "far/train.zip: it is not sealed, so it may still grow; ...".
@@ -96,54 +91,12 @@ def copy_local(
     expected = None if expected_digest is None else parse_digest(expected_digest)
     base.check_count("num_threads", num_threads)
     source, target = located(src), local_path(target)
-    if not source.by_request and os.path.isdir(source.path):
-        if expected is not None:
-            raise OptionError(f"{source.path}: a folder; expected_digest= is that of one archive")
-        return _copy_folder(source.path, target, num_threads, Budget.of(max_bytes, target), on_progress)
     is_folder = os.path.isdir(target) or target.endswith(os.sep)
     if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
         target = os.path.join(target, os.path.basename(source.path))
     budget = Budget.of(max_bytes, os.path.dirname(target))
     nbytes, fetched = _copy_archive(source, target, num_threads, budget, expected, on_progress)
-    return Copied(target, 1, nbytes, fetched)
-
-
-def _copy_folder(
-    source: str, target: str, threads: int, budget: Budget, on_progress: OnProgress | None
-) -> Copied:
-    copies = {path: os.path.join(target, os.path.relpath(path, source)) for path in _archives_below(source)}
-    if not copies:
-        raise OptionError(f"{source}: no archives in this folder; name one that holds some")
-    sizes = [storage.stamp(path)[0] for path in copies]
-    total, before, fetched = sum(sizes), 0, 0
-    if budget.limit is not None and total > budget.limit:
-        raise OptionError(
-            f"{source}: {total:,} bytes of archives, max_bytes= allows {budget.limit:,}; allow more"
-        )
-    budget = budget._replace(keep=copies.values())
-    for (path, copy), size in zip(copies.items(), sizes, strict=True):
-
-        def advance(done: int, nbytes: int, before: int = before) -> None:
-            if on_progress is not None:
-                on_progress(before + done, total)
-
-        fetched += _copy_archive(located(path), copy, threads, budget, None, advance)[1]
-        before += size
-    return Copied(target, len(copies), total, fetched)
-
-
-def _archives_below(folder: str) -> Iterator[str]:
-    for parent, folders, names in os.walk(folder):
-        folders.sort()
-        for name in sorted(names):
-            path = os.path.join(parent, name)
-            if name.endswith(_PASSED_OVER) or not os.path.isfile(path):
-                continue
-            with closing(File.open(path, "r")) as file:
-                if not format.begins_archive(file.pread(0, format.PAGE)):
-                    continue
-                format.read_head(file.pread, path)
-            yield path
+    return Copied(target, nbytes, fetched)
 
 
 def _copy_archive(

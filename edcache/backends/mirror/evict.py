@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Collection
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
@@ -81,14 +80,10 @@ def evict(path: str) -> bool:
 
 
 class Budget(NamedTuple):
-    """The bytes that all copies in a folder may have together.
-
-    limit: None for any number. keep: paths of copies that stay.
-    """
+    """The bytes that all copies in a folder may have together; None for any number."""
 
     folder: str
     limit: int | None = None
-    keep: Collection[str] = ()
 
     @classmethod
     def of(cls, max_bytes: int | float | str | None, folder: str) -> Budget:
@@ -130,7 +125,6 @@ class Budget(NamedTuple):
     def evict_others(self, path: str, nbytes: int) -> int:
         """Evict copies until so many bytes fit at a path; returns the bytes of other copies that are left."""
         assert self.limit is not None
-        stays = {os.path.realpath(kept) for kept in (*self.keep, path)}
         others = [
             copy for copy in copies_in(self.folder) if os.path.realpath(copy.path) != os.path.realpath(path)
         ]
@@ -138,7 +132,7 @@ class Budget(NamedTuple):
         sizes = [copy.nbytes if is_made(copy.path) else copy.here for copy in others]
         total = sum(sizes)
         for copy, size in zip(others, sizes, strict=True):
-            if total + nbytes > self.limit and os.path.realpath(copy.path) not in stays and evict(copy.path):
+            if total + nbytes > self.limit and evict(copy.path):
                 total -= size
         return total
 
