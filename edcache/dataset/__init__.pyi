@@ -6,10 +6,11 @@ from .cached import CachedDataset as CachedDataset
 from .concatenation import concat as concat
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
-from .indexing import label_fields as label_fields
-from .indexing import readers_of as readers_of
+from .indexing import fields_of_labels as fields_of_labels
+from .indexing import structures as structures
+from .indexing import unsealed as unsealed
 from .mixture import mix as mix
 from .view import Samples as Samples
 from .view import View as View
-from .zipped import Zipped as Zipped
+from .view import with_files as with_files
 from .zipped import zip_fields as zip_fields

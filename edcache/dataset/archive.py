@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from edcache import base
 from edcache.base import ImageError, Ints, MissingSampleError
 from edcache.codec import Node, read_through
 from edcache.dataset.ahead import Shares
-from edcache.dataset.indexing import Root, T_co
+from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples
 from edcache.format import Failure
@@ -95,6 +96,24 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         used, first, numbers = np.unique(rows["schema"], return_index=True, return_inverse=True)
         pairs = zip(indices[first].tolist(), used.tolist(), strict=True)
         return numbers.reshape(-1), [session.decoder(schema, index).structure for index, schema in pairs]
+
+    @property
+    def _computes(self) -> bool:  # type: ignore[override]
+        return self._filler is not None
+
+    def _plain_session(self) -> Session | None:
+        return self._reader.session if self._transform is None and self._filler is None else None
+
+    def _warn_of_absent(self, ds: Readable[Any], asked_by: str, columns: str, chosen: Any = slice(0)) -> None:
+        if self._filler is None or self._reader.has_all:
+            return
+        # Labels that were added later are known without a record.
+        if any(name in columns for name in self._reader.original_labels):
+            absent = ~self._reader.session.index.are_present(ds.indices)
+            absent[chosen] = False
+            text = f"{np.count_nonzero(absent):,} of {len(ds):,} samples, which have no record yet"
+            if absent.any():
+                base.warn(f"{asked_by} leaves out {text}; warmup() first", once=(self.path, "absent"))
 
     def _with_readers(self: Self, change: Callable[[Reader], Reader]) -> Self:
         other = copy.copy(self)

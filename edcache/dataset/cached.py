@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol, overload
@@ -30,6 +30,8 @@ from edcache.writer import Store, store_at
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from edcache.writer import LabelChange
 
 
 class Source(Protocol[T_co]):
@@ -132,7 +134,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             if absent and self.complete:
                 from edcache.dataset import relabel
 
-                relabel.publish(self, lambda: relabel.of_keys(self, spec.only(absent)))
+                self._relabel(lambda: relabel.of_keys(self, spec.only(absent)))
         except BaseException:
             self._reader.close()
             raise
@@ -267,7 +269,7 @@ class CachedDataset(ArchiveDataset[T_co]):
         """
         from edcache.dataset import relabel
 
-        relabel.publish(self, lambda: relabel.given(self, what, values, on))
+        self._relabel(lambda: relabel.given(self, what, values, on))
         return self
 
     def drop_labels(self, *names: str) -> CachedDataset[T_co]:
@@ -280,8 +282,21 @@ class CachedDataset(ArchiveDataset[T_co]):
         """
         from edcache.dataset import relabel
 
-        relabel.publish(self, lambda: relabel.dropped(self, names))
+        self._relabel(lambda: relabel.dropped(self, names))
         return self
+
+    def _relabel(self, make: Callable[[], LabelChange]) -> None:
+        """Publish a change of labels, which `make` computes from the present state."""
+        from edcache.dataset import relabel
+
+        relabel.check(self._reader)
+        if self._filler is not None:
+            self._filler.flush()
+            self.refresh()
+        change = make()
+        sync: base.Sync = "seal" if self._building is None else self._building.job.sync
+        relabel.publish(self._reader.session.head, self.path, sync, change)
+        self.refresh()
 
     @takes(FillOptions)
     def warmup(
@@ -322,6 +337,22 @@ class CachedDataset(ArchiveDataset[T_co]):
 
     def _unsealed(self) -> list[str]:
         return [] if self._building is not None or self._reader.sealed else [self.path]
+
+
+def opened(options: CacheOptions, reader: Reader) -> CachedDataset[Any]:
+    """Make the dataset of an archive that exists."""
+    dataset: CachedDataset[Any] = CachedDataset.__new__(CachedDataset)
+    dataset._attach(options, reader)
+    return dataset
+
+
+def filled(
+    store: Store, source: Any, options: CacheOptions, fingerprint: dict[str, Any] | bool
+) -> CachedDataset[Any]:
+    """Make the dataset of a source; missing samples are computed first, unless the options say later."""
+    dataset: CachedDataset[Any] = CachedDataset.__new__(CachedDataset)
+    dataset._make(store, source, options, fingerprint)
+    return dataset
 
 
 def _path_of(source: Any) -> str:

@@ -13,9 +13,9 @@ from torch.utils.data import ConcatDataset
 from edcache.base import EdcacheError, Ints, OptionError
 from edcache.codec import Node
 from edcache.dataset.ahead import Shares
-from edcache.dataset.archive import ArchiveDataset, info_of
-from edcache.dataset.indexing import Root, Stored, stored_shares
-from edcache.dataset.transforms import Draws, extended, numbered
+from edcache.dataset.archive import info_of
+from edcache.dataset.indexing import Root, Stored, numbered, stored_shares
+from edcache.dataset.transforms import Draws, extended
 from edcache.dataset.view import Samples
 from edcache.format import Failure, stacked
 from edcache.labels import Labels, checked_indices
@@ -217,7 +217,7 @@ class Concat(Combined):
             return together
         sessions: list[Session] = []
         with suppress(EdcacheError):  # a closed or damaged archive; reading it raises
-            sessions += filter(None, map(_plain_session, self.parts))
+            sessions += filter(None, (part._plain_session() for part in self.parts if isinstance(part, Root)))
         state = self._times_set, last_change()
         known = [] if together is None else together.sessions
         if len(sessions) < max(2, len(self.parts)):
@@ -280,12 +280,6 @@ class Concat(Combined):
 
 
 # ------------------------------------------------------------------- parts of a root
-
-
-def _plain_session(part: Any) -> Session | None:
-    """Return the session of a part that is an archive without transforms; None for any other part."""
-    is_plain = isinstance(part, ArchiveDataset) and part._transform is None and part._filler is None
-    return part._reader.session if is_plain else None
 
 
 def _choose_fields(part: Samples, fields: Projection) -> Samples:

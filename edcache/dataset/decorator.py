@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, o
 from edcache import base, writer
 from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, takes
 from edcache.dataset.build import label_differences, warn_of_code
-from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable
+from edcache.dataset.cached import OPENING, CachedDataset, Source, check_fillable, filled, opened
 from edcache.dataset.indexing import T_co
 from edcache.reader import Reader
 from edcache.storage import cache_folder, shown
@@ -77,7 +77,6 @@ class CachedFactory(Generic[P, T_co]):
         fingerprint = writer.call_fingerprint(self.uncached, arguments, self.version)
         store = writer.store_at(self._locate(arguments, fingerprint), options.storage_options)
         archive = store.found(self._reading)
-        dataset: CachedDataset[T_co] = CachedDataset.__new__(CachedDataset)
         rebuild, is_complete = False, archive is not None and archive.complete
         if archive is not None and not (is_complete and options.grow):
             rebuild, _ = self._is_stale(archive, fingerprint)
@@ -85,16 +84,14 @@ class CachedFactory(Generic[P, T_co]):
             if options.preload:
                 archive.close()
                 archive = store.reader(replace(self._reading, preload=options.preload))
-            dataset._attach(options, archive)
-            return dataset
+            return opened(options, archive)
         source = self.uncached(*args, **kwargs)
         origin: dict[str, Any] | bool = writer.with_samples_of(fingerprint, source)
         if archive is not None and not rebuild:
             rebuild, is_let_pass = self._is_stale(archive, fingerprint, source)
             origin = origin if rebuild or not is_let_pass else False
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
-        dataset._make(store, source, options, origin)
-        return dataset
+        return filled(store, source, options, origin)
 
     def _is_stale(
         self, archive: Reader, fingerprint: dict[str, Any], source: Any = None

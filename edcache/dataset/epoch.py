@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from functools import partial
 from operator import length_hint
 from typing import Any, Literal, TypedDict
@@ -21,11 +21,11 @@ from edcache.base import Ints, OptionError, check_count, once, shown
 from edcache.dataset.selection import Cycle, Selection
 from edcache.dataset.state import (
     VERSION,
+    Sampled,
     State,
-    archive_of,
+    archive_text,
     check_fit,
     check_shape,
-    selections_of,
     view_text,
 )
 from edcache.dataset.transforms import drawn
@@ -125,7 +125,7 @@ class EpochSampler(DistributedSampler[Any]):
     # DistributedSampler.__init__ would count a dataset and ask torch.distributed too early.
     def __init__(
         self,
-        ds: Any,
+        ds: Sized,
         count: int,
         seed: int,
         *,
@@ -159,8 +159,10 @@ class EpochSampler(DistributedSampler[Any]):
         self._num_replicas, self._rank = num_replicas, rank
         # Changed by set_epoch, load_state_dict and _begin alone.
         self._pass = Pass(0)
-        self._ds, self._samples, self._archive = ds, len(ds), archive_of(ds)
-        self._selections = selections_of(ds)
+        self._ds: Sized | None = ds
+        self._samples, self._archive, self._selections = len(ds), "", list[Selection]()
+        if isinstance(ds, Sampled):
+            self._archive, self._selections = archive_text(ds._readers), ds._selections()
         self._check_ranks()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -304,13 +306,14 @@ class EpochSampler(DistributedSampler[Any]):
         # The first draw begins the iteration, not `iter`, which a DataLoader with workers calls twice
         # (test_samplers.py, test_an_iterator_that_is_never_used_takes_nothing).
         order = self._begin()
-        current, look = self._pass, getattr(self._ds, "_looking_ahead", None)
+        current, ds = self._pass, self._ds
         items = iter(order) if isinstance(order, Selection) else (item.tolist() for item in order)
-        ahead = None if look is None else look(partial(drawn_in, order), 0, len(order))
-        if ahead is not None:
-            items = ahead.follow(items, 1)
-        known = known_draws(self, self._ds, items)
-        if known is items and ahead is None and isinstance(order, Selection):
+        known = items
+        if isinstance(ds, Sampled):
+            ahead = ds._looking_ahead(partial(drawn_in, order), 0, len(order))
+            known = known if ahead is None else ahead.follow(known, 1)
+            known = known_draws(self, known) if ds._is_seeded else known
+        if known is items and isinstance(order, Selection):
             # The interpreter's own iterator takes a third of the time, and tells its rest.
             for low in range(0, len(order), _BLOCK):
                 block = order[low : low + _BLOCK].tolist()
@@ -411,10 +414,8 @@ def _share(sampler: EpochSampler, drawn: Selection, start: int, rank: int) -> An
     return _Steps(drawn, range(start + rank, end, size), size - rank, ranks)
 
 
-def known_draws(sampler: EpochSampler, ds: Any, items: Iterator[Any]) -> Iterator[Any]:
-    """Let the positions of a rank carry epoch and draw, if a transform of `ds` is seeded."""
-    if not getattr(ds, "_is_seeded", False):
-        return items
+def known_draws(sampler: EpochSampler, items: Iterator[Any]) -> Iterator[Any]:
+    """Let the positions of a rank carry epoch and draw, for seeded transforms."""
     numbers: Iterator[int] | None = None
     if sampler._may_repeat:
         order = _share(sampler, Selection(range(sampler._count)), sampler._pass.start, sampler.rank)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-import reprlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
@@ -11,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, get_worker_info
 
 from edcache import base, display
 from edcache.base import (
@@ -24,8 +22,10 @@ from edcache.base import (
 from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.loader import Loader
+from edcache.dataset.ordering import grouped
 from edcache.dataset.selection import Selection
-from edcache.dataset.transforms import Draws, Pipeline, draws_of, is_seeded
+from edcache.dataset.state import Sampled
+from edcache.dataset.transforms import Draw, Draws, Pipeline, is_seeded
 from edcache.format import Failure
 from edcache.labels import Labels, integers, origin
 from edcache.reader import Batch, FieldPath, Made, Projection, Reader, Records, Session
@@ -39,7 +39,7 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 
-class Readable(Dataset[T_co]):
+class Readable(Sampled, Dataset[T_co]):
     """Sequence of samples with labels: of a root, or some of it in some order.
 
     A root is an archive, or several put together.
@@ -194,7 +194,6 @@ class Readable(Dataset[T_co]):
 
     @property
     def _readers(self) -> list[Reader]:
-        """Archives underneath."""
         return self._root._readers
 
     @property
@@ -281,12 +280,6 @@ class Readable(Dataset[T_co]):
         )
 
     def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
-        """Make the look-ahead of an order; None if no archive is far.
-
-        Args:
-            positions: returns the positions in the items [a, b) of the order. start, stop: range of the items
-                to be read.
-        """
         root = self._root
         sessions = root._far_sessions()
         if not sessions or start >= stop:
@@ -299,13 +292,51 @@ class Readable(Dataset[T_co]):
 
     def _batch(self, indices: Any) -> Batch:
         positions = integers(indices, len(self))
-        draws = draws_of(self, indices, positions) if self._is_seeded else None
+        draws = self._draws(indices, positions) if self._is_seeded else None
         return Batch(self._records_at(self._root_indices(positions), draws), self._batch_transform)
 
     @property
     def _is_seeded(self) -> bool:
-        """True if a transform here depends on index and epoch of its sample."""
         return is_seeded(self._added) or self._root._is_seeded
+
+    def _draws(self, given: Any, positions: Ints, is_loader: bool = False) -> Draws:
+        """Return epoch and draw of each read, for seeded transforms.
+
+        The draw is the number of a Draw; else 1 + the position, in a view that repeats samples; else 0.
+
+        Args:
+            given: the requested indices, perhaps Draws. positions: the same in [-n, n), int64 [k].
+            is_loader: True for a DataLoader, which must not read all epochs alike by mistake.
+        Raises:
+            OptionError: a DataLoader or a worker of one reads, and the epoch is unknown.
+        """
+        if isinstance(given, list) and given and isinstance(given[0], Draw):
+            return numbered(self, positions, [(draw.epoch, draw.number) for draw in given])
+        epoch = self._root._epoch
+        if epoch is None and (is_loader or get_worker_info() is not None):
+            raise OptionError(
+                "a seeded transform depends on the epoch, and this DataLoader does not know it; call "
+                "set_epoch(epoch) of the dataset before each iteration, or give the DataLoader a sampler of "
+                "edcache.samplers that was made of this very dataset"
+            )
+        return numbered(self, positions, [(0 if epoch is None else int(epoch), 0)] * len(positions))
+
+    def _selections(self) -> list[Selection]:
+        return [self._whole_selection()] + [one for part in self._root._parts for one in part._selections()]
+
+    def _sorted_by_chunk(self) -> tuple[Selection, int]:
+        root = self._root
+        size, step = root._chunk_size(), self._whole_selection().step
+        if size is not None and step is not None:
+            return Selection(range(len(self))), -(-size // abs(step))
+        chunks = root._chunk_of(self.indices) if size is None else self.indices // size
+        missing = int(np.count_nonzero(chunks < 0))
+        if missing:
+            raise OptionError(
+                f"{missing:,} of {len(self):,} samples have no record, and so no chunk; leave out ds.missing"
+            )
+        positions, ends = grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
+        return Selection(positions), -(-len(self) // max(1, int(np.count_nonzero(np.diff(ends))))) or 1
 
     def _root_indices(self, positions: Ints) -> Ints:
         """Convert positions in [-len(self), len(self)) to indices in [-n, n) of the root."""
@@ -320,15 +351,17 @@ class Readable(Dataset[T_co]):
         root, then = self._root, self._added
         # A small sample takes 6 us, so each call counts.
         if root._is_seeded:
-            draws = draws_of(self, [position], np.array([position]))
+            draws = self._draws([position], np.array([position]))
             return self._records_at(np.array([index]), draws).samples()[0]
         sample = root._one(index, self._fields)
         if root._transform is not None:
             sample = root._transform(sample)
         if then is None:
             return sample
-        draws = draws_of(self, [position], np.array([position])) if is_seeded(then) else None
-        return then(sample) if draws is None else then(sample, index % len(root), *draws[0])  # type: ignore[call-arg]
+        if not isinstance(then, Pipeline) or not then.is_seeded:
+            return then(sample)
+        (draw,) = self._draws([position], np.array([position]))
+        return then(sample, index % len(root), *draw)
 
     def _records_at(self, indices: Ints, draws: Draws | None) -> Records:
         """Read many samples, as `_read` does, by their indices in the root and their draws."""
@@ -348,24 +381,6 @@ class Readable(Dataset[T_co]):
 
         return Made(make)
 
-    def _position(self, index: Any) -> int:
-        """Convert a user's index to a position in [0, len(self))."""
-        is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
-        try:
-            position = operator.index(None if is_bool else index)  # type: ignore[arg-type]
-        except TypeError:
-            advice = f"; ds.labels[{index!r}] is a label column, ds.select({index!r}) is a view of this field"
-            raise OptionError(
-                f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
-                f"ints, an int array or a bool mask{advice if isinstance(index, str) else ''}"
-            ) from None
-        length = len(self)
-        if not -length <= position < length:
-            raise base.SampleIndexError(
-                f"{self!r}: index {position} not in [-{length}, {length})", index=position
-            )
-        return position + length if position < 0 else position
-
 
 class Root(Readable[T_co]):
     """Dataset underneath views; its methods serve them and their batches.
@@ -378,6 +393,7 @@ class Root(Readable[T_co]):
     _is_seeded: bool = False  # True if a transform of a part depends on index and epoch of its sample
     _epoch: torch.Tensor | None = None  # int64 [], in memory that workers share
     _parts: Sequence[Readable[Any]] = ()  # datasets that it joins
+    _computes: bool = False  # True if it computes a missing sample at its read
 
     @property
     def transform(self) -> Transform:
@@ -434,6 +450,10 @@ class Root(Readable[T_co]):
         """Return the samples of these archives at some indices."""
         return []
 
+    def _plain_session(self) -> Session | None:
+        """Return the session of a complete archive whose samples are as stored; None for any other dataset."""
+        return None
+
     def _one(self, index: int, fields: Projection | None) -> Any:
         """Read a sample, or its fields."""
         return self._records(np.array([index]), fields).samples()[0]
@@ -458,9 +478,19 @@ class Root(Readable[T_co]):
         """Return the average number of samples in a chunk; None if they are not stored in their order."""
         return None
 
+    def _warn_of_absent(self, ds: Readable[Any], asked_by: str, columns: str, chosen: Any = slice(0)) -> None:
+        """Warn once if samples of a view are left out because a lazy cache does not know their labels yet.
+
+        columns: a text with the names of the columns in use. chosen: positions that are not left out.
+        """
+
     def _unsealed(self) -> list[str]:
         """List the archives underneath that are not sealed and have no source here."""
         raise NotImplementedError
+
+    def _label_fields(self) -> dict[str, FieldPath]:
+        """Map the label columns that hold a field of the samples, the same one in all archives, to its path."""
+        return label_fields(self._readers)
 
     def _with_readers(self, change: Callable[[Reader], Reader]) -> Root:
         """Copy this dataset, with other readers."""
@@ -491,9 +521,32 @@ def not_as_stored(ds: Readable[Any], change: str) -> OptionError:
     )
 
 
-def readers_of(ds: Readable[Any]) -> list[Reader]:
-    """List the archives underneath a dataset."""
-    return ds._readers
+def numbered(ds: Readable[Any], positions: Ints, draws: Draws) -> Draws:
+    """Number draws that have no number by their position, if a dataset repeats samples."""
+    if not ds._repeats:
+        return draws
+    places = (positions % len(ds) + 1).tolist()
+    return [(epoch, number or place) for (epoch, number), place in zip(draws, places, strict=True)]
+
+
+def unsealed(ds: Readable[Any]) -> list[str]:
+    """List the archives underneath a dataset that are not sealed and have no source here."""
+    return ds._root._unsealed()
+
+
+def structures(ds: Readable[Any]) -> tuple[Ints, list[Node | None]]:
+    """Return a number for each sample, and by number the tree of its schema.
+
+    The tree is None if only reading tells: a transform makes the sample, or it is of a lazy cache.
+    """
+    if ds._transform is not None:
+        return np.zeros(len(ds), np.int64), [None]
+    return ds._root._structures(ds._root_indices(np.arange(len(ds))))
+
+
+def fields_of_labels(ds: Readable[Any]) -> dict[str, FieldPath]:
+    """Map the label columns that hold a field of a dataset's samples to its path; of a transform's samples none."""
+    return {} if ds._transform is not None else ds._root._label_fields()
 
 
 def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:

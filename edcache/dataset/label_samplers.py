@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class Balanced(EpochSampler):
 
     def __init__(
         self,
-        ds: Any,
+        ds: Sized,
         label: Column,
         num_samples: int | None = None,
         seed: int = 0,
@@ -103,7 +103,7 @@ class Weighted(EpochSampler):
 
     def __init__(
         self,
-        ds: Any,
+        ds: Sized,
         weights: Column,
         num_samples: int | None = None,
         replacement: bool = True,
@@ -189,7 +189,7 @@ class ByLength(EpochSampler):
 
     def __init__(
         self,
-        ds: Any,
+        ds: Sized,
         lengths: Column,
         batch_size: int | None = None,
         shuffle: bool = True,

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_map
 from edcache.base import Ints, MissingDependencyError, OptionError, check_count
 from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
-from edcache.dataset.state import State
+from edcache.dataset.state import Sampled, State
 from edcache.reader import Batch, Memory, fresh
 
 _Slot = list[torch.Tensor]
@@ -52,7 +52,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: Sampled,
         batch_size: int | None,
         *,
         shuffle: bool,
@@ -135,7 +135,8 @@ class Loader:
         ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
             batches = ahead.follow(batches, starts.step, tells=True)
-        batches = known_draws(sampler, self.dataset, batches)
+        if self.dataset._is_seeded:
+            batches = known_draws(sampler, batches)
         # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
         last = sampler._items(current.start, sampler.rank) if self._drop_last else len(starts) * starts.step
         reached = itertools.chain(starts[1:], [last] if starts else [])
@@ -266,7 +267,7 @@ class Loader:
         return batch
 
 
-def _order_of(dataset: Any, sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
+def _order_of(dataset: Sampled, sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
     """Return the order of a user's sampler; OptionError if it does not fit."""
     makes_batches = batch_size is None
     if not isinstance(sampler, EpochSampler):

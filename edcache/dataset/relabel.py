@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import errno
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,9 @@ from edcache.base import (
     Sync,
     unknown_label,
 )
-from edcache.format import pa
+from edcache.format import Head, pa
 from edcache.labels import LabelSpec, checked_name
+from edcache.reader import Reader
 from edcache.writer import Appender, LabelChange, change_labels, retry_if_replaced
 
 if TYPE_CHECKING:
@@ -54,9 +55,7 @@ def given(
     if callable(values):
         return _compute(cache, LabelSpec({name: values}))
     if isinstance(values, Mapping):
-        stored = None
-        if name in cache._reader.label_names:
-            stored = cache.labels.schema.field(name).type
+        stored = cache.labels.schema.field(name).type if name in cache.labels else None
         index, column = labels.given_rows(name, values, len(cache), stored)
         return LabelChange(pa.table({name: column}), index)
     column = labels.given_column(name, values)
@@ -83,21 +82,18 @@ def dropped(cache: ArchiveDataset, names: Sequence[str]) -> LabelChange:
     return LabelChange(dropped=list(dict.fromkeys(names)))
 
 
-def publish(cache: ArchiveDataset, make: Callable[[], LabelChange]) -> None:
-    """Append changed labels to a dataset's archive, once more if another process replaces it meanwhile."""
-    _check(cache)
-    if cache._filler is not None:
-        cache._filler.flush()
-        cache.refresh()
-    sync: Sync = "seal" if cache._building is None else cache._building.job.sync
-    change = make()
+def publish(head: Head, path: str, sync: Sync, change: LabelChange) -> None:
+    """Append changed labels to an archive, once more if another process replaces it meanwhile.
+
+    head: of the archive that was opened.
+    """
 
     def append() -> None:
-        with closing(Appender.open(cache.path, cache._reader.head, mode="r+", sync=sync)) as appender:
-            if appender.head.uuid != cache._reader.head.uuid:
+        with closing(Appender.open(path, head, mode="r+", sync=sync)) as appender:
+            if appender.head.uuid != head.uuid:
                 raise StaleArchiveError(
-                    f"{cache.path}: another archive is here now than the one that was opened; open it again",
-                    path=cache.path,
+                    f"{path}: another archive is here now than the one that was opened; open it again",
+                    path=path,
                 )
             change_labels(appender, change)
 
@@ -107,21 +103,19 @@ def publish(cache: ArchiveDataset, make: Callable[[], LabelChange]) -> None:
         if error.errno not in _READ_ONLY:
             raise
         refused = StorageError(
-            f"{cache.path}: labels are kept in the archive, and it cannot be written here; copy it to where "
+            f"{path}: labels are kept in the archive, and it cannot be written here; copy it to where "
             "you may write, add them there, and open the copy",
-            path=cache.path,
+            path=path,
         )
         refused.errno, refused.filename = error.errno, error.filename
         raise refused from error
-    cache.refresh()
 
 
-def _check(cache: ArchiveDataset) -> None:
-    """Raise OptionError if labels cannot be changed."""
-    reader = cache._reader
+def check(reader: Reader) -> None:
+    """Raise OptionError if the labels of an open archive cannot be changed."""
     if reader.by_request:
         raise OptionError(
-            f"{cache.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
+            f"{reader.path}: an archive behind a URL is only read; change the labels of a copy on a disk, "
             "and upload that"
         )
     options = {
@@ -131,7 +125,7 @@ def _check(cache: ArchiveDataset) -> None:
     }
     for option, is_given in options.items():
         if is_given:
-            raise OptionError(f"{cache.path}: opened with {option}; open it without to change its labels")
+            raise OptionError(f"{reader.path}: opened with {option}; open it without to change its labels")
 
 
 def _take_table(cache: ArchiveDataset, given: Any, on: str | None) -> LabelChange:
@@ -158,7 +152,7 @@ def _compute(cache: ArchiveDataset, spec: LabelSpec) -> LabelChange:
     stored = copy.copy(cache)
     stored._transform = None
     indices = np.arange(len(cache))
-    if cache._filler is None:
+    if not cache._computes:
         indices = np.setdiff1d(indices, cache.missing)
 
     def rows() -> Iterator[tuple[int, list[Any]]]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sized
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache import base
 from edcache.base import Ints, OptionError, described
+from edcache.dataset.indexing import Readable
 from edcache.dataset.ordering import grouped
 from edcache.format import detached, fits_arrow, pa
 from edcache.labels import classes_of, comparable
@@ -17,31 +18,15 @@ Column = str | npt.ArrayLike
 """A label's name, or one value for each sample."""
 
 
-def warn_of_absent(ds: Any, asked_by: str, columns: str, chosen: Any = slice(0)) -> None:
-    """Warn once if samples of a lazy cache are left out because their labels are not known yet.
-
-    columns: a text with the names of the columns in use.
-    """
-    root: Any = getattr(ds, "_root", None)
-    if getattr(root, "_filler", None) is None or root._reader.has_all:
-        return
-    # Labels that were added later are known without a record.
-    if any(name in columns for name in root._reader.original_labels):
-        absent = ~root._reader.session.index.are_present(ds.indices)
-        absent[chosen] = False
-        text = f"{np.count_nonzero(absent):,} of {len(ds):,} samples, which have no record yet"
-        if absent.any():
-            base.warn(f"{asked_by} leaves out {text}; warmup() first", once=(root.path, "absent"))
-
-
-def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
+def column_of(ds: Sized, column: Column) -> npt.NDArray[Any]:
     """Return one value per sample: [len(ds)]."""
-    if isinstance(column, str):
-        warn_of_absent(ds, "a sampler by labels", column)
-    if isinstance(column, str) and not hasattr(ds, "labels"):
+    labels: Mapping[str, npt.NDArray[Any]] | None = getattr(ds, "labels", None)
+    if isinstance(column, str) and labels is None:
         raise OptionError(f"{type(ds).__name__} has no labels; give an array, one value for each sample")
+    if isinstance(column, str) and isinstance(ds, Readable):
+        ds._root._warn_of_absent(ds, "a sampler by labels", column)
     try:
-        values = ds.labels[column] if isinstance(column, str) else np.asarray(detached(column))
+        values = labels[column] if isinstance(column, str) and labels else np.asarray(detached(column))
     except ValueError as error:
         raise OptionError(f"{described(column)}: {error}; give one value for each sample") from error
     if values.ndim != 1:
@@ -51,7 +36,7 @@ def column_of(ds: Any, column: Column) -> npt.NDArray[Any]:
     return values
 
 
-def numbers_of(ds: Any, column: Column) -> npt.NDArray[Any]:
+def numbers_of(ds: Sized, column: Column) -> npt.NDArray[Any]:
     """Return one number per sample, none missing: [len(ds)], integers, floats or bools."""
     values = column_of(ds, column)
     missing = _is_missing(values)

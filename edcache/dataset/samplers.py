@@ -10,10 +10,9 @@ import numpy as np
 
 from edcache.base import Ints, OptionError, check_count, once
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
-from edcache.dataset.ordering import grouped
 from edcache.dataset.permutation import Computed, permutation, permuted, word, words
 from edcache.dataset.selection import Selection, Shuffled, shuffled
-from edcache.dataset.state import State, digest
+from edcache.dataset.state import Sampled, State, digest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -33,7 +32,7 @@ class Sequential(EpochSampler):
     >>> DataLoader(test, batch_size=64, sampler=edcache.samplers.Sequential(test, uneven="allow"))
     """
 
-    def __init__(self, ds: Any, **keywords: Unpack[SamplerKeywords]) -> None:
+    def __init__(self, ds: Sized, **keywords: Unpack[SamplerKeywords]) -> None:
         super().__init__(ds, len(ds), 0, **keywords)
 
     def _drawn(self, epoch: int) -> Selection:
@@ -54,7 +53,7 @@ class Shuffle(EpochSampler):
     >>> DataLoader(ds, batch_size=64, sampler=edcache.samplers.Shuffle(ds))
     """
 
-    def __init__(self, ds: Any, seed: int = 0, **keywords: Unpack[SamplerKeywords]) -> None:
+    def __init__(self, ds: Sized, seed: int = 0, **keywords: Unpack[SamplerKeywords]) -> None:
         super().__init__(ds, len(ds), seed, **keywords)
 
     def _drawn(self, epoch: int) -> Selection:
@@ -90,7 +89,7 @@ class ChunkShuffle(EpochSampler):
 
     def __init__(
         self,
-        ds: Any,
+        ds: Sized,
         buffer: int = 16,
         seed: int = 0,
         *,
@@ -100,11 +99,10 @@ class ChunkShuffle(EpochSampler):
         check_count("buffer", buffer)
         if lanes is not None:
             check_count("lanes", lanes)
-        root = getattr(ds, "_root", None)
-        if root is None:
+        if not isinstance(ds, Sampled):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
         self.buffer, self._lanes = buffer, lanes
-        self._positions, self._size = _runs(ds, root)
+        self._positions, self._size = ds._sorted_by_chunk()
         super().__init__(ds, len(ds), seed, **keywords)
 
     @property
@@ -143,7 +141,7 @@ class Foreign(EpochSampler):
         sampler: yields positions, or batches of them. It keeps its own state.
     """
 
-    def __init__(self, ds: Any, sampler: Iterable[Any], gives_lists: bool) -> None:
+    def __init__(self, ds: Sized, sampler: Iterable[Any], gives_lists: bool) -> None:
         self._sampler, self._is_of_lists = sampler, gives_lists
         super().__init__(ds, sys.maxsize, 0, num_replicas=1, rank=0)
 
@@ -181,21 +179,6 @@ class Foreign(EpochSampler):
     def _order(self, epoch: int, start: int, rank: int | None = None) -> Any:
         drawn = list(self._sampler)
         return [_positions(each) for each in drawn] if self._is_of_lists else Selection(_positions(drawn))
-
-
-def _runs(ds: Any, root: Any) -> tuple[Selection, int]:
-    """Sort the positions of a dataset by chunk; returns them, and the average samples of a chunk."""
-    size, step = root._chunk_size(), ds._whole_selection().step
-    if size is not None and step is not None:
-        return Selection(range(len(ds))), -(-size // abs(step))
-    chunks = root._chunk_of(ds.indices) if size is None else ds.indices // size
-    missing = int(np.count_nonzero(chunks < 0))
-    if missing:
-        raise OptionError(
-            f"{missing:,} of {len(ds):,} samples have no record, and so no chunk; leave out ds.missing"
-        )
-    places, ends = grouped(chunks.astype(np.uint64), int(chunks.max(initial=0)) + 1)
-    return Selection(places), -(-len(ds) // max(1, int(np.count_nonzero(np.diff(ends))))) or 1
 
 
 class _ChunkOrder(Computed):

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import OptionError, shown
+from edcache.base import Ints, OptionError, shown
+from edcache.dataset.ahead import Ahead
 from edcache.dataset.selection import Cycle, Selection, Shuffled
+from edcache.reader import Batch, Reader
 
 State = dict[str, Any]
 
@@ -18,10 +21,50 @@ _MOST_TEXT = 100
 _NUMBERS = ("version", "seed", "epoch", "samples", "length", "consumed")
 
 
-def archive_of(ds: Any) -> str:
-    """Return the uuid of a dataset's archive, in hex; a digest for several; "" for none."""
-    heads = [getattr(reader, "head", None) for reader in getattr(ds, "_readers", ())]
-    uuids = [bytes(head.uuid) for head in heads if head is not None]
+class Sampled:
+    """Dataset of edcache, as samplers and loaders know it; of any other object they know its length alone."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    @property
+    def _is_seeded(self) -> bool:
+        """True if a transform here depends on index and epoch of its sample."""
+        raise NotImplementedError
+
+    @property
+    def _readers(self) -> list[Reader]:
+        """Archives underneath."""
+        raise NotImplementedError
+
+    def _selections(self) -> list[Selection]:
+        """List the selections of this dataset and of its parts."""
+        raise NotImplementedError
+
+    def _sorted_by_chunk(self) -> tuple[Selection, int]:
+        """Sort positions by chunk; returns them, and the average samples of a chunk.
+
+        Raises: OptionError, a sample has no record, or the dataset has no chunks.
+        """
+        raise NotImplementedError
+
+    def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
+        """Make the look-ahead of an order; None if no archive is far.
+
+        Args:
+            positions: returns the positions in the items [a, b) of the order. start, stop: range of the items
+                to be read.
+        """
+        raise NotImplementedError
+
+    def _batch(self, indices: Any) -> Batch:
+        """Find the records at some positions, which `batch` collates."""
+        raise NotImplementedError
+
+
+def archive_text(readers: list[Reader]) -> str:
+    """Name an archive by its uuid in hex; several by a digest; none by ""."""
+    uuids = [reader.session.head.uuid for reader in readers]
     return uuids[0].hex() if len(uuids) == 1 else digest(*map(np.frombuffer, uuids)) if uuids else ""
 
 
@@ -31,13 +74,6 @@ def digest(*arrays: npt.NDArray[Any]) -> str:
     for array in arrays:
         digest.update(np.ascontiguousarray(array).astype(array.dtype.newbyteorder("<"), copy=False).data)
     return digest.hexdigest()
-
-
-def selections_of(ds: Any) -> list[Selection]:
-    """List the selections of a dataset and of its parts."""
-    parts = getattr(getattr(ds, "_root", None), "_parts", ())
-    own = [ds._whole_selection()] if hasattr(ds, "_whole_selection") else []
-    return own + [one for part in parts for one in selections_of(part)]
 
 
 def view_text(selections: list[Selection]) -> str:

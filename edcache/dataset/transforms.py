@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 from numpy.random.bit_generator import ISeedSequence
-from torch.utils.data import get_worker_info
 
-from edcache.base import Ints, OptionError, shown
+from edcache.base import OptionError, shown
 from edcache.dataset.ordering import checked_seed
 from edcache.reader import FieldPath, at, replaced, steps
 
@@ -107,39 +106,6 @@ def drawn(items: Iterator[Any], epoch: int, numbers: Iterator[int] | None) -> It
             yield Draw(item, epoch, next(numbers))
         else:
             yield [Draw(int(position), epoch, next(numbers)) for position in item]
-
-
-def draws_of(ds: Any, given: Any, positions: Ints, is_loader: bool = False) -> Draws | None:
-    """Return epoch and draw of each read of a sample; None if no transform of the dataset is seeded.
-
-    The draw is the number of a Draw; else 1 + the position, in a view that repeats samples; else 0.
-
-    Args:
-        given: the requested indices, perhaps Draws. positions: the same in [-n, n), int64 [k].
-        is_loader: True for a DataLoader, which must not read all epochs alike by mistake.
-    Raises:
-        OptionError: a DataLoader or a worker of one reads, and the epoch is unknown.
-    """
-    if not ds._is_seeded:
-        return None
-    if isinstance(given, list) and given and isinstance(given[0], Draw):
-        return numbered(ds, positions, [(draw.epoch, draw.number) for draw in given])
-    epoch = ds._root._epoch
-    if epoch is None and (is_loader or get_worker_info() is not None):
-        raise OptionError(
-            "a seeded transform depends on the epoch, and this DataLoader does not know it; call "
-            "set_epoch(epoch) of the dataset before each iteration, or give the DataLoader a sampler of "
-            "edcache.samplers that was made of this very dataset"
-        )
-    return numbered(ds, positions, [(0 if epoch is None else int(epoch), 0)] * len(positions))
-
-
-def numbered(ds: Any, positions: Ints, draws: Draws) -> Draws:
-    """Number draws that have no number by their position, if the dataset repeats samples."""
-    if not ds._repeats:
-        return draws
-    places = (positions % len(ds) + 1).tolist()
-    return [(epoch, number or place) for (epoch, number), place in zip(draws, places, strict=True)]
 
 
 def generator_of(seed: int, epoch: int, index: int, draw: int, step: int) -> np.random.Generator:

@@ -6,6 +6,7 @@ import copy
 import itertools
 import operator
 import os
+import reprlib
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, overload
@@ -20,10 +21,9 @@ from edcache.codec import Decoding
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.ordering import checked_seed, oversampled
-from edcache.dataset.sampler_columns import warn_of_absent
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
-from edcache.dataset.transforms import Draw, draws_of, extended
+from edcache.dataset.transforms import Draw, extended
 from edcache.labels import (
     Classes,
     checked_indices,
@@ -83,9 +83,27 @@ class Samples(Readable[T_co]):
         if type(indices) is list and indices and type(indices[0]) is list:
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
         positions = integers(indices, len(self))
-        draws = draws_of(self, indices, positions, is_loader=True)
+        draws = self._draws(indices, positions, is_loader=True) if self._is_seeded else None
         records = self._records_at(self._root_indices(positions), draws)
         return batch_for(sys._getframe(1), records, self._batch_transform)
+
+    def _position(self, index: Any) -> int:
+        """Convert a user's index to a position in [0, len(self))."""
+        is_bool = isinstance(index, bool) or str(getattr(index, "dtype", "")) in ("bool", "torch.bool")
+        try:
+            position = operator.index(None if is_bool else index)  # type: ignore[arg-type]
+        except TypeError:
+            advice = f"; ds.labels[{index!r}] is a label column, ds.select({index!r}) is a view of this field"
+            raise OptionError(
+                f"index {reprlib.repr(index)} of type {type(index).__name__}; use an int, a slice, a list of "
+                f"ints, an int array or a bool mask{advice if isinstance(index, str) else ''}"
+            ) from None
+        length = len(self)
+        if not -length <= position < length:
+            raise base.SampleIndexError(
+                f"{self!r}: index {position} not in [-{length}, {length})", index=position
+            )
+        return position + length if position < 0 else position
 
     # --------------------------------------------------------------------------------- by labels
 
@@ -110,7 +128,7 @@ class Samples(Readable[T_co]):
         """
         rows = labels.matching_rows(self.labels, conditions, where)
         columns = [where, *conditions] if isinstance(where, str) else conditions
-        warn_of_absent(self, "filter()", " ".join(columns), rows)
+        self._root._warn_of_absent(self, "filter()", " ".join(columns), rows)
         # A copy: the user may change an index array later.
         return self._picked(rows if where is None else rows.copy())
 
@@ -403,10 +421,6 @@ class Samples(Readable[T_co]):
             return other  # type: ignore[no-any-return]
         return View(other, self._selection, self._fields, self._added, self._repeats)
 
-    def _with_files(self) -> Samples[Any]:
-        """Copy this dataset with image files as `ImageFile`s, unless a decoding was given."""
-        return self._reread(_without_decoding)
-
 
 class View(Samples[T_co]):
     """View of a dataset: some samples, in some order, perhaps with some fields only or with a transform.
@@ -443,6 +457,11 @@ class View(Samples[T_co]):
         raise OptionError("labels of a view cannot be changed; change those of the dataset that it is of")
 
     drop_labels = add_labels
+
+
+def with_files(ds: Samples[Any]) -> Samples[Any]:
+    """Copy a dataset with image files as `ImageFile`s, unless a decoding was given."""
+    return ds._reread(_without_decoding)
 
 
 def _without_decoding(reader: Reader) -> Reader:

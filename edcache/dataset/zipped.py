@@ -14,7 +14,7 @@ from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples
 from edcache.format import Failure, beside
 from edcache.labels import checked_indices
-from edcache.reader import Beside, Projection, Records
+from edcache.reader import Beside, FieldPath, Projection, Records
 
 
 def zip_fields(*datasets: Samples) -> Zipped:
@@ -68,6 +68,9 @@ class Zipped(Combined):
 
     def _stored(self, indices: Ints, places: Ints) -> NoReturn:
         raise not_as_stored(self, "their fields come from several datasets")
+
+    def _label_fields(self) -> dict[str, FieldPath]:
+        return {}  # each archive may have a field of the path
 
     def _label_table(self) -> Any:
         return beside(self._tables([len(self)] * len(self.parts)))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from edcache.base import ArchiveError, CodecError, OptionError, parsed_bytes, shown
-from edcache.dataset import CachedDataset, Path, Samples, Zipped, label_fields, readers_of
+from edcache.dataset import CachedDataset, Path, Samples, fields_of_labels, structures, unsealed, with_files
 from edcache.interop.export_columns import nbytes_of, unified
 from edcache.interop.export_formats import WRITERS, Writer, check_absent, new_folder, read
 from edcache.interop.kinds import Format
@@ -98,16 +98,16 @@ def _write(
 
 def _open(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
     samples = ds if isinstance(ds, Samples) else CachedDataset.from_cache(ds, allow_partial=True)
-    unsealed = [] if allow_partial else samples._root._unsealed()
-    if unsealed:
+    growing = [] if allow_partial else unsealed(samples)
+    if growing:
         raise ArchiveError(
-            f"export(): {unsealed[0]} is not sealed, so that samples may be missing; fill it again, or pass "
+            f"export(): {growing[0]} is not sealed, so that samples may be missing; fill it again, or pass "
             "allow_partial=True",
             option="allow_partial",
         )
     if not len(samples):
         raise OptionError("export(): there is no sample to write")
-    return samples._with_files()
+    return with_files(samples)
 
 
 def _prepare(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num_workers: int) -> Writer:
@@ -124,10 +124,7 @@ def _prepare(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num_
 
 def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     """Choose positions of samples of every kind: one of each schema if that suffices."""
-    every = np.arange(len(ds))
-    numbers, trees = ds._root._structures(ds._root_indices(every))
-    if ds._transform is not None:
-        return every
+    numbers, trees = structures(ds)
     chosen = np.zeros(len(ds), bool)
     for number, tree in enumerate(trees):
         positions = np.flatnonzero(numbers == number)
@@ -161,12 +158,9 @@ def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> 
     chosen = list(ds.labels) if labels is True else list(labels)
     for name in chosen:
         ds.labels.column(name)
-    # Zipped archives may each have a field of this path.
-    is_stored = ds._transform is None and not isinstance(ds._root, Zipped)
-    paths = label_fields(readers_of(ds)) if is_stored else {}
     texts = {
         name: ".".join(map(str, path)) if isinstance(path, tuple) else str(path)
-        for name, path in paths.items()
+        for name, path in fields_of_labels(ds).items()
     }
     return tuple(name for name in chosen if texts.get(name) not in names)
 

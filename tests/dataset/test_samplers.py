@@ -22,30 +22,32 @@ from torch.utils.data import BatchSampler, DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.selection import Selection
+from edcache.dataset.state import Sampled
 from edcache.errors import OptionError, UnknownLabelError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
 COUNT = 203
 
 
-class Labelled:
+class Labelled(Sampled):
     """What a sampler needs of a dataset, and of an archive: samples in order, in chunks of 10."""
+
+    _is_seeded, _readers = False, ()
 
     def __init__(self, length, chunk=10, **labels):
         self.length, self.chunk, self.labels = length, chunk, labels
-        self._root = self
 
     def __len__(self):
         return self.length
 
-    def _whole_selection(self):
-        return Selection(range(self.length))
+    def _selections(self):
+        return [Selection(range(self.length))]
 
-    def _chunk_size(self):
-        return self.chunk
+    def _sorted_by_chunk(self):
+        return Selection(range(self.length)), self.chunk
 
-    def _chunk_of(self, indices):
-        raise AssertionError("the chunk of each sample was asked for")
+    def _looking_ahead(self, positions, start, stop):
+        return None
 
 
 def some(length):

@@ -107,6 +107,63 @@ def test_imports_go_down_only_and_take_what_a_room_offers(file):
             assert module == surface_of(module), f"takes {module} past the surface of its room"
 
 
+# Base classes whose protected members the files of their room share: a public name would be one more for users.
+PROTECTED = {
+    "dataset": ("state.Sampled", "indexing.Readable", "indexing.Root", "view.Samples", "epoch.EpochSampler"),
+}
+
+
+def private_members(node):
+    """The names with an underscore that the classes in a tree define."""
+    for kind in (n for n in ast.walk(node) if isinstance(n, ast.ClassDef)):
+        for n in ast.walk(kind):
+            name = getattr(n, "name", None)
+            if (
+                isinstance(n, ast.Attribute)
+                and isinstance(n.ctx, ast.Store)
+                and ast.unparse(n.value) == "self"
+            ):
+                name = n.attr
+            elif isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store):
+                name = n.id
+            if name is not None and is_private(name):
+                yield name
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__") and name != "_fields"  # of a namedtuple
+
+
+def private_accesses(tree):
+    """Line and name of each `x._name` but for self, cls and super(); also by getattr."""
+    for n in ast.walk(tree):
+        if isinstance(n, ast.Attribute) and is_private(n.attr):
+            if ast.unparse(n.value) not in ("self", "cls", "super()"):
+                yield n.lineno, n.attr
+        elif isinstance(n, ast.Call) and ast.unparse(n.func) in ("getattr", "setattr", "hasattr"):
+            name = n.args[1].value if isinstance(n.args[1], ast.Constant) else ""
+            if is_private(name):
+                yield n.lineno, name
+
+
+def test_private_members_stay_in_their_file():
+    trees = {file: ast.parse(file.read_text()) for file in FILES}
+    own = {file: {*private_members(tree)} for file, tree in trees.items()}
+    everywhere = set().union(*own.values())
+    shared = {}
+    for room, bases in PROTECTED.items():
+        files, kinds = zip(*(base.split(".") for base in bases), strict=True)
+        nodes = [n for file in files for n in trees[MODULES[f"{room}.{file}"]].body]
+        shared[room] = {m for n in nodes if getattr(n, "name", "") in kinds for m in private_members(n)}
+    found = [
+        f"{module_of(file)}:{line}: {name}"
+        for file, tree in trees.items()
+        for line, name in private_accesses(tree)
+        if name in everywhere - own[file] - shared.get(room_of(file), set())
+    ]
+    assert found == [], "\n".join(found)
+
+
 def test_no_file_leads_to_itself():
     """Rooms are on floors; here are the files of one, whose surfaces only gather them."""
     edges = {
