@@ -14,7 +14,14 @@ from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from edcache import base
-from edcache.base import CodecError, CorruptRecordError, OptionError, imported, module_name
+from edcache.base import (
+    CodecError,
+    CorruptRecordError,
+    MissingDependencyError,
+    OptionError,
+    imported,
+    module_name,
+)
 from edcache.codec import packages
 from edcache.codec.packages import ClassName, Form
 
@@ -88,11 +95,11 @@ def own_name(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _find(name: ClassName, *, may_import: bool = True) -> type | Form | None:
+def _find(name: ClassName) -> type | Form | None:
     module, qualname = name
     keys = (f"{alias}.{qualname}" for alias in base.module_aliases(module))
     known = next((_registered[key] for key in keys if key in _registered), None)
-    return known or packages.listed(name, may_import=may_import)
+    return known or packages.listed(name)
 
 
 def stored_as(cls: type) -> type | Form | None:
@@ -100,13 +107,13 @@ def stored_as(cls: type) -> type | Form | None:
     known = _registered.get(own_name(cls))
     if known is cls or (isinstance(known, Form) and known.cls is cls):
         return known
-    is_listed = packages.listed(class_name(cls), may_import=False) is cls
-    return cls if is_listed else packages.form_of(cls)
+    form = packages.form_of(cls)
+    return cls if form is None and packages.listed(class_name(cls)) is cls else form
 
 
-def lookup(name: ClassName, kind: type[_Entry], *, may_import: bool = True) -> _Entry:
-    """Look up the class or Form of a name in records; CodecError if unknown. may_import: of a listed enum's module."""
-    known = _find(name, may_import=may_import)
+def lookup(name: ClassName, kind: type[_Entry]) -> _Entry:
+    """Look up the class or Form of a name in records. Raises: CodecError if unknown; MissingDependencyError."""
+    known = _find(name)
     if not isinstance(known, kind):
         raise _unregistered(name, ", encode=..., decode=..." if kind is Form else "")
     return known
@@ -122,7 +129,7 @@ def _unregistered(name: ClassName, arguments: str) -> CodecError:
 
 
 class EnumKey(NamedTuple):
-    """Dict key: a member of an enum whose class is not loaded."""
+    """Dict key: a member of an enum that is unknown here; so a schema is read without the class."""
 
     name: ClassName
     member: str
@@ -136,12 +143,11 @@ class EnumKey(NamedTuple):
 
 
 def enum_key(name: ClassName, member: str) -> Any:
-    """Return the member of an enum, or an EnumKey if that takes an import or a call of `register`."""
+    """Return the member of an enum, or an EnumKey if that takes a call of `register` or an installation."""
     try:
-        cls = lookup(name, type, may_import=False)
-    except CodecError:
+        return member_named(lookup(name, type), member)
+    except (CodecError, MissingDependencyError):
         return EnumKey(name, member)
-    return member_named(cls, member)
 
 
 def member_named(cls: Any, member: str) -> Any:

@@ -40,14 +40,11 @@ def form_of(cls: type) -> Form | None:
     return _form(_IMAGE) if form is None and image is not None and issubclass(cls, image) else form
 
 
-def listed(name: ClassName, *, may_import: bool = True) -> Form | type[enum.Enum] | None:
-    """Return the form or the enum of a name; None if it is not on the list.
-
-    may_import: import the module of an enum, if it is not imported yet. Raises: MissingDependencyError.
-    """
+def listed(name: ClassName) -> Form | type[enum.Enum] | None:
+    """Return the form or the enum of a name; None if it is not on the list. Raises: MissingDependencyError."""
     if name in _FORMS:
         return _form(name)
-    if name[0] not in _ENUM_MODULES or not (may_import or name[0] in sys.modules):
+    if name[0] not in _ENUM_MODULES:
         return None
     cls = _import(name)
     return cls if isinstance(cls, type) and issubclass(cls, enum.Enum) else None

@@ -36,7 +36,7 @@ LeafSpan = tuple[int, int, tuple[int, ...]]
 _Ints = np.ndarray[Any, np.dtype[np.int64]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Node:
     """Node of a parsed schema.
 
@@ -228,10 +228,10 @@ class Layout:
         for i in self.fixed:
             leaf = self.leaves[i]
             start = align(end, leaf.align)
-            object.__setattr__(leaf, "offset", start)
+            leaf.offset = start
             end = start + (leaf.nbytes or 0)
         for nth, i in enumerate(self.variable):
-            object.__setattr__(self.leaves[i], "nth", nth)
+            self.leaves[i].nth = nth
         self.slots = struct.Struct(f"<{sum(self.leaves[i].slots for i in self.variable)}q")
         self.slots_offset = align(end, 8) if self.variable else end
         self.data_offset = self.slots_offset + self.slots.size
