@@ -115,6 +115,10 @@ class ByteSource(ABC):
         If it is read by request, all requests run concurrently.
         """
 
+    def known(self, offset: int, nbytes: int) -> memoryview | None:
+        """Bytes that are in memory already, as they came with its opening; None for others."""
+        return None
+
     def download(self, write: Callable[[int, bytes], object]) -> None:
         """Read all of a source without ranges by one request; `write(offset, piece)` takes the pieces."""
         raise NotImplementedError

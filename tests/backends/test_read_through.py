@@ -355,6 +355,14 @@ def test_nothing_is_written_where_the_archive_is(far, ssd):
     assert not any(there)
 
 
+def test_a_new_copy_opens_by_the_two_requests_of_its_origin(far, ssd):
+    with serving(far.read_bytes()) as served:
+        ds = opened(served.url, ssd)
+        assert len(served.requests) == 2
+        assert served.sent == 4096 + (1 << 16)
+        assert ds[COUNT - 1]["n"] == COUNT - 1
+
+
 def test_it_is_read_from_whatever_gives_bytes_at_offsets(far, ssd):
     origin = Far(far.read_bytes(), delay=0.001)
     file = open_copy(Place(origin), None, folder=str(ssd))

@@ -52,6 +52,9 @@ class Far:
     def size(self) -> int:
         return len(self.data)
 
+    def known(self, offset: int, nbytes: int) -> None:
+        return None
+
     def pread(self, offset: int, nbytes: int) -> bytes:
         time.sleep(self.delay)
         with self._lock:

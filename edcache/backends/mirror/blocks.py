@@ -75,6 +75,7 @@ class Origin:
     def __init__(self, pinned: Pinned, opener: Opener) -> None:
         self.opener, self._note = opener, pinned.note
         self._source: PerProcess[ByteSource] = PerProcess()
+        self._first: ByteSource | None = None
 
     @property
     def source(self) -> ByteSource:
@@ -83,7 +84,7 @@ class Origin:
 
     def keep(self, source: ByteSource) -> None:
         """Read from this source, which is open, and close it with this."""
-        self._source.get(lambda: source)
+        self._first = self._source.get(lambda: source)
 
     def read_many(self, extents: Extents) -> Sequence[bytes | memoryview]:
         """Read extents; StaleArchiveError if the origin has changed."""
@@ -93,6 +94,10 @@ class Origin:
         data = source.read_many(extents)
         self._check_identity(source)
         return data
+
+    def known(self, offset: int, nbytes: int) -> memoryview | None:
+        """Return bytes that came with its opening, also in a forked child; None for others."""
+        return None if self._first is None else self._first.known(offset, nbytes)
 
     def _opened(self) -> ByteSource:
         source = self.opener()

@@ -31,8 +31,6 @@ logger = logging.getLogger("edcache")
 
 # If no more than this part of the blocks is missing when a copy is opened, all of them are fetched.
 _REST: Final = 1 / 16
-# The last blocks, with the index and the labels, are fetched with the first one when a copy is opened.
-_TAIL_BLOCKS: Final = 2
 
 
 class WholeCopy(ByteSource):
@@ -130,6 +128,11 @@ class ReadThrough(WholeCopy):
     def are_cached(self, offsets: Sequence[int]) -> bool:
         return True
 
+    def pread(self, offset: int, nbytes: int) -> bytes:
+        """See `ByteSource`: no block is fetched for bytes that came with the opening of the origin."""
+        known = self.origin.known(offset, nbytes)
+        return super().pread(offset, nbytes) if known is None else bytes(known)
+
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: fetches missing blocks, all at once; StaleArchiveError if the origin has changed."""
         if not extents:
@@ -197,8 +200,6 @@ def _opened(where: Location, origin: ByteSource, budget: Budget, *, is_share: bo
         origin.close()
         return file
     file.origin.keep(origin)
-    count = file.fetcher.map.count
-    file.fetcher.keep(np.unique([0, *range(max(0, count - _TAIL_BLOCKS), count)]))
     return _completed(file)
 
 

@@ -124,7 +124,7 @@ class RemoteObject(ByteSource):
 
     def pread(self, offset: int, nbytes: int) -> bytes:
         start, end = self._clipped(offset, nbytes)
-        data = self._known(start, end)
+        data = self.known(start, end - start)
         if data is None and end - start > _AHEAD_NBYTES:  # hundreds of these would fill the memory
             (data,) = self.read_many([(start, end - start)])
         elif data is None:
@@ -134,7 +134,7 @@ class RemoteObject(ByteSource):
     def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
         """See `ByteSource`: up to 64 requests at a time; a run of over 4 MiB is several."""
         ranges = [self._clipped(offset, nbytes) for offset, nbytes in extents]
-        known = [self._known(start, end) for start, end in ranges]
+        known = [self.known(start, end - start) for start, end in ranges]
         absent = [(a, b - a) for (a, b), data in zip(ranges, known, strict=True) if data is None]
         windows = self._fetch(absent)
         starts = [window.start for window in windows]
@@ -152,7 +152,8 @@ class RemoteObject(ByteSource):
         start = min(offset, self._stamp.size)
         return start, min(start + nbytes, self._stamp.size)
 
-    def _known(self, start: int, end: int) -> memoryview | None:
+    def known(self, offset: int, nbytes: int) -> memoryview | None:
+        start, end = self._clipped(offset, nbytes)
         if start == end:
             return memoryview(b"")
         for window in tuple(self._windows):
