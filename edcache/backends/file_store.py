@@ -64,7 +64,7 @@ class FileStore(Store):
                 raise error from None
             # Where its creator wrote the head meanwhile, it opens now (test_stream.py, test_a_killed_one_*).
             reader = super().found(options)
-        if reader is None or not reader.is_abandoned:
+        if reader is None or not reader.session.is_abandoned:
             return reader
         reader.close()
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 import numpy as np
@@ -17,15 +17,18 @@ from edcache.cli import output as out
 from edcache.cli.flags import PATH, PATHS, flags, row_flags
 from edcache.storage import shown
 
+if TYPE_CHECKING:
+    from edcache.reader import Session
+
 _SHOWN_SCHEMAS: Final = 8
 _NEGATIVE: Final = re.compile(r"-\d+")
 _BLOCK: Final = 10_000
 
 
-def open_archive(path: str) -> tuple[Any, label_tables.Labels]:
+def open_archive(path: str) -> tuple[Session, label_tables.Labels]:
     """Open an archive, complete or not, and its labels, without torch."""
-    archive = writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False))
-    return archive, label_tables.Labels(archive.stored_labels, num_rows=len(archive))
+    session = writer.store_at(path).reader(ReadOptions(allow_partial=True, local=False)).session
+    return session, label_tables.Labels(lambda: session.labels, num_rows=session.length)
 
 
 @click.command()
@@ -152,10 +155,10 @@ def ls(path: str, **listing: Any) -> None:
     Example:
       edcache ls train.zip --csv
     """
-    archive = open_archive(path)[0]
-    held = archive.held
-    places = (row[:3] for row in archive.rows[held].tolist())
-    rows = ((index, *place) for index, place in zip(held.tolist(), places, strict=True))
+    index = open_archive(path)[0].index
+    held = index.held()
+    places = (row[:3] for row in index.all_rows()[held].tolist())
+    rows = ((number, *place) for number, place in zip(held.tolist(), places, strict=True))
     out.print_rows(("index", "offset", "nbytes", "crc32"), rows, len(held), **listing)
 
 
@@ -206,7 +209,7 @@ def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[st
 def _list(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
     """Print the labels, or the counts of one column."""
     archive, labels = open_archive(path)
-    indices = archive.held
+    indices = archive.index.held()
     if where is not None:
         indices = np.intersect1d(label_tables.matching_rows(labels, {}, where), indices)
     if count is not None:

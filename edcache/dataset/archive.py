@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 Self = TypeVar("Self", bound="ArchiveDataset")
 
+# Runs, and samples of each, that are probed to see if an archive is in order.
+_PROBED_RUNS, _PROBED_SAMPLES = 8, 256
+
 
 class ArchiveDataset(Root[T_co], Samples[T_co]):
     """Samples of an archive; a filler, if there is one, computes missing ones.
@@ -44,7 +47,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def labels(self) -> Labels:
         """Label columns of the whole archive; see the base class."""
         if self._labels is None:
-            self._labels = Labels(self._reader.stored_labels, num_rows=len(self))
+            self._labels = Labels(lambda: self._reader.session.labels, num_rows=len(self))
         return self._labels
 
     def _one(self, index: int, fields: Projection | None) -> Any:
@@ -105,11 +108,12 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return self._reader.session if self._transform is None and self._filler is None else None
 
     def _warn_of_absent(self, ds: Readable[Any], asked_by: str, columns: str, chosen: Any = slice(0)) -> None:
-        if self._filler is None or self._reader.has_all:
+        session = self._reader.session
+        if self._filler is None or session.has_all:
             return
         # Labels that were added later are known without a record.
-        if any(name in columns for name in self._reader.original_labels):
-            absent = ~self._reader.session.index.are_present(ds.indices)
+        if any(name in columns for name in session.original_labels):
+            absent = ~session.index.are_present(ds.indices)
             absent[chosen] = False
             text = f"{np.count_nonzero(absent):,} of {len(ds):,} samples, which have no record yet"
             if absent.any():
@@ -121,10 +125,23 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return other
 
     def _chunk_of(self, indices: Ints) -> Ints:
-        return self._reader.chunk_of(indices)
+        session = self._reader.session
+        # As many parts of the file as chunks, of equal size in bytes.
+        rows, nbytes = session.index.rows(indices), -(-session.nbytes // max(1, session.chunks))
+        numbers = rows["offset"].astype(np.int64) // nbytes
+        numbers[rows["flags"] == 0] = -1
+        return numbers
 
     def _chunk_size(self) -> int | None:
-        return self._reader.chunk_size()
+        session = self._reader.session
+        index, chunks, count = session.index, session.chunks, len(self)
+        if not chunks or not index.is_dense:
+            return None
+        size = -(-count // chunks)
+        runs = np.arange(0, count, size * -(-chunks // _PROBED_RUNS))[:, None]
+        probed = np.minimum(runs + np.arange(0, size, -(-size // _PROBED_SAMPLES)), count - 1)
+        offsets = index.offsets(probed.reshape(-1)).reshape(probed.shape)
+        return size if np.all(np.diff(offsets) >= 0) else None
 
     def _computed(self, position: int, filler: LazyFiller) -> Any:
         """Return a sample without a record: as another process has stored it meanwhile, or computed now."""
@@ -155,7 +172,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
         Each has index, final (absent for good), error (the exception's name), message and traceback.
         """
-        return list(self._reader.failures)
+        return list(self._reader.session.index.failures)
 
     def info(self) -> dict[str, Any]:
         """Return the state of the archive, and the memory that reading takes in this process.
@@ -170,7 +187,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     @property
     def missing(self) -> Ints:
         """Indices without a record: int64 [k], sorted."""
-        return self._reader.missing()
+        return self._reader.session.index.missing()
 
     def refresh(self) -> bool:
         """Open later additions of other processes, or an archive saved over it; return True if anything changed."""
@@ -189,12 +206,13 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
 def info_of(reader: Reader) -> dict[str, Any]:
     """Return the state of an archive; see `ArchiveDataset.info`."""
+    session = reader.session
     return {
         "path": reader.path,
-        "samples": len(reader),
-        "present": reader.present,
-        "sealed": reader.sealed,
-        "labels": reader.label_names,
-        "nbytes": reader.nbytes,
-        **reader.memory(),
+        "samples": session.length,
+        "present": session.index.present,
+        "sealed": session.sealed,
+        "labels": [*dict(session.label_columns)],
+        "nbytes": session.nbytes,
+        **session.memory(),
     }

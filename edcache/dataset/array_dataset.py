@@ -132,7 +132,7 @@ class ArrayDataset:
     @property
     def missing(self) -> Ints:
         """Indices without a record, sorted: int64 [k]."""
-        return self._reader.missing()
+        return self._reader.session.index.missing()
 
     def close(self) -> None:
         """Close the archive. Arrays that were returned before stay valid."""

@@ -113,12 +113,12 @@ class Building:
             StaleCacheError: it is of another source, or of another length. OptionError: it has other options.
         """
         path, head, job = archive.path, archive.head, self.job
-        origin = archive.origin
+        origin = archive.session.origin
         expected = writer.check_origin(path, origin, job)
         length = job.head.length or 0
         if not self._is_stream and not (job.options.grow and len(archive) < length):
             longer = len(archive) if len(archive) > length else None
-            writer.check_length(path, archive.declared_length or longer, length)
+            writer.check_length(path, archive.session.declared_length or longer, length)
         # A complete archive gets the label columns that it lacks from its samples.
         names = [name for name, _ in head.labels]
         kept = job.spec.only(names)

@@ -129,7 +129,8 @@ class CachedDataset(ArchiveDataset[T_co]):
             return
         try:
             # Dropped columns do not return.
-            known = {*self._reader.label_names, *(name for name, _ in self._reader.head.labels)}
+            session = self._reader.session
+            known = {*dict(session.label_columns), *dict(session.head.labels)}
             absent = [name for name in spec.names if name not in known]
             if absent and self.complete:
                 from edcache.dataset import relabel
@@ -218,10 +219,11 @@ class CachedDataset(ArchiveDataset[T_co]):
         if "_reader" not in vars(self):  # options were refused
             return "CachedDataset(not open)"
         try:
-            names = base.printable(", ".join(self._reader.label_names))
+            session = self._reader.session
+            names = base.printable(", ".join(dict(session.label_columns)))
         except base.EdcacheError:  # a traceback may show a dataset that failed to open
             return f"CachedDataset({self.path!r}, {'closed' if self._reader.closed else 'not open'})"
-        lack = "not sealed" if self._reader.has_all else f"{len(self) - self._reader.present:,} missing"
+        lack = "not sealed" if session.has_all else f"{len(self) - session.index.present:,} missing"
         state = "" if self.complete else f", {lack}"
         labels = f", labels: {names}" if names else ""
         return f"CachedDataset({self.path!r}, {len(self):,} samples{state}{labels})"

@@ -102,7 +102,7 @@ class CachedFactory(Generic[P, T_co]):
         """
         on_stale, origin, adds = self._on_stale, archive.head, not archive.complete
         if source is not None:
-            origin, lengths = archive.origin, None
+            origin, lengths = archive.session.origin, None
             if not writer.is_stream(source) and hasattr(source, "__len__"):
                 length = writer.length_of(source, archive.path)
                 adds = adds or length > len(archive)

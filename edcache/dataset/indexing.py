@@ -185,7 +185,7 @@ class Readable(Sampled, Dataset[T_co]):
         """Show in a notebook; no user's code is run, and nothing is fetched from far."""
         try:
             readers = self._readers
-            is_near = all(reader.has_all and reader.memory()["mapped"] for reader in readers)
+            is_near = all(one.session.has_all and one.session.memory()["mapped"] for one in readers)
             is_plain = _is_stored(self) and not any(reader.allow_pickle for reader in readers)
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
             return display.dataset_html(self, repr(self), readers, grid)
@@ -551,7 +551,7 @@ def fields_of_labels(ds: Readable[Any]) -> dict[str, FieldPath]:
 
 def label_fields(readers: Sequence[Reader]) -> dict[str, FieldPath]:
     """Map the label columns that hold a field of the samples, the same one in all archives, to its path."""
-    first, *others = (reader.original_labels for reader in readers)
+    first, *others = (reader.session.original_labels for reader in readers)
     return {
         name: path
         for name, path in first.items()

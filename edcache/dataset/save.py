@@ -267,11 +267,11 @@ def _write(
     records: StoredRecords, part: range, target: str, over: Session | None, on_progress: OnProgress
 ) -> None:
     """Write a sealed archive of consecutive places of the view. over: the archive that it replaces."""
-    reader = records.readers[0]
     labels, added, dropped = records.labels.slice(part.start, len(part)), pa.table({}), list[str]()
     if records.is_whole and len(part) == records.length:
-        own = reader.origin.uuid if over is not None else uuid.uuid4().bytes
-        head = replace(reader.origin, uuid=own, length=reader.declared_length)
+        session = records.sessions[0]
+        own = session.origin.uuid if over is not None else uuid.uuid4().bytes
+        head = replace(session.origin, uuid=own, length=session.declared_length)
         labels, added, dropped = _original_labels(records.sessions[0], labels)
     else:
         head = records.joint_head(len(part))

@@ -44,7 +44,7 @@ def _samples(count: int) -> str:
 def schema_of(archives: Sequence[reader.Reader]) -> Schema:
     """Join the schemas of several archives in one list."""
     merged: dict[str, dict[str, Any]] = {}
-    for schema in chain.from_iterable(map(fields_of, archives)):
+    for schema in chain.from_iterable(fields_of(archive.session) for archive in archives):
         one = merged.setdefault(str(schema["fields"]), schema | {"samples": 0})
         one["samples"] += schema["samples"]
     return Schema(sorted(merged.values(), key=lambda one: -one["samples"]))
@@ -140,10 +140,10 @@ def _facts(dataset: Any, archives: Sequence[reader.Reader]) -> Iterator[tuple[st
     yield "samples", f"{len(dataset):,}"
     absent = sum(len(archive) - archive.present for archive in archives)
     yield "missing", f"{absent:,}" if absent else None
-    failed = sum(len(archive.failures) for archive in archives)
+    failed = sum(len(archive.session.index.failures) for archive in archives)
     yield "failed", f"{failed:,}" if failed else None
     where = archives[0].path if len(archives) == 1 else f"{len(archives)} archives"
-    yield "archive", f"{where}, {human_bytes(sum(archive.nbytes for archive in archives))}"
+    yield "archive", f"{where}, {human_bytes(sum(archive.session.nbytes for archive in archives))}"
     made = archives[0].head.fingerprint or {}
     yield "made by", str(made.get("factory") or made.get("type") or "") or None
 

@@ -11,21 +11,22 @@ from edcache import codec, format, reader
 from edcache.base import CorruptArchiveError, human_bytes, named
 
 
-def summary(archive: reader.Reader) -> dict[str, Any]:
+def summary(archive: reader.Session) -> dict[str, Any]:
     """Summarise an archive.
 
     "path", "samples", "missing", "nbytes", "labels" (type by name), "schemas" (see `fields_of`), "fingerprint" of the
     call that made it, and so on: the document of `edcache info --json`.
     """
-    head, nbytes = archive.head, archive.rows["nbytes"][archive.held]
+    head, index = archive.head, archive.index
+    nbytes = index.all_rows()["nbytes"][index.held()]
     return {
         "path": archive.path,
         "format_version": format.VERSION,
         "uuid": head.uuid.hex(),
         "sealed": archive.sealed,
-        "samples": len(archive),
-        "missing": len(archive) - len(nbytes),
-        "failed": len(archive.failures),
+        "samples": archive.length,
+        "missing": archive.length - len(nbytes),
+        "failed": len(index.failures),
         "chunks": archive.chunks,
         "nbytes": archive.nbytes,
         "memory": archive.memory(),
@@ -36,7 +37,7 @@ def summary(archive: reader.Reader) -> dict[str, Any]:
         },
         "codec": head.codec,
         "compression": head.compression,
-        "labels": {field.name: str(field.type) for field in archive.stored_labels().schema},
+        "labels": {field.name: str(field.type) for field in archive.labels.schema},
         "schemas": fields_of(archive),
         "fingerprint": head.fingerprint,
     }
@@ -85,12 +86,13 @@ def call_text(fingerprint: Mapping[str, Any] | None) -> str:
     return f"{of['factory']}({', '.join(arguments)})"
 
 
-def fields_of(archive: reader.Reader) -> list[dict[str, Any]]:
+def fields_of(archive: reader.Session) -> list[dict[str, Any]]:
     """List the schemas, most used first: number of "samples" with each, and its "fields".
 
     A field has "path", "kind", "dtype" and "shape"; a shape that varies is None.
     """
-    numbers, schemas = archive.rows["schema"][archive.held], archive.schemas
+    index = archive.index
+    numbers, schemas = index.all_rows()["schema"][index.held()], index.schemas
     greatest = int(numbers.max(initial=0))
     if len(numbers) and greatest >= len(schemas):
         raise CorruptArchiveError(

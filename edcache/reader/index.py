@@ -144,10 +144,10 @@ class RecordIndex:
         assert self._fetch is not None
         return np.frombuffer(self._fetch([self.place[:2]])[0], ROW)
 
-    def held(self) -> Ints | None:
-        """List the samples that have a record: int64 [k]; None if all have one."""
+    def held(self) -> Ints:
+        """List the samples that have a record: int64 [k]."""
         if self.is_dense:
-            return None
+            return np.arange(self.length)
         held = np.flatnonzero(self.all_rows()["flags"] & PRESENT)
         if len(held) != self.present:
             raise CorruptArchiveError(
@@ -155,6 +155,12 @@ class RecordIndex:
                 "damaged"
             )
         return held
+
+    def missing(self) -> Ints:
+        """List the samples that have no record: int64 [k]."""
+        absent = np.ones(self.length, bool)
+        absent[self.held()] = False
+        return np.flatnonzero(absent)
 
     @property
     def memory(self) -> Rows | None:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from edcache import base, format, storage
-from edcache.base import Ints, ReadOptions
+from edcache.base import ReadOptions
 from edcache.codec import STORED, Decoding
-from edcache.format import Failure, Head, Rows, StoredLabels
+from edcache.format import Head, Rows, StoredLabels
 from edcache.reader.digests import check_digest, no_digest, parse_digest
 from edcache.reader.session import Session
 from edcache.storage import ByteSource, Location, absolute, located
@@ -22,8 +20,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
-# Runs, and samples of each, that are probed to see if an archive is in order.
-_PROBED_RUNS, _PROBED_SAMPLES = 8, 256
 _changes, _last_change = itertools.count(1), [0]
 
 
@@ -269,84 +265,14 @@ class Reader:
         return self.session.head
 
     @property
-    def origin(self) -> Head:
-        """Head, with fingerprint and length of the last source that lengthened the archive."""
-        return self.session.origin
-
-    @property
     def sealed(self) -> bool:
         """True if it was sealed when it was opened or refreshed."""
         return self.session.sealed
 
     @property
-    def declared_length(self) -> int | None:
-        """Length of the source dataset; None for an archive that was written without a dataset."""
-        return self.session.declared_length
-
-    @property
-    def chunks(self) -> int:
-        """Number of readable chunks."""
-        return self.session.chunks
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the file up to the end of its last entry."""
-        return self.session.nbytes
-
-    def memory(self) -> dict[str, int]:
-        """Count bytes of memory: "mapped" is shared by all processes, "private" is this one's."""
-        return self.session.memory()
-
-    @property
     def rows(self) -> Rows:
         """Index: `format.ROW` [len(self)], mapped or 24 bytes of memory per sample."""
         return self.session.index.all_rows()
-
-    @property
-    def held(self) -> Ints:
-        """Samples with a record, sorted: int64 [k]."""
-        held = self.session.index.held()
-        return np.arange(len(self)) if held is None else held
-
-    @property
-    def schemas(self) -> Sequence[str]:
-        """Schemas as text; `rows["schema"]` counts in them."""
-        return self.session.index.schemas
-
-    def chunk_of(self, indices: Ints) -> Ints:
-        """Return the number of the part of the file with each sample; -1 without a record.
-
-        There are as many parts as chunks, of equal size in bytes.
-
-        Args:
-            indices: int64 [n], each in [0, len(self)).
-        Returns: int64 [n], a copy. Cost: it reads only the index; 32 bytes of memory per sample.
-        """
-        rows = self.session.index.rows(indices)
-        parts = rows["offset"].astype(np.int64) // -(-self.nbytes // max(1, self.chunks))
-        parts[rows["flags"] == 0] = -1
-        return parts
-
-    def chunk_size(self) -> int | None:
-        """Return the average number of samples in a chunk.
-
-        None if samples are not in the file in their order, by a few probes, or have no record.
-        """
-        index, chunks = self.session.index, self.chunks
-        count = index.length
-        if not chunks or not index.is_dense:
-            return None
-        size = -(-count // chunks)
-        runs = np.arange(0, count, size * -(-chunks // _PROBED_RUNS))[:, None]
-        probed = np.minimum(runs + np.arange(0, size, -(-size // _PROBED_SAMPLES)), count - 1)
-        offsets = index.offsets(probed.reshape(-1)).reshape(probed.shape)
-        return size if np.all(np.diff(offsets) >= 0) else None
-
-    def missing(self) -> Ints:
-        """Return the indices without a record, sorted: int64 [k], a copy."""
-        absent = np.ones(len(self), bool)
-        absent[self.held] = False
-        return np.flatnonzero(absent)
 
     @property
     def present(self) -> int:
@@ -356,43 +282,7 @@ class Reader:
     @property
     def complete(self) -> bool:
         """True if it is sealed, and every index has a record or failed permanently."""
-        session = self.session
-        return session.sealed and session.has_all
-
-    @property
-    def has_all(self) -> bool:
-        """True if every known index has a record. An unsealed archive may lack chunks without notice."""
-        return self.session.has_all
-
-    @property
-    def is_abandoned(self) -> bool:
-        """True if a first fill failed before its first sample and no process writes the archive now."""
-        return self.session.is_abandoned
-
-    @property
-    def failures(self) -> Sequence[Failure]:
-        """Failures of samples, by rising index."""
-        return self.session.index.failures
-
-    @property
-    def label_names(self) -> list[str]:
-        """Names of the label columns, with columns that were added later, without dropped ones."""
-        return [name for name, _ in self.session.label_columns]
-
-    @property
-    def original_labels(self) -> dict[str, Any]:
-        """Label columns that are as written with the samples: name -> field path, None for values that are no field.
-
-        Columns that were changed or dropped later are left out.
-        """
-        session = self.session
-        original = {name for name, is_revised in session.label_columns if not is_revised}
-        # The head keeps a tuple as a list.
-        return {
-            name: tuple(path) if isinstance(path, list) else path
-            for name, path in session.head.labels
-            if name in original
-        }
+        return self.session.complete
 
     def labels(self) -> Any:
         """Return the label table, a pyarrow Table: row i is sample i, null is a missing label.
@@ -400,12 +290,8 @@ class Reader:
         Raises: CorruptArchiveError, a column is damaged.
         Cost: the first call in a process checks the crc32 of every column. Columns are views of the file.
         """
-        stored = self.stored_labels()
+        stored = self.session.labels
         return stored.table if isinstance(stored, StoredLabels) else stored
-
-    def stored_labels(self) -> Any:
-        """Return the labels; `StoredLabels` of a sealed archive read a column at its first use."""
-        return self.session.labels
 
     # --- samples ---
 

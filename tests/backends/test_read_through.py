@@ -759,7 +759,7 @@ def test_an_open_copy_says_nothing_when_the_process_ends(far, ssd):
 def test_a_reader_takes_a_copy_too(far, ssd):
     reader = Reader(far, local=ssd)
     assert is_sample(reader.read(5), 5, NBYTES)
-    assert reader.memory()["mapped"] == 0
+    assert reader.session.memory()["mapped"] == 0
     reader.close()
 
 

@@ -745,6 +745,6 @@ def test_a_sealed_archive_tells_who_lengthened_it(tmp_path: Path) -> None:
     held(path, Files(files[:2]))
     held(path, Files(files[:5]), grow=True)
     reader = CachedDataset.from_cache(path)._reader
-    assert (reader.head.length, reader.origin.length) == (2, 5)
+    assert (reader.head.length, reader.session.origin.length) == (2, 5)
     with pytest.raises(StaleCacheError, match="attribute files: "):
         held(path, Files([*files[:4], "x"]))

@@ -77,11 +77,11 @@ def test_an_object_says_what_keywords_say_and_keywords_stand_in_its_place(tmp_pa
     options = CacheOptions(chunk_size=2, in_memory_keys=["y"], transform=len)
     source = [{"y": k} for k in range(5)]
     ds = CachedDataset(source, tmp_path / "a.zip", options, transform=str)
-    assert (ds._reader.chunks, list(ds.labels), ds.transform) == (3, ["y"], str)
+    assert (ds._reader.session.chunks, list(ds.labels), ds.transform) == (3, ["y"], str)
     assert CachedDataset(None, tmp_path / "a.zip", options).transform is len
     with CacheWriter(tmp_path / "b.zip", "x", WriteOptions(in_memory_keys=["y"])) as w:
         w.extend(source)
-    assert Reader(tmp_path / "b.zip", options).label_names == ["y"]
+    assert list(dict(Reader(tmp_path / "b.zip", options).session.label_columns)) == ["y"]
     with pytest.raises(OptionError, match="verify='often'; choose one of 'touch', 'always', 'never'"):
         Reader(tmp_path / "b.zip", options, verify="often")
 

@@ -574,14 +574,14 @@ def test_samples_of_one_chunk_lie_together_in_the_file(tmp_path, tally):
     for number in range(scaled(25)):
         path = tmp_path / f"{number}.zip"
         model = archives.make(path, rng)
-        reader = CachedDataset.from_cache(path, allow_partial=True)._reader
-        numbers = reader.chunk_of(np.arange(model.length))
+        ds = CachedDataset.from_cache(path, allow_partial=True)
+        numbers = ds._chunk_of(np.arange(model.length))
         held = sorted(model.versions, key=lambda k: model.versions[k][-1].record)
         assert np.all(np.diff(numbers[held]) >= 0)
         assert (numbers < 0).sum() == model.length - len(held)
-        assert numbers.max(initial=0) < max(1, reader.chunks)
-        assert reader.chunk_of(np.arange(model.length)[::-3]).tolist() == numbers[::-3].tolist()
-        assert reader.chunk_of(np.arange(0)).tolist() == []
+        assert numbers.max(initial=0) < max(1, ds._reader.session.chunks)
+        assert ds._chunk_of(np.arange(model.length)[::-3]).tolist() == numbers[::-3].tolist()
+        assert ds._chunk_of(np.arange(0)).tolist() == []
         tally("archives whose chunks were named")
 
 
@@ -602,7 +602,7 @@ def test_chunk_shuffle_draws_what_the_written_function_gives(count, size, buffer
 
 
 def test_chunk_shuffle_draws_every_sample_once_from_few_chunks_at_a_time(ds):
-    assert ds._reader.chunk_size() == 16
+    assert ds._chunk_size() == 16
     some = ds[np.array([5, 5, 90, 91, 17, 180])]
     for dataset, each in (ds, 16), (ds[::-1], 16), (ds[::3], 6), (ds[7:150], 16), (some, 2):
         by_chunk = (
@@ -642,17 +642,17 @@ def written_as(write, count, tmp_path, **options):
 
 def test_runs_are_taken_for_chunks_where_samples_lie_in_order_and_only_there(tmp_path):
     in_order = written_as(range(100), 100, tmp_path, chunk_size=16)
-    assert in_order._reader.chunk_size() == 15
+    assert in_order._chunk_size() == 15
     mixed = np.random.default_rng(0).permutation(1000).tolist()
     claims = [block + worker + 4 * k for block in range(0, 60, 12) for worker in range(4) for k in range(3)]
     by_four_workers = [16 * claim + k for claim in claims for k in range(16)]
     for places, size in ((mixed, 50), (by_four_workers, 48)):
         ds = written_as(places, len(places), tmp_path, chunk_size=size)
-        assert ds._reader.chunk_size() is None
+        assert ds._chunk_size() is None
         drawn = list(ChunkShuffle(ds, 1, lanes=1))
         assert sorted(drawn) == list(range(len(places)))
         # Of each chunk one after the other, but where one or two windows have the end of one and the next.
-        numbers = ds._reader.chunk_of(np.array(drawn))
+        numbers = ds._chunk_of(np.array(drawn))
         changes = np.flatnonzero(np.diff(numbers))
         assert len(np.unique(changes // size)) <= 2 * len(set(numbers.tolist()))
         assert [np.ptp(np.flatnonzero(numbers == k)) < 3 * size for k in set(numbers.tolist())]

@@ -82,7 +82,7 @@ def _read(path: str, way: str = "mmap", **options: Any) -> None:
 def _read_all(reader: Reader, copy: bool) -> None:
     length = len(reader)
     assert reader.present <= length
-    assert (reader.sealed, reader.session.damaged, reader.nbytes) is not None
+    assert (reader.sealed, reader.session.damaged, reader.session.nbytes) is not None
     for index in _ends(length):
         with _refused():
             reader.read(index, copy)
@@ -91,7 +91,7 @@ def _read_all(reader: Reader, copy: bool) -> None:
         reader.session.group(some).samples()
     if length <= _LONG:
         with _refused():
-            assert len(reader.missing()) == length - reader.present
+            assert len(reader.session.index.missing()) == length - reader.present
         with _refused():
             table = reader.labels()
             assert not table.num_columns or table.num_rows == length

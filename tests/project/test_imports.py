@@ -115,9 +115,10 @@ def test_what_an_archive_says_of_itself_takes_no_torch(path):
         "columns = edcache.labels.Labels(reader.labels, num_rows=len(reader))\n"
         "assert labels.matching_rows(columns, {}, 'label >= 4').tolist() == [4, 5]\n"
         "assert columns.histogram('label').bars[0].where == 'label == 0'\n"
-        "fields = display.summary(reader)['schemas'][0]['fields']\n"
+        "session = reader.session\n"
+        "fields = display.summary(session)['schemas'][0]['fields']\n"
         "assert {'x.0', 'label', 'name'} < {field['path'] for field in fields}\n"
-        "assert (len(reader.missing()), reader.failures, reader.complete) == (0, [], reader.sealed)\n"
+        "assert (len(session.index.missing()), session.index.failures, reader.complete) == (0, [], reader.sealed)\n"
         "print('torch' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True)

@@ -79,7 +79,7 @@ class Archive:
         self.path = path
         with CachedDataset.from_cache(path) as ds:
             reader = ds._reader
-            indices, rows = reader.held.tolist(), reader.rows[reader.held]
+            indices, rows = reader.session.index.held().tolist(), reader.rows[reader.session.index.held()]
             extents = zip(rows["offset"].tolist(), stored_ends(rows).tolist(), strict=True)
             self.extents = dict(zip(indices, extents, strict=True))
             self.chunks = reader.session.chain.chunks

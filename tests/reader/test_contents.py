@@ -205,7 +205,7 @@ def test_a_seal_in_windows_has_the_rows_and_labels_of_one_at_once(
             offset = reader.rows["offset"].argsort().argsort()  # columns of several batches are longer
             others = reader.rows[["nbytes", "schema", "flags"]].tolist()
             found.append((offset.tolist(), others, reader.labels()["y"].to_pylist()))
-            assert [reader.read(k)[1] for k in reader.held.tolist()] == [
+            assert [reader.read(k)[1] for k in reader.session.index.held().tolist()] == [
                 value for value in found[-1][2] if value is not None
             ]
     assert found[0] == found[1]

@@ -81,9 +81,8 @@ def test_an_index_says_what_a_list_says(rows, is_near, data):
         assert [found.has(k) for k in asked] == [there[k] for k in asked]
     assert found.all_rows().tolist() == listed
     assert found.is_dense == all(there)
-    held = found.held()
-    assert (held is None) == all(there)
-    assert held is None or held.tolist() == np.flatnonzero(there).tolist()
+    assert found.held().tolist() == np.flatnonzero(there).tolist()
+    assert found.missing().tolist() == np.flatnonzero(~np.array(there, bool)).tolist()
 
 
 def test_rows_are_fetched_together_once_and_no_others():
@@ -144,7 +143,7 @@ def test_a_sealed_and_an_unsealed_archive_have_the_same_rows(tmp_path):
     sealed = Reader(tmp_path / "a.zip", allow_partial=True)
     assert sealed.sealed
     assert unsealed.rows.tolist() == sealed.rows.tolist()
-    assert unsealed.held.tolist() == sealed.held.tolist() == [0, 1, 2, 5, 7]
+    assert unsealed.session.index.held().tolist() == sealed.session.index.held().tolist() == [0, 1, 2, 5, 7]
 
 
 def test_threads_that_let_go_of_each_others_rows_get_their_own(monkeypatch):

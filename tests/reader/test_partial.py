@@ -207,7 +207,7 @@ def test_the_warning_says_what_is_there_and_what_to_do(whole: Whole, path: Path)
         "allow_partial=True"
     )
     assert not ds.complete
-    assert ds._reader.has_all == (declared is None)
+    assert ds._reader.session.has_all == (declared is None)
     assert ("not sealed" if declared is None else "24 missing") in repr(ds)
     with pytest.raises(OptionError, match="not sealed, so samples may|24 samples are missing"):
         ds.warmup()

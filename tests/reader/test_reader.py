@@ -45,9 +45,14 @@ def test_a_wrong_choice_is_refused(path):
 def test_it_says_what_it_reads(path):
     reader = Reader(path)
     assert repr(reader) == f"Reader({str(path)!r})"
-    assert (len(reader), reader.present, reader.chunks, reader.declared_length) == (10, 7, 2, None)
-    assert reader.nbytes == path.stat().st_size
-    assert len(reader.schemas) == 1
+    assert (len(reader), reader.present, reader.session.chunks, reader.session.declared_length) == (
+        10,
+        7,
+        2,
+        None,
+    )
+    assert reader.session.nbytes == path.stat().st_size
+    assert len(reader.session.index.schemas) == 1
     assert reader.session.damaged == []
     assert (reader.sealed, reader.complete) == (True, False)
 

@@ -198,11 +198,11 @@ def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
 def test_mapped_is_the_file_and_private_is_little(path):
     size = os.path.getsize(path)
     mapped, read = everywhere(path)
-    memory = mapped._reader.memory()
+    memory = mapped._reader.session.memory()
     assert sorted(memory) == ["mapped", "private"]
     assert memory["mapped"] == size
     assert 0 <= memory["private"] < 4096
-    memory = read._reader.memory()
+    memory = read._reader.session.memory()
     assert memory["mapped"] == 0
     assert 0 <= memory["private"] < 20 * 60 + 4096
     assert all(type(value) is int for value in memory.values())
@@ -213,7 +213,7 @@ def test_mapped_is_the_file_and_private_is_little(path):
 def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, way, verify, compression):
     ds = CachedDataset.from_cache(write(tmp_path / "a.zip", 300, compression=compression), verify=verify)
     assert ds.labels["label"][7] is not None  # the label table is kept once it was asked for
-    kept = [ds._reader.memory()]
+    kept = [ds._reader.session.memory()]
     for _ in range(3):
         for k in range(300):
             ds[k]
@@ -221,7 +221,7 @@ def test_private_memory_does_not_grow_after_the_first_epoch(tmp_path, way, verif
             ds.batch(range(k, k + 1))
             list(ds.__getitems__(range(k, k + 50)))
             ds.select("label", "image").batch(range(k, k + 50))
-        kept.append(ds._reader.memory())
+        kept.append(ds._reader.session.memory())
     assert len({memory["mapped"] for memory in kept}) == 1
     # Of few records the offsets are kept, and of a file that is not mapped what was read of the index.
     assert kept[1]["private"] - kept[0]["private"] <= 300 * (8 + 16 * (way == "pread")) + 64
@@ -255,11 +255,11 @@ def test_memory_of_a_growing_archive_follows_it(tmp_path, way):
     w.extend(map(sample, range(20)))
     w.flush()
     ds = CachedDataset.from_cache(tmp_path / "a.zip")
-    first = ds._reader.memory()
+    first = ds._reader.session.memory()
     w.extend(map(sample, range(20, 200)))
     w.close()
     assert ds.refresh()
-    second = ds._reader.memory()
+    second = ds._reader.session.memory()
     assert (second["mapped"] > first["mapped"]) == (way != "pread")
     assert same(ds[199], sample(199))
 

@@ -445,13 +445,13 @@ def test_progress_is_told_in_bytes_of_records(tmp_path):
 def test_a_live_reader_keeps_the_old_file_and_finds_the_new_one_when_it_looks_again(path):
     write_grown(path)
     cache = opened(path)
-    nbytes, chunks = cache._reader.nbytes, edcache.verify(path).chunks
+    nbytes, chunks = cache._reader.session.nbytes, edcache.verify(path).chunks
     opened(path).save(path)
     assert (chunks, edcache.verify(path).chunks) == (6, 1)
     assert all(same(cache[i], made) for i, made in enumerate(GROWN))
-    assert cache._reader.nbytes == nbytes
+    assert cache._reader.session.nbytes == nbytes
     assert cache.refresh()
-    assert cache._reader.nbytes == path.stat().st_size < nbytes
+    assert cache._reader.session.nbytes == path.stat().st_size < nbytes
     assert all(same(cache[i], made) for i, made in enumerate(GROWN))
     assert cache.labels["y"].tolist() == [made["y"] for made in GROWN]
     assert not cache.refresh()

@@ -68,7 +68,7 @@ def test_an_interrupt_ends_the_fill_and_is_no_failure_of_the_sample(path, on_err
             SourceError, match=f"KeyboardInterrupt: at index {BAD}; .*a.zip keeps [0-9]+ of 40 samples"
         ):
             CachedDataset(source, path, on_error=on_error, **means(name))
-    assert not Reader(path, allow_partial=True).failures
+    assert not Reader(path, allow_partial=True).session.index.failures
 
 
 @pytest.mark.parametrize("error", EXITS)
@@ -124,7 +124,7 @@ def test_an_exit_by_a_signal_is_no_error_of_a_sample(path):
     ended = subprocess.run([sys.executable, "-c", PROGRAM, path], capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (7, "")
     reader = Reader(path, allow_partial=True)
-    assert (reader.present, list(reader.failures)) == (23, [])
+    assert (reader.present, list(reader.session.index.failures)) == (23, [])
     assert CachedDataset(list(range(40)), path, fingerprint=reader.head.fingerprint).complete
 
 

@@ -101,7 +101,7 @@ def test_a_sample_that_cannot_be_kept_is_named_and_the_others_are_kept(path, bad
 def test_chunk_size_is_the_most_that_one_publication_holds(path):
     with pytest.raises(SourceError):
         CachedDataset(Counted(100, refuse_at(95, ValueError())), path, chunk_size=10)
-    assert Reader(path, allow_partial=True).chunks == 10
+    assert Reader(path, allow_partial=True).session.chunks == 10
 
 
 @pytest.mark.parametrize(("chunk_size", "chunks"), [(1, 50), (7, 8), (50, 1), (51, 1)])
