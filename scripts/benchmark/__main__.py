@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import shutil
 import sys
 import tempfile
 import time
@@ -14,9 +13,9 @@ from pathlib import Path
 
 from benchmark import machine, plot, report
 from benchmark.install import install
-from benchmark.peers import BY_NAME, System
+from benchmark.peers import BY_NAME
 from benchmark.results import Results, SystemResult
-from benchmark.rounds import ALL_METRICS, Plan, Rounds
+from benchmark.rounds import Plan, Rounds
 from benchmark.workloads import SHAPES, generate
 
 HERE = Path(__file__).parent
@@ -32,18 +31,14 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--only", type=_some(SHAPES), default=list(SHAPES), metavar="WORKLOADS", help=", ".join(SHAPES))
     add("--peers", type=_some(BY_NAME), default=list(BY_NAME), metavar="SYSTEMS", help=", ".join(BY_NAME))
-    add("--metrics", type=_some(ALL_METRICS), default=plan.metrics, help=", ".join(ALL_METRICS))
     add("--scale", type=float, default=1.0, help="share of the samples, for a smoke run: 0.05")
     add("--repeats", type=int, default=plan.repeats, help="most measurements of each kind (%(default)s)")
     add(
-        *("--seconds",),
+        "--seconds",
         type=float,
         default=plan.seconds,
-        help="no more of them once one system was timed this long (%(default)s)",
+        help="after which a system is timed no more (%(default)s)",
     )
-    add("--limit", type=float, default=plan.limit, help="seconds until a system is given up (%(default)s)")
-    add("--work", type=Path, help="folder for the datasets, about 13 GB (default: a temporary one)")
-    add("--keep", action="store_true", help="do not delete what was made in it")
     add("--out", type=Path, default=HERE, help="folder for results.md, .json and .png")
     add("--report", action="store_true", help="measure nothing: tables and plot of the results.json there")
     add("--docs", action="store_true", help="put the short table into docs/reference/benchmarks.md")
@@ -86,44 +81,23 @@ def measured(options: argparse.Namespace, file: Path) -> Results:
     chosen = [BY_NAME[name] for name in options.peers]
     failures = install(chosen)
     systems = [system for system in chosen if system.name not in failures]
-    plan = Plan(tuple(options.metrics), options.repeats, options.seconds, options.limit)
+    plan = Plan(options.repeats, options.seconds)
     results = Results(
         date=datetime.date.today().isoformat(),
         machine=machine.describe(),
         options={"scale": options.scale, "repeats": plan.repeats, "seconds": plan.seconds},
         versions={name: importlib.metadata.version(name) for name in ("torch", "numpy")},
     )
-    work = options.work or Path(tempfile.mkdtemp(prefix="edcache-bench-"))
-    try:
-        for name in options.only:
-            _measure_one(name, systems, failures, plan, work / name, results, options)
-            results.options["minutes"] = round((time.monotonic() - began) / 60, 1)
-            results.save(file)
-    finally:
-        if options.work is None and not options.keep:
-            shutil.rmtree(work, ignore_errors=True)
+    for name in options.only:
+        print(f"{name}: generating", file=sys.stderr)
+        with tempfile.TemporaryDirectory(prefix="edcache-bench-", ignore_cleanup_errors=True) as folder:
+            workload = generate(name, Path(folder, "generated"), options.scale)
+            Rounds(workload, systems, plan, Path(folder), results).run()
+        for failed, reason in failures.items():
+            results.workloads[name].systems[failed] = SystemResult(missing=reason)
+        results.options["minutes"] = round((time.monotonic() - began) / 60, 1)
+        results.save(file)
     return results
-
-
-def _measure_one(
-    name: str,
-    systems: list[System],
-    failures: dict[str, str],
-    plan: Plan,
-    folder: Path,
-    results: Results,
-    options: argparse.Namespace,
-) -> None:
-    print(f"{name}: generating", file=sys.stderr)
-    shutil.rmtree(folder, ignore_errors=True)
-    workload = generate(name, folder / "generated", options.scale)
-    try:
-        Rounds(workload, systems, plan, folder, results).run()
-    finally:
-        if not options.keep:
-            shutil.rmtree(folder, ignore_errors=True)
-    for failed, reason in failures.items():
-        results.workloads[name].systems[failed] = SystemResult(missing=reason)
 
 
 if __name__ == "__main__":

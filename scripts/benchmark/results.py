@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmark.peers import BY_NAME
+
 METRICS = {
     "epoch_0": "seconds a sample, shuffled epoch, DataLoader without workers",
     "epoch_2": "seconds a sample, shuffled epoch, DataLoader with 2 persistent workers",
@@ -104,6 +106,8 @@ class Results:
         data = json.loads(file.read_text())
         del data["units"]
         for name, workload in data["workloads"].items():
-            systems = {n: SystemResult(**system) for n, system in workload.pop("systems").items()}
+            found = workload.pop("systems").items()
+            # A run may have measured systems that are no longer compared.
+            systems = {name: SystemResult(**system) for name, system in found if name in BY_NAME}
             data["workloads"][name] = WorkloadResult(**workload, systems=systems)
         return cls(**data)

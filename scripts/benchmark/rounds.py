@@ -16,23 +16,19 @@ from benchmark.results import Results, SystemResult, WorkloadResult
 from benchmark.session import Failed, Session, Unavailable
 from benchmark.workloads import Workload
 
-ALL_METRICS = ("epoch", "threads", "read", "open", "select", "build", "size", "memory")
 REFERENCE = "edcache"
 """Measured again in every shift, so that all systems were measured beside it."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured.
+    """Number of measurements.
 
     Args:
-        repeats: how often everything is measured, at most.
-        seconds: a system that has been timed this long at one thing is not asked for it again.
-        limit: seconds after which a system that does not answer is given up; ten times as many for
-            a build.
+        repeats: the most of each kind. seconds: a system that was timed this long at one kind is not asked again.
+        limit: seconds after which a system that does not answer is given up; ten times as many for a build.
     """
 
-    metrics: tuple[str, ...] = ALL_METRICS
     repeats: int = 5
     seconds: float = 3.0
     limit: float = 60.0
@@ -143,14 +139,11 @@ class Rounds:
         self._build(entrants)
         for entrant in entrants:
             entrant.ask(self.plan.limit, "check")
-        if "open" in self.plan.metrics:
-            self._measure(entrants, "open", "fresh")
-        if "select" in self.plan.metrics:
-            self._measure(entrants, "select", "select")
+        self._measure(entrants, "open", "fresh")
+        self._measure(entrants, "select", "select")
         for entrant in entrants:
             entrant.ask(self.plan.limit, "open")
-        if "size" in self.plan.metrics:
-            self._once(entrants, "size")
+        self._once(entrants, "size")
         self._epochs(entrants)
 
     def _build(self, entrants: list[Entrant]) -> None:
@@ -158,8 +151,7 @@ class Rounds:
         # The first of those that share an archive builds it; the reference's stays from shift to shift.
         owners = {entrant.folder: entrant for entrant in reversed(entrants) if entrant.session is not None}
         builders = [entrant for folder, entrant in owners.items() if folder not in self._built]
-        measured = "build" in self.plan.metrics
-        for _ in range(min(3, self.plan.repeats) if measured else 1):
+        for _ in range(min(3, self.plan.repeats)):
             for entrant in self._turns(builders, "build"):
                 shutil.rmtree(entrant.folder, ignore_errors=True)
                 entrant.folder.mkdir(parents=True)
@@ -168,31 +160,25 @@ class Rounds:
                     builders.remove(entrant)
                     continue
                 entrant.spent["build"] = entrant.spent.get("build", 0) + answer["build"]
-                if measured:
-                    for metric, value in answer.items():
-                        entrant.result.add(metric, value)
+                for metric, value in answer.items():
+                    entrant.result.add(metric, value)
         self._built |= owners.keys()
 
     def _epochs(self, entrants: list[Entrant]) -> None:
         remembered: set[str] = set()
-        read = "read" not in self.plan.metrics
         for metric, kind, number in (
             ("epoch", "workers", 0),
             ("epoch", "workers", 2),
             ("threads", "threads", 1),
             ("threads", "threads", 2),
         ):
-            if metric not in self.plan.metrics:
-                continue
             running = [
                 e for e in entrants if e.ask(self.plan.limit, "start", kind=kind, number=number) is not None
             ]
-            if "memory" in self.plan.metrics:
-                self._once([e for e in running if e.system.name not in remembered], "memory")
-                remembered |= {e.system.name for e in running}
-            if not read:
+            self._once([e for e in running if e.system.name not in remembered], "memory")
+            remembered |= {e.system.name for e in running}
+            if (metric, number) == ("epoch", 0):
                 self._measure(entrants, "read", "read", seeded=True)
-                read = True
             self._measure(running, f"{metric}_{number}", "epoch", seeded=True, unit=len(self.workload))
             for entrant in running:
                 entrant.ask(self.plan.limit, "stop")

@@ -28,7 +28,7 @@ SCRIPTS = sorted(path.removeprefix("scripts/") for path in NAMED if not Path(pat
 TRIALS = {
     "quickstart": ("--data photos", r"6 of 6 samples are there(.|\n)*second epoch: 6 samples", 0),
     "bench": (
-        "--only fashion --peers edcache --metrics build --scale 0.001 --repeats 1 --seconds 0.1 --out out",
+        "--only fashion --peers edcache --scale 0.001 --repeats 1 --seconds 0.1 --out out",
         r"fashion: edcache",
         0,
     ),
@@ -148,25 +148,11 @@ def test_a_script_does_what_it_says(tree, script):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (
-            "--data nosuchdir",
-            "--data nosuchdir: no such folder; or digits, or fashion-mnist",
-        ),
-        (
-            "--data fashion-mnist --root photos",
-            "--root photos: neither train-images-idx3-ubyte.gz nor",
-        ),
-    ],
-)
-def test_a_quickstart_of_nothing_says_so(tree, arguments, said):
-    done = subprocess.run(
-        ["scripts/quickstart", *arguments.split()], cwd=tree, capture_output=True, text=True
-    )
+def test_a_quickstart_of_nothing_says_so(tree):
+    command = ["scripts/quickstart", "--data", "nosuchdir"]
+    done = subprocess.run(command, cwd=tree, capture_output=True, text=True)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert "--data nosuchdir: no such folder; or digits" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -124,9 +124,7 @@ SYSTEMS = (
     System(
         "tensordict", "tensordict, memmap folder", "tensordict:Folder", ("tensordict",), package="tensordict"
     ),
-    System("tdz", "tensordict, .tdz file", "tensordict:Archive", ("tensordict",), package="tensordict"),
     System("monai", "MONAI PersistentDataset", "monai:Monai", ("monai",), package="monai"),
-    System("tensordataset", "TensorDataset in RAM", "ram:InTensorDataset"),
     System("ram", "tensors in RAM, indexed by batch (bound)", "ram:InRam"),
 )
 

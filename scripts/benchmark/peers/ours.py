@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import edcache
-from benchmark.peers.base import Batch, NotAvailable, Peer, collation, torch_loader
+from benchmark.peers.base import Batch, Peer, collation, torch_loader
 from benchmark.workloads import Sample
 from edcache import CachedDataset, CacheWriter
 
@@ -32,34 +31,20 @@ class Edcache(Peer):
         return len(self.dataset.filter(label=label))
 
 
-class _Collated(Edcache):
-    """Lists of token ids, collated by edcache."""
-
-    def open(self) -> None:
-        if not hasattr(edcache, "collate"):
-            raise NotAvailable("this edcache has no edcache.collate")
-        super().open()
-
-    def collate_fn(self) -> Any:
-        """The collate function in question."""
-        raise NotImplementedError
-
-    def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
-        return torch_loader(self.dataset, batch_size, workers, collate_fn=self.collate_fn())
-
-
-class Lists(_Collated):
+class Lists(Edcache):
     """A list per key, whose tensors are views of one buffer."""
 
-    def collate_fn(self) -> Any:
-        return edcache.collate(as_list=["input_ids", "text"])
+    def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
+        collate = edcache.collate(as_list=["input_ids", "text"])
+        return torch_loader(self.dataset, batch_size, workers, collate_fn=collate)
 
 
-class Padded(_Collated):
+class Padded(Edcache):
     """Token ids as one tensor, padded with 0."""
 
-    def collate_fn(self) -> Any:
-        return edcache.collate(pad={"input_ids": 0})
+    def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
+        collate = edcache.collate(pad={"input_ids": 0})
+        return torch_loader(self.dataset, batch_size, workers, collate_fn=collate)
 
     def sample_of(self, batch: Batch, position: int) -> Sample:
         values, lengths = batch["input_ids"]
@@ -69,11 +54,6 @@ class Padded(_Collated):
 
 class OwnLoader(Edcache):
     """The dataset's own loader: threads, no worker processes."""
-
-    def open(self) -> None:
-        super().open()
-        if not hasattr(self.dataset, "loader"):
-            raise NotAvailable("this edcache has no CachedDataset.loader")
 
     def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Everything in RAM: what a cache is measured against."""
+"""Everything in RAM: the bound that caches are measured against."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Iterable
 
 import numpy as np
 import torch
-from torch.utils.data import TensorDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from benchmark.peers.base import Batch, Batches, NotAvailable, Peer, identity, matches, torch_loader
 from benchmark.workloads import Sample
 
 
-class _Loaded(Peer):
-    """All arrays read into RAM by `open`; nothing is built and nothing is on the disk."""
+class InRam(Peer):
+    """All arrays in RAM; a batch is one index_select a field, into memory allocated as fast as it can be.
+
+    Nothing is built, and nothing is on the disk.
+    """
 
     def open(self) -> None:
         if self.workload.is_ragged:
@@ -26,27 +29,6 @@ class _Loaded(Peer):
 
     def select(self, label: int) -> int:
         return matches(self.tensors["label"], label)
-
-
-class InTensorDataset(_Loaded):
-    """torch's TensorDataset, sample by sample, collated by torch."""
-
-    def open(self) -> None:
-        super().open()
-        self.dataset = TensorDataset(*self.tensors.values())
-
-    def loader(self, batch_size: int, workers: int) -> Iterable[Batch]:
-        return torch_loader(self.dataset, batch_size, workers)
-
-    def labels(self, batch: Batch) -> torch.Tensor:
-        return batch[-1]
-
-    def sample_of(self, batch: Batch, position: int) -> Sample:
-        return {name: column[position] for name, column in zip(self.tensors, batch, strict=True)}
-
-
-class InRam(_Loaded):
-    """One index_select a field and batch, into memory allocated as fast as it can be."""
 
     def _batch(self, indices: list[int]) -> Batch:
         rows = torch.tensor(indices)
@@ -63,7 +45,7 @@ def _rows(tensor: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         # numpy asks for huge pages, torch's allocator does not: several times fewer page faults.
         out = torch.from_numpy(np.empty(shape, tensor.numpy().dtype))
     else:
-        # What default_collate does too: the batch is made where the other process reads it.
+        # As default_collate: the batch is made in shared memory, where the other process reads it.
         storage = tensor._typed_storage()._new_shared(int(np.prod(shape)))
         out = tensor.new(storage).resize_(shape)
     return torch.index_select(tensor, 0, rows, out=out)

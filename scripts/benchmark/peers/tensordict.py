@@ -1,4 +1,4 @@
-"""tensordict: every field one mapped tensor, in a folder or in one .tdz file."""
+"""tensordict: each field is one mapped tensor, in a folder."""
 
 from __future__ import annotations
 
@@ -35,13 +35,3 @@ class Folder(Peer):
 
     def select(self, label: int) -> int:
         return matches(self.dataset["label"], label)
-
-
-class Archive(Folder):
-    """The same in a single file."""
-
-    def build(self) -> None:
-        self._whole().save(self.folder / "samples.tdz")
-
-    def open(self) -> None:
-        self.dataset = TensorDict.load(self.folder / "samples.tdz")
