@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from codec_samples import encode, encoded_bytes, round_trip, run_script, same
-from hypothesis import given
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, collate
@@ -132,16 +130,6 @@ def test_an_object_comes_back_by_its_form():
     out = round_trip({"mesh": mesh, "y": 1})["mesh"]
     assert type(out) is Mesh
     assert same([out.points, out.faces, out.name], [mesh.points, mesh.faces, mesh.name])
-
-
-@given(st.lists(st.tuples(st.integers(), st.one_of(st.none(), st.floats(), st.text())), max_size=5))
-def test_the_fast_way_of_encoding_objects_equals_the_general_one(rows):
-    samples = [{"mesh": Mesh(points, faces)} for points, faces in rows]
-    encoder = Encoder()
-    for sample in samples:
-        encoded = encoder.encode(sample)
-        out = as_of(encoder.schemas[encoded.schema], encoded_bytes(encoded))["mesh"]
-        assert same([out.points, out.faces], [sample["mesh"].points, sample["mesh"].faces])
 
 
 def test_a_subclass_has_no_form_of_its_base():

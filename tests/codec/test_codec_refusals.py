@@ -234,24 +234,6 @@ def test_a_dtype_that_is_newer_than_the_table_is_refused(monkeypatch):
         Encoder().encode(torch.ones(1, dtype=torch.bfloat16))
 
 
-@pytest.mark.parametrize(
-    ("good", "bad", "message"),
-    [
-        (dt.datetime(2000, 1, 1), dt.datetime(2000, 1, 1, tzinfo=Tz()), "Tz; use zoneinfo.ZoneInfo"),
-        (Frozen(1), Frozen({1}), "cannot store set; convert it to a list"),
-        (Named(1), with_attribute(), "Named with attributes beside its fields"),
-        (Point(1, 2), Point({1}, 2), r'sample\["a"\].x: cannot store set'),
-    ],
-)
-def test_a_leaf_that_its_likeness_does_not_save_is_refused(good, bad, message):
-    encoder = Encoder()
-    encode({"a": good}, encoder)
-    with pytest.raises(CodecError, match=message):
-        encoder.encode({"a": bad})
-    text, record = encode({"a": good}, encoder)
-    assert Decoder(text).decode(memoryview(record)) == {"a": good}
-
-
 def test_refusals_after_a_good_sample():
     """A sample that an earlier one's matcher turns down still gets its message, and spoils nothing."""
     encoder = Encoder()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 import json
-import math
 import struct
 
 import numpy as np
 import pytest
 import torch
-from codec_samples import Box, Point, encode, encoded_bytes, run_script, same
+from codec_samples import Box, Point, encode, run_script, same
 
 from edcache.codec.decoder import Decoder, _shared
 from edcache.codec.encoder import Encoder
@@ -63,17 +61,6 @@ def test_fields_describe_leaves():
     assert (fields["s",].shape, fields["s",].offset, fields["s",].nbytes) == (None, None, None)
     assert fields["p", "x"].dtype == np.dtype("f4")
     assert decoder.nbytes is None
-
-
-def test_a_bulk_gather_by_offset_reads_what_decode_reads():
-    samples = [{"x": torch.full((3,), n, dtype=torch.int16), "y": n} for n in range(5)]
-    encoder = Encoder()
-    rows = np.frombuffer(b"".join(encoded_bytes(encoder.encode(sample)) for sample in samples), np.uint8)
-    decoder = Decoder(encoder.schemas[0])
-    table = rows.reshape(5, decoder.nbytes)
-    field = decoder.fields["x",]
-    gathered = table[:, field.offset : field.offset + field.nbytes].copy().view("i2")
-    assert gathered.tolist() == [sample["x"].tolist() for sample in samples]
 
 
 def test_layout_is_a_function_of_the_text_with_aligned_offsets():
@@ -163,14 +150,6 @@ def test_schema_texts_do_not_depend_on_the_process():
     first = run_script(script, PYTHONHASHSEED="1")
     assert "Color" in first
     assert first == run_script(script, PYTHONHASHSEED="2")
-
-
-def test_keys_keep_their_type_and_order():
-    sample = collections.OrderedDict(
-        [(2, 0), (None, 0), ("2", 0), (b"\xff", 0), (math.inf, 0), (True, 0), (-0.0, 0)]
-    )
-    text, record = encode(sample)
-    assert same(Decoder(text).decode(memoryview(record)), sample)
 
 
 @pytest.mark.parametrize("text", ["a\ud83d\ude00", "\U0001f600", "\ud83d"], ids=ascii)

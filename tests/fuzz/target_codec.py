@@ -22,15 +22,14 @@ _LEAVES = [
         "bigint",
         "numpy.str",
         "numpy.bytes",
-        "numpy.void",
         ["time", None],
         ["datetime", None],
         ["path", "PosixPath"],
     ),
     *(
         ["datetime", "Europe/Berlin"],
-        ["datetime", [3600_000_000, None]],
-        ["time", [-1, "odd"]],
+        ["datetime", [3600_000_000]],
+        ["time", [-1]],
         ["ints", "list"],
     ),
     *(["floats", "tuple"], ["bools", "list"], ["strs", "tuple"], ["scalar", "<f4"], ["scalar", "<M8[ns]"]),
@@ -48,12 +47,12 @@ _LEAVES = [
         ["tensor", "complex64", [0, 2]],
     ),
     *(
-        ["array", ["struct", [["a", None, 0, "<i4"], ["b", "t", 4, "<f8"]], 12, False], [2]],
+        ["array", ["struct", [["a", 0, "<i4"], ["b", 4, "<f8"]], 12], [2]],
         ["scalar", "|V5"],
     ),
-    *(["enum", "m", "E"], ["flag", "m", "F"], ["path", "PureWindowsPath"], ["scalar", ["sub", "<i2", [2]]]),
+    *(["enum", "m", "E"], ["path", "PureWindowsPath"]),
     *(["imagefile", None, None, False], ["imagefile", "tensor", "RGB", True]),
-    *(["array", ["sub", "<i2", [2]], [2]], ["scalar", ">f16"], ["array", "<c16", 2], ["scalar", "|b1"]),
+    *(["scalar", ">f8"], ["array", "<c16", 2], ["scalar", "|b1"]),
 ]
 _KEYS = [
     "a",
