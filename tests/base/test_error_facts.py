@@ -84,7 +84,7 @@ def test_files_that_are_no_archives_are_left_out_and_damaged_ones_are_not(tmp_pa
     shutil.make_archive(str(tmp_path / "c"), "zip", tmp_path, "a.zip")
     assert [Path(one.path).name for one in archives_in(tmp_path)] == ["a.zip", "b.zip"]
     with pytest.raises(CorruptArchiveError, match=r"b\.zip: the head"):
-        copy_to_local(tmp_path, tmp_path / "copies")
+        copy_to_local(damaged, tmp_path / "copies" / "b.zip")
 
 
 def test_an_error_put_behind_a_place_keeps_what_it_knows() -> None:
