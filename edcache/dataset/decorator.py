@@ -118,11 +118,13 @@ class CachedFactory(Generic[P, T_co]):
             return False, on_stale == "ignore"
         if on_stale == "rebuild":
             return True, False
-        remedy = (
-            'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
-        )
+        # Another name, and what a source says, may be let pass; another call of the function never.
+        is_other_call = any(line.startswith(("argument ", "version: ")) for line in changed)
+        remedy = 'use another path, delete the file, or pass on_stale="rebuild"'
+        if not is_other_call:
+            remedy += ' (or "ignore", to use it as it is)'
         message = writer.stale_message(archive.path, fingerprint, changed, remedy)
-        if on_stale == "error" or (on_stale == "warn" and adds):
+        if on_stale == "error" or (on_stale == "warn" and adds) or (on_stale == "ignore" and is_other_call):
             raise StaleCacheError(message, path=archive.path, option="on_stale")
         if on_stale == "warn":
             base.warn(message)
@@ -181,7 +183,8 @@ def cachable(
         version: any value. Change it when the function begins to return other samples.
         on_stale: the reaction to an archive of other arguments, another version, or, if the function is run, another
             dataset. "error" raises StaleCacheError, which shows the difference. "warn" uses the archive with a warning,
-            but is "error" if samples would be added. "rebuild" builds it again. "ignore" uses it.
+            but is "error" if samples would be added. "rebuild" builds it again. "ignore" uses it in silence, but is
+            "error" for other arguments and another version.
         keywords: these options.
     Returns:
         A decorator. A call of the decorated function returns a CachedDataset. `.uncached` is the function itself, and

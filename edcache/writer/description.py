@@ -18,6 +18,7 @@ import inspect
 import itertools
 import linecache
 import os
+import pathlib
 import sys
 import sysconfig
 import types
@@ -37,11 +38,11 @@ OWN: Final = "__edcache_fingerprint__()"
 _SHOWN: Final = 80
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _REPR_IS_VALUE: Final = frozenset(
-    {range, slice, uuid.UUID, decimal.Decimal, fractions.Fraction, np.dtype}
+    {range, uuid.UUID, decimal.Decimal, fractions.Fraction, np.dtype}
     | {datetime.date, datetime.datetime, datetime.time, datetime.timedelta}
 )
 _NO_OBJECT: Final = (
-    *(type, enum.Enum, types.ModuleType, os.PathLike, np.ndarray, np.generic),
+    *(type, enum.Enum, types.ModuleType, pathlib.PurePath, np.ndarray, np.generic),
     *(bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset),
 )
 _INSTALLED: Final = (
@@ -134,6 +135,8 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         return dict(zip(kind._fields, value, strict=True))
     if isinstance(value, _NO_OBJECT) or is_function(value) or _is_table(value):
         return None
+    if _is_native(kind) and not is_installed(kind):
+        return None
     modules = sys.modules.get("torch.nn")
     is_module = modules is not None and isinstance(value, modules.Module)
     if is_installed(kind) and not is_module:
@@ -167,6 +170,14 @@ def _reduced(value: Any) -> tuple[Any, ...]:
     if kind is object:
         raise NoDescription("an object() without a value")
     return (reduced, (), *[None] * 3) if isinstance(reduced, str) else (*reduced, *[None] * 3)[:5]
+
+
+def _is_native(kind: type) -> bool:
+    """True if a class holds a value that is no attribute: it is derived from one of C, such as `date`."""
+    return any(
+        kin is not object and isinstance(vars(kin).get("__new__"), types.BuiltinFunctionType)
+        for kin in kind.__mro__
+    )
 
 
 def is_function(value: Any) -> bool:
@@ -214,7 +225,7 @@ class Texts:
             return hex(value)
         if kind in _PLAIN:
             return repr(value)
-        if isinstance(value, os.PathLike):
+        if isinstance(value, pathlib.PurePath):
             return f"Path({self.relative(repr(os.fsdecode(value)))})"
         if id(value) in self._open:
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
@@ -241,7 +252,8 @@ class Texts:
             return f"module {value.__name__}"
         if isinstance(value, enum.Enum):
             return f"{kind.__qualname__}.{value.name or repr(value.value)}"
-        if kind in _REPR_IS_VALUE or isinstance(value, np.dtype):
+        has_zone = getattr(value, "tzinfo", None) is not None  # whose repr may be its address
+        if (kind in _REPR_IS_VALUE and not has_zone) or isinstance(value, np.dtype):
             return repr(value)
         if is_function(value):
             return self._function(value)
@@ -317,7 +329,7 @@ class Texts:
     def _tensor(self, value: Any, torch: Any) -> str:
         if value.is_nested:
             return f"nested {value.layout} {self.text(value.unbind())}"
-        header = f"{type(value).__name__}({value.dtype}{list(value.shape)}"
+        header = f"{type(value).__name__}({value.dtype}{list(value.shape)}{', grad' * value.requires_grad}"
         if value.is_meta:
             raise NoDescription(f"{header}) without data")
         if value.is_quantized:
@@ -334,9 +346,20 @@ class Texts:
         if owner is not None and not isinstance(owner, types.ModuleType):
             name = getattr(value, "__qualname__", type(value).__qualname__)
             return f"{name} of {self.text(owner)}"
-        value = inspect.unwrap(value)
+        wrapper, value = value, inspect.unwrap(value)
         if not inspect.isfunction(value):
             return name_of(value)
+        if wrapper is not value:
+            # A decorator may be called with a number, or be an object with one.
+            fields = {} if inspect.isfunction(wrapper) else dict(getattr(wrapper, "__dict__", {}))
+            public = {name: part for name, part in fields.items() if not name.startswith("_")}
+            cells = [
+                getattr(cell, "cell_contents", None) for cell in getattr(wrapper, "__closure__", None) or ()
+            ]
+            plain = [part for part in cells if type(part) in _PLAIN]
+            texts = [*map(self.text, plain), *self._parts(public)]
+            inner = wrapper.__wrapped__
+            return f"{self._function(inner)} wrapped({', '.join(texts)})" if texts else self._function(inner)
         self.met.append(value)
         name = name_of(value)
         if "<lambda>" in name or "<locals>" in name:

@@ -198,11 +198,12 @@ def stale_message(path: str, expected: Mapping[str, Any], changed: Sequence[str]
 
 
 def _is_elsewhere(old: Any, new: Any) -> bool:
-    """True if a path leads nowhere any more, and another one ends alike."""
+    """True if a path leads nowhere any more, and another one, which is there, ends alike."""
     if not (type(old) is type(new) is str and os.path.isabs(old) and os.path.isabs(new)):
         return False
     names = {os.path.basename(os.path.normpath(path)) for path in (old, new)}
-    return len(names) == 1 and not os.path.exists(old)
+    # A text such as "/train/images", the key of an HDF5 file, leads nowhere either.
+    return len(names) == 1 and not os.path.exists(old) and os.path.exists(new)
 
 
 def _is_same_file(old: Any, new: Any) -> bool:

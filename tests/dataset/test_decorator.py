@@ -261,7 +261,7 @@ def test_other_arguments_at_the_same_path_are_noticed(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path}/n.zip: made by another call:\n"
         "  argument a: 1 in the archive, 2 now\n"
-        'use another path, delete the file, or pass on_stale="rebuild" (or "ignore", to use it as it is)'
+        'use another path, delete the file, or pass on_stale="rebuild"'
     )
     assert CALLS == [(1, "x")]
 
@@ -396,9 +396,32 @@ def test_on_stale_warn_uses_the_archive_with_a_warning(tmp_path: Path) -> None:
 
 
 def test_on_stale_ignore_uses_the_archive_in_silence(tmp_path: Path) -> None:
+    @cachable(tmp_path / "n.zip")
+    def first(a: int = 1) -> Squares:
+        return Squares()
+
+    @cachable(tmp_path / "n.zip", on_stale="ignore")
+    def renamed(a: int = 1) -> Squares:
+        return Squares(plus=100)
+
+    first()
+    assert squares(renamed()) == [0, 1, 4, 9, 16, 25]
+
+
+@pytest.mark.parametrize(("version", "a"), [(None, 2), (1, 1)])
+def test_on_stale_ignore_never_hides_other_arguments(tmp_path: Path, version: Any, a: int) -> None:
     factory_at(tmp_path / "n.zip")()
-    dataset = factory_at(tmp_path / "n.zip", plus=100, on_stale="ignore")(a=2)
-    assert squares(dataset) == [0, 1, 4, 9, 16, 25]
+    ignoring = factory_at(tmp_path / "n.zip", on_stale="ignore", version=version)
+    with pytest.raises(StaleCacheError, match=r'or pass on_stale="rebuild"$'):
+        ignoring(a=a)
+
+
+def test_a_text_that_is_no_path_is_compared_whole(tmp_path: Path) -> None:
+    factory_at(tmp_path / "n.zip")(b="/train/images")
+    with pytest.raises(
+        StaleCacheError, match="argument b: '/train/images' in the archive, '/val/images' now"
+    ):
+        factory_at(tmp_path / "n.zip")(b="/val/images")
 
 
 def test_on_stale_rebuild_builds_it_anew_and_only_then(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import datetime as dt
 import enum
 import functools
 import importlib
 import json
 import linecache
 import logging
+import os
 import random
 import sys
 import threading
@@ -107,6 +109,38 @@ class Slotted:
 
     def __getitem__(self, i: int) -> int:
         return i
+
+
+class Day(dt.date):
+    """A date of a class of ours."""
+
+
+class Few(collections.deque[int]):
+    """Numbers of a class of ours."""
+
+
+class Opened(os.PathLike[str]):
+    def __init__(self, path: str, mode: str) -> None:
+        self.path, self.mode = path, mode
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+class Zone(dt.tzinfo):
+    def __init__(self, hours: int) -> None:
+        self.hours = hours
+
+
+def times(factor: int) -> Any:
+    def decorate(function: Any) -> Any:
+        @functools.wraps(function)
+        def call(x: Any) -> Any:
+            return function(x) * factor
+
+        return call
+
+    return decorate
 
 
 def keep(x: Any) -> Any:
@@ -248,6 +282,12 @@ LAMBDAS = [lambda x: x + 1, lambda x: x * 2]
         (random.Random(1), random.Random(2)),
         (np.zeros(100_000, np.uint8), np.eye(1, 100_000, 77_777, np.uint8)[0]),
         (range(3), range(4)),
+        (Day(2020, 1, 1), Day(2020, 1, 2)),
+        (Few([1]), Few([2])),
+        (Opened("a", "r"), Opened("a", "w")),
+        (dt.datetime(2020, 1, 1, tzinfo=Zone(1)), dt.datetime(2020, 1, 1, tzinfo=Zone(2))),
+        (torch.zeros(3), torch.zeros(3, requires_grad=True)),
+        (times(2)(keep), times(3)(keep)),
     ],
     ids=lambda value: type(value).__name__,
 )
