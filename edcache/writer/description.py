@@ -298,10 +298,12 @@ class Texts:
                     yield f"{name}={self.text(part)}"
 
     def _table(self, value: Any) -> str:
-        """A table of pandas: attributes, names, its index, and each column by its dtype and its values."""
+        """Describe a table of pandas: attributes, names, and each level and column by its dtype and values."""
         columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
         texts = [self.text((value.attrs, [list(axis.names) for axis in value.axes]))]
-        for part in (value.index, *columns):
+        # Level by level: the values of an index of several are tuples, which have no dtypes.
+        levels = [value.index.get_level_values(k) for k in range(value.index.nlevels)]
+        for part in (*levels, *columns):
             held = part.cat if hasattr(part, "cat") else part
             has_categories = hasattr(held, "categories")
             values = [held.categories, held.codes, held.ordered] if has_categories else [part]
@@ -309,7 +311,7 @@ class Texts:
         return f"{name_of(type(value))}({', '.join(texts)})"
 
     def _array(self, value: Any) -> str | None:
-        """An array of numpy, a numpy scalar or a tensor, by all its bytes; None for anything else."""
+        """Describe an array of numpy, a numpy scalar or a tensor by all its bytes; None for anything else."""
         kind, torch = type(value), sys.modules.get("torch")
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             return f"{value.dtype}({value.item()!r})"
@@ -373,7 +375,7 @@ class Texts:
         )
 
     def _pickled(self, value: Any) -> str:
-        """An object of a library by the parts that pickle would store."""
+        """Describe an object of a library by the parts that pickle would store."""
         make, arguments, state, *more = _reduced(value)
         kind = type(value)
         parts = [] if make in (kind, copyreg.__newobj__) else [make]  # type: ignore[attr-defined]

@@ -551,6 +551,7 @@ def test_a_table_is_described_by_its_values_and_not_by_its_blocks() -> None:
         one.set_index("x"),
         one.set_index(["x", "y"]),
         one.set_index(["x", "z"]),
+        one.assign(z=pandas.Categorical(["a", "b"])).set_index(["x", "z"]),
         one.assign(z=pandas.Categorical(["a", "b"])),
         one.assign(z=pandas.Categorical(["a", "b"], ["b", "a"])),
         one.assign(z=pandas.Categorical(["a", "b"], ordered=True)),
