@@ -20,7 +20,7 @@ from edcache.base import ArchiveNotFoundError, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
 
 _PIECE_NBYTES: Final = 1 << 20
-# Pieces of an upload that failed, or whose process was killed, expire so much later.
+# The pieces of an upload that failed, or of a killed process, expire after a day.
 _UPLOAD_SECONDS: Final = 86_400
 _TIMEOUT_SECONDS: Final = 10
 _EVICTED: Final = "a part of the archive was evicted, or has expired; build it again"
@@ -28,26 +28,26 @@ _UPLOAD: Final = re.compile(rb"(\w+) (\d{1,15})")
 
 
 class Server:
-    """A Redis server, to which each process connects when it asks.
+    """A Redis server. Each process connects by itself, at its first command.
 
     Attributes:
-        path: its URL without credentials. prefix: the start of every key. expiry: the arguments of SET by
-        which a key expires.
+        path: its URL without credentials. prefix: the start of every key. expiry: the arguments of SET that
+            let a key expire, none without ttl=.
     Safety: threads, fork, spawn, forkserver. A pickle has the credentials that a pickle of a `Url` has.
     """
 
     def __init__(self, url: Url) -> None:
-        """Read a URL. Raises: OptionError, "a Redis URL that does not read; ..."."""
+        """Parse a URL. Raises: OptionError, "a Redis URL that does not read; ..."."""
         self.path, self._url, self._clients = str(url), url, base.PerProcess[Any]()
         self._query = dict(parse_qsl(url.partition("?")[2]))
         self.prefix, ttl = self._query.pop("prefix", ""), self._query.pop("ttl", None)
         self.expiry = () if ttl is None else ("EX", ttl)
-        try:  # a port that is none may be a password
+        try:  # a port that is not a number may be a password
             is_sound = "@" not in url and urlsplit(url).port != 0 and (ttl is None or int(ttl) > 0)
         except ValueError:
             is_sound = False
         if not self.prefix or not is_sound or any("password" in name for name in self._query):
-            # Not shown: nobody knows where its password ends.
+            # The message does not quote the URL: nobody knows where its password ends.
             raise base.OptionError(
                 "a Redis URL that does not read; write redis://:p%40ss@host:6379/0?prefix=name&ttl=86400: a "
                 "password stands before the host, and in it all but letters and digits is percent-encoded; "
@@ -58,7 +58,7 @@ class Server:
         return Server, (self._url,)
 
     def ask(self, *commands: tuple[str | bytes | int, ...], reply: type = object) -> list[Any]:
-        """The answers to commands, such as ("GETRANGE", key, 0, 9), which are sent in one round trip.
+        """Send commands, such as ("GETRANGE", key, 0, 9), in one round trip; returns their answers.
 
         Args:
             reply: the type of each answer.
@@ -74,10 +74,10 @@ class Server:
             pipeline = self._clients.get(self._connected).pipeline(transaction=False)
             for command in commands:
                 pipeline.execute_command(*command)
-            # Not raised there: the text would quote the command, whatever bytes it has.
+            # redis-py would quote the command in the error that it raises, with the bytes of a record.
             answers: list[Any] = pipeline.execute(raise_on_error=False)
             failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
-        except Exception as error:  # noqa: BLE001 - also for unknown options, and replies that are none
+        except Exception as error:  # noqa: BLE001 - also TypeError for unknown options, and replies out of protocol
             failed = error
         if failed is None and all(isinstance(answer, reply) for answer in answers):
             return answers
@@ -87,14 +87,14 @@ class Server:
         raise self.error(text)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """The values of keys, None if there is none, in one round trip."""
+        """Get the values of keys, None for an absent one, in one round trip."""
         (found,) = self.ask(("MGET", *keys), reply=list)
         if len(found) != len(keys) or not all(isinstance(value, bytes | None) for value in found):
             raise self.error("a reply of another type")
         return list(found)
 
     def error(self, text: str) -> StorageError:
-        """The error for an answer that is of no use."""
+        """Return the error for an answer that cannot be used."""
         return StorageError(f"{self.path}: the server does not do as it is asked: {text}", path=self.path)
 
     def _connected(self) -> Any:
@@ -103,7 +103,7 @@ class Server:
         options = {
             "password": os.environ.get("EDCACHE_REDIS_PASSWORD"),
             "socket_timeout": _TIMEOUT_SECONDS,
-            # Not a timeout: a server that has stopped holds a read for one, and not for several.
+            # A timeout is not tried again: a stopped server holds a read for 10 s, not for 40.
             "retry": redis.retry.Retry(
                 redis.backoff.ExponentialBackoff(cap=1, base=0.1), 3, (redis.ConnectionError,)
             ),
@@ -130,7 +130,7 @@ class _Upload(ByteSource):
 
     @staticmethod
     def identity_at(server: Server) -> tuple[str, int] | None:
-        """The id of the upload that is there now, and the bytes of the archive; None if there is none."""
+        """Return the id of the present upload and the bytes of its archive; None if there is no archive."""
         (found,) = server.values([f"{server.prefix}:archive"])
         upload = _UPLOAD.fullmatch(found or b"")
         if found is not None and upload is None:
@@ -139,7 +139,7 @@ class _Upload(ByteSource):
 
     @staticmethod
     def keys(server: Server, identity: tuple[str, int]) -> list[str]:
-        """The keys of the pieces of an upload."""
+        """Return the keys of the pieces of an upload."""
         upload, nbytes = identity
         return [f"{server.prefix}:{upload}:{k}" for k in range(-(-nbytes // _PIECE_NBYTES))]
 
@@ -198,7 +198,7 @@ class RedisStore(ObjectStore):
         return _Upload(self._server)
 
     def put(self, path: str, tell: Callable[[int, int], object]) -> None:
-        """See the base class. The pieces of the archive that was there before go when the new one stands."""
+        """See the base class. The pieces of the earlier archive are deleted after the new one is named."""
         server, new = self._server, (uuid.uuid4().hex, os.path.getsize(path))
         pieces = _Upload.keys(server, new)
         with open(path, "rb") as file:

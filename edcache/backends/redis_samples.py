@@ -1,4 +1,4 @@
-"""Samples in a Redis server, each under a key of its own, computed when they are asked for.
+"""Samples in a Redis server, each under a key of its own, computed at their first use.
 
 PREFIX:SOURCE:INDEX    "claimed", while a process computes the sample; then the sample: a crc32 of the index,
                        u64, and of all that follows; the schema as text; a zero byte; the record
@@ -26,7 +26,7 @@ from edcache.format import crc32
 
 _CRC_NBYTES: Final = 4
 _CLAIM: Final = b"claimed"
-# The claim of a killed process expires after so long.
+# The claim of a killed process expires after 10 s.
 _CLAIM_MS: Final = 10_000
 _LOOK_SECONDS: Final = 0.02
 
@@ -88,7 +88,7 @@ class RedisDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """The samples at indices in [-len(self), len(self)), by one round trip if the server has them."""
+        """Read the samples at indices in [-len(self), len(self)), by one round trip if the server has them."""
         positions = [operator.index(index) for index in indices]
         for index in positions:
             if not -self._length <= index < self._length:
@@ -100,7 +100,7 @@ class RedisDataset(Dataset[Any]):
         return samples if self.transform is None else list(map(self.transform, samples))
 
     def _values(self, indices: list[int]) -> dict[int, bytes]:
-        """The values of samples; absent ones are computed, or waited for while another process does."""
+        """Get the values of samples; an absent one is computed, or waited for while another process computes it."""
         values: dict[int, bytes] = {}
         absent, end = list(dict.fromkeys(indices)), time.monotonic() + _CLAIM_MS / 1000
         while absent:
@@ -109,7 +109,7 @@ class RedisDataset(Dataset[Any]):
                 if value is not None and _crc(index, memoryview(value)[_CRC_NBYTES:]) == value[:_CRC_NBYTES]:
                     values[index] = value
                 elif (
-                    value not in (None, _CLAIM)  # damaged, or not ours
+                    value not in (None, _CLAIM)  # damaged, or of another program
                     or (value is None and self._set(index, _CLAIM, "NX", "PX", _CLAIM_MS))
                     or time.monotonic() > end
                 ):
@@ -120,7 +120,7 @@ class RedisDataset(Dataset[Any]):
         return values
 
     def _set(self, index: int, value: bytes, *options: str | int) -> bool:
-        """Set a value; True if it was set, or cannot be, as when memory is full."""
+        """Set a value; True if it was set, or if the server refuses it, as when its memory is full."""
         try:
             return bool(self._server.ask(("SET", f"{self._stem}{index}", value, *options))[0])
         except StorageError as error:
@@ -129,7 +129,7 @@ class RedisDataset(Dataset[Any]):
             return True
 
     def _computed(self, index: int) -> bytes:
-        """The value of a sample that this process computes now, and keeps."""
+        """Compute a sample in this process, and set its value."""
         try:
             value = _encoded(index, self.source[index])
         except Exception as error:
@@ -148,7 +148,7 @@ def _crc(index: int, data: bytearray | memoryview) -> bytes:
 
 
 def _encoded(index: int, sample: Any) -> bytes:
-    """The value of a sample; CodecError, ImageError."""
+    """Encode a sample as a value. Raises: CodecError, ImageError."""
     encoder = Encoder()
     encoded = encoder.encode(sample)
     data = bytearray(encoder.schemas[encoded.schema].encode() + b"\0")
@@ -161,6 +161,6 @@ def _encoded(index: int, sample: Any) -> bytes:
 
 
 def _decoded(value: bytes) -> Any:
-    """The sample in a sound value, in memory of its own."""
+    """Decode the sample in a sound value, as a copy."""
     end = value.index(b"\0", _CRC_NBYTES)
     return decoder_of(value[_CRC_NBYTES:end].decode()).decode(memoryview(value)[end + 1 :])

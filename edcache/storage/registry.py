@@ -154,7 +154,7 @@ def shown(path: str | os.PathLike[str]) -> str:
 
 
 def copies_on_disk() -> Any:
-    """The module that knows the copies of archives that lie among archives: copy_at(), why_stays(), ..."""
+    """Import the module of local copies, for its copy_at(), is_made() and delete()."""
     return import_module("edcache.backends.mirror.evict")
 
 

@@ -56,7 +56,11 @@ def is_made(path: str) -> bool:
 
 
 def delete(path: str, *, if_unchanged: bool = False) -> str | None:
-    """Delete a copy, whole or begun, and its side file, unless a process uses it; returns why it stays."""
+    """Delete a copy, whole or begun, and its side file; returns the reason if a process uses it.
+
+    Args:
+        if_unchanged: keep a file that somebody wrote in the place of the copy.
+    """
     with locked_side(path, wait=False) as side:
         if side is None:
             return "another process is copying it"
@@ -72,7 +76,7 @@ def delete(path: str, *, if_unchanged: bool = False) -> str | None:
 
 
 def evict(path: str) -> bool:
-    """Delete a copy as it was made, unless a process uses it; returns whether it is gone."""
+    """Delete a copy as it was made, unless a process uses it; True if it is gone."""
     try:
         return delete(path, if_unchanged=True) is None
     except StorageError:
@@ -95,7 +99,7 @@ class Budget(NamedTuple):
         return cls(folder, base.bytes_limit(max_bytes, part))
 
     def make_room(self, path: str, nbytes: int) -> None:
-        """Evict copies, the least recently used first, until a new one of so many bytes fits at a path.
+        """Evict copies, the least recently used first, until a new one of `nbytes` fits at a path.
 
         Raises:
             OptionError: it is above the limit. StorageError: too much has to stay, or the disk is full.
@@ -123,7 +127,7 @@ class Budget(NamedTuple):
             )
 
     def evict_others(self, path: str, nbytes: int) -> int:
-        """Evict copies until so many bytes fit at a path; returns the bytes of other copies that are left."""
+        """Evict copies until `nbytes` fit at a path; returns the bytes of the other copies that are left."""
         assert self.limit is not None
         others = [
             copy for copy in copies_in(self.folder) if os.path.realpath(copy.path) != os.path.realpath(path)
