@@ -152,7 +152,12 @@ def fields_of(value: Any) -> dict[str, Any] | None:
         # Under private names, what cannot be described would be no part of the model.
         parts = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
         blank = vars(modules.Module())
-        fields = {name: held for name, held in fields.items() if name not in blank or name == "training"}
+        # A hook's key counts the hooks of the process.
+        hooks = {
+            key[1:]: [*held.values()] for key, held in fields.items() if key.startswith("_forward") and held
+        }
+        own = {key: held for key, held in fields.items() if key not in blank or key == "training"}
+        fields = {**own, **hooks}
         fields = {name: held for part in (fields, *parts) for name, held in part.items()}
     return fields
 
@@ -234,7 +239,8 @@ class Texts:
             array = self._array(value)
             if array is None:
                 return self._compound(value)
-            held = getattr(value, "__dict__", None)
+            # The attributes of a memmap say where its file lies.
+            held = None if kind is np.memmap else getattr(value, "__dict__", None)
             return f"{array} with {', '.join(self._parts(held))}" if held else array
         except (NoDescription, RecursionError):
             raise

@@ -1,0 +1,418 @@
+"""A gallery of values: two that differ in one place are told apart, two that are alike are not."""
+
+from __future__ import annotations
+
+import array
+import collections
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import fractions
+import functools
+import itertools
+import json
+import math
+import operator
+import pathlib
+import random
+import re
+import tempfile
+import types
+import zoneinfo
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from edcache.writer.fingerprint import call_fingerprint, source_fingerprint
+
+pd = pytest.importorskip("pandas")
+
+
+class Colour(enum.Enum):
+    A = 1
+    B = 2
+
+
+class Name(str, enum.Enum):
+    A = "a"
+
+
+class Flags(enum.Flag):
+    A = 1
+    B = 2
+    C = 4
+
+
+@dataclasses.dataclass
+class One:
+    x: int = 1
+
+
+@dataclasses.dataclass
+class Other:
+    x: int = 1
+
+
+Pair = collections.namedtuple("Pair", "x")
+Couple = collections.namedtuple("Couple", "x")
+
+
+class Items(list[Any]):
+    pass
+
+
+class Options(dict[str, Any]):
+    pass
+
+
+class Text(str):
+    pass
+
+
+class Number(int):
+    pass
+
+
+class Real(float):
+    pass
+
+
+class Plain:
+    k = 1
+
+
+class Derived(Plain):
+    k = 2
+
+
+def with_attributes(kind: type, **attributes: Any) -> Any:
+    made = kind()
+    vars(made).update(attributes)
+    return made
+
+
+def items_with(v: int) -> Items:
+    items = Items([1, 2])
+    vars(items)["v"] = v
+    return items
+
+
+def adding(k: Any) -> Callable[[Any], Any]:
+    return lambda x: x + k
+
+
+def defaulting(k: Any) -> Callable[[Any], Any]:
+    def f(x: Any, k: Any = k) -> Any:
+        return x
+
+    return f
+
+
+def doubled(x: list[int]) -> Iterator[int]:
+    return (i * 2 for i in x)
+
+
+def tripled(x: list[int]) -> Iterator[int]:
+    return (i * 3 for i in x)
+
+
+def memmap(value: int) -> Any:
+    with tempfile.TemporaryFile() as file:
+        values = np.memmap(file, dtype=np.int32, mode="w+", shape=(10,))
+    values[:] = value
+    return values
+
+
+def cycle(value: int) -> list[Any]:
+    items: list[Any] = [value]
+    items.append(items)
+    return items
+
+
+def cycles(inner: bool) -> list[Any]:
+    one: list[Any] = []
+    other = [one]
+    one.append(other if inner else one)
+    return [one, other]
+
+
+def deep(value: Any) -> Any:
+    for _ in range(200):
+        value = [value]
+    return value
+
+
+def hooked() -> torch.nn.Module:
+    module = torch.nn.ReLU()
+    module.register_forward_hook(lambda *arguments: None)
+    return module
+
+
+TARGETS = np.arange(50_000)
+OTHERS = TARGETS.copy()
+OTHERS[31_234] = -1
+FRAME = pd.DataFrame({"a": np.arange(1_000), "b": ["x"] * 1_000})
+CHANGED = FRAME.copy()
+CHANGED.loc[333:665, "a"] = 7
+DIFFERENT: list[tuple[str, Any, Any]] = [
+    ("set of tuples", {(1, 2), (3, 4)}, {(1, 2), (3, 5)}),
+    ("dict tuple keys", {(1, 2): 1}, {(1, 3): 1}),
+    ("dict key type", {1: 1}, {"1": 1}),
+    ("dict key bool", {1: 1}, {True: 1}),
+    ("memmap", memmap(1), memmap(2)),
+    ("targets list", TARGETS.tolist(), OTHERS.tolist()),
+    ("targets arr", TARGETS, OTHERS),
+    ("targets tensor", torch.tensor(TARGETS), torch.tensor(OTHERS)),
+    ("frame", FRAME, CHANGED),
+    ("frame index", FRAME, FRAME.set_axis(np.arange(1000) + 1)),
+    ("frame cols", FRAME, FRAME[["b", "a"]]),
+    (
+        "cat order",
+        pd.Series(pd.Categorical(["a", "b"], ["a", "b"])),
+        pd.Series(pd.Categorical(["a", "b"], ["b", "a"])),
+    ),
+    (
+        "cat ordered",
+        pd.Series(pd.Categorical(["a", "b"], ["a", "b"])),
+        pd.Series(pd.Categorical(["a", "b"], ["a", "b"], ordered=True)),
+    ),
+    ("Categorical", pd.Categorical(["a", "b"], ["a", "b"]), pd.Categorical(["a", "b"], ["b", "a"])),
+    ("index name", FRAME, FRAME.rename_axis("q")),
+    ("series name", FRAME.a, FRAME.a.rename("z")),
+    ("Int64 vs int64", FRAME.a, FRAME.a.astype("Int64")),
+    ("pd na", pd.Series([1, None], dtype="Int64"), pd.Series([1, 0], dtype="Int64")),
+    ("None vs nan obj", pd.Series([None, 1], dtype=object), pd.Series([np.nan, 1], dtype=object)),
+    (
+        "pd ts tz",
+        pd.Series(pd.to_datetime(["2020-01-01"]).tz_localize("UTC")),
+        pd.Series(pd.to_datetime(["2020-01-01"]).tz_localize("Europe/Berlin")),
+    ),
+    ("Timestamp", pd.Timestamp("2020-01-01", tz="UTC"), pd.Timestamp("2020-01-01", tz="Europe/Berlin")),
+    ("index freq", pd.Index([1, 2]), pd.Index([2, 1])),
+    ("Interval", pd.Interval(0, 1, "left"), pd.Interval(0, 1, "right")),
+    ("bound builtin", "ab".upper, "ac".upper),
+    ("bound builtin2", "ab".upper, "ab".lower),
+    ("list append", [1].index, [2].index),
+    ("dict get", {1: 2}.get, {1: 3}.get),
+    ("re method", re.compile("a").match, re.compile("a").search),
+    ("re flags", re.compile("a"), re.compile("a", re.IGNORECASE)),
+    ("re bytes", re.compile("a"), re.compile(b"a")),
+    ("genexp", doubled([1, 2]), tripled([1, 2])),
+    ("genexp data", doubled([1, 2]), doubled([1, 3])),
+    ("map data", map(abs, [1, 2]), map(abs, [1, 3])),
+    ("map fn", map(abs, [1, 2]), map(math.sqrt, [1, 2])),
+    ("filter", filter(None, [1, 2]), filter(bool, [1, 2])),
+    ("zip", zip([1], [2], strict=True), zip([1], [3], strict=True)),
+    ("enumerate", enumerate([1], 1), enumerate([1], 2)),
+    ("iter", iter([1, 2]), iter([1, 3])),
+    ("itemgetter", operator.itemgetter(1), operator.itemgetter(2)),
+    ("attrgetter", operator.attrgetter("a"), operator.attrgetter("b")),
+    ("methodcaller", operator.methodcaller("a", 1), operator.methodcaller("a", 2)),
+    ("list sub attr", items_with(1), items_with(2)),
+    ("list sub", Items([1]), [1]),
+    ("dict sub", Options(a=1), {"a": 1}),
+    ("str sub", Text("a"), "a"),
+    ("int sub", Number(1), 1),
+    ("float sub", Real(1), 1.0),
+    ("inst attr", with_attributes(Plain, z=1), with_attributes(Plain, z=2)),
+    ("other class", with_attributes(Plain), with_attributes(Derived)),
+    ("dd factory", collections.defaultdict(int), collections.defaultdict(list)),
+    ("Counter", collections.Counter(a=1), {"a": 1}),
+    ("OD order", collections.OrderedDict(a=1, b=2), collections.OrderedDict(b=2, a=1)),
+    ("deque maxlen", collections.deque([1], 2), collections.deque([1], 3)),
+    ("ChainMap", collections.ChainMap({1: 1}), collections.ChainMap({1: 2})),
+    ("closure", adding(1), adding(2)),
+    ("closure list", adding([1]), adding([2])),
+    ("defaults", defaulting(1), defaulting(2)),
+    ("kwdefault", (lambda *, k=1: k), (lambda *, k=2: k)),
+    ("partial", functools.partial(int, base=2), functools.partial(int, base=3)),
+    ("partial args", functools.partial(max, 1), functools.partial(max, 2)),
+    ("lambda", lambda x: x + 1, lambda x: x + 2),
+    ("enum", Colour.A, Colour.B),
+    ("enum val", Colour.A, 1),
+    ("str enum", Name.A, "a"),
+    ("flag", Flags.A | Flags.B, Flags.A | Flags.C),
+    ("flag2", Flags.A, Flags.A | Flags.C),
+    (
+        "dt zone",
+        dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc),
+        dt.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    ),
+    (
+        "dt zone2",
+        dt.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Paris")),
+        dt.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin")),
+    ),
+    ("dt naive", dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc), dt.datetime(2020, 1, 1)),
+    ("dt fold", dt.datetime(2020, 1, 1, fold=1), dt.datetime(2020, 1, 1)),
+    ("date", dt.date(2020, 1, 1), dt.datetime(2020, 1, 1)),
+    ("-0", 0.0, -0.0),
+    ("arr -0", np.array([0.0]), np.array([-0.0])),
+    ("nan", float("nan"), "nan"),
+    ("nan inf", float("nan"), float("inf")),
+    ("1 True", 1, True),
+    ("1 1.0", 1, 1.0),
+    ("True 1.0", True, 1.0),
+    ("[1] [True]", [1], [True]),
+    ("(1,)(1.0,)", (1,), (1.0,)),
+    ("nested tuple", [(1,)], [(True,)]),
+    ("complex -0", complex(0, 0.0), complex(0, -0.0)),
+    ("bytes ba", b"a", bytearray(b"a")),
+    ("bytes str", b"a", "a"),
+    ("bytearray", bytearray(b"a"), bytearray(b"b")),
+    ("np dtype", np.int32(1), np.int64(1)),
+    ("np bool", np.bool_(True), True),
+    ("np f", np.float64(1), 1.0),
+    ("np str", np.str_("a"), "a"),
+    ("np dt unit", np.datetime64("2020-01-01"), np.datetime64("2020-01-01", "s")),
+    ("np endian", np.array([1], "<i4"), np.array([16777216], ">i4")),
+    ("np endian2", np.array([1], "<i4"), np.array([1], ">i4")),
+    (
+        "np void",
+        np.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")]),
+        np.array([(1, 2)], dtype=[("b", "i4"), ("a", "i4")]),
+    ),
+    (
+        "np void scalar",
+        np.array([(1, 2)], dtype=[("a", "i4"), ("b", "i4")])[0],
+        np.array([(1, 2)], dtype=[("b", "i4"), ("a", "i4")])[0],
+    ),
+    (
+        "recarray",
+        np.array([(1,)], dtype=[("a", "i4")]).view(np.recarray),
+        np.array([(1,)], dtype=[("a", "i4")]),
+    ),
+    ("0-d", np.array(1), np.array([1])),
+    ("np 0 shapes", np.zeros((0, 2)), np.zeros((0, 3))),
+    ("ma", np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[0, 0])),
+    ("order vals", np.arange(6).reshape(2, 3), np.arange(6).reshape(3, 2).T),
+    ("dtype", np.dtype("i4"), np.dtype("i8")),
+    ("dtype meta", np.dtype("M8[s]"), np.dtype("M8[ms]")),
+    ("torch dtype", torch.zeros(2), torch.zeros(2, dtype=torch.half)),
+    ("rg", torch.zeros(2), torch.zeros(2, requires_grad=True)),
+    ("param", torch.zeros(2, requires_grad=True), torch.nn.Parameter(torch.zeros(2))),
+    ("torch dtype obj", torch.float32, torch.float64),
+    ("torch device", torch.device("cpu"), torch.device("cuda:0")),
+    ("sparse", torch.tensor([[1.0, 0]]).to_sparse(), torch.tensor([[2.0, 0]]).to_sparse()),
+    ("sparse2", torch.tensor([[1.0, 0]]).to_sparse(), torch.tensor([[0.0, 1]]).to_sparse()),
+    ("generator seed", torch.Generator().manual_seed(1), torch.Generator().manual_seed(2)),
+    ("forward hook", torch.nn.ReLU(), hooked()),
+    (
+        "Linear",
+        (torch.manual_seed(0), torch.nn.Linear(2, 2))[1],
+        (torch.manual_seed(1), torch.nn.Linear(2, 2))[1],
+    ),
+    ("dropout", torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)),
+    ("train", torch.nn.Dropout(0.1), torch.nn.Dropout(0.1).eval()),
+    ("size", torch.Size([1]), (1,)),
+    ("np rng", np.random.default_rng(1), np.random.default_rng(2)),
+    ("np RS", np.random.RandomState(1), np.random.RandomState(2)),
+    ("random", random.Random(1), random.Random(2)),
+    ("slice", slice(1, 2), slice(1, 3)),
+    ("slice None", slice(None), slice(0)),
+    ("range", range(3), range(4)),
+    ("range eq", range(0, 3, 2), range(0, 4, 2)),
+    ("ellipsis", ..., None),
+    ("NotImpl", ..., NotImplemented),
+    ("path", pathlib.Path("a"), pathlib.Path("b")),
+    ("dc", One(), Other()),
+    ("dcx", One(1), One(2)),
+    ("nt", Pair(1), Couple(1)),
+    ("nt tuple", Pair(1), (1,)),
+    ("cycle", cycle(1), cycle(2)),
+    ("cycle shape", cycles(True), cycles(False)),
+    ("deep", deep(1), deep(2)),
+    ("array", array.array("i", [1]), array.array("l", [1])),
+    ("array2", array.array("i", [1]), array.array("i", [2])),
+    ("Frac", fractions.Fraction(1, 2), fractions.Fraction(1, 3)),
+    ("Dec", decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+    ("NS", types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
+    ("PIL", Image.new("L", (2, 2), 1), Image.new("L", (2, 2), 2)),
+    ("PIL mode", Image.new("L", (2, 2), 1), Image.new("P", (2, 2), 1)),
+    ("str quote", ["a', 'b"], ["a", "b"]),
+    ("nul", ["a\0"], ["a"]),
+    ("surrogate", ["\ud800"], ["\\ud800"]),
+    ("big ints", 10**30, 10**30 + 1),
+    ("huge", 10**5000, 10**5000 + 1),
+    ("set frozenset", {1}, frozenset({1})),
+    ("frozenset of", frozenset({frozenset({1})}), frozenset({frozenset({2})})),
+    ("set bool", {1}, {True}),
+    ("type", int, float),
+    ("generic alias", list[int], list[str]),
+    ("union", int | str, int | float),
+    ("cached fn", functools.lru_cache(adding), functools.lru_cache(defaulting)),
+    ("chain", itertools.chain([1], [2]), itertools.chain([1], [3])),
+    ("count", itertools.count(1), itertools.count(2)),
+    ("islice", itertools.islice([1, 2, 3], 1), itertools.islice([1, 2, 3], 2)),
+    ("staticm", Plain.__init__, Derived.__repr__),
+    ("method-wrapper", (1).__add__, (2).__add__),
+    ("exc", ValueError(1), ValueError(2)),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), [row[1:] for row in DIFFERENT], ids=[row[0] for row in DIFFERENT])
+def test_values_that_differ_in_one_place_are_told_apart(one: Any, other: Any) -> None:
+    for text in (text_of_argument, text_of_attribute):
+        assert text(one) != text(other)
+        assert text(one) == text(one)
+
+
+SAME: list[tuple[str, Any, Any]] = [
+    ("order of a dict", {"a": 1, "b": 2}, {"b": 2, "a": 1}),
+    ("order of a set", {*"abcdef"}, {*"fedcba"}),
+    ("order of a set of tuples", {(1, 2), (3, 4)}, {(3, 4), (1, 2)}),
+    ("order of attributes", types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(b=2, a=1)),
+    ("nan", float("nan"), float("nan")),
+    ("nan in a list", [float("nan")], [float("nan")]),
+    ("strides", np.arange(6).reshape(2, 3).T, np.ascontiguousarray(np.arange(6).reshape(2, 3).T)),
+    ("steps", np.arange(6)[::2], np.array([0, 2, 4])),
+    (
+        "strides of a tensor",
+        torch.arange(6).reshape(2, 3).t(),
+        torch.arange(6).reshape(2, 3).t().contiguous(),
+    ),
+    ("a view of a tensor", torch.arange(6)[2:], torch.arange(2, 6)),
+    ("memmap and array", memmap(1), np.ones(10, np.int32)),
+    ("two files of a memmap", memmap(1), memmap(1)),
+    ("a copy of a frame", FRAME, FRAME.copy()),
+    ("frame by columns", FRAME, pd.concat([FRAME["a"], FRAME["b"]], axis=1)),
+    ("closures", adding([1]), adding([1])),
+    ("defaults", defaulting(1), defaulting(1)),
+    ("generators", doubled([1]), doubled([1])),
+    ("iterators", map(abs, [1]), map(abs, [1])),
+    ("bound methods", "ab".upper, "AB".lower().upper),
+    ("cycles", cycle(1), cycle(1)),
+    ("hooks after other hooks", hooked(), (hooked(), hooked())[1]),
+    ("objects", with_attributes(Plain, a=1), with_attributes(Plain, a=1)),
+    (
+        "a private attribute that reading fills",
+        with_attributes(Plain, _a=None),
+        with_attributes(Plain, _a={}),
+    ),
+    ("generators of numbers", random.Random(1), random.Random(1)),
+    ("images", Image.new("L", (2, 2), 1), Image.new("L", (2, 2), 1)),
+    ("zones", *[dt.datetime(2020, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC")) for _ in range(2)]),
+    ("patterns", re.compile("a"), re.compile("a")),
+    ("fresh texts", "".join("ab"), "ab"),
+    ("frozen sets in sets", {frozenset("ab")}, {frozenset("ba")}),
+    ("partials", functools.partial(max, key=len), functools.partial(max, key=len)),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), [row[1:] for row in SAME], ids=[row[0] for row in SAME])
+def test_values_that_do_not_differ_are_described_alike(one: Any, other: Any) -> None:
+    for text in (text_of_argument, text_of_attribute):
+        assert text(one) == text(other)
+
+
+def text_of_argument(value: Any) -> str:
+    return json.dumps(call_fingerprint(len, {"a": value}))
+
+
+def text_of_attribute(value: Any) -> str:
+    return json.dumps(source_fingerprint(with_attributes(Plain, a=value)))
