@@ -126,7 +126,8 @@ def opened_far(path: Path) -> dict[str, float]:
     sent: list[int] = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Ranges, path, sent))
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    CachedDataset.from_cache(f"http://127.0.0.1:{server.server_port}/a.zip").close()
+    url = f"http://127.0.0.1:{server.server_port}/a.zip"
+    CachedDataset.from_cache(url, local=path.parent / "copies").close()
     server.shutdown()
     return {"far open, requests": len(sent), "far open, MB": sum(sent) / 1e6}
 

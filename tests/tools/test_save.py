@@ -140,14 +140,21 @@ def random_view(ds: Any, rng: random.Random, order: list[int]) -> tuple[Any, lis
     return ds, order
 
 
+def label_rows(ds):
+    """The labels of each sample by name; a whole archive that is saved keeps its own order of columns."""
+    return [dict(sorted(row.items())) for row in ds.labels.table.to_pylist()] or [{}] * len(ds)
+
+
+# Archives that have no structure of samples in common.
+@pytest.mark.filterwarnings(r"ignore:save\(\). samples of:RuntimeWarning")
 @settings(max_examples=scaled(40), suppress_health_check=list(HealthCheck))
 @given(SEED)
 def test_a_saved_view_equals_the_view(tally, seed):
     rng = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        compression = rng.choice([None, "zstd"])  # archives of both are refused together
         paths = [
-            random_archive(Path(folder, f"{k}.zip"), rng, compression) for k in range(rng.randrange(1, 4))
+            random_archive(Path(folder, f"{k}.zip"), rng, rng.choice([None, "zstd"]))
+            for k in range(rng.randrange(1, 4))
         ]
         whole = CachedDataset.from_cache(paths if len(paths) > 1 else paths[0], allow_partial=True)
         view, order = random_view(whole, rng, list(range(len(whole))))
@@ -158,13 +165,14 @@ def test_a_saved_view_equals_the_view(tally, seed):
         assert len(saved) == len(view) == len(order)
         assert saved.missing.tolist() == [k for k, i in enumerate(order) if i in absent]
         assert all(same(saved[k], whole[i]) for k, i in enumerate(order) if i not in absent)
-        rows = whole.labels.table.to_pylist() or [{}] * len(whole)
-        assert same(saved.labels.table.to_pylist() or [{}] * len(order), [rows[i] for i in order])
+        rows = label_rows(whole)
+        assert same(label_rows(saved), [rows[i] for i in order])
         if size is None:
             table, expected = saved.labels.table, view.labels.table
-            assert table.column_names == expected.column_names
+            names = sorted(table.column_names)
+            assert names == sorted(expected.column_names)
             # Of a column without a value the type is of no account.
-            valued = [name for name in table.column_names if table.column(name).null_count < len(order)]
+            valued = [name for name in names if table.column(name).null_count < len(order)]
             assert table.select(valued).schema == expected.select(valued).schema
         failures = {failure.index: failure for failure in whole.errors}
         assert saved.errors == [replace(failures[i], index=k) for k, i in enumerate(order) if i in failures]
