@@ -87,7 +87,7 @@ def copy_local(
     max_bytes: int | float | str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
-    """Copy as `copy_to_local` does; returns what was copied."""
+    """Copy as `copy_to_local` does, unless that was done; returns the copy and the bytes that were fetched."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
     base.check_count("num_threads", num_threads)
     source, target = located(src), local_path(target)
@@ -95,23 +95,16 @@ def copy_local(
     if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
         target = os.path.join(target, os.path.basename(source.path))
     budget = Budget.of(max_bytes, os.path.dirname(target))
-    nbytes, fetched = _copy_archive(source, target, num_threads, budget, expected, on_progress)
-    return Copied(target, nbytes, fetched)
-
-
-def _copy_archive(
-    source: Location, copy: str, threads: int, budget: Budget, digest: str | None, tell: OnProgress | None
-) -> tuple[int, int]:
-    """Copy an archive unless that was done; returns its bytes, and those that were fetched."""
-    # Without the lock, so also if nothing can be written.
-    note = whole_note(copy)
+    # Looked at without the lock, so also in a folder that cannot be written.
+    note = whole_note(target)
     is_current = note is not None and note.identity == sidecar.identity_at(source)
-    if note is not None and is_current and note.digest == (digest or note.digest):
-        note_use(copy)
-        return note.nbytes, 0
-    storage.make_parent(copy)
+    if note is not None and is_current and note.digest == (expected or note.digest):
+        note_use(target)
+        return Copied(target, note.nbytes, 0)
+    storage.make_parent(target)
     with closing(source.open()) as origin:
-        return copy_from(origin, copy, threads, budget, digest, tell)
+        nbytes, fetched = copy_from(origin, target, num_threads, budget, expected, on_progress)
+    return Copied(target, nbytes, fetched)
 
 
 def copy_from(
