@@ -17,7 +17,7 @@ from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
 from edcache.format.arrays import addressing, from_numpy, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
-from edcache.format.entries import Header, PRead, crc32
+from edcache.format.entries import Header, PRead, stored_crc32
 from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
 from edcache.format.root import Place, Root, read_places
 from edcache.format.types import cast, joined_schema
@@ -29,7 +29,6 @@ WINDOW: Final = 1 << 21
 """Samples that a seal merges at once: 48 MiB of rows."""
 # Bytes of tables that are kept; others are read again for each window and column.
 _MOST_KEPT_NBYTES: Final = 1 << 26
-_PIECE_NBYTES: Final = 1 << 24
 
 
 class Contents:
@@ -261,10 +260,8 @@ class StoredLabels:
 
 
 def _check_index(pread: PRead, root: Root, where: str) -> None:
-    crc, (position, nbytes, expected) = 0, root.index
-    for at in range(position, position + nbytes, _PIECE_NBYTES):
-        crc = crc32(pread(at, min(_PIECE_NBYTES, position + nbytes - at)), crc)
-    if crc != expected or nbytes != ROW.itemsize * root.length:
+    position, nbytes, expected = root.index
+    if nbytes != ROW.itemsize * root.length or stored_crc32(pread, position, nbytes) != expected:
         raise CorruptArchiveError(f"{where}: index.rows at offset {position:,} fails its crc32", path=where)
 
 

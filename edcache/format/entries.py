@@ -41,6 +41,7 @@ _FIXED_NBYTES: Final = LOCAL.size + _ZIP64.size + _PRIVATE.size
 _LEAST_NBYTES: Final = 192
 MAX_NAME_NBYTES: Final = MAX_HEADER_NBYTES - _FIXED_NBYTES
 DATE: Final = 0x21  # 1980-01-01, as zip has no other "none"
+_PIECE_NBYTES: Final = 1 << 24  # fewer would take more requests of a far file
 MAX32: Final = 0xFFFFFFFF
 
 PRead = Callable[[int, int], bytes]
@@ -207,11 +208,13 @@ def later_headers(
 
 def payload_crc32(pread: PRead, header: Header) -> int:
     """Compute the crc32 of an entry's payload, to compare with `header.crc32`; reads all of it."""
-    crc, position = 0, header.payload_offset
-    while position < header.payload_end:
-        part = pread(position, min(1 << 22, header.payload_end - position))
-        if not part:
-            break
+    return stored_crc32(pread, header.payload_offset, header.nbytes)
+
+
+def stored_crc32(pread: PRead, offset: int, nbytes: int) -> int:
+    """Compute the crc32 of bytes of a file, piece by piece; of fewer if the file ends before."""
+    crc, end = 0, offset + nbytes
+    while offset < end and (part := pread(offset, min(_PIECE_NBYTES, end - offset))):
         crc = crc32(part, crc)
-        position += len(part)
+        offset += len(part)
     return crc
