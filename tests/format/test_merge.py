@@ -214,7 +214,7 @@ def test_a_row_of_zeros_is_no_empty_record(tmp_path):
 
 def test_behind_a_url_a_column_is_one_request_for_its_bytes(path):
     with serving(path.read_bytes()) as served:
-        ds = CachedDataset.from_cache(served.url)
+        ds = CachedDataset.from_cache(served.url, local=False)
         served.forget()
         assert ds.labels["y"].tolist() == list(range(350))
         assert len(served.requests) <= 1
