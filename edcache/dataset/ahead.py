@@ -63,7 +63,7 @@ class Ahead:
 
         tells: True if `begin` will be called.
         """
-        is_ending = sys.is_finalizing
+        is_ending, reader = sys.is_finalizing, threading.get_ident()
         self._head_start = _HEAD_START if tells else _UNTOLD_HEAD_START
         try:
             self._thread.start()
@@ -73,8 +73,9 @@ class Ahead:
         finally:
             self._ended.set()
             self._begun.set()
-            # A later fork then copies no thread.
-            if not is_ending() and self._thread.is_alive():
+            # A later fork then copies no thread. But the collector of garbage may end an iteration in the thread of
+            # requests, for which this thread waits (test_ahead.py, test_an_iteration_that_another_thread_collects_*).
+            if not is_ending() and self._thread.is_alive() and threading.get_ident() == reader:
                 self._thread.join()
 
     def _let_others_begin(self) -> None:

@@ -172,7 +172,7 @@ class Loader:
         """Yield the collated batches in order, made by threads that end with this generator."""
         at_work: deque[Future[_Made]] = deque()
         mutex = threading.Lock()
-        is_ending = sys.is_finalizing
+        is_ending, reader = sys.is_finalizing, threading.get_ident()
         count = self._num_threads
         pool = ThreadPoolExecutor(count, "edcache-loader", _work_alone, (torch.get_num_threads(),))
         try:
@@ -195,7 +195,8 @@ class Loader:
             # When the interpreter ends, threads have ended, and modules may be gone
             # (test_loader.py, test_a_process_that_holds_an_iteration_exits).
             if not is_ending():
-                pool.shutdown(wait=True, cancel_futures=True)
+                # Another thread that collects this as garbage may be the one for which these threads wait.
+                pool.shutdown(wait=threading.get_ident() == reader, cancel_futures=True)
 
     def _make_all(self, burst: list[Ints], ring: _Ring, mutex: threading.Lock) -> _Made:
         """Make the batches of a burst on the device, up to the first that raises."""

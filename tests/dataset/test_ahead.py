@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import pickle
 import signal
@@ -14,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from far import make
+from fsspec.asyn import get_loop
 from range_server import serving
 from systems import ended, in_child
 from torch.utils.data import BatchSampler, DataLoader
@@ -165,3 +168,29 @@ def test_a_pickled_sampler_has_no_dataset(far):
     again = pickle.loads(pickle.dumps(sampler))
     assert again._ds is None
     assert list(again) == list(sampler)
+
+
+@pytest.mark.parametrize("way", ["loader", "sampler"])
+def test_an_iteration_that_another_thread_collects_stops_no_request(far, tmp_path, way):
+    """The thread of requests collected one whose look-ahead waited for a request: neither ended."""
+    with serving(far.read_bytes()) as served:
+        ds = opened(served.url, tmp_path)
+        batches = iter(WAYS[way](ds))
+        next(batches)
+        served.delay = 0.2
+        assert becomes(lambda: served.in_flight > 0)
+        cycle = [batches]
+        cycle.append(cycle)
+
+        async def collect() -> None:
+            gc.collect()
+
+        gc.disable()
+        try:
+            del batches, cycle
+            asyncio.run_coroutine_threadsafe(collect(), get_loop()).result(20)
+        finally:
+            gc.enable()
+        served.delay = 0.0
+        assert ds[COUNT - 1]["n"] == COUNT - 1
+        assert becomes(lambda: not is_ahead())

@@ -656,7 +656,7 @@ def test_runs_are_taken_for_chunks_where_samples_lie_in_order_and_only_there(tmp
         changes = np.flatnonzero(np.diff(numbers))
         assert len(np.unique(changes // size)) <= 2 * len(set(numbers.tolist()))
         assert [np.ptp(np.flatnonzero(numbers == k)) < 3 * size for k in set(numbers.tolist())]
-    assert written_as([0, 2, 3], 4, tmp_path)._reader.chunk_size() is None
+    assert written_as([0, 2, 3], 4, tmp_path)._chunk_size() is None
 
 
 def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, tally):
