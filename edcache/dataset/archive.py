@@ -126,7 +126,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     def _chunk_of(self, indices: Ints) -> Ints:
         session = self._reader.session
-        # As many parts of the file as chunks, of equal size in bytes.
+        # Equal parts of the file, in bytes: one for each chunk.
         rows, nbytes = session.index.rows(indices), -(-session.nbytes // max(1, session.chunks))
         numbers = rows["offset"].astype(np.int64) // nbytes
         numbers[rows["flags"] == 0] = -1

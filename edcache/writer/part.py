@@ -30,7 +30,7 @@ _RUN_PART: Final = 64
 
 
 class Presence:
-    """The state of each sample of an archive, whoever publishes.
+    """State of each sample of an archive, with the entries of all processes.
 
     Args:
         since: failures of entries before this number are tried again.

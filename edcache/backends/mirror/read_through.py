@@ -34,7 +34,7 @@ _REST: Final = 1 / 16
 
 
 class WholeCopy(ByteSource):
-    """An archive of which this machine has a whole copy, `data`; messages name the origin."""
+    """Read an archive from a whole copy on this machine, `data`; messages name the origin."""
 
     is_copy = True
 
@@ -111,7 +111,7 @@ class WholeCopy(ByteSource):
 
 
 class ReadThrough(WholeCopy):
-    """An archive of which this machine has some blocks; it is read as an object on a server is.
+    """Read an archive from the blocks on this machine, and fetch the others; it counts as an object on a server.
 
     Safety: threads and forks; a child opens the copy, to write to it, and the origin for itself.
     """
@@ -284,7 +284,7 @@ def _attached(pinned: Pinned, opener: Opener, budget: Budget) -> WholeCopy | Non
 
 
 def _completed(file: WholeCopy) -> WholeCopy:
-    """Complete a copy of which nearly all is here; returns the whole copy, or else the same file."""
+    """Complete a copy if few blocks are missing; returns the whole copy, or else the same file."""
     if not isinstance(file, ReadThrough):
         return file
     fetcher, copy = file.fetcher, file.pinned.copy
