@@ -21,7 +21,6 @@ from edcache.backends import Url
 from edcache.backends.redis import Server
 from edcache.base import EdcacheError, StorageError
 from edcache.codec import Encoder, decoder_of
-from edcache.dataset import identity
 from edcache.format import crc32
 
 _CRC_NBYTES: Final = 4
@@ -72,7 +71,7 @@ class RedisDataset(Dataset[Any]):
         source = writer.by_items(source)
         self.source, self.transform, self.path = source, transform, server.path
         self._length = writer.length_of(source, self.path)
-        origin = identity(source, 0, fingerprint)
+        origin = writer.chosen_fingerprint(source, fingerprint)
         # Without its code: a change of code is a warning, and no other key.
         described = origin and [{k: v for k, v in origin.items() if k != "code"}, self._length]
         text = json.dumps(described, sort_keys=True)

@@ -1,6 +1,5 @@
 from .archive_paths import Path as Path
 from .archive_paths import expand_paths as expand_paths
-from .build import identity as identity
 from .build import label_differences as label_differences
 from .cached import CachedDataset as CachedDataset
 from .concatenation import concat as concat

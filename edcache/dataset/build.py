@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edcache import base, writer
-from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional, shown
+from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
@@ -142,12 +142,8 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
 
     For an iterable it includes the number of workers, on which the order depends.
     """
-    if not isinstance(given, dict | bool | None):
-        raise OptionError(f"fingerprint={shown(given)}; give a dict, or False for none", option="fingerprint")
-    if given is not None and given is not True:
-        return given or None
-    fingerprint = writer.source_fingerprint(source)
-    if not writer.is_stream(source) or num_workers == 0:
+    fingerprint = writer.chosen_fingerprint(source, given)
+    if fingerprint is None or fingerprint is given or num_workers == 0 or not writer.is_stream(source):
         return fingerprint
     arguments = {**fingerprint.get("arguments", {}), "num_workers": writer.worker_count(num_workers)}
     return {**fingerprint, "arguments": arguments}

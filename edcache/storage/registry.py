@@ -153,11 +153,6 @@ def shown(path: str | os.PathLike[str]) -> str:
     return located(text).path if scheme_of(text) else text
 
 
-def copies_on_disk() -> Any:
-    """Import the module of local copies, for its copy_at(), is_made() and delete()."""
-    return import_module("edcache.backends.mirror.evict")
-
-
 def open_copy(kind: str, where: Location, token: Any, **options: Any) -> ByteSource:
     """Open a copy of an archive, made where there is none.
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edcache import base, format, storage, writer
+from edcache.backends import mirror
 from edcache.format import Head
 from edcache.reader import Session
-from edcache.storage import File, copies_on_disk, located
+from edcache.storage import File, located
 from edcache.writer import PARTIAL, SIDE
 
 # Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
@@ -91,14 +92,14 @@ def _temporary(path: str) -> Listed | None:
     is_stray = path != copy and not (os.path.exists(copy) or os.path.exists(copy + PARTIAL))
     if not (writer.is_temporary(path) or is_stray):
         return None
-    is_held = copies_on_disk().is_made(copy) if is_stray else writer.is_held(path)
+    is_held = mirror.is_made(copy) if is_stray else writer.is_held(path)
     why = "another process is writing it" if is_held else "a killed process left it; --prune deletes it"
     return Listed(path, *_on_disk(path), problem=f"{path}: {why}", is_left=not is_held)
 
 
 def _partial_copy(path: str) -> Listed | None:
     """A copy that is not whole yet."""
-    kept = copies_on_disk().copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
+    kept = mirror.copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
     if kept is None:
         return None
     here = f"{base.human_bytes(kept.here)} of {base.human_bytes(kept.nbytes)}"
@@ -123,7 +124,7 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
     with closing(File.open(name, "r")) as file:
         nbytes, written = _on_disk(name)
         session = Session(file)
-    copy = copies_on_disk().copy_at(name)
+    copy = mirror.copy_at(name)
     if copy is not None:
         written = max(written, copy.used)
     origin = None if copy is None else copy.origin
@@ -188,7 +189,7 @@ def delete_unused(path: str) -> str | None:
         return f"{path}: a process has it open"
     copy = path.removesuffix(PARTIAL).removesuffix(SIDE)
     if storage.exists(copy + SIDE):
-        reason = copies_on_disk().delete(copy)
+        reason = mirror.delete(copy)
         return None if reason is None else f"{path}: {reason}"
     with suppress(base.ArchiveNotFoundError), closing(File.open(path, "r+")) as file:
         if not file.try_lock(*_EVERY_LOCK):

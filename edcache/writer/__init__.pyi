@@ -14,6 +14,7 @@ from .features import declared as declared
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
 from .fingerprint import changed_code as changed_code
+from .fingerprint import chosen_fingerprint as chosen_fingerprint
 from .fingerprint import differences as differences
 from .fingerprint import moved_paths as moved_paths
 from .fingerprint import source_fingerprint as source_fingerprint

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from edcache.base import OptionError, named
+from edcache.base import OptionError, named, shown
 from edcache.writer.description import (
     LONG,
     OWN,
@@ -98,6 +98,13 @@ def source_fingerprint(source: object, lengths: tuple[int, int] | None = None) -
     if isinstance(source, GeneratorType):
         code[source.__qualname__] = digest_of_code(source.gi_code)
     return {"type": name, "attributes": attributes, "code": code}
+
+
+def chosen_fingerprint(source: object, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
+    """Return the fingerprint that is given for a bare source, or else describe it; None to compare nothing."""
+    if not isinstance(given, dict | bool | None):
+        raise OptionError(f"fingerprint={shown(given)}; give a dict, or False for none", option="fingerprint")
+    return source_fingerprint(source) if given is None or given is True else given or None
 
 
 def with_samples_of(
