@@ -36,7 +36,7 @@ function el(tag, options = {}, ...children) {
 async function get(path, query = {}, signal = undefined) {
   let response;
   try {
-    response = await fetch(`/api/${path}?${new URLSearchParams(query)}`, { signal });
+    response = await fetch(`api/${path}?${new URLSearchParams(query)}`, { signal });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("The viewer does not answer. Start it again, and open the URL that it prints.");
@@ -101,7 +101,7 @@ function remember() {
   const parts = new URLSearchParams();
   if (state.set) parts.set("set", state.set);
   if (state.where) parts.set("where", state.where);
-  history.replaceState(null, "", parts.size ? `#${parts}` : "/");
+  history.replaceState(null, "", parts.size ? `#${parts}` : location.pathname);
 }
 
 // --------------------------------------------------------------------------------------- histograms
@@ -475,7 +475,7 @@ function table(names, lines, kind = "") {
 
 function figure(row, leaf) {
   const { media } = leaf;
-  const picture = (axis, at) => `/api/${state.set}/picture/${row}/${leaf.number}?axis=${axis}&at=${at}`;
+  const picture = (axis, at) => `api/${state.set}/picture/${row}/${leaf.number}?axis=${axis}&at=${at}`;
   let body;
   if (media.kind === "image") body = el("div", { class: "picture" }, image(picture(0, 0), leaf.path));
   else if (media.kind === "volume") body = el("div", { class: "slices" }, ...media.sizes.map((n, axis) => slice(picture, axis, n)));

@@ -1,7 +1,7 @@
 """HTTP server of the viewer, for one person on this machine; it trusts no archive and no web page.
 
-It listens on 127.0.0.1 alone. The token of its URL gives a cookie, and without the cookie no request is answered. It
-answers to its own host name, and never to a page of another origin.
+It listens on 127.0.0.1 alone. The path of every request begins with a token, which stands in the printed URL alone: so
+no page of another origin, nor a host name that was rebound to this server, asks for anything.
 
 page.js makes the page from JSON, by textContent; no byte of an archive is sent as HTML, as SVG or under a type that
 the archive chose.
@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import socket
 import sys
 import threading
 import webbrowser
@@ -30,15 +29,11 @@ from edcache.display.markup import Markup, element
 from edcache.display.shown import Shown
 
 _MOST_CELLS: Final = 200
-_COOKIE_SECONDS: Final = 7 * 24 * 3600
-_SILENT_SECONDS: Final = 60
-_LOOK: Final = socket.MSG_PEEK | getattr(socket, "MSG_DONTWAIT", 0)
 _STATIC: Final = {
-    "/": ("page.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
-    "/page.css": ("page.css", "text/css; charset=utf-8"),
-    "/page.png": ("page.png", "image/png"),
-    "/favicon.ico": ("page.png", "image/png"),  # of the page that sets the cookie
+    "": ("page.html", "text/html; charset=utf-8"),
+    "page.js": ("page.js", "text/javascript; charset=utf-8"),
+    "page.css": ("page.css", "text/css; charset=utf-8"),
+    "page.png": ("page.png", "image/png"),
 }
 _HEADERS: Final = {
     "Content-Security-Policy": (
@@ -52,7 +47,7 @@ _HEADERS: Final = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_PATHS: Final = re.compile(r"/api/(\d{1,6})(?:/([a-z]+)(?:/(\d{1,15}))?(?:/(\d{1,6}))?)?")
+_PATHS: Final = re.compile(r"api/(\d{1,6})(?:/([a-z]+)(?:/(\d{1,15}))?(?:/(\d{1,6}))?)?")
 
 
 class _RequestError(Exception):
@@ -90,14 +85,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer, or send the reason in one line; never a traceback."""
         try:
-            self._check_host()
             target = urlsplit(self.path)
             query = {name: values[-1] for name, values in parse_qs(target.query, max_num_fields=8).items()}
-            if target.path == "/" and "token" in query:
-                self._set_cookie(query["token"], query.get("where", ""))
-                return
-            self._check_cookie()
-            self._send(200, *self._route(target.path, query))
+            self._send(200, *self._route(self._without_token(target.path), query))
         except _RequestError as refused:
             self._refuse(*refused.args)
         except EdcacheError as error:
@@ -107,40 +97,19 @@ class _Handler(BaseHTTPRequestHandler):
         except Exception as error:  # noqa: BLE001 - a user's transform may raise anything, and its text may name files
             self._refuse(500, f"{type(error).__name__} while this was read")
 
-    def _check_host(self) -> None:
-        """Refuse another host name, which was rebound to this server."""
-        hosts = self.headers.get_all("Host") or []
-        if len(hosts) != 1 or hosts[0] not in self.server.hosts:
-            raise _RequestError(403, f"this server is {' or '.join(self.server.hosts)}, whatever leads to it")
-
-    def _set_cookie(self, token: str, where: str) -> None:
-        """Turn the token of the URL into a cookie, by a page that leads to the URL without it.
-
-        A browser follows a redirect in the name of the site that had the link, and would not send the cookie.
-        """
-        if not compare_digest(token.encode(), self.server.token.encode()):
-            raise _RequestError(403, "the token in this URL is not the one that was printed; open that URL")
-        name, secret = self.server.cookie
-        cookie = f"{name}={secret}; Path=/; HttpOnly; SameSite=Strict; Max-Age={_COOKIE_SECONDS}"
-        fragment = f"#{urlencode({'where': where})}" if where else ""
-        self._send(200, b"", "text/plain", Set_Cookie=cookie, Refresh=f"0; url=/{fragment}")
-
-    def _check_cookie(self) -> None:
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            raise _RequestError(403, "a page of another origin asked")
-        expected = "=".join(self.server.cookie).encode()
-        given = self.headers.get("Cookie", "").split(";")
-        if not any(compare_digest(cookie.strip().encode(), expected) for cookie in given):
-            raise _RequestError(
-                403, "open the URL that was printed, with its token; this browser has no cookie"
-            )
+    def _without_token(self, path: str) -> str:
+        """Cut the token off a path, or refuse the request."""
+        token, slash, rest = path.removeprefix("/").partition("/")
+        if not slash or not compare_digest(token.encode(), self.server.token.encode()):
+            raise _RequestError(403, "its path has not the token of the URL that was printed; open that URL")
+        return rest
 
     def _route(self, path: str, query: dict[str, str]) -> _Response:
         """Answer for a path: a file of the page, or data of a dataset."""
         if path in _STATIC:
             name, content_type = _STATIC[path]
             return Path(__file__).with_name(name).read_bytes(), content_type
-        if path == "/api/sets":
+        if path == "api/sets":
             return _json({"sets": [{"name": one.name} for one in self.server.shown]})
         match = _PATHS.fullmatch(path)
         if match is None or int(match[1]) >= len(self.server.shown):
@@ -149,11 +118,11 @@ class _Handler(BaseHTTPRequestHandler):
         numbers = [int(number) for number in match.group(3, 4) if number is not None]
         return _api(shown, match[2], numbers, _join_wheres(shown, query), query)
 
-    def _send(self, status: int, body: bytes, content_type: str, **headers: str) -> None:
+    def _send(self, status: int, body: bytes, content_type: str) -> None:
         self.send_response_only(status)
         own = {"Content-Type": content_type, "Content-Length": str(len(body))}
-        for name, value in (_HEADERS | own | headers).items():
-            self.send_header(name.replace("_", "-"), value)
+        for name, value in (_HEADERS | own).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 
@@ -210,28 +179,15 @@ def _number(query: dict[str, str], name: str) -> int:
 
 
 class _Server(ThreadingHTTPServer):
-    """Listening socket, token and cookie, and the datasets that are shown."""
+    """Listening socket, token, and the datasets that are shown."""
 
     daemon_threads = True
     request_queue_size = 1_024
 
     def __init__(self, shown: Sequence[Shown], port: int) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        if hasattr(socket, "TCP_DEFER_ACCEPT"):
-            # The system keeps a silent connection: browsers open some ahead, and each would take a thread.
-            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, _SILENT_SECONDS)
         self.shown = shown
         self.token = secrets.token_urlsafe(24)
-        self.hosts = (f"127.0.0.1:{self.server_port}", f"localhost:{self.server_port}")
-        # Cookies know no ports: two viewers at once need two names.
-        self.cookie = f"edcache-{self.server_port}", secrets.token_urlsafe(24)
-
-    def verify_request(self, request: Any, client_address: Any) -> bool:
-        """Close a connection that was silent until the system gave it up."""
-        try:
-            return not hasattr(socket, "TCP_DEFER_ACCEPT") or bool(request.recv(1, _LOOK))
-        except OSError:
-            return False
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Report no broken connection."""
@@ -240,7 +196,7 @@ class _Server(ThreadingHTTPServer):
 class Viewer:
     """Page that is served until `close`.
 
-    url: of the page, with the token for the cookie. A notebook shows it as a link.
+    url: of the page, with the token. A notebook shows it as a link.
     """
 
     def __init__(self, shown: Sequence[Shown], port: int | None = None, where: str = "") -> None:
@@ -250,8 +206,8 @@ class Viewer:
             reason = getattr(error, "strerror", None) or error
             raise StorageError(f"port {port}: cannot listen there: {reason}; leave the port out") from error
         self.port: int = self._server.server_port
-        query = {"token": self._server.token} | ({"where": where} if where else {})
-        self.url = f"http://127.0.0.1:{self.port}/?{urlencode(query)}"
+        fragment = f"#{urlencode({'where': where})}" if where else ""
+        self.url = f"http://127.0.0.1:{self.port}/{self._server.token}/{fragment}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
         if len(shown) == 1:
