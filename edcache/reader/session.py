@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -28,22 +28,12 @@ from edcache.reader.group import Group, GroupRecords, loaded, too_short
 from edcache.reader.index import RecordIndex
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
-from edcache.reader.stored import LARGE, Extents, Piece, Stored
+from edcache.reader.stored import Extents, Piece, Stored
 from edcache.storage import ByteSource, File
 
 # Labels do not wait for the import of decoders.
 if TYPE_CHECKING:
     from edcache.codec import Decoder, Decoders, Decoding
-
-
-class _Plain(NamedTuple):
-    """Records of one schema and size: mapped bytes, rows as numbers, and a bit for each checked one."""
-
-    view: memoryview
-    numbers: memoryview
-    nbytes: int
-    decoder: Decoder
-    bits: memoryview
 
 
 class Session:
@@ -104,7 +94,6 @@ class Session:
         else:
             self.index = _index_of(self._contents)
         self.length = self.index.length
-        self._plain: _Plain | None = None
         # Records of the last gather, if `uniform` is None.
         self._records: GroupRecords | None = None
         if self._root is not None and self._view is not None:
@@ -339,10 +328,6 @@ class Session:
             Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `Reader.read`.
         """
-        plain = self._plain
-        if plain is not None and 0 <= index < self.length and plain.bits[index >> 3] & 1 << (index & 7):
-            offset = plain.numbers[3 * index]
-            return plain.view[offset : offset + plain.nbytes], plain.decoder
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
         data = self._stored.record(index, row, wanted)
@@ -354,8 +339,6 @@ class Session:
         decoder = self._decoders.get(row[3]) or self.decoder(row[3], index)
         if len(data) < decoder.fixed_nbytes:
             raise self.placed(too_short(len(data), decoder), index)
-        if self._plain is None and row[1] < LARGE:
-            self._plain = _plain_records(self, decoder)
         return data, decoder
 
     # --- many records ---
@@ -514,15 +497,6 @@ def _schema_text(session: Session, number: int) -> str:
             f'run "edcache verify {session.path}"'
         )
     return text
-
-
-def _plain_records(session: Session, decoder: Decoder) -> _Plain | None:
-    """Prepare the short look-up of one record; None unless all are alike, mapped and checked once."""
-    index, view, numbers = session.index, session.extents.view, session.index.numbers
-    is_alike = index.only_schema is not None and index.least_nbytes == index.most_nbytes
-    if view is None or numbers is None or session.verify != "touch" or not (is_alike and index.is_dense):
-        return None
-    return _Plain(view, numbers, index.most_nbytes, decoder, session.checks.bits)
 
 
 def _no_record(session: Session, index: int) -> base.MissingSampleError:
