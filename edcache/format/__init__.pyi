@@ -2,7 +2,6 @@ from .arrays import detached as detached
 from .arrays import fits_arrow as fits_arrow
 from .arrays import from_numpy as from_numpy
 from .arrays import from_texts as from_texts
-from .arrays import is_label_type as is_label_type
 from .arrays import is_list as is_list
 from .arrays import is_text as is_text
 from .arrays import missing_rows as missing_rows
@@ -89,10 +88,12 @@ from .types import beside as beside
 from .types import cast_table as cast_table
 from .types import check_widened as check_widened
 from .types import family as family
+from .types import is_label_type as is_label_type
 from .types import is_widened as is_widened
 from .types import joined_schema as joined_schema
 from .types import labelled_columns as labelled_columns
 from .types import list_of as list_of
 from .types import merged as merged
 from .types import stacked as stacked
+from .types import type_to_json as type_to_json
 from .types import unify as unify

@@ -90,22 +90,6 @@ def is_text(kind: pa.DataType) -> bool:
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
-@cache
-def named_types() -> dict[str, pa.DataType]:
-    """Map names to the types of single labels: a closed list."""
-    units = ("s", "ms", "us", "ns")
-    texts = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
-    times = (pa.date32(), *map(pa.duration, units))
-    zoned = (pa.timestamp(unit, zone) for unit in units for zone in (None, "UTC"))
-    return {str(kind): kind for kind in (pa.null(), *numpy_dtypes(), *texts, *times, *zoned)}
-
-
-def is_label_type(kind: pa.DataType) -> bool:
-    """True if a label column can have this type: one of a closed list, or a list of one of them."""
-    element = element_type(kind)
-    return bool(named_types().get(str(element)) == element)
-
-
 def detached(value: Any) -> Any:
     """Convert a tensor to numpy, bfloat16, which numpy lacks, to float32; return anything else as it is."""
     if not hasattr(value, "detach"):

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 from edcache.base import CorruptArchiveError
-from edcache.format.arrays import is_label_type, pa
+from edcache.format.arrays import pa
+from edcache.format.types import is_label_type
 
 BATCH_ROWS: Final = 1 << 20
 """Rows of each batch of a column's file but the last."""

@@ -219,14 +219,19 @@ class StoredLabels:
     def __init__(
         self, root: Root, read: Callable[[Sequence[Place]], Sequence[memoryview | None]], where: str
     ) -> None:
-        self.schema, self.num_rows = root.schema, root.length
-        self._stored, self._read, self._where = root.labels, read, where
+        self.num_rows = root.length
+        self._root, self._read, self._where = root, read, where
         self._columns: dict[str, pa.ChunkedArray] = {}
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of the columns."""
+        return self._root.schema
 
     @property
     def column_names(self) -> list[str]:
         """Names of the columns, in their order."""
-        return list(self._stored)
+        return list(self._root.labels)
 
     @property
     def nbytes(self) -> int:
@@ -248,7 +253,7 @@ class StoredLabels:
     def read(self, names: Iterable[str]) -> None:
         """Read the columns that are not in memory yet, together."""
         new = [name for name in names if name not in self._columns]
-        places = [self._stored[name].place for name in new]
+        places = [self._root.labels[name].place for name in new]
         for name, data, place in zip(new, self._read(places) if new else (), places, strict=True):
             if data is None:
                 raise CorruptArchiveError(
@@ -256,7 +261,7 @@ class StoredLabels:
                     f'"edcache copy {self._where} -o NEW --skip-damaged" keeps what is sound',
                     path=self._where,
                 )
-            self._columns[name] = read_column(data, name, self._stored[name].type, self.num_rows)
+            self._columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
 
 
 def _check_index(pread: PRead, root: Root, where: str) -> None:

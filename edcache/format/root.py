@@ -15,7 +15,7 @@ from edcache.format.arrays import pa
 from edcache.format.entries import DATE, MAX32, Header, PRead, align, crc32
 from edcache.format.head import Head, is_count, parsed_head
 from edcache.format.records import ROW, Failure, failures_of, schemas_of
-from edcache.format.types import type_of_json, type_to_json
+from edcache.format.types import is_type_json, type_of_json
 
 TAIL_NBYTES: Final = 1 << 16
 """Bytes at the end of an archive that opening it reads; and once more if its root is not among them."""
@@ -45,11 +45,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Label column of a sealed archive. is_added: True if `add_labels` added it after the samples."""
+    """Label column of a sealed archive.
+
+    type_json: its type, as `type_to_json` returns it. is_added: True if `add_labels` added it after the samples.
+    """
 
     place: Place
-    type: pa.DataType
+    type_json: str | list[str]
     is_added: bool = False
+
+    @property
+    def type(self) -> pa.DataType:
+        """Arrow type; the first one of a process imports pyarrow."""
+        return type_of_json(self.type_json)
 
 
 @dataclass(frozen=True)
@@ -96,8 +104,7 @@ def pack_root(root: Root) -> bytes:
     meta["head"] = root.head.to_json()
     meta["failures"] = [failure.to_json() for failure in root.failures]
     meta["labels"] = {
-        name: [*column.place, type_to_json(column.type), column.is_added]
-        for name, column in root.labels.items()
+        name: [*column.place, column.type_json, column.is_added] for name, column in root.labels.items()
     }
     return json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
@@ -112,7 +119,9 @@ def parse_root(data: bytes | memoryview, size: int) -> Root:
     schemas_of(meta["schemas"])
     labels = {}
     for name, (*place, kind, is_added) in meta["labels"].items():
-        labels[name] = Column(_place(place, size), type_of_json(kind), bool(is_added))
+        if not is_type_json(kind):
+            raise ValueError(f"no label column has the type {str(kind)[:80]!r}")
+        labels[name] = Column(_place(place, size), kind, bool(is_added))
     meta["labels"], meta["index"] = labels, _place(meta["index"], size)
     meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
     root = Root(**meta)

@@ -76,7 +76,7 @@ def _seal(appender: Appender, change: LabelChange) -> None:
         for name in change.labels.column_names:
             column = _changed(appender, change, name, root, contents)
             place = group.column(name, column.type, iter(column.chunks))
-            labels[name] = Column(place, column.type, True)
+            labels[name] = Column(place, format.type_to_json(column.type), True)
         own = {name for name, _ in appender.head.labels}
         dropped = [name for name in dict.fromkeys([*root.dropped, *change.dropped]) if name in own]
         headers = group.written(replace(root, labels=labels, dropped=dropped))
@@ -156,7 +156,7 @@ def _merged(contents: Contents, name: str, group: _Group) -> Column:
     kind, known = contents.schema.field(name).type, contents.columns.get(name)
     arrays = (contents.column(name, start, stop) for start, stop in contents.windows())
     place = group.column(name, kind, arrays)
-    return Column(place, kind, known.is_added if known else False)
+    return Column(place, format.type_to_json(kind), known.is_added if known else False)
 
 
 class _Seen:

@@ -9,7 +9,7 @@ from fuzz_draw import Draw
 
 from edcache import format
 from edcache.errors import EdcacheError
-from edcache.format import Chain, Column, Head, Header, Place, Root, pa
+from edcache.format import Chain, Column, Head, Header, Place, Root
 from edcache.format.entries import HEAD
 
 UUID = bytes(range(16))
@@ -18,7 +18,7 @@ _ROOT = json.loads(
     format.pack_root(
         Root(
             *(Head(UUID, 5), 5, 3, 1, ['"int"'], Place(4288, 120, 7)),
-            labels={"y": Column(Place(4500, 99, 3), pa.int64())},
+            labels={"y": Column(Place(4500, 99, 3), "int64")},
             uniform=(0, 8),
         )
     )

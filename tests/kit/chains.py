@@ -72,7 +72,7 @@ class Archive:
             place = self.place(
                 self.entry(format.COLUMN, format.column_name(name), packed_column(name, column))
             )
-            columns[name] = format.Column(place, column.type, name in added)
+            columns[name] = format.Column(place, format.type_to_json(column.type), name in added)
         present = int(np.count_nonzero(rows["flags"]))
         chunks = sum(header.kind == format.CHUNK for header in self.headers)
         said = len(rows), present, chunks, schemas, self.place(index), columns, list(dropped), []
