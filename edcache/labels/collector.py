@@ -11,7 +11,7 @@ from edcache import format
 from edcache.base import LabelError, described
 from edcache.format import EXACT, is_widened, merged, pa
 from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
-from edcache.labels.label_types import NotALabel, beyond_exact, typed, typed_column
+from edcache.labels.label_types import NotALabel, array_of, beyond_exact, typed, typed_column
 
 _PIECE = 1 << 20
 _KINDS = "a bool, int, float, str, bytes, date or time, None, or a list of one of these"
@@ -173,8 +173,8 @@ class _Column:
     def array(self) -> pa.Array:
         """Build one array of the values."""
         kind = self._types[-1][1]
-        parts = [_build(part, kind) for part in (*self._parts, self._values) if len(part)]
-        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [_build([], kind)])
+        parts = [array_of(part, kind) for part in (*self._parts, self._values) if len(part)]
+        return parts[0] if len(parts) == 1 else pa.concat_arrays(parts or [array_of([], kind)])
 
     def _error(self, index: int, what: str, verb: str) -> LabelError:
         remedy = f"{verb} in the callable or the dataset"
@@ -182,34 +182,6 @@ class _Column:
             key = f'"{self.source}"' if isinstance(self.source, str) else str(self.source)
             remedy = f'{verb}, for example in_memory_keys={{"{self.name}": lambda s: str(s[{key}])}}'
         return LabelError(f'label "{self.name}": sample {index} is {what}; {remedy}', index=index)
-
-
-def _build(values: Any, kind: pa.DataType) -> pa.Array:
-    """Build an Arrow array of values that fit `kind`; no validity bitmap without a None."""
-    # Not by pa.array, which imports pandas: 0.3 s and 57 MB in every process that writes.
-    if pa.types.is_null(kind):
-        return pa.nulls(len(values))
-    if isinstance(values, np.ndarray):
-        return format.from_numpy(values.astype(format.numpy_dtype(kind)), kind)
-    if format.is_text(kind):
-        return format.from_texts(values, kind)
-    missing = np.fromiter((value is None for value in values), np.bool_, len(values))
-    if format.is_list(kind):
-        present = [value for value in values if value is not None]
-        if present and all(isinstance(value, np.ndarray) for value in present):
-            items = _build(np.concatenate(present), kind.value_type)
-        else:
-            items = _build([item for value in present for item in value], kind.value_type)
-        ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
-        return pa.ListArray.from_arrays(format.from_numpy(ends, pa.int32(), np.append(missing, False)), items)
-    dtype = format.numpy_dtype(kind)
-    if missing.any():
-        filler = np.zeros((), dtype)[()]
-        values = [filler if value is None else value for value in values]
-    array = np.array(values, dtype=dtype)
-    if dtype.kind in "mM":
-        array = array.view(np.int64).astype(np.int32 if pa.types.is_date32(kind) else np.int64)
-    return format.from_numpy(array, kind, missing)
 
 
 def collected(name: str, values: Iterable[tuple[int, Any]]) -> pa.Array:

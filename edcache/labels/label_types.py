@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -14,11 +15,16 @@ from edcache.base import shown
 from edcache.format import (
     EXACT,
     detached,
+    family,
+    from_numpy,
+    from_texts,
     is_label_type,
     is_list,
+    is_text,
     list_of,
     merged,
     number_type,
+    numpy_dtype,
     pa,
 )
 from edcache.labels.column import numpy_time
@@ -26,6 +32,14 @@ from edcache.labels.column import numpy_time
 
 class NotALabel(Exception):
     """Error for a value that no column holds; the text says why, if the type alone does not."""
+
+
+class OutOfRange(NotALabel):
+    """Error for a value of a column's kind that its type does not reach. kind: such a type."""
+
+    def __init__(self, kind: pa.DataType, why: str) -> None:
+        super().__init__(why)
+        self.kind = kind
 
 
 def typed(value: Any) -> tuple[pa.DataType, Any]:
@@ -79,16 +93,15 @@ def _scalar(value: Any) -> tuple[pa.DataType, Any]:
         return kind, value.item()
     if isinstance(value, int) and not isinstance(value, bool):
         if not -(2**63) <= value < 2**63:
-            raise NotALabel(
-                f"an int of {value.bit_length()} bits, beyond int64; numpy.uint64(value) holds unsigned ones"
-            )
+            size = f"an int of {value.bit_length()} bits"
+            raise OutOfRange(pa.int64(), f"{size}, beyond int64; numpy.uint64(value) holds unsigned ones")
         return pa.int64(), int(value)
     for cls, kind in _plain_types().items():
         if isinstance(value, cls):
             # A subclass, such as an enum, is stored as its plain class.
             plain = str.__str__(value) if cls is str else cls(value)
             if cls is str and plain.encode(errors="ignore").decode() != plain:
-                raise NotALabel(f"a str that is not UTF-8 ({shown(plain)})")
+                raise OutOfRange(kind, f"a str that is not UTF-8 ({shown(plain)})")
             return kind, plain
     return _time(value)
 
@@ -98,8 +111,10 @@ def _time(value: Any) -> tuple[pa.DataType, Any]:
     try:
         time, zone = numpy_time(value)
     except OverflowError:
-        reach = "the years 1 to 9999 in UTC" if isinstance(value, dt.datetime) else "64-bit microseconds"
-        raise NotALabel(f"a {type(value).__name__} outside of {reach}") from None
+        is_time = isinstance(value, dt.datetime)
+        reach = "the years 1 to 9999 in UTC" if is_time else "64-bit microseconds"
+        kind = pa.timestamp("us", "UTC") if is_time else pa.duration("us")
+        raise OutOfRange(kind, f"a {type(value).__name__} outside of {reach}") from None
     if time is None:
         raise NotALabel
     code, unit = time.dtype.kind, np.datetime_data(time.dtype)[0]
@@ -114,12 +129,45 @@ def _time(value: Any) -> tuple[pa.DataType, Any]:
     else:
         unit = unit if unit in ("s", "ms", "us", "ns") else "s"
         kind = pa.duration(unit) if code == "m" else pa.timestamp(unit, zone)
-    ticks = time.astype(f"{code}8[{unit}]")
-    if np.isnat(ticks):
+    if np.isnat(time):
         return kind, None
-    if unit == "D" and not -(2**31) <= int(ticks.astype("i8")) < 2**31:
-        raise NotALabel("a date outside the years that 32-bit days reach")
-    return kind, ticks
+    with suppress(OverflowError):  # which newer numpy raises; older wraps
+        ticks = time.astype(f"{code}8[{unit}]")
+        if ticks.astype(time.dtype) == time and (unit != "D" or -(2**31) <= int(ticks.astype("i8")) < 2**31):
+            return kind, ticks
+    reach = "the years that 32-bit days reach" if unit == "D" else f"64-bit {unit}"
+    raise OutOfRange(kind, f"a time outside {reach}")
+
+
+def array_of(values: Any, kind: pa.DataType) -> pa.Array:
+    """Build an Arrow array of values that fit `kind`; no validity bitmap without a None."""
+    # Not by pa.array, which imports pandas: 0.3 s and 57 MB in every process that writes.
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values))
+    if isinstance(values, np.ndarray):
+        return from_numpy(values.astype(numpy_dtype(kind)), kind)
+    if is_text(kind):
+        small = pa.string() if family(kind) == "text" else pa.binary()
+        texts = from_texts(values, small)
+        return texts if kind == small else texts.cast(kind)
+    if is_list(kind):
+        present = [value for value in values if value is not None]
+        if present and all(isinstance(value, np.ndarray) for value in present):
+            items = array_of(np.concatenate(present), kind.value_type)
+        else:
+            items = array_of([item for value in present for item in value], kind.value_type)
+        ends = np.cumsum([0, *(0 if value is None else len(value) for value in values)], dtype=np.int32)
+        absent = np.array([*(value is None for value in values), False])
+        return pa.ListArray.from_arrays(from_numpy(ends, pa.int32(), absent), items)
+    dtype = numpy_dtype(kind)
+    missing = np.array([value is None for value in values]) if None in values else None
+    if missing is not None:
+        filler = np.zeros((), dtype)[()]
+        values = [filler if value is None else value for value in values]
+    array = np.array(values, dtype=dtype)
+    if dtype.kind in "mM":
+        array = array.view(np.int64).astype(np.int32 if pa.types.is_date32(kind) else np.int64)
+    return from_numpy(array, kind, missing)
 
 
 def typed_column(values: Any) -> tuple[pa.DataType, Any] | None:

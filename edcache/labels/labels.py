@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from edcache import base
 from edcache.base import LabelError, OptionError, SampleIndexError
-from edcache.format import StoredLabels, from_numpy, is_text, missing_rows, one_chunk, pa, take_rows, to_numpy
+from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
 from edcache.labels.histogram import Histogram, has_many_texts, histogram
 
@@ -48,7 +48,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         # The labels of the whole dataset keep them for all views.
         self._columns: dict[str, pa.ChunkedArray] = {}
         self._comparable: dict[str, pa.ChunkedArray] = {}
-        self._missing: dict[str, npt.NDArray[np.bool_] | None] = {}
         self._table: pa.Table | None = None
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
@@ -198,7 +197,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
             if pa.types.is_dictionary(column.type):
                 column = column.cast(column.type.value_type)
             whole._columns[name] = column
-        return self._take(column)
+        return column if self._rows is None else self._take(column)
 
     def _take(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         rows = self._rows
@@ -232,17 +231,6 @@ def comparable_column(labels: Labels, name: str) -> pa.ChunkedArray:
     if name not in whole._comparable:
         whole._comparable[name] = comparable(column)
     return labels._take(whole._comparable[name])
-
-
-def missing_values(labels: Labels, name: str) -> npt.NDArray[np.bool_] | None:
-    """Mark the rows without a value in a column; None if all have one. Computed once for all views."""
-    whole = labels._whole
-    if name not in whole._missing:
-        column = whole.column(name)
-        is_whole = not column.null_count
-        whole._missing[name] = None if is_whole else np.concatenate(list(map(missing_rows, column.chunks)))
-    missing = whole._missing[name]
-    return missing if missing is None or labels._rows is None else missing[labels._rows]
 
 
 def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:

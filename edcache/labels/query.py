@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from edcache.base import LabelError, OptionError, described, shown, suggestion, unknown_label, warn
 from edcache.format import detached, one_chunk, pa, pc, to_numpy
-from edcache.labels.compare import Column, Mask, Truth
+from edcache.labels.compare import Column, Mask, Truth, both, true_rows
 from edcache.labels.labels import Labels, Rows, checked_indices, comparable_column, origin, read_together
 from edcache.labels.where import where_truth
 
@@ -44,9 +44,10 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     whole, rows = origin(labels)
     # Taking the rows of a column costs more than comparing all of them.
     seen = labels if rows is None or 4 * len(rows) < whole.num_rows else whole
-    read_together(labels, conditions)
+    if len(conditions) > 1:
+        read_together(labels, conditions)
     masks: list[Mask] = []  # of the rows of `labels`
-    found: list[Mask] = []  # of the rows seen
+    found: list[Truth] = []  # of the rows seen
     columns: dict[str, Column] = {}
     for name, value in conditions.items():
         if callable(value):
@@ -54,17 +55,19 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
             masks.append(_call(value, labels[name], what, _COLUMN_FORM, labels.num_rows))
         else:
             columns[name] = Column(name, seen)
-            found.append(_condition(columns[name], value).sure)
+            found.append(_condition(columns[name], value))
     chosen: Rows | None = None
     if isinstance(where, str):
-        found.append(where_truth(where, seen, columns).sure)
+        found.append(where_truth(where, seen, columns))
     elif callable(where):
         masks.append(_call(where, _table(labels), "where", _TABLE_FORM, labels.num_rows))
     elif where is not None and isinstance(where, pc.Expression):
         found.append(_evaluate(seen, where))
     elif where is not None:
         chosen = _mask_or_rows(where, labels, masks)
-    masks += found if seen is labels else [mask[rows] for mask in found]
+    if found:
+        mask = true_rows(reduce(both, found))
+        masks.append(mask if seen is labels else mask[rows])
     if not masks:
         return np.arange(labels.num_rows, dtype=np.int64) if chosen is None else chosen
     mask = reduce(and_, masks)
@@ -79,7 +82,7 @@ def _warn_of_absent(columns: Mapping[str, Column], labels: Labels) -> None:
     for name, column in columns.items():
         every = Column(name, labels)
         for texts in column.texts:
-            if texts and labels.num_rows and not every.one_of(texts).sure.any():
+            if texts and labels.num_rows and not true_rows(every.one_of(texts)).any():
                 known, sought = every.unique(), " or ".join(map(shown, texts[:_NAMED]))
                 there = ", ".join(map(shown, known[:_NAMED])) + (", ..." if len(known) > _NAMED else "")
                 near = suggestion(texts[0], known[:_SIMILAR])
@@ -95,9 +98,7 @@ def _condition(column: Column, value: Any) -> Truth:
         )
     if isinstance(value, range):
         return column.in_range(value)
-    value = detached(value)
-    is_array = isinstance(value, np.ndarray) and value.ndim > 0
-    if is_array or isinstance(value, (list, tuple, set, frozenset)):
+    if getattr(value, "ndim", 0) or isinstance(value, (list, tuple, set, frozenset)):
         return column.one_of(value)
     return column.compare("==", value)
 
@@ -157,7 +158,7 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
     return np.ma.filled(value, False) if isinstance(value, np.ma.MaskedArray) else np.asarray(value)
 
 
-def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
+def _evaluate(labels: Labels, expression: pc.Expression) -> Truth:
     """Mark the rows of `labels` for which a user's expression is true."""
     # Here, because it imports pyarrow.dataset, and with that pandas: 150 ms.
     from pyarrow import acero
@@ -175,7 +176,7 @@ def _evaluate(labels: Labels, expression: pc.Expression) -> Mask:
         raise LabelError(f"pyarrow cannot evaluate this expression over the labels: {error}") from error
     if not pa.types.is_boolean(mask.type):
         raise LabelError(f"the expression gives {mask.type}, not true or false; compare it with a value")
-    return to_numpy(one_chunk(mask.fill_null(False)), nullable=False)
+    return mask
 
 
 def _table(labels: Labels) -> pa.Table:

@@ -28,11 +28,10 @@ import keyword
 import math
 import re
 from functools import reduce
-from operator import and_, or_
 from typing import TypeAlias
 
 from edcache.base import OptionError, UnknownLabelError
-from edcache.labels.compare import Column, Truth
+from edcache.labels.compare import Column, Truth, both, either, opposite
 from edcache.labels.labels import Labels, read_together
 
 Literal: TypeAlias = "bool | int | float | str | None"
@@ -119,14 +118,14 @@ class _Where:
         if depth > _MAX_DEPTH:
             raise self._refusal(node, f"nested deeper than {_MAX_DEPTH}")
         if isinstance(node, ast.BoolOp):
-            join = and_ if isinstance(node.op, ast.And) else or_
+            join = both if isinstance(node.op, ast.And) else either
             return reduce(join, [self.condition(value, depth + 1) for value in node.values])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-            return ~self.condition(node.operand, depth + 1)
+            return opposite(self.condition(node.operand, depth + 1))
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
             terms = map(self._compare, sides, node.ops, sides[1:])
-            return reduce(and_, terms)
+            return reduce(both, terms)
         column = self._column(node)
         if column is not None:
             return column.truth()
@@ -142,7 +141,7 @@ class _Where:
             if not isinstance(right, (ast.Tuple, ast.List)):
                 raise self._refusal(right, 'expected a list of literals, as in (0, 1), (0,) or ["a", "b"]')
             found = column.one_of([self._literal(item) for item in right.elts])
-            return ~found if isinstance(operator, ast.NotIn) else found
+            return opposite(found) if isinstance(operator, ast.NotIn) else found
         if isinstance(operator, (ast.Is, ast.IsNot)):
             if column is None or not isinstance(right, ast.Constant) or right.value is not None:
                 raise self._refusal(right, '"is" asks whether a column "is None"; values are compared by ==')
