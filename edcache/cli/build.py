@@ -209,8 +209,8 @@ def import_(
     """Fill an archive with the samples of another system's cache.
 
     OLD is only read. Samples keep their indices, types and dtypes; the labels of an edflow cache become label columns.
-    A zip of a killed edflow is read too. Pickles may hold plain data, numpy arrays and torch tensors: the error of
-    another one names the class. The same command resumes after a kill.
+    Pickles may hold plain data, numpy arrays and torch tensors: the error of another one names the class. The same
+    command resumes after a kill.
 
     \b
     Exit codes:

@@ -14,7 +14,7 @@ import pickle
 import re
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from edcache.codec.tensors import NAMES
 
 _LEGACY: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 _ZIP: Final = b"PK\x03\x04"
+_NDARRAY: Final = "numpy", "ndarray"
 # As numpy writes them into a pickle; without "O8", which would make pointers of a file's bytes.
 _DTYPE: Final = re.compile(r"[biufcSUVmM]\d{1,10}")
 
@@ -112,13 +113,6 @@ class _Function(_StandIn):
         return self._call(*arguments)
 
 
-class _Untyped(_StandIn):
-    """Stand-in for torch.UntypedStorage as the type of a storage."""
-
-    __slots__ = ()
-    dtype: ClassVar[torch.dtype] = torch.uint8
-
-
 class _Dtype(_StandIn):
     """Stand-in for a numpy.dtype."""
 
@@ -140,15 +134,11 @@ class _Dtype(_StandIn):
             self.dtype = self.dtype.newbyteorder(order)
 
 
-def _ndarray(*arguments: object) -> None:
-    raise CodecError("a call of numpy.ndarray")
-
-
 class _Array(_StandIn):
     """Stand-in for an array, which its state makes."""
 
     def __init__(self, kind: object, shape: object, code: object) -> None:
-        if kind is not _ALLOWED["numpy", "ndarray"]:
+        if kind is not _ALLOWED[_NDARRAY]:
             raise CodecError("a subclass of numpy.ndarray")
         self._state: tuple[Any, ...] = ()
 
@@ -164,13 +154,18 @@ class _Tensor(_StandIn):
     """Stand-in for a tensor; older files of torch.save have its bytes behind the pickle."""
 
     def __init__(
-        self, storage: Any, offset: Any, shape: Any, strides: Any, grad: object, hooks: object, *more: Any
+        self,
+        storage: Any,
+        offset: Any,
+        shape: Any,
+        strides: Any,
+        grad: object,
+        hooks: object,
+        bits: Any = None,
     ) -> None:
         self._view = shape, strides, offset
-        self._storage = getattr(storage, "_untyped_storage", storage)
-        is_typed = bool(more) and isinstance(more[0], torch.dtype)
-        self._dtype = more[0] if is_typed else storage.dtype
-        if any(more[is_typed:]):
+        self._dtype, self._storage = storage.dtype, storage._untyped_storage
+        if bits:
             raise CodecError("a tensor that is conjugated or negated by a bit")
 
     def value(self) -> Any:
@@ -216,13 +211,11 @@ def _resolve(value: Any) -> Any:
 
 def _allowed() -> dict[tuple[str, str], Any]:
     calls: dict[tuple[str, str], Callable[..., Any]] = {
-        ("numpy", "ndarray"): _ndarray,
         ("numpy", "dtype"): _Dtype,
         ("_codecs", "encode"): _encoded,
         ("collections", "OrderedDict"): collections.OrderedDict,
         ("torch.storage", "_load_from_bytes"): _torch_load,
         ("torch._utils", "_rebuild_tensor_v2"): _Tensor,
-        ("torch._utils", "_rebuild_tensor_v3"): _Tensor,
     }
     for core in ("numpy.core", "numpy._core"):
         calls[f"{core}.multiarray", "_reconstruct"] = _Array
@@ -237,8 +230,7 @@ def _allowed() -> dict[tuple[str, str], Any]:
         for path in (pathlib.PurePosixPath, pathlib.PosixPath, pathlib.PureWindowsPath):
             calls[module, path.__name__] = path
     values = {("torch", name): dtype for dtype, name in NAMES.items()}
-    storages = {(module, "UntypedStorage"): _Untyped() for module in ("torch", "torch.storage")}
-    return {name: _Function(call) for name, call in calls.items()} | values | storages
+    return {name: _Function(call) for name, call in calls.items()} | values | {_NDARRAY: _StandIn()}
 
 
 _ALLOWED: Final = _allowed()

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from typing import Any, BinaryIO, Final
+from collections.abc import Sequence
+from typing import Any, Final
 
-from edcache.base import ArchiveError, LabelError, OptionError
+from edcache.base import ArchiveError, LabelError, OptionError, PerProcess
 from edcache.codec import restored, torch_loaded
 from edcache.interop.import_source import OldCache, files_below, foreign_errors, read_file
 from edcache.labels import collected
@@ -20,51 +19,60 @@ _LABELS: Final = "labels.p"
 # Zero-padded before edflow's first release.
 _EXAMPLE: Final = re.compile(r"example_(\d{1,18})\.p", re.ASCII)
 _METADATA: Final = "METADATA"
-_SAMPLE: Final = re.compile(r"(\d{1,18})(\.pt)?", re.ASCII)
-
-_SIGNATURE: Final = b"PK\x03\x04"
-_HEADER: Final = struct.Struct("<4s2xHHxxxxIIIHH")
+_SAMPLE: Final = re.compile(r"(?:\d+/)*(\d{1,18})(?:\.pt)?", re.ASCII)
+# Errors of zipfile over damaged bytes; RuntimeError: of an encrypted member, or a method that it lacks.
+_ZIP_ERRORS: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 class Edflow(OldCache):
-    """Cache of edflow: `<root>/cached/<name>.zip`, whole or killed, with or without its ending; or unpacked."""
+    """Cache of edflow: `<root>/cached/<name>.zip`, with or without its ending; or unpacked."""
 
     kind = "edflow"
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        # The later one of two members with the same name counts.
-        self._members = {} if os.path.isdir(path) else {m.filename: m for m in self._infos()}
-        names = self._members or [os.path.basename(file) for file in files_below(path)]
-        matches = filter(None, map(_EXAMPLE.fullmatch, names))
+        # Processes cannot share the position in an open file.
+        self._zips: PerProcess[zipfile.ZipFile] = PerProcess()
+        self._is_folder = os.path.isdir(path)
+        names = map(os.path.basename, files_below(path)) if self._is_folder else self._zip().namelist()
+        found = set(names)
+        matches = filter(None, map(_EXAMPLE.fullmatch, found))
         self._names = {int(match[1]): match[0] for match in matches}
         self._set_indices(self._names, self._stated_length())
-        if _LABELS in names:
+        if _LABELS in found:
             self._add_labels()
         elif self._names:
             self.notes.append(
                 "it has no labels.p, as an interrupted run leaves none; label columns were not made"
             )
 
-    def _infos(self) -> list[zipfile.ZipInfo]:
-        with foreign_errors(self.path), open(self.path, "rb") as file:
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_zips": PerProcess()}
+
+    def _zip(self) -> zipfile.ZipFile:
+        with foreign_errors(self.path):
             try:
-                with zipfile.ZipFile(file) as opened:
-                    return opened.infolist()
-            except (zipfile.BadZipFile, struct.error, NotImplementedError, EOFError, ValueError):
-                self.notes.append(
-                    "it has no directory, as when edflow was killed: its members were found by their headers"
-                )
-                return list(_find_headers(file))
+                return self._zips.get(lambda: zipfile.ZipFile(self.path))
+            except _ZIP_ERRORS as error:
+                raise ArchiveError(
+                    f"{self.path}: opens as no zip ({error}); edflow leaves such a file when it is killed: "
+                    f"mend it with: zip -FF {self.path} --out mended.zip"
+                ) from error
 
     def _read(self, index: int) -> Any:
         name = self._names[index]
         return restored(self._bytes(name), f"{self.path}: {name}", trust=self.trust_pickle)
 
     def _bytes(self, name: str) -> bytes:
-        if self._members:
-            return _member_bytes(self.path, self._members[name])
-        return read_file(os.path.join(self.path, name))
+        """Read a file of the folder, or the last member of a name, with its crc32 checked."""
+        if self._is_folder:
+            return read_file(os.path.join(self.path, name))
+        opened = self._zip()
+        with foreign_errors(f"{self.path}: {name}"):
+            try:
+                return opened.read(name)
+            except _ZIP_ERRORS as error:
+                raise ArchiveError(f"{self.path}: {name}: does not unpack: {error}") from error
 
     def _stated_length(self) -> int | None:
         """Read the file that `@cachable(path)` left beside the zip: path + ".p"."""
@@ -100,45 +108,6 @@ class Edflow(OldCache):
                 )
 
 
-def _find_headers(file: BinaryIO) -> Iterator[zipfile.ZipInfo]:
-    """Yield members by their local headers, up to the first that is no header or is cut."""
-    end, offset = os.fstat(file.fileno()).st_size, 0
-    while True:
-        file.seek(offset)
-        header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size:
-            return
-        signature, _, method, crc, nbytes, size, name_nbytes, extra_nbytes = _HEADER.unpack(header)
-        info = zipfile.ZipInfo(file.read(name_nbytes).decode("utf-8", "replace") or "?")
-        info.header_offset, info.compress_type, info.CRC = offset, method, crc
-        info.compress_size, info.file_size = nbytes, size
-        offset += _HEADER.size + name_nbytes + extra_nbytes + nbytes
-        # The header of a member says zero bytes until it is written completely.
-        if signature != _SIGNATURE or offset > end or not nbytes:
-            return
-        yield info
-
-
-def _member_bytes(path: str, info: zipfile.ZipInfo) -> bytes:
-    """Unpack a member without a ZipFile, which processes cannot share, and which lists all when it opens."""
-    place = f"{path}: {info.filename} at offset {info.header_offset:,}"
-    with foreign_errors(place), open(path, "rb") as file:
-        file.seek(info.header_offset)
-        header = file.read(_HEADER.size)
-        if len(header) < _HEADER.size or not header.startswith(_SIGNATURE):
-            raise ArchiveError(f"{place}: no member begins there")
-        file.seek(sum(_HEADER.unpack(header)[-2:]), os.SEEK_CUR)
-        data = file.read(info.compress_size)
-    try:
-        if info.compress_type == zipfile.ZIP_DEFLATED:
-            data = zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, info.file_size + 1)
-    except zlib.error as error:
-        raise ArchiveError(f"{place}: does not unpack: {error}") from None
-    if len(data) != info.file_size or zlib.crc32(data) != info.CRC:
-        raise ArchiveError(f"{place}: its bytes have another length or crc32 than its header says")
-    return data
-
-
 def _no_column(name: Any, values: Sequence[Any]) -> str:
     """Return the reason why values make no label column, the end of a sentence; "" if they do."""
     if type(name) is not str or not name:
@@ -168,58 +137,37 @@ class TorchXla(_TorchFiles):
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        count, per_folder = _metadata(path)
-        found = [os.path.relpath(file, path) for file in files_below(path)]
-        numbered = [(int(match[1]), name) for name in sorted(found) if (match := _sample_name(name))]
-        self._names = {}
-        for index, name in numbered:
-            if (count is None or index < count) and (
-                index not in self._names or name == sample_path(index, count or 0, per_folder)
-            ):
-                self._names[index] = name
+        count = _stated_count(path)
+        # A cache that grew has deeper folders, and the old files stay where they were.
+        found = sorted((os.path.relpath(file, path) for file in files_below(path)), key=_depth)
+        numbered = [(int(match[1]), match[0]) for match in map(_SAMPLE.fullmatch, found) if match]
+        self._names = {index: name for index, name in numbered if count is None or index < count}
         if len(numbered) > len(self._names):
             self.notes.append(
-                f"{len(numbered) - len(self._names):,} files were left out: torch_xla looks elsewhere for "
-                "these samples, as after a cache grew, or METADATA counts fewer"
+                f"{len(numbered) - len(self._names):,} files were left out: a file of the same sample lies "
+                "deeper, as after a cache grew, or METADATA counts fewer"
             )
         self._set_indices(self._names, count)
         if count is None:
             self.notes.append(f"it has no METADATA; by its files it has {len(self):,} samples")
 
 
-def _sample_name(name: str) -> re.Match[str] | None:
-    """Match the last part of a path whose parts are all numbers."""
-    *folders, last = name.split(os.sep)
-    return _SAMPLE.fullmatch(last) if all(part.isdecimal() for part in folders) else None
+def _depth(path: str) -> int:
+    return path.count(os.sep)
 
 
-def _metadata(path: str) -> tuple[int | None, int]:
-    """Read (samples, files per folder) from METADATA; (None, 1000) without it."""
+def _stated_count(path: str) -> int | None:
+    """Read the number of samples from METADATA; None without it."""
     file = os.path.join(path, _METADATA)
     if not os.path.isfile(file):
-        return None, 1000
+        return None
     try:
-        stated = json.loads(read_file(file))
-        count, per_folder = int(stated["count"]), int(stated["max_files_per_folder"])
-        if count < 0 or per_folder < 2:
-            raise ValueError(f"count {count}, max_files_per_folder {per_folder}")
+        count = int(json.loads(read_file(file))["count"])
     except (KeyError, TypeError, ValueError) as error:
         raise ArchiveError(f"{file}: not as torch_xla writes it: {error!r:.200}") from None
-    return count, per_folder
-
-
-def sample_path(index: int, count: int, per_folder: int) -> str:
-    """Return the path of a sample of torch_xla: folders are the digits of index // per_folder, base per_folder."""
-    depth = len(_digits(count, per_folder))
-    folders = _digits(index, per_folder)[:-1]
-    return "/".join(["0"] * (depth - 1 - len(folders)) + folders + [f"{index}.pt"])
-
-
-def _digits(number: int, base: int) -> list[str]:
-    digits = [str(number)]
-    while number := number // base:
-        digits.insert(0, str(number % base))
-    return digits
+    if count < 0:
+        raise ArchiveError(f"{file}: not as torch_xla writes it: count {count}")
+    return count
 
 
 class Monai(_TorchFiles):

@@ -3,6 +3,7 @@
 import importlib
 import os
 import pickle
+import shutil
 import struct
 import subprocess
 import sys
@@ -128,41 +129,18 @@ def test_gaps_keep_their_indices_and_are_named(old, path):
     check(import_cache(old, path, "edflow"), indexed(samples), skip=(3, 4, 5, 20))
 
 
-def test_a_killed_edflow_zip_is_read_by_its_headers(old, path):
+@pytest.mark.skipif(shutil.which("zip") is None, reason="takes Info-ZIP")
+def test_a_killed_edflow_zip_is_read_after_the_program_that_its_error_names(old, path):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS, labels=0, skip=(7,))
     old_caches.killed(old)
-    with pytest.raises(zipfile.BadZipFile):
-        zipfile.ZipFile(old)
-    source = opened(old)
-    assert (
-        source.notes[0]
-        == "it has no directory, as when edflow was killed: its members were found by their headers"
-    )
-    check(import_cache(old, path, "edflow"), indexed(samples), skip=(7,))
-
-
-@pytest.mark.parametrize("where", ["in the header", "in the name", "in the sample", "after it"])
-def test_at_any_cut_a_killed_zip_yields_its_whole_members(old, where, tally):
-    """The end of the file at every kind of place in the last member, and in the first."""
-    samples = edflow_samples(6)
-    edflow_zip(old, samples, labels=0, order=range(6))
-    with zipfile.ZipFile(old) as whole:
-        offsets = [info.header_offset for info in whole.infolist()] + [whole.start_dir]
-    data = old.read_bytes()
-    for number in (1, 3, 5):
-        begin, end = offsets[number], offsets[number + 1]
-        cut = {
-            "in the header": begin + 9,
-            "in the name": begin + 35,
-            "in the sample": end - 3,
-            "after it": end,
-        }[where]
-        old.write_bytes(data[:cut])
-        whole = number + (where == "after it")
-        source = opened(old)
-        assert [same(source[i], with_index(samples[i], i)) for i in range(len(source))] == [True] * whole
-    tally("killed foreign zips", 3)
+    with pytest.raises(
+        ArchiveError, match=r"toy\.zip: opens as no zip \(File is not a zip file\); edflow "
+    ) as told:
+        opened(old)
+    command = str(told.value).rpartition("mend it with: ")[2].split()
+    subprocess.run(command, cwd=old.parent, input="y\n", text=True, check=True, stdout=subprocess.DEVNULL)
+    check(import_cache(old.with_name("mended.zip"), path, "edflow"), indexed(samples), skip=(7,))
 
 
 def test_of_labels_twice_the_last_counts(old, path):
@@ -282,17 +260,16 @@ def patched(old, at, fmt, value):
 @pytest.mark.parametrize(
     ("at", "fmt", "value", "told"),
     [
-        (16, "<I", 1, "its bytes have another length or crc32 than its header says"),
-        (24, "<I", 5, "its bytes have another length or crc32 than its header says"),
-        (24, "<I", 5_000, "its bytes have another length or crc32 than its header says"),
-        (10, "<H", 12, "its bytes have another length or crc32 than its header says"),
-        (42, "<I", 7, "no member begins there"),
+        (16, "<I", 1, "Bad CRC-32 for file 'example_0.p'"),
+        (24, "<I", 5, "Bad CRC-32 for file 'example_0.p'"),
+        (10, "<H", 99, "That compression method is not supported"),
+        (42, "<I", 7, "Bad magic number for file header"),
     ],
 )
 def test_a_directory_that_lies_is_an_error_that_says_where(old, path, at, fmt, value, told):
     edflow_zip(old, edflow_samples(2), labels=0, order=[0, 1])
     patched(old, at, fmt, value)
-    with pytest.raises(ArchiveError, match=rf"toy\.zip: example_0\.p at offset [07]: {told}$"):
+    with pytest.raises(ArchiveError, match=rf"toy\.zip: example_0\.p: does not unpack: {told}$"):
         opened(old)[0]
     assert opened(old)[1]["label"] == 1
     assert import_cache(old, path, "edflow", on_error="skip").missing.tolist() == [0]
@@ -303,7 +280,7 @@ def test_bytes_that_do_not_unpack_are_an_error(old):
     data = bytearray(old.read_bytes())
     data[41:60] = b"\xff" * 19
     old.write_bytes(data)
-    with pytest.raises(ArchiveError, match=r"example_0\.p at offset 0: does not unpack: Error -3"):
+    with pytest.raises(ArchiveError, match=r"example_0\.p: does not unpack: Error -3"):
         opened(old)[0]
 
 
@@ -311,11 +288,8 @@ def test_a_file_that_became_shorter_is_an_error(old):
     edflow_zip(old, edflow_samples(2), labels=0, order=[0, 1])
     source = opened(old)
     old.write_bytes(old.read_bytes()[:60])
-    with pytest.raises(ArchiveError, match="its bytes have another length or crc32"):
-        source[0]
-    old.unlink()
-    with pytest.raises(ArchiveError, match="example_0.p at offset 0: No such file or directory$"):
-        source[0]
+    with pytest.raises(ArchiveError, match=r"example_[01]\.p: does not unpack: "):
+        [source[0], source[1]]
 
 
 def test_an_index_beyond_reason_is_refused(old):
@@ -409,8 +383,8 @@ def test_files_from_before_a_cache_grew_are_told_apart(tmp_path):
     (root / "notes.txt").write_text("x")
     source = opened(root, "torch_xla")
     assert source.notes == [
-        "2 files were left out: torch_xla looks elsewhere for these samples, as after a cache grew, or "
-        "METADATA counts fewer"
+        "2 files were left out: a file of the same sample lies deeper, as after a cache grew, or METADATA "
+        "counts fewer"
     ]
     assert len(source) == 10
     assert source[7][1] == 7
@@ -428,7 +402,7 @@ def test_a_truncated_file_fails_its_sample_and_says_which(tmp_path, path):
 
 @pytest.mark.parametrize(
     "said",
-    ["[]", '{"count": -1, "max_files_per_folder": 9}', '{"count": 2, "max_files_per_folder": 1}', "{}", "{"],
+    ["[]", '{"count": -1, "max_files_per_folder": 9}', "{}", "{"],
 )
 def test_a_metadata_that_torch_xla_did_not_write_is_refused(tmp_path, said):
     root = xla_folder(tmp_path / "xla", xla_samples(2))
@@ -483,7 +457,7 @@ def test_what_is_no_old_cache_is_an_error_that_says_so(tmp_path):
     for name, kind, told in (
         ("no", "edflow", "no: No such file or directory$"),
         ("empty", "edflow", "empty: no sample in this edflow cache$"),
-        ("text", "edflow", "text: no sample in this edflow cache$"),
+        ("text", "edflow", r"text: opens as no zip \(File is not a zip file\)"),
         ("text", "torch_xla", "text: no sample in this torch_xla cache$"),
         ("text", "monai", "text: Not a directory$"),
     ):

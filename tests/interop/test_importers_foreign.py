@@ -95,8 +95,8 @@ def test_what_edflows_server_wrote_reads_back_exactly(path):
     assert ds.labels["name"].tolist() == [f"n{i}" for i in range(7)]
 
 
-def test_what_edflows_server_wrote_reads_back_after_a_kill_and_under_its_old_name(copied):
-    old = old_caches.killed(copied("edflow/cached/digits.zip"))
+def test_what_edflows_server_wrote_reads_back_under_its_old_name(copied):
+    old = copied("edflow/cached/digits.zip")
     import_cache(old, old.with_name("new.zip"), "edflow", in_memory_keys=["label"])
     old.with_name("new.zip").rename(old)
     ds = edflow.CachedDataset.from_cache(old.parent.parent, "digits")
