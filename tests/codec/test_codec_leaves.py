@@ -123,6 +123,12 @@ def test_lazy_conjugation_and_negation_are_resolved(dtype):
     assert same(out["neg"], tensor.conj().imag.resolve_neg())
 
 
+@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) < "2.0.0", reason="older numpy has 32 dimensions")
+def test_a_tensor_has_at_most_64_dimensions():
+    tensor = torch.ones((1,) * 64, dtype=torch.bfloat16)
+    assert same(round_trip(tensor), tensor)
+
+
 def test_memmap_comes_back_as_an_array(tmp_path):
     mapped = np.memmap(tmp_path / "m", np.int16, "w+", shape=(2, 3))
     mapped[:] = 7

@@ -44,6 +44,21 @@ def test_the_largest_array_lies_first():
     assert len(record) == 243
 
 
+def test_the_extent_of_fields_is_from_their_first_byte_to_their_last():
+    sample = {"image": torch.zeros(3, 4, 4), "box": np.zeros((2, 2)), "k": 1, "none": None, "text": "a"}
+    decoder = Decoder(encode(sample)[0])
+
+    def extent(*names):
+        return decoder.extent([decoder.structure.at(name) for name in names])
+
+    assert extent("image") == (0, 192)
+    assert extent("box") == (192, 224)
+    assert extent("k", "box") == (192, 232)
+    assert extent("k", "image") == extent("image", "k", "none") == (0, 232)
+    assert extent("none") == (0, 0)
+    assert extent("k", "text") is None
+
+
 def test_fields_describe_leaves():
     sample = {
         "t": torch.zeros(2, 3, dtype=torch.int16),

@@ -167,6 +167,17 @@ def test_arrays_whose_shape_varied_before_follow_texts(tmp_path):
     assert columns == single
 
 
+@pytest.mark.parametrize("fields", ["x", "tx"])
+def test_arrays_whose_shape_varied_before_come_alone_and_without_bytes(tmp_path, fields):
+    """Two shapes make a schema of varying ones; then one sample comes, and then rows of no bytes."""
+    batches = [
+        (n, {name: ["a" * n] * n if name == "t" else np.ones((n, k), "u1") for name in fields})
+        for n, k in ((2, 1), (2, 2), (1, 3), (3, 0))
+    ]
+    columns, single = both(tmp_path, *batches)
+    assert columns == single
+
+
 def test_records_without_bytes_are_as_many_as_given(tmp_path):
     columns, single = both(tmp_path, (5, {"x": np.zeros((5, 0))}), (5, {"x": [None] * 5}))
     assert columns == single
