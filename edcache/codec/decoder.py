@@ -7,7 +7,7 @@ and dimensions are checked against the record before anything is allocated.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
@@ -24,12 +24,6 @@ from edcache.codec.schema import MAX_TEXT, SELF_SCHEMA, Layout, LeafSpan, Node, 
 
 # Characters of all schemas whose decoders are kept.
 _KEPT_TEXT = 1 << 18
-
-# For larger records, copying their bytes takes longer than all else.
-_MOST_TOGETHER = 1 << 14
-
-# Records of one length, uint8 [n, nbytes], to all values of a node.
-_ReadAll = Callable[["Array"], list[Any]]
 
 # Record, spans of its variable leaves, and for aliasing reads the record as an array that looks writable.
 _Read = Callable[[memoryview, list[LeafSpan], "Array | None"], Any]
@@ -98,18 +92,6 @@ class Decoder:
             if isinstance(error, EdcacheError):
                 raise
             raise CorruptRecordError(f"record does not decode: {error}") from error
-
-    @once
-    def decode_all(self) -> Callable[[Array], list[Any]] | None:
-        """Function that decodes records of one length together; None if it gains nothing, or is not possible.
-
-        It takes uint8 [n, nbytes] and returns a list as by `decode` of each, which the caller owns. It raises
-        CorruptRecordError, which names no record.
-        """
-        if self.structure is None or not 0 < (self.nbytes or 0) <= _MOST_TOGETHER:
-            return None
-        read = _compile_all(self.structure)
-        return read and _with_typed_errors(read)
 
     def part(self, node: Node) -> Callable[[memoryview], Any]:
         """Make the function that decodes a node from a whole record, into own memory; raises as `decode`."""
@@ -223,56 +205,6 @@ def _compile(node: Node) -> _Read:
     children = [_compile(child) for child in node.children]
     assemble = assembler(node)
     return lambda record, spans, alias: assemble([child(record, spans, alias) for child in children])
-
-
-def _compile_all(node: Node) -> _ReadAll | None:
-    """Compile the reading of a node from many records of one length; None if they are read one by one."""
-    if node.kind == "none":
-        return lambda records: [None] * len(records)
-    if not node.is_container:
-        return _leaf_column(node)
-    if node.kind not in ("list", "tuple", "dict", "OrderedDict", "namedtuple") or not node.children:
-        return None
-    children = [child for child in map(_compile_all, node.children) if child]
-    if len(children) < len(node.children):
-        return None
-    assemble: Callable[[Any], Any] = list if node.kind == "list" else assembler(node)
-    return lambda records: list(map(assemble, zip(*[child(records) for child in children], strict=True)))
-
-
-def _leaf_column(leaf: Node) -> _ReadAll | None:
-    if leaf.offset is None or not leaf.nbytes:
-        return None
-    part = slice(leaf.offset, leaf.offset + leaf.nbytes)
-    if leaf.code is None:
-        return _array_column(leaf, part)
-    unpack = struct.Struct("<" + leaf.code).iter_unpack
-    revive = reviver(leaf.kind, leaf.const)
-    if revive is None:
-        return lambda records: [value for (value,) in unpack(records[:, part].tobytes())]
-    return lambda records: [revive(value) for (value,) in unpack(records[:, part].tobytes())]
-
-
-def _array_column(leaf: Node, part: slice) -> _ReadAll | None:
-    stored: Any = leaf.memory
-    is_tensor, shape = leaf.kind == "tensor", leaf.shape
-    if shape is None or not (shape or is_tensor):  # iterating 0-d arrays would give numpy's scalars
-        return None
-
-    def arrays(records: Array) -> Iterator[Array]:
-        # Copies: a view would keep the memory of all.
-        return map(np.array, records[:, part].view(stored).reshape(-1, *(shape or (1,))))
-
-    if not is_tensor:
-        return lambda records: list(arrays(records))
-    import torch
-
-    from edcache.codec.tensors import torch_dtype
-
-    dtype = torch_dtype(leaf.dtype)
-    if shape and TENSOR_DTYPES[str(leaf.dtype)].bits is None:
-        return lambda records: list(map(torch.from_numpy, arrays(records)))
-    return lambda records: [torch.from_numpy(array).view(dtype).view(shape) for array in arrays(records)]
 
 
 def _value_reader(leaf: Node) -> _Read:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -198,11 +197,6 @@ class Group:
         """
         self.ensure()
         decoder, view = self.decoder, self.view
-        decode_all = decoder.decode_all if self.fields is None and self.is_regular else None
-        if decode_all is not None:
-            assert decoder.nbytes is not None
-            with suppress(CorruptRecordError):  # one by one, the error names the record
-                return decode_all(self.gather(0, decoder.nbytes))
         decode, least, samples = self._make_decode(), decoder.fixed_nbytes, list[Any]()
         try:
             for start, end in zip(self.start.tolist(), (self.start + self.nbytes).tolist(), strict=True):

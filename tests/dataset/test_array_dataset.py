@@ -65,10 +65,6 @@ def test_a_sample_is_what_the_torch_reader_gives_with_arrays_for_tensors(sample)
     decoder = decoder_of(text, as_arrays=True)
     assert same(decoder.decode(memoryview(record)), expected)
     assert same(decoder.decode(memoryview(record), copy=False), expected)
-    together = decoder.decode_all
-    if together is not None:
-        rows = np.frombuffer(record * 2, np.uint8).reshape(2, -1)
-        assert all(same(each, expected) for each in together(rows))
 
 
 def test_a_schema_within_the_record_gives_arrays_too():
