@@ -7,14 +7,13 @@ import dataclasses
 import enum
 import functools
 import inspect
-import struct
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from edcache.base import CodecError, CorruptRecordError, EdcacheError
 from edcache.codec import classes
 from edcache.codec.classes import EnumKey, class_name, dataclass_fields, own_name
-from edcache.codec.leaves import Refusal, parse_class, text_bytes, type_name
+from edcache.codec.leaves import Refusal, parse_class, type_name
 from edcache.codec.packages import Form
 
 Assemble = Callable[[list[Any]], Any]
@@ -100,18 +99,9 @@ def dump_key(key: Any) -> Any:
     """Return the JSON of a dict key, in tuples. Raises: Refusal."""
     kind = type(key)
     if kind is str:
-        is_utf8 = key.isascii() or key.encode(errors="ignore") == text_bytes(key)
-        return key if is_utf8 else ("str", text_bytes(key).hex())
+        return key
     if kind is int and -(1 << 63) <= key < 1 << 63:
         return "int", key
-    if kind is bool:
-        return "bool", key
-    if kind is float:
-        return "float", struct.pack("<d", key).hex()
-    if kind is bytes:
-        return "bytes", key.hex()
-    if key is None:
-        return ("none",)
     remedy = ""
     if isinstance(key, enum.Enum) and isinstance(key, str):
         if classes.stored_as(kind) is kind and kind.__members__.get(key.name) is key:
@@ -119,7 +109,7 @@ def dump_key(key: Any) -> Any:
         remedy = f"edcache.register({kind.__name__}), or "
     raise Refusal(
         f"a dict key of type {type_name(key)}; {remedy}"
-        'use str, int (64 bits), bool, float, None or bytes keys, or choose codec="pickle"'
+        'use str or int (64 bits) keys, or choose codec="pickle"'
     )
 
 
@@ -127,22 +117,14 @@ def _parse_key(tree: Any) -> Any:
     """Parse the JSON of a dict key; ValueError or TypeError if it is none."""
     if type(tree) is str:
         return tree
-    if tree == ["none"]:
-        return None
     if type(tree) is list and tree[:1] == ["enum"]:
         _, *name, member = tree
         if type(member) is not str:
             raise ValueError("malformed key")
         return classes.enum_key(parse_class(*name), member)
     kind, value = tree
-    if (kind == "int" and type(value) is int) or (kind == "bool" and type(value) is bool):
+    if kind == "int" and type(value) is int:
         return value
-    if kind == "bytes":
-        return bytes.fromhex(value)
-    if kind == "str":
-        return bytes.fromhex(value).decode("utf-8", "surrogatepass")
-    if kind == "float" and len(value) == 16:
-        return float(struct.unpack("<d", bytes.fromhex(value))[0])
     raise ValueError("malformed key")
 
 

@@ -126,7 +126,7 @@ class Encoder:
 
     def _new_skeleton(self, node: Any, values: list[Any]) -> _Skeleton:
         if _as_tuples(json.loads(dump(node))) != node:
-            raise CodecError("sample: cannot store it: a class or field name holds surrogates")
+            raise CodecError("sample: cannot store it: a key, class or field name holds surrogates")
         if len(self._skeletons) >= _MAX_SKELETONS:
             self._skeletons.clear()
         skeleton = self._skeletons[node] = _Skeleton(node, values)
@@ -179,7 +179,7 @@ def _encode_dict(value: dict[Any, Any], values: _Values) -> Any:
     if getattr(value, "__dict__", None):
         raise Refusal(f"{type(value).__name__} with attributes beside its items; convert it to a dict")
     keys = tuple(value)
-    is_plain = set(map(type, keys)) <= _TEXTS and "".join(keys).isascii()
+    is_plain = set(map(type, keys)) <= _TEXTS
     nodes = _children(value.values(), keys, False, values)
     return type(value).__name__, keys if is_plain else tuple(map(dump_key, keys)), nodes
 

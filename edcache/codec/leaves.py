@@ -9,10 +9,8 @@ from __future__ import annotations
 import datetime as dt
 import enum
 import pathlib
-import re
 import struct
 import uuid
-import zoneinfo
 from array import array
 from collections.abc import Callable
 from itertools import accumulate, pairwise
@@ -24,7 +22,6 @@ from edcache.base import (
     CodecError,
     CorruptRecordError,
     ImageError,
-    MissingDependencyError,
 )
 from edcache.codec import dtypes
 from edcache.codec.classes import class_name, lookup, member_named, own_name, stored_as
@@ -40,7 +37,6 @@ _US = dt.timedelta(microseconds=1)
 _DAY_US = 86_400_000_000
 _TRIPLE = struct.Struct("<iii")
 _PAIR = struct.Struct("<dd")
-_ZONE = re.compile(r"[A-Za-z0-9_+\-]{1,64}(?:/[A-Za-z0-9_+\-]{1,64}){0,3}")
 
 
 class Refusal(TypeError):
@@ -83,28 +79,14 @@ def _scalar(value: np.generic, values: list[Any]) -> Any:
     return "scalar", description
 
 
-def _zone(tz: dt.tzinfo | None) -> Any:
-    if tz is None:
-        return None
-    if type(tz) is dt.timezone:
-        offset = tz.utcoffset(None)
-        if tz.tzname(None) != dt.timezone(offset).tzname(None):
-            raise Refusal(f"a time zone with a name of its own, {tz!r}; use dt.timezone({offset!r})")
-        return (offset // _US,)
-    if type(tz) is zoneinfo.ZoneInfo and tz.key is not None:
-        return tz.key
-    raise Refusal(f"a time zone of type {type_name(tz)}; use zoneinfo.ZoneInfo or datetime.timezone")
-
-
 def _datetime(value: dt.datetime, values: list[Any]) -> Any:
-    local = (value.replace(tzinfo=None, fold=0) - dt.datetime.min) // _US
-    values.append(2 * local + value.fold)
-    return "datetime", _zone(value.tzinfo)
-
-
-def _time(value: dt.time, values: list[Any]) -> Any:
-    _, zone = _datetime(dt.datetime.combine(dt.date.min, value), values)
-    return "time", zone
+    tz, offset = value.tzinfo, None
+    if tz is not None:
+        if type(tz) is not dt.timezone or tz.tzname(None) != dt.timezone(tz.utcoffset(None)).tzname(None):
+            raise Refusal(f"a datetime of time zone {tz!r}; call .astimezone(datetime.timezone.utc) on it")
+        offset = (tz.utcoffset(None) // _US,)
+    values.append(2 * ((value.replace(tzinfo=None, fold=0) - dt.datetime.min) // _US) + value.fold)
+    return "datetime", offset
 
 
 def encode_enum(value: enum.Enum, values: list[Any]) -> Any:
@@ -191,44 +173,21 @@ def _bigint(data: Any) -> int:
     return int.from_bytes(data, "little", signed=True)
 
 
-def _parse_zone(tz: Any) -> Any:
-    if type(tz) is str:
-        if not _ZONE.fullmatch(tz):
-            raise ValueError("malformed zone key")
-    elif tz is not None:
-        (offset,) = tz
-        if type(offset) is not int or not -_DAY_US < offset < _DAY_US:
-            raise ValueError("malformed zone offset")
-        return offset
-    return tz
-
-
-def _tzinfo(tz: Any) -> dt.tzinfo | None:
+def _parse_offset(tz: Any) -> int | None:
     if tz is None:
         return None
-    if type(tz) is str:
-        try:
-            return zoneinfo.ZoneInfo(tz)
-        except (zoneinfo.ZoneInfoNotFoundError, OSError):
-            raise MissingDependencyError(f"no time zone {tz!r} on this system; pip install tzdata") from None
-    return dt.timezone(dt.timedelta(microseconds=tz))
+    (offset,) = tz
+    if type(offset) is not int or not -_DAY_US < offset < _DAY_US:
+        raise ValueError("malformed offset of a time zone")
+    return offset
 
 
-def _revive_datetime(tz: Any) -> Callable[[int], dt.datetime]:
+def _revive_datetime(offset: int | None) -> Callable[[int], dt.datetime]:
+    tz = None if offset is None else dt.timezone(dt.timedelta(microseconds=offset))
+
     def revive(value: int) -> dt.datetime:
         local = dt.datetime.min + dt.timedelta(microseconds=value >> 1)
-        return local.replace(tzinfo=_tzinfo(tz), fold=value & 1)
-
-    return revive
-
-
-def _revive_time(tz: Any) -> Revive:
-    moment = _revive_datetime(tz)
-
-    def revive(value: int) -> dt.time:
-        if not 0 <= value < 2 * _DAY_US:
-            raise CorruptRecordError(f"time of day stored as {value}")
-        return moment(value).timetz()
+        return local.replace(tzinfo=tz, fold=value & 1)
 
     return revive
 
@@ -316,8 +275,7 @@ LEAVES: dict[str, LeafKind] = {
         cls=dt.timedelta,
         wire=lambda value: _TRIPLE.pack(value.days, value.seconds, value.microseconds),
     ),
-    "time": LeafKind(_revive_time, "q", parse=_parse_zone),
-    "datetime": LeafKind(_revive_datetime, "q", parse=_parse_zone),
+    "datetime": LeafKind(_revive_datetime, "q", parse=_parse_offset),
     # A structured scalar is a view of its array, hence the copy.
     "scalar": LeafKind(
         lambda dtype: lambda data: np.ndarray((), dtype, data or b"\0").copy()[()], "s", parse=dtypes.parse
@@ -371,7 +329,6 @@ ENCODERS: dict[type, Encode] = {
     np.ndarray: _array,
     np.memmap: lambda value, values: _array(value.view(np.ndarray), values),
     dt.datetime: _datetime,
-    dt.time: _time,
     ImageFile: _image_file,
 }
 

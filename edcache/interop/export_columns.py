@@ -89,7 +89,6 @@ _PLAIN: Final[dict[Any, Callable[[Any], Any]]] = {
     ImageFile: lambda file: EncodedImage(file.data, _EXTENSIONS.get(file.format or "", "bin")),
     bytearray: bytes,
     (pathlib.PurePath, uuid.UUID): str,
-    datetime.time: datetime.time.isoformat,
     datetime.timedelta: datetime.timedelta.total_seconds,
 }
 

@@ -159,7 +159,7 @@ def test_self_described_records():
 def test_schema_texts_do_not_depend_on_the_process():
     script = (
         "from codec_samples import *\n"
-        "sample = {'a': 1, 'z': Box(Point(1)), 'c': [Color.RED, np.zeros(2, NUMPY_DTYPES[-3])], b'k': 'x'}\n"
+        "sample = {'a': 1, 'z': Box(Point(1)), 'c': [Color.RED, np.zeros(2, NUMPY_DTYPES[-3])], 7: 'x'}\n"
         "print(encode(sample))"
     )
     first = run_script(script, PYTHONHASHSEED="1")

@@ -14,7 +14,6 @@ import struct
 import sys
 import uuid
 import warnings
-import zoneinfo
 from typing import Any
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -42,17 +41,10 @@ def coded(kind: str, data: Any) -> dict[str, str]:
     return {kind: base64.b64encode(bytes(data)).decode()}
 
 
-def zone(tz: Any) -> Any:
-    if tz is None:
-        return None
-    if isinstance(tz, zoneinfo.ZoneInfo):
-        return tz.key
-    return [tz.utcoffset(None) // US]
-
-
-def moment(kind: str, value: dt.datetime) -> dict[str, Any]:
+def moment(value: dt.datetime) -> dict[str, Any]:
     local = (value.replace(tzinfo=None, fold=0) - dt.datetime.min) // US
-    return {kind: [str(local), value.fold, zone(value.tzinfo)]}
+    offset = None if value.tzinfo is None else [value.tzinfo.utcoffset(None) // US]
+    return {"datetime": [str(local), value.fold, offset]}
 
 
 def name_of(cls: type) -> list[str]:
@@ -81,12 +73,10 @@ def of_enum(value: enum.Enum) -> Any:
 
 def of_time(value: Any) -> Any:
     if isinstance(value, dt.datetime):
-        return moment("datetime", value)
+        return moment(value)
     if isinstance(value, dt.date):
         return {"date": str(value.toordinal())}
-    if isinstance(value, dt.timedelta):
-        return {"timedelta": [value.days, value.seconds, value.microseconds]}
-    return moment("time", dt.datetime.combine(dt.date.min, value))
+    return {"timedelta": [value.days, value.seconds, value.microseconds]}
 
 
 def of_container(value: Any) -> Any:
@@ -111,7 +101,7 @@ WAYS = [
     (complex, lambda value: {"complex": [real(value.real), real(value.imag)]}),
     ((bytes, bytearray), lambda value: coded(type(value).__name__, value)),
     (uuid.UUID, lambda value: {"uuid": value.hex}),
-    ((dt.date, dt.time, dt.timedelta), of_time),
+    ((dt.date, dt.timedelta), of_time),
     (pathlib.PurePath, lambda value: {"path": [type(value).__name__, str(value)]}),
     (torch.Tensor, of_tensor),
     (edcache.ImageFile, lambda value: {"imagefile": digest(value.data)}),

@@ -44,9 +44,9 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def moment(kind: str, data: bytes, zone: Any) -> dict[str, Any]:
+def moment(data: bytes, zone: Any) -> dict[str, Any]:
     number = int.from_bytes(data, "little", signed=True)
-    return {kind: [str(number >> 1), number & 1, zone]}
+    return {"datetime": [str(number >> 1), number & 1, zone]}
 
 
 def packed(kind: str, data: bytes) -> list[Any]:
@@ -84,8 +84,8 @@ def leaf(node: Any, data: bytes, dims: Any) -> Any:
         return {kind: [rest[0], list(rest[1] if dims is None else dims), digest(data)]}
     if kind == "scalar":
         return {kind: [rest[0], data.hex()]}
-    if kind in ("time", "datetime"):
-        return moment(kind, data, rest[0])
+    if kind == "datetime":
+        return moment(data, rest[0])
     if kind in ("path", "enum"):
         return {kind: [*rest, text(data)]}
     if kind == "imagefile":
@@ -98,18 +98,7 @@ def key(node: Any) -> Any:
     if isinstance(node, str):
         return node
     kind, *rest = node
-    if kind == "none":
-        return None
-    if kind == "bool":
-        return rest[0]
-    if kind == "int":
-        return {kind: str(rest[0])}
-    if kind == "enum":
-        return {kind: rest}
-    data = bytes.fromhex(rest[0])
-    return (
-        {"float": real(data)} if kind == "float" else {kind: coded(data)} if kind == "bytes" else text(data)
-    )
+    return {kind: str(rest[0]) if kind == "int" else rest}
 
 
 def container(node: Any, values: Any) -> Any:

@@ -12,7 +12,6 @@ import enum
 import math
 import pathlib
 import uuid
-import zoneinfo
 from typing import Any
 
 import numpy as np
@@ -113,10 +112,9 @@ def _times() -> dict[str, Any]:
     west = dt.timezone(dt.timedelta(hours=-3))
     return {
         "date": dt.date(2024, 2, 29),
-        "time": [dt.time(1, 2, 3, 4), dt.time(23, 59, tzinfo=east), dt.time(2, 30, fold=1)],
         "datetime": [dt.datetime(1, 1, 1), dt.datetime(2024, 2, 29, 12, tzinfo=dt.timezone.utc)],
         "west": dt.datetime(2000, 1, 1, tzinfo=west),
-        "zone": dt.datetime(2024, 10, 27, 2, 30, tzinfo=zoneinfo.ZoneInfo("Europe/Berlin"), fold=1),
+        "east": dt.datetime(2024, 10, 27, 2, 30, tzinfo=east, fold=1),
         "timedelta": dt.timedelta(days=-1, seconds=5, microseconds=7),
     }
 
@@ -158,7 +156,7 @@ def _tensors() -> dict[str, Any]:
 
 
 def _containers() -> Any:
-    keys = {"text": 1, 7: 2, True: 3, 2.5: 4, b"b": 5, None: 6}
+    keys = {"text": 1, 7: 2, "grüße": 3, "lone \ud800": 4}
     return (
         [],
         (),
@@ -210,7 +208,7 @@ def same(found: Any, expected: Any) -> bool:
         return same(vars(found), vars(expected))
     if isinstance(expected, (float, complex)):
         return repr(found) == repr(expected)
-    if isinstance(expected, dt.datetime | dt.time):
+    if isinstance(expected, dt.datetime):
         return found == expected and (found.fold, found.tzinfo) == (expected.fold, expected.tzinfo)
     return bool(found == expected)
 
