@@ -13,7 +13,7 @@ import numpy as np
 from edcache import labels
 from edcache.base import CodecError, CorruptRecordError, Ints, OptionError, ReadOptions, SampleIndexError
 from edcache.codec import Node, assembler
-from edcache.labels import Labels, integers, is_array
+from edcache.labels import Labels, checked_indices, is_array
 from edcache.reader import FieldPath, Group, Projection, Records, planned
 from edcache.writer import store_at
 
@@ -108,7 +108,7 @@ class ArrayDataset:
         length = len(self)
         if isinstance(indices, slice):
             indices = np.arange(*indices.indices(length))
-        rows = integers(indices, length) % max(length, 1)
+        rows = checked_indices(indices, length)
         if not len(rows):
             raise OptionError("a batch of no samples; give at least one index")
         records = self._reader.session.group(rows, self._fields)

@@ -27,7 +27,7 @@ from edcache.dataset.selection import Selection
 from edcache.dataset.state import Sampled
 from edcache.dataset.transforms import Draw, Draws, Pipeline, is_seeded
 from edcache.format import Failure
-from edcache.labels import Labels, integers, origin
+from edcache.labels import Labels, checked_indices, origin
 from edcache.reader import Batch, FieldPath, Made, Projection, Reader, Records, Session
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class Readable(Sampled, Dataset[T_co]):
         return Ahead(sessions, take, start, stop)
 
     def _batch(self, indices: Any) -> Batch:
-        positions = integers(indices, len(self))
+        positions = checked_indices(indices, len(self))
         draws = self._draws(indices, positions) if self._is_seeded else None
         return Batch(self._records_at(self._root_indices(positions), draws), self._batch_transform)
 

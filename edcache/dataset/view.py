@@ -28,7 +28,6 @@ from edcache.labels import (
     Classes,
     checked_indices,
     classes_of,
-    integers,
     is_array,
     single_values,
     sorted_rows,
@@ -67,10 +66,8 @@ class Samples(Readable[T_co]):
         if isinstance(index, slice):
             return self._cut(range(len(self))[index])
         if is_array(index):
-            length = len(self)
             # A copy: the user may change the array later.
-            positions = np.array(checked_indices(integers(np.asarray(index), length), length))
-            return self._picked(positions)
+            return self._picked(np.array(checked_indices(index, len(self))))
         position = self._position(index)
         return self._read(Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position)
 
@@ -82,7 +79,7 @@ class Samples(Readable[T_co]):
         """
         if type(indices) is list and indices and type(indices[0]) is list:
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
-        positions = integers(indices, len(self))
+        positions = checked_indices(indices, len(self))
         draws = self._draws(indices, positions, is_loader=True) if self._is_seeded else None
         records = self._records_at(self._root_indices(positions), draws)
         return batch_for(sys._getframe(1), records, self._batch_transform)

@@ -7,7 +7,6 @@ that were written.
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,6 +81,12 @@ def classes_of(column: pa.ChunkedArray) -> Classes:
     return Classes(number_values(encoded.indices).astype(np.min_scalar_type(len(values) - 1)), values)
 
 
+def counted(classes: Classes) -> dict[Any, int]:
+    """Count the rows of each class, most frequent first; None: missing values."""
+    numbers = np.bincount(classes.codes, minlength=len(classes.values)).tolist()
+    return dict(sorted(zip(classes.values, numbers, strict=True), key=lambda pair: -pair[1]))
+
+
 def sorted_rows(column: pa.ChunkedArray, descending: bool) -> npt.NDArray[np.int64]:
     """Argsort of a comparable column, stable; missing values and nans are last."""
     kind = column.type
@@ -123,17 +128,14 @@ def numpy_time(value: Any) -> tuple[Any, str | None]:
 
 # ---- summary, column by column
 
-_HEADER = ("label", "type", "nulls", "distinct", "min", "max", "most frequent", "times")
 
-
-@dataclass(frozen=True, slots=True)
-class ColumnSummary:
+class ColumnSummary(NamedTuple):
     """Summary of one label column.
 
     Attributes:
         name, type: of the column; the type is Arrow's name for it.
         nulls: rows without a value. distinct: number of different values.
-        min, max: of the values, nan aside; None without values.
+        min, max: of the values, nan aside; None without values. Times are numpy's.
         most_frequent: the first of the most frequent values; times: its rows.
     For lists all but nulls is None.
     """
@@ -141,11 +143,11 @@ class ColumnSummary:
     name: str
     type: str
     nulls: int
-    distinct: int | None
-    min: Any
-    max: Any
-    most_frequent: Any
-    times: int | None
+    distinct: int | None = None
+    min: Any = None
+    max: Any = None
+    most_frequent: Any = None
+    times: int | None = None
 
 
 class Description(tuple[ColumnSummary, ...]):
@@ -153,22 +155,18 @@ class Description(tuple[ColumnSummary, ...]):
 
     __slots__ = ()
 
-    def __getitem__(self, place: Any) -> Any:
-        """Return a column by its position, or a slice as a Description."""
-        columns = super().__getitem__(place)
-        return Description(columns) if isinstance(place, slice) else columns
-
     def __repr__(self) -> str:
-        return "\n".join(text_table(_HEADER, map(_cells, self)))
+        header = ("label", *ColumnSummary._fields[1:6], "most frequent", "times")
+        return "\n".join(text_table(header, map(_cells, self)))
 
 
 def _cells(column: ColumnSummary) -> tuple[str, ...]:
-    name, kind, *values = (getattr(column, field.name) for field in fields(column))
+    name, kind, *values = column
     # Names and texts of a stranger, escaped, do not steer a terminal.
-    return (name if name.isprintable() else shown(name), kind, *map(_text, values))
+    return (name if name.isprintable() else shown(name), kind, *map(_cell, values))
 
 
-def _text(value: Any) -> str:
+def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, float):
@@ -178,27 +176,12 @@ def _text(value: Any) -> str:
 
 def summarised(name: str, column: pa.ChunkedArray) -> ColumnSummary:
     """Summarise a column of a label table."""
-    kind, nulls = column.type, column.null_count
-    if pa.types.is_nested(kind) or len(column) == nulls:
-        distinct = None if pa.types.is_nested(kind) else 0
-        return ColumnSummary(name, str(kind), nulls, distinct, None, None, None, None)
-    values = comparable(column).drop_null()
-    counted = values.value_counts()
-    at = int(np.argmax(number_values(counted.field("counts"))))
-    distinct, times = counted.field("values"), counted.field("counts")[at].as_py()
-    is_duration = pa.types.is_duration(kind)  # which Arrow does not order
-    ends = pc.min_max(distinct.view(pa.int64()) if is_duration else distinct)
-    least, most = (ends[end].cast(kind) if is_duration else ends[end] for end in ("min", "max"))
-    limits = as_python(least), as_python(most)
-    return ColumnSummary(name, str(kind), nulls, len(distinct), *limits, as_python(distinct[at]), times)
-
-
-def as_python(value: pa.Scalar) -> Any:
-    """Convert a value to Python; times in nanoseconds, or beyond Python's calendar, to numpy."""
-    kind = value.type
-    if getattr(kind, "unit", "") != "ns":
-        try:
-            return value.as_py()
-        except (OverflowError, ValueError):
-            pass
-    return np.int64(value.value).view(numpy_dtype(kind))
+    kind = str(column.type)
+    if pa.types.is_nested(column.type):
+        return ColumnSummary(name, kind, column.null_count)
+    counts = counted(classes_of(comparable(column)))
+    nulls = counts.pop(None, 0)
+    ordered = [value for value in counts if value == value]
+    frequent, times = next(iter(counts.items()), (None, None))
+    ends = min(ordered, default=None), max(ordered, default=None)
+    return ColumnSummary(name, kind, nulls, len(counts), *ends, frequent, times)

@@ -14,7 +14,7 @@ from edcache import format
 from edcache.base import ArchiveNotFoundError, LabelError, OptionError, article, shown, warn
 from edcache.format import pa, pc
 from edcache.labels.collector import collected
-from edcache.labels.column import as_python, comparable
+from edcache.labels.column import comparable
 from edcache.labels.label_types import held_type
 
 _REMEDY = (
@@ -195,7 +195,7 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
     if len(rows) and rows.null_count == len(rows):
         here, there = (
-            f"{as_python(column[0])!r} for example" if len(column) else "no value"
+            f"{column[0]} for example" if len(column) else "no value"
             for column in (keys.drop_null(), present)
         )
         raise LabelError(f'no sample has a row in the table: "{on}" is {here}, and the table has {there}')

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from edcache import base
 from edcache.base import LabelError, OptionError, SampleIndexError
 from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
-from edcache.labels.column import Description, classes_of, comparable, sorted_rows, summarised
+from edcache.labels.column import Description, classes_of, comparable, counted, sorted_rows, summarised
 from edcache.labels.histogram import Histogram, has_many_texts, histogram
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
@@ -133,11 +133,12 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """Make a view of the given rows, in the given order. No column is read yet.
 
         Args:
-            indices: integers in [-num_rows, num_rows), repeats allowed. Do not change the array afterwards.
+            indices: integers in [-num_rows, num_rows), repeats allowed; or a bool mask [num_rows]. Do not change the
+                array afterwards.
         Raises:
-            SampleIndexError: `indices[3] = 12 not in [-10, 10)`. OptionError: not a 1-D array of integers.
+            SampleIndexError: `indices[3] = 12 not in [-10, 10)`. OptionError: neither integers nor a mask.
         """
-        positions = checked_indices(_as_indices(indices), self.num_rows)
+        positions = checked_indices(indices, self.num_rows)
         taken = copy(self)
         taken._parent = self._whole
         taken._rows = positions if self._rows is None else self._rows[positions]
@@ -181,9 +182,7 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
     def counts(self, name: str) -> dict[Any, int]:
         """Return {value: number of samples}, most frequent first; None: missing values. Raises: as `unique`."""
-        codes, values = classes_of(single_values(self, name, "counts"))
-        numbers = np.bincount(codes, minlength=len(values)).tolist()
-        return dict(sorted(zip(values, numbers, strict=True), key=lambda pair: -pair[1]))
+        return counted(classes_of(single_values(self, name, "counts")))
 
     def column(self, name: str) -> pa.ChunkedArray:
         """Return the column as a pyarrow ChunkedArray. Raises: UnknownLabelError."""
@@ -244,30 +243,6 @@ def single_values(labels: Labels, name: str, method: str) -> pa.ChunkedArray:
     return comparable_column(labels, name)
 
 
-def _as_indices(indices: npt.ArrayLike) -> npt.NDArray[Any]:
-    array = np.asarray(indices)
-    if array.ndim == 1 and (array.dtype.kind in "iu" or not array.size):
-        return array if array.size else array.astype(np.int64)
-    raise OptionError(
-        f"labels.take() got an array of {array.dtype} with {array.ndim} dimensions; give a 1-dim array of "
-        f"integers, for a bool mask numpy.flatnonzero(mask)"
-    )
-
-
-def checked_indices(indices: npt.NDArray[Any], length: int) -> Rows:
-    """Convert indices to int64 in [0, length). Raises: SampleIndexError, `indices[3] = 12 not in [-10, 10)`."""
-    if not indices.size:
-        return indices.astype(np.int64)
-    if indices.dtype.kind not in "iub":
-        raise IndexError(f"indices of {indices.dtype}; arrays used as indices must be of integer type")
-    low, high = int(indices.min()), int(indices.max())
-    if low < -length or high >= length:
-        at = int(np.flatnonzero((indices < -length) | (indices >= length))[0])
-        raise SampleIndexError(f"indices[{at}] = {indices[at]} not in [-{length}, {length})")
-    rows = indices.astype(np.int64, copy=False)
-    return np.where(rows < 0, rows + length, rows) if low < 0 else rows
-
-
 def is_array(index: Any) -> bool:
     """True if an index is an array; to numpy a tuple is one index of several dimensions."""
     try:
@@ -276,27 +251,33 @@ def is_array(index: Any) -> bool:
         return False
 
 
-def integers(indices: Any, length: int) -> Rows:
-    """Convert an index array in [-length, length), or a mask, to int64 indices."""
-    array: npt.NDArray[Any]
+def checked_indices(indices: Any, length: int) -> Rows:
+    """Convert an array or a list of indices in [-length, length), or a bool mask, to int64 in [0, length).
+
+    Raises: SampleIndexError, `indices[3] = 12 not in [-10, 10)`; OptionError, neither integers nor a mask.
+    """
     if type(indices) is list and indices and type(indices[0]) is int:
         # A DataLoader's sampler gives these; numpy takes longer to find that they are integers.
         with suppress(TypeError, OverflowError):
             indices = np.frombuffer(Longs("q", indices), np.int64)
-    array = np.asarray(indices)
-    if array.dtype == np.int64:
-        # Not min() and max(), which take 4 us each when the caches are full of other data.
-        if len(array) and (array[array.argmin()] < -length or array[array.argmax()] >= length):
-            checked_indices(array, length)
-        return array
+    array: npt.NDArray[Any] = np.asarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
+        raise OptionError(
+            f"indices of {array.dtype} with {array.ndim} dimensions; give a 1-dim array of integers, or a bool mask"
+        )
     if array.dtype == np.bool_:
         if len(array) != length:
             raise OptionError(f"mask has {len(array):,} entries, but the dataset has {length:,}")
         return np.flatnonzero(array)
-    if len(array) and array.dtype.kind not in "iu":
-        raise OptionError(f"an index array of dtype {array.dtype}; use integers, or a bool mask")
-    checked_indices(array, length)
-    return array.astype(np.int64)
+    rows = array.astype(np.int64, copy=False)
+    if not len(array):
+        return rows
+    # Not min() and max(), which take 4 us each when the caches are full of other data.
+    low, high = int(array[array.argmin()]), int(array[array.argmax()])
+    if low < -length or high >= length:
+        at = int(np.flatnonzero((array < -length) | (array >= length))[0])
+        raise SampleIndexError(f"indices[{at}] = {array[at]} not in [-{length}, {length})")
+    return np.where(rows < 0, rows + length, rows) if low < 0 else rows
 
 
 def histograms(labels: Labels) -> list[Histogram]:

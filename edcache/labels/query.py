@@ -64,7 +64,7 @@ def matching_rows(labels: Labels, conditions: Mapping[str, object], where: objec
     elif where is not None and isinstance(where, pc.Expression):
         found.append(_evaluate(seen, where))
     elif where is not None:
-        chosen = _mask_or_rows(where, labels, masks)
+        chosen = _rows(where, labels.num_rows)
     if found:
         mask = true_rows(reduce(both, found))
         masks.append(mask if seen is labels else mask[rows])
@@ -103,35 +103,28 @@ def _condition(column: Column, value: Any) -> Truth:
     return column.compare("==", value)
 
 
-def _mask_or_rows(where: object, labels: Labels, masks: list[Mask]) -> Rows | None:
-    """Append `where` to the masks, or return it as rows."""
+def _rows(where: object, num_rows: int) -> Rows:
+    """Convert a mask, or rows, to rows."""
     try:
         array = _as_array(where)
     except (TypeError, ValueError) as error:
         raise OptionError(f"where is {described(where)}: {error}; give {_WHERE_FORMS}") from error
-    if array.ndim == 1 and array.dtype.kind in "iu":
-        return checked_indices(array, labels.num_rows)
-    if array.ndim == 1 and not array.size and array.dtype.kind == "f":
-        return array.astype(np.int64)  # numpy's dtype for an empty list
-    masks.append(_as_mask(where, array, f"where is {described(where)}; give {_WHERE_FORMS}", labels.num_rows))
-    return None
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iub"):
+        raise OptionError(f"where is {described(where)}; give {_WHERE_FORMS}")
+    return checked_indices(array, num_rows)
 
 
 def _call(function: Any, argument: object, what: str, form: str, num_rows: int) -> Mask:
     """Call a user's function with a column or a table; return its mask."""
     try:
         value = function(argument)
-        array = _as_array(value)
+        mask = _as_array(value)
     except Exception as error:
         raise OptionError(f"{what} raised {type(error).__name__}: {error}; {form}") from error
-    return _as_mask(value, array, f"{what} gave {described(value)}; {form}", num_rows)
-
-
-def _as_mask(value: object, mask: npt.NDArray[Any], refusal: str, num_rows: int) -> Mask:
     if mask.dtype.kind != "b" or mask.ndim != 1:
-        raise OptionError(refusal)
+        raise OptionError(f"{what} gave {described(value)}; {form}")
     if len(mask) != num_rows:
-        raise OptionError(f"mask has {len(mask)} entries, but the dataset has {num_rows}")
+        raise OptionError(f"mask has {len(mask):,} entries, but the dataset has {num_rows:,}")
     return mask
 
 

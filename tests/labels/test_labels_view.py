@@ -228,10 +228,16 @@ def test_take_refuses_what_is_no_index(table):
         Labels(table).take([0, 1]).take([-3])
     with pytest.raises(SampleIndexError, match="18446744073709551615"):
         Labels(table).take(np.array([2**64 - 1], np.uint64))
-    with pytest.raises(OptionError, match=r"of bool with 1 dimensions; .* numpy.flatnonzero\(mask\)"):
-        Labels(table).take([True, False, True, True])
-    with pytest.raises(OptionError, match="of float64"):
+    with pytest.raises(OptionError, match="mask has 3 entries, but the dataset has 4"):
+        Labels(table).take([True, False, True])
+    with pytest.raises(OptionError, match="indices of float64 with 1 dimensions; give a 1-dim array of int"):
         Labels(table).take([0.5])
+    with pytest.raises(OptionError, match="indices of int64 with 2 dimensions"):
+        Labels(table).take([[1]])
+
+
+def test_take_takes_a_mask(table):
+    assert Labels(table).take([True, False, True, True])["label"].tolist() == [3, 2, 1]
 
 
 @settings(max_examples=50)

@@ -83,7 +83,7 @@ def test_a_group_is_of_samples_that_are_there(tmp_path, path):
         for indices in ([0, 10], [-11, 0]):
             with pytest.raises(SampleIndexError, match=f"{indices[1] or indices[0]}"):
                 archive.session.group(np.array(indices))
-    with pytest.raises(IndexError, match="arrays used as indices must be of integer"):
+    with pytest.raises(OptionError, match="indices of float64 with 1 dim.*; give a 1-dim array of integers"):
         Reader(tmp_path / "dense.zip").session.group(np.array([0.5, 1.0]))
 
 
