@@ -182,9 +182,9 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
     present = known.drop_null()
     if len(pc.unique(present)) != len(present):
         counted = pc.value_counts(present.combine_chunks())
-        twice = counted.filter(pc.greater(counted.field("counts"), 1)).field("values")[0]
+        twice = counted.filter(pc.greater(counted.field("counts"), 1)).field("values")
         raise LabelError(
-            f'the table has "{on}" = {twice.as_py()!r} more than once, so the row to use is not clear; '
+            f'the table has "{on}" = {_first(twice)} more than once, so the row to use is not clear; '
             "drop the duplicates"
         )
     try:
@@ -195,7 +195,7 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         rows = pa.array(map(places.get, keys.to_pylist()), pa.int64())
     if len(rows) and rows.null_count == len(rows):
         here, there = (
-            f"{column[0]} for example" if len(column) else "no value"
+            f"{_first(column)} for example" if len(column) else "no value"
             for column in (keys.drop_null(), present)
         )
         raise LabelError(f'no sample has a row in the table: "{on}" is {here}, and the table has {there}')
@@ -203,6 +203,11 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
         warn(f'{rows.null_count:,} of {len(rows):,} samples have no row in the table of "{on}", and get None')
     rest = [name for name in table.column_names if name != on]
     return table.select(rest).take(rows)
+
+
+def _first(column: pa.Array | pa.ChunkedArray) -> str:
+    # Not by Arrow, which writes no time beyond Python's calendar.
+    return shown(format.to_numpy(format.one_chunk(column.slice(0, 1)), nullable=False).tolist()[0])
 
 
 def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:

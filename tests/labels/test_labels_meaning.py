@@ -444,6 +444,16 @@ def test_two_rows_of_one_key_are_refused_whatever_their_bits():
             joined(pa.table({"key": known, "row": [0, 1]}), "key", pa.chunked_array([pa.array([1.0])]))
 
 
+def test_keys_beyond_the_calendar_of_python_are_refused_by_our_error():
+    far = pa.array([2**60, 2**60], pa.int64()).view(pa.timestamp("s"))
+    with pytest.raises(LabelError, match='the table has "key" = 1152921504606846976 more than once'):
+        joined(pa.table({"key": far, "row": [0, 1]}), "key", pa.chunked_array([far]))
+    with pytest.raises(
+        LabelError, match='no sample has a row in the table: "key" is 1152921504606846976 for'
+    ):
+        joined(pa.table({"key": far[:0], "row": pa.array([], pa.int64())}), "key", pa.chunked_array([far]))
+
+
 # -------------------------------------------------------------------------------- a whole dataset
 
 
