@@ -1,30 +1,37 @@
 """A second reader of the archive format, made from its specification and sharing no code with edcache.
 
-    walk(path)        any archive, by the chain of headers
-    read_zip(path)    a sealed archive, by its zip directory and root.json
+    walk(path)            any archive, by the chain of headers
+    read_zip(path)        a sealed archive, by its zip directory and root.json
+    parts(text, record)   the leaves of a record, by its schema
 
-Slow and strict: everything that the specification says is asserted, a torn tail excepted.
+Slow and strict: it asserts all that the specification says. A torn tail is passed over.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import zstandard
 
 HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT = range(6)
 NAMES = {HEAD: "edcache.json", INDEX: "index.rows", ROOT: "root.json"}
-PRIVATE = "<HH16sQQQQQQQQII"
+LOCAL, PRIVATE, ROW = "<4sHHHHHIIIHH", "<HH16sQQQQQQQQII", "<QQIHH"
 FIELDS = "version kind uuid number offset next link durable first end table_nbytes table_crc crc"
-PRESENT, COMPRESSED, BLOCK = 1, 2, 1 << 16
+PRESENT, COMPRESSED, BLOCK, MAX32 = 1, 2, 1 << 16, 2**32 - 1
+SIZES = {"bool": 1, "complex": 16, "uuid": 16, "timedelta": 12}
+SIZES |= dict.fromkeys(("int", "float", "date", "time", "datetime"), 8)
 
 
 class Archive(NamedTuple):
@@ -45,175 +52,36 @@ class Entry(NamedTuple):
 
     fields: dict[str, Any]
     payload: bytes
-    packed: bytes
-
-
-def entries(path: str | Path) -> list[Entry]:
-    """The head and every entry of the chain, up to the end of the last whole group."""
-    data = Path(path).read_bytes()
-    found, group = [_entry(data, None)], []
-    assert found[0] is not None, "no head"
-    while (entry := _entry(data, (found + group)[-1])) is not None:
-        kind = entry.fields["kind"]
-        if kind == HEAD or (group and kind in (CHUNK, NOTE)):
-            break
-        group.append(entry)
-        if kind in (CHUNK, NOTE, ROOT):
-            found, group = found + group, []
-    return found  # type: ignore[return-value]
-
-
-def _entry(data: bytes, before: Entry | None) -> Entry | None:
-    """The entry behind another one; None if none fits there."""
-    offset = number = link = 0
-    if before is not None:
-        offset, number = before.fields["next"], before.fields["number"] + 1
-        link = int.from_bytes(hashlib.blake2b(before.packed, digest_size=8).digest(), "little")
-    local = data[offset : offset + 30]
-    if len(local) < 30 or local[:4] != b"PK\x03\x04":
-        return None
-    need, flags, method, time, date, crc, small, again, name, extra = struct.unpack("<HHHHHIIIHH", local[4:])
-    signed = 30 + name + 20 + 96
-    packed = data[offset : offset + signed]
-    total = 30 + name + extra
-    if len(data) < offset + total or extra < 116:
-        return None
-    kind_of_extra, size, nbytes, twice = struct.unpack_from("<HHQQ", packed, 30 + name)
-    private, private_nbytes = struct.unpack_from("<HH", packed, 50 + name)
-    f = dict(zip(FIELDS.split(), struct.unpack_from(PRIVATE, packed, 54 + name), strict=True))
-    is_linked = (f["offset"], f["number"], f["link"]) == (offset, number, link)
-    if zlib.crc32(packed[:-4]) != f["crc"] or not is_linked or offset + total + nbytes > len(data):
-        return None
-    if before is not None and before.fields["uuid"] != f["uuid"]:
-        return None
-    assert (need, flags, method, time, date, small, again) == (45, 0, 0, 0, 0x21, 2**32 - 1, 2**32 - 1)
-    assert (kind_of_extra, size, twice) == (1, 16, nbytes)
-    assert (private, private_nbytes, f["version"]) == (0x6465, total - 54 - name, 3)
-    text = packed[30 : 30 + name].decode("ascii")
-    folder = {CHUNK: f"chunks/{number:08d}", NOTE: f"notes/{number:08d}"}.get(f["kind"])
-    assert text == NAMES.get(f["kind"], folder or text)
-    assert total == -(-max(192, signed) // 64) * 64
-    assert not any(data[offset + signed : offset + total])
-    payload = data[offset + total : offset + total + nbytes]
-    assert zlib.crc32(payload) == crc, f"payload of {text}"
-    assert zlib.crc32(payload[: f["table_nbytes"]]) == f["table_crc"]
-    end = offset + total + nbytes
-    assert f["next"] % 4096 == 0
-    assert f["next"] >= end if f["kind"] == ROOT else f["next"] == -(-end // 4096) * 4096
-    return Entry({**f, "nbytes": total, "name": text}, payload, packed)
+    link: int
 
 
 def walk(path: str | Path) -> Archive:
-    """Read any archive by its chain alone; of two records of one index the later wins."""
+    """Read any archive by its chain alone: of two records of one index the later wins."""
     data = Path(path).read_bytes()
     head, *rest = entries(path)
     said = json.loads(head.payload)
-    length, dropped = said["length"] or 0, []
-    names = [name for name, _ in said["labels"]]
-    archive = Archive(0, {}, {}, {name: {} for name in names}, {})
+    names, length, chunks = [name for name, _ in said["labels"]], said["length"] or 0, 0
+    found = Archive(0, {}, {}, {name: {} for name in names}, {})
     for entry in rest:
         if entry.fields["kind"] == NOTE:
             note = json.loads(entry.payload)
             length = note.get("length") or length
-            archive.failed.update({failure[0]: failure[1:] for failure in note.get("failed", [])})
+            found.failed.update({index: why for index, *why in note.get("failed", [])})
         elif entry.fields["kind"] == CHUNK:
-            _take_chunk(archive, entry, data, [name for name in names if name not in dropped])
+            chunks += 1
+            _take_chunk(found, entry, data, names)
         elif entry.fields["kind"] == ROOT:
             root = json.loads(entry.payload)
             listed = _root(root, data)
-            assert listed.records == archive.records
-            assert listed.schemas == archive.schemas
-            assert root["chunks"] == sum(one.fields["kind"] == CHUNK for one in rest[: rest.index(entry)])
-            assert root["dropped"] == [name for name in root["dropped"] if name in names]
-            for name in set(names) - set(root["dropped"]):
-                is_added, told = root["labels"][name][-1], archive.labels.get(name, {})
-                assert is_added or all(
-                    _alike(listed.labels[name][k], told.get(k)) for k in range(listed.length)
-                )
-            dropped, length = root["dropped"], listed.length
-            archive.failed.clear()
-            archive.failed.update(listed.failed)
-            archive.labels.clear()
-            archive.labels.update(listed.labels)
-    length = max([length, *(index + 1 for index in archive.records)])
-    failed = {index: why for index, why in archive.failed.items() if index not in archive.records}
-    return archive._replace(length=length, failed={k: why for k, why in failed.items() if k < length})
-
-
-def _alike(one: Any, other: Any) -> bool:
-    return repr(one) == repr(other) or one == other
-
-
-def _take_chunk(archive: Archive, entry: Entry, data: bytes, names: list[str]) -> None:
-    payload, table_nbytes = entry.payload, entry.fields["table_nbytes"]
-    count, text_nbytes, stream_nbytes = struct.unpack_from("<QQQ", payload)
-    samples = list(struct.unpack_from(f"<{count}q", payload, 24))
-    at = 24 + 32 * count
-    schemas, stream = json.loads(payload[at : at + text_nbytes]), payload[at + text_nbytes : table_nbytes]
-    assert len(stream) == stream_nbytes
-    assert (min(samples), max(samples) + 1) == (entry.fields["first"], entry.fields["end"])
-    rows = list(struct.iter_unpack("<QQIHH", payload[24 + 8 * count : at]))
-    first = entry.fields["offset"] + entry.fields["nbytes"] + -(-table_nbytes // 64) * 64
-    assert all(row[0] >= first and row[4] & PRESENT for row in rows)
-    assert [row[0] for row in rows] == sorted(row[0] for row in rows)
-    _take_rows(archive, samples, rows, schemas, data)
-    table = pa.ipc.open_stream(stream).read_all() if stream else pa.table({})
-    for name in names:
-        archive.labels.setdefault(name, {}).update(zip(samples, table[name].to_pylist(), strict=True))
-
-
-def _take_rows(archive: Archive, samples: Any, rows: list[Any], schemas: list[str], data: bytes) -> None:
-    """Take records in; each must have the sum that its row says."""
-    for sample, (offset, nbytes, crc, schema, flags) in zip(samples, rows, strict=True):
-        if not flags & PRESENT:
-            assert (offset, nbytes, crc, schema, flags) == (0, 0, 0, 0, 0)
-            continue
-        record = data[offset : offset + nbytes]
-        assert offset % (64 if nbytes >= 1024 else 8) == 0
-        assert len(record) == nbytes
-        found = zlib.crc32(record)
-        if nbytes > BLOCK:
-            crcs = [zlib.crc32(record[at : at + BLOCK]) for at in range(0, nbytes, BLOCK)]
-            behind = struct.pack(f"<{len(crcs)}I", *crcs)
-            assert data[offset + nbytes : offset + nbytes + len(behind)] == behind
-            found = zlib.crc32(behind)
-        key = (sample * 0x9E3779B97F4A7C15 % 2**64 >> 32) ^ (schema | flags << 16)
-        assert found ^ key == crc, f"sum of sample {sample}"
-        if flags & COMPRESSED:
-            record = zstandard.ZstdDecompressor().decompress(record)
-        archive.records[sample], archive.schemas[sample] = record, schemas[schema]
-
-
-def _root(root: dict[str, Any], data: bytes) -> Archive:
-    """The archive that a root describes, by the places that it names."""
-
-    def at(place: list[int]) -> bytes:
-        offset, nbytes, crc = place
-        part = data[offset : offset + nbytes]
-        assert zlib.crc32(part) == crc
-        return part
-
-    fields = "head length present chunks schemas index labels dropped failures uniform fingerprint"
-    assert list(root) == fields.split()
-    length = root["length"]
-    failed = {failure[0]: failure[1:] for failure in root["failures"]}
-    archive = Archive(length, {}, {}, {}, failed)
-    rows = list(struct.iter_unpack("<QQIHH", at(root["index"])))
-    assert len(rows) == length
-    _take_rows(archive, range(length), rows, root["schemas"], data)
-    assert len(archive.records) == root["present"]
-    assert not failed.keys() & archive.records.keys()
-    if root["uniform"] is not None:
-        sizes = [row[1] for row in rows]
-        assert {(row[3], row[4]) for row in rows} == {(root["uniform"][0], PRESENT)}
-        assert root["uniform"][1:] == [min(sizes), max(sizes)]
-    for name, (*place, _, is_added) in root["labels"].items():
-        table = pa.ipc.open_file(at(place)).read_all()
-        assert table.column_names == [name]
-        assert type(is_added) is bool
-        archive.labels[name] = dict(enumerate(table[name].to_pylist()))
-        assert len(archive.labels[name]) == length
-    return archive
+            assert (listed.records, listed.schemas, root["chunks"]) == (found.records, found.schemas, chunks)
+            names = [name for name in names if name not in root["dropped"]]
+            for name in names:
+                told, is_added = found.labels[name], root["labels"][name][-1]
+                assert is_added or all(_alike(v, told.get(k)) for k, v in listed.labels[name].items())
+            found, length = listed, listed.length
+    length = max([length, *(index + 1 for index in found.records)])
+    failed = {k: why for k, why in found.failed.items() if k < length and k not in found.records}
+    return found._replace(length=length, failed=failed)
 
 
 def read_zip(path: str | Path) -> Archive:
@@ -222,19 +90,202 @@ def read_zip(path: str | Path) -> Archive:
     with zipfile.ZipFile(path) as archive:
         assert archive.testzip() is None
         assert archive.comment[:20] == b"edcache 3 root.json "
-        offset, nbytes, crc = (int(number, 16) for number in archive.comment[20:].split(b" "))
-        payload = data[offset : offset + nbytes]
-        assert zlib.crc32(payload) == crc
-        names = archive.namelist()
-        assert (names[0], names[-1]) == ("edcache.json", "root.json")
-        root = json.loads(archive.read("root.json"))
+        payload = _at(data, *(int(number, 16) for number in archive.comment[20:].split(b" ")))
+        root, names = json.loads(payload), archive.namelist()
+        assert (names[0], names[-1], len(names)) == ("edcache.json", "root.json", len(set(names)))
         assert archive.read("root.json") == payload
         assert root["head"] == json.loads(archive.read("edcache.json"))
-        columns = {f"labels/{quote(name, safe='')}.arrow" for name in root["labels"]}
-        assert {name for name in names if name.startswith("labels/")} == columns
-        assert len(names) == len(set(names))
-        found = _root(root, data)
-        for name in root["labels"]:
-            table = pa.ipc.open_file(archive.read(f"labels/{quote(name, safe='')}.arrow")).read_all()
-            assert all(_alike(v, found.labels[name][k]) for k, v in enumerate(table[name].to_pylist()))
+        columns = {f"labels/{quote(name, safe='')}.arrow": place for name, place in root["labels"].items()}
+        assert {name for name in names if name.startswith("labels/")} == columns.keys()
+        assert all(archive.read(name) == _at(data, *place[:3]) for name, place in columns.items())
+    return _root(root, data)
+
+
+def entries(path: str | Path) -> list[Entry]:
+    """The head and every entry of the chain, up to the end of the last whole group."""
+    data, found, group = Path(path).read_bytes(), list[Entry](), list[Entry]()
+    while (entry := _entry(data, [*found, *group])) is not None:
+        kind = entry.fields["kind"]
+        if (kind == HEAD) != (not found) or (group and kind in (CHUNK, NOTE)):
+            break
+        group.append(entry)
+        if kind in (HEAD, CHUNK, NOTE, ROOT):
+            found, group = found + group, []
+    assert found, "no head"
     return found
+
+
+def _entry(data: bytes, before: list[Entry]) -> Entry | None:
+    """The entry behind others; None if none fits there."""
+    start, link = (before[-1].fields["next"], before[-1].link) if before else (0, 0)
+    header = data[start : start + 1024].ljust(1024, b"\0")
+    magic, *local, n, extra = struct.unpack_from(LOCAL, header)
+    if magic != b"PK\x03\x04" or n > 1024 - 146:
+        return None
+    *zip64, payload_nbytes, again, private, private_nbytes = struct.unpack_from("<HHQQHH", header, 30 + n)
+    f = dict(zip(FIELDS.split(), struct.unpack_from(PRIVATE, header, 54 + n), strict=True))
+    f["nbytes"] = nbytes = max(192, -(-(146 + n) // 64) * 64)
+    end = start + nbytes + payload_nbytes
+    if zlib.crc32(header[: 142 + n]) != f["crc"] or end > len(data):
+        return None
+    if (f["offset"], f["number"], f["link"]) != (start, len(before), link):
+        return None
+    if before and before[0].fields["uuid"] != f["uuid"]:
+        return None
+    f["name"], payload = header[30 : 30 + n].decode("ascii"), data[start + nbytes : end]
+    assert local == [45, 0, 0, 0, 0x21, zlib.crc32(payload), MAX32, MAX32], f["name"]
+    assert (zip64, again, extra) == ([1, 16], payload_nbytes, nbytes - 30 - n)
+    assert (private, private_nbytes, f["version"]) == (0x6465, nbytes - 54 - n, 3)
+    assert not any(header[146 + n : nbytes])
+    names = NAMES | {CHUNK: f"chunks/{len(before):08d}", NOTE: f"notes/{len(before):08d}"}
+    assert f["kind"] == COLUMN or f["name"] == names[f["kind"]]
+    assert zlib.crc32(payload[: f["table_nbytes"]]) == f["table_crc"]
+    least = -(-end // 4096) * 4096
+    assert f["next"] == least or (f["kind"] == ROOT and f["next"] > least and f["next"] % 4096 == 0)
+    link = int.from_bytes(hashlib.blake2b(header[: 146 + n], digest_size=8).digest(), "little")
+    return Entry(f, payload, link)
+
+
+def _take_chunk(found: Archive, entry: Entry, data: bytes, names: list[str]) -> None:
+    """Add the samples of a chunk, and their labels of these names."""
+    f, payload = entry.fields, entry.payload
+    count, text_nbytes, stream_nbytes = struct.unpack_from("<QQQ", payload)
+    samples = struct.unpack_from(f"<{count}q", payload, 24)
+    at = 24 + 32 * count
+    rows = list(struct.iter_unpack(ROW, payload[24 + 8 * count : at]))
+    schemas, stream = (
+        json.loads(payload[at : at + text_nbytes]),
+        payload[at + text_nbytes : f["table_nbytes"]],
+    )
+    assert (len(stream), min(samples), max(samples) + 1) == (stream_nbytes, f["first"], f["end"])
+    offsets = [row[0] for row in rows]
+    assert offsets == sorted(offsets)
+    assert offsets[0] >= f["offset"] + f["nbytes"] + -(-f["table_nbytes"] // 64) * 64
+    assert all(row[4] & PRESENT for row in rows)
+    _take_rows(found, samples, rows, schemas, data)
+    table = pa.ipc.open_stream(stream).read_all() if stream else pa.table({})
+    for name in names:
+        found.labels[name].update(zip(samples, table[name].to_pylist(), strict=True))
+
+
+def _take_rows(found: Archive, samples: Any, rows: list[Any], schemas: list[str], data: bytes) -> None:
+    """Add the records of rows; each must have the sum that its row says."""
+    for sample, (offset, nbytes, crc, schema, flags) in zip(samples, rows, strict=True):
+        if not flags & PRESENT:
+            assert (offset, nbytes, crc, schema, flags) == (0, 0, 0, 0, 0)
+            continue
+        record = data[offset : offset + nbytes]
+        assert len(record) == nbytes
+        assert offset % (64 if nbytes >= 1024 else 8) == 0
+        own = zlib.crc32(record)
+        if nbytes > BLOCK:
+            crcs = [zlib.crc32(record[at : at + BLOCK]) for at in range(0, nbytes, BLOCK)]
+            behind = struct.pack(f"<{len(crcs)}I", *crcs)
+            assert data[offset + nbytes : offset + nbytes + len(behind)] == behind
+            own = zlib.crc32(behind)
+        key = (sample * 0x9E3779B97F4A7C15 % 2**64 >> 32) ^ (schema | flags << 16)
+        assert own ^ key == crc, f"sum of sample {sample}"
+        found.schemas[sample] = schemas[schema]
+        is_compressed = flags & COMPRESSED
+        found.records[sample] = zstandard.ZstdDecompressor().decompress(record) if is_compressed else record
+
+
+def _root(root: dict[str, Any], data: bytes) -> Archive:
+    """The archive that a root describes, by the places that it names."""
+    keys = "head length present chunks schemas index labels dropped failures uniform fingerprint"
+    assert list(root) == keys.split()
+    length = root["length"]
+    found = Archive(length, {}, {}, {}, {index: why for index, *why in root["failures"]})
+    rows = list(struct.iter_unpack(ROW, _at(data, *root["index"])))
+    _take_rows(found, range(length), rows, root["schemas"], data)
+    assert len(found.records) == root["present"]
+    assert not found.failed.keys() & found.records.keys()
+    if root["uniform"] is not None:
+        sizes = [row[1] for row in rows]
+        assert root["uniform"] == [rows[0][3], min(sizes), max(sizes)]
+        assert {row[3:] for row in rows} == {(rows[0][3], PRESENT)}
+    for name, (*place, _, is_added) in root["labels"].items():
+        table = pa.ipc.open_file(_at(data, *place)).read_all()
+        assert (table.column_names, len(table), type(is_added)) == ([name], length, bool)
+        found.labels[name] = dict(enumerate(table[name].to_pylist()))
+    assert set(root["dropped"]) <= {
+        name for name, _ in root["head"]["labels"]
+    }  # or added again under its name
+    return found
+
+
+def _at(data: bytes, offset: int, nbytes: int, crc: int) -> bytes:
+    part = data[offset : offset + nbytes]
+    assert (len(part), zlib.crc32(part)) == (nbytes, crc)
+    return part
+
+
+def _alike(one: Any, other: Any) -> bool:
+    return repr(one) == repr(other) or one == other
+
+
+@dataclass
+class Leaf:
+    """slots: numbers of a leaf of variable size, which are its `dims`; nbytes is of one item then."""
+
+    node: Any
+    nbytes: int
+    alignment: int
+    slots: Any = None
+    dims: Any = None
+    data: bytes = b""
+
+
+def parts(text: str, record: bytes) -> tuple[Any, list[Leaf]]:
+    """Split a record: return its tree, and the leaves that have bytes."""
+    tree, end = json.loads(text), 0
+    if tree == {"self": 1}:
+        nbytes = int.from_bytes(record[:8], "little")
+        return parts(record[8 : 8 + nbytes].decode(), record[-(-(8 + nbytes) // 8) * 8 :])
+
+    def take(nbytes: int, alignment: int = 8) -> bytes:
+        nonlocal end
+        start = -(-end // alignment) * alignment
+        end = start + nbytes
+        return record[start:end]
+
+    leaves = list(_leaves(tree))
+    fixed = [leaf for leaf in leaves if leaf.slots is None]
+    for leaf in sorted(fixed, key=lambda leaf: -leaf.nbytes):
+        leaf.data = take(leaf.nbytes, leaf.alignment)
+    variable = [leaf for leaf in leaves if leaf.slots is not None]
+    for leaf in variable:
+        leaf.dims = struct.unpack(f"<{leaf.slots}q", take(8 * leaf.slots))
+    for leaf in variable:
+        leaf.data = take(leaf.nbytes * math.prod(leaf.dims))
+    assert end == len(record), f"record of {len(record)} bytes, its leaves end at {end}"
+    return tree, leaves
+
+
+def _leaves(node: Any) -> Iterator[Leaf]:
+    """The leaves of a tree that have bytes."""
+    kind = node if isinstance(node, str) else node[0]
+    if kind in ("list", "tuple", "dict", "OrderedDict", "namedtuple", "dataclass", "object"):
+        for child in node[-1]:
+            yield from _leaves(child)
+    elif kind in ("array", "tensor", "scalar"):
+        itemsize, shape = _itemsize(node[1]), [] if kind == "scalar" else node[2]
+        alignment = min(8, itemsize & -itemsize) or 1 if isinstance(node[1], str) else 8
+        is_fixed = isinstance(shape, list)
+        yield Leaf(
+            node,
+            itemsize * math.prod(shape) if is_fixed else itemsize,
+            alignment,
+            None if is_fixed else shape,
+        )
+    elif kind in SIZES:
+        yield Leaf(node, SIZES[kind], min(8, SIZES[kind] & -SIZES[kind]))
+    elif kind != "none":
+        yield Leaf(node, 1, 8, 1)
+
+
+def _itemsize(dtype: Any) -> int:
+    if not isinstance(dtype, str):
+        return int(dtype[2])  # a structured one
+    own = {"bfloat16": 2, "complex32": 4}.get(dtype)
+    return own or (1 if dtype.startswith("float8") else np.dtype(dtype).itemsize)
