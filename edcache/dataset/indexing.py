@@ -188,7 +188,7 @@ class Readable(Sampled, Dataset[T_co]):
             is_near = all(one.session.has_all and one.session.memory()["mapped"] for one in readers)
             is_plain = _is_stored(self) and not any(reader.allow_pickle for reader in readers)
             grid = self._grid(range(min(8, len(self)))) if is_near and is_plain else None
-            return display.dataset_html(self, repr(self), readers, grid)
+            return display.dataset_html(repr(self), len(self), self.labels, readers, grid)
         except (EdcacheError, OSError) as error:  # closed, or damaged
             return display.fragment(str(error))
 

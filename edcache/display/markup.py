@@ -69,11 +69,6 @@ max-width:28em;overflow-wrap:anywhere;font-weight:400}
 .edcache th{opacity:.65}
 .edcache .n{text-align:right;font-variant-numeric:tabular-nums}
 .edcache .columns{display:flex;flex-wrap:wrap;gap:8px 28px}
-.edcache .bar{display:grid;grid-template-columns:minmax(4em,9em) 90px auto;gap:8px;align-items:center;
-font-size:12px;height:18px}
-.edcache .bar span{overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.edcache .bar i{display:block;height:10px;background:#4c8bd6;border-radius:2px;min-width:1px}
-.edcache .bar b{font-weight:400;opacity:.65;font-variant-numeric:tabular-nums}
 .edcache .grid{display:flex;flex-wrap:wrap;gap:8px;margin:6px 0}
 .edcache figure{margin:0;width:96px}
 .edcache figure img{width:96px;height:96px;object-fit:contain;background:#8882;border-radius:3px;

@@ -1,4 +1,4 @@
-"""HTML of a dataset for a notebook: its fields, histograms of its labels, some samples."""
+"""HTML of a dataset for a notebook: its fields, its labels, some samples."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from edcache.base import human_bytes
 from edcache.display.cells import cell
 from edcache.display.markup import Markup, element, fragment, table
 from edcache.display.summary import field_rows, fields_of
-from edcache.labels import Histogram, Labels, histograms
+from edcache.labels import Labels
 
 _SCHEMAS: Final = 4
 _FIELDS: Final = 24
 _CAPTION: Final = 3
-_WIDEST: Final = 200  # text of a bar
 _HEADER: Final = ("field", "kind", "dtype", "shape")
 
 
@@ -121,23 +120,27 @@ def _line(sample: Any) -> str:
 
 
 def dataset_html(
-    dataset: Any, title: str, archives: Sequence[reader.Reader], samples: SampleGrid | None
+    title: str, length: int, labels: Labels, archives: Sequence[reader.Reader], samples: SampleGrid | None
 ) -> str:
-    """Draw a dataset, which has a length and labels, for a notebook.
+    """Draw a dataset for a notebook.
 
-    Cost: opens archives that are not open; reads the labels, and the given samples.
+    Cost: opens archives that are not open.
     """
-    tables = list(schema_tables(schema_of(archives)))
-    # Labels of a far archive are not fetched for a repr.
-    spreads = [] if any(archive.by_request for archive in archives) else _bars(dataset.labels)
-    columns = element("div", tables, spreads, class_="columns")
-    stated = (pair for pair in _facts(dataset, archives) if pair[1] is not None)
+    columns = [(one.name, str(one.type)) for one in labels.schema]
+    more = element("div", f"{len(columns) - _FIELDS:,} more labels", class_="dim")
+    tables = [
+        *schema_tables(schema_of(archives)),
+        *([table(("label", "type"), columns[:_FIELDS])] if columns else []),
+        *([more] if len(columns) > _FIELDS else []),
+    ]
+    stated = (pair for pair in _facts(length, archives) if pair[1] is not None)
     facts = element("table", (element("tr", element("th", n), element("td", v or "")) for n, v in stated))
-    return fragment(element("h4", title), facts, columns, "" if samples is None else samples.grid())
+    boxes = element("div", tables, class_="columns")
+    return fragment(element("h4", title), facts, boxes, "" if samples is None else samples.grid())
 
 
-def _facts(dataset: Any, archives: Sequence[reader.Reader]) -> Iterator[tuple[str, str | None]]:
-    yield "samples", f"{len(dataset):,}"
+def _facts(length: int, archives: Sequence[reader.Reader]) -> Iterator[tuple[str, str | None]]:
+    yield "samples", f"{length:,}"
     absent = sum(len(archive) - archive.present for archive in archives)
     yield "missing", f"{absent:,}" if absent else None
     failed = sum(len(archive.session.index.failures) for archive in archives)
@@ -146,29 +149,6 @@ def _facts(dataset: Any, archives: Sequence[reader.Reader]) -> Iterator[tuple[st
     yield "archive", f"{where}, {human_bytes(sum(archive.session.nbytes for archive in archives))}"
     made = archives[0].head.fingerprint or {}
     yield "made by", str(made.get("factory") or made.get("type") or "") or None
-
-
-def _bars(labels: Labels) -> list[Markup]:
-    """Draw each label as bars of its values."""
-    drawn = list(map(_histogram, histograms(labels)))
-    more = len(labels) - len(drawn)
-    return [*drawn, element("div", f"{more:,} more columns", class_="dim")] if more else drawn
-
-
-def _histogram(of: Histogram) -> Markup:
-    greatest = max((bar.count for bar in of.bars), default=0) or 1
-    rows = (
-        element(
-            *("div", element("span", bar.text[:_WIDEST], title=bar.text[:_WIDEST])),
-            element("span", element("i", style=f"width:{100 * bar.count / greatest:.0f}%")),
-            element("b", f"{bar.count:,}"),
-            class_="bar",
-        )
-        for bar in of.bars
-    )
-    rest = f"{of.rest_values:,} more values of {of.rest:,} samples" if of.rest else ""
-    title = element("div", of.name[:_WIDEST], element("span", f" {of.type[:_WIDEST]}", class_="dim"))
-    return element("div", title, rows, element("div", rest, class_="dim"))
 
 
 def schema_tables(schema: Schema) -> Iterator[Markup]:

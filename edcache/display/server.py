@@ -210,8 +210,6 @@ class Viewer:
         self.url = f"http://127.0.0.1:{self.port}/{self._server.token}/{fragment}"
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
-        if len(shown) == 1:
-            shown[0].start()
 
     def __repr__(self) -> str:
         return f"Viewer({self.url!r})"

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, lru_cache
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
 from edcache.base import Ints, SampleIndexError, brief
 from edcache.display import cells
+from edcache.format import Failure
 from edcache.labels import Histogram, Labels, matching_rows
 
 _MOST_FILTERS: Final = 6
@@ -21,6 +22,17 @@ _MOST_HISTOGRAMS: Final = 40
 _MOST_MISSING: Final = 500
 _MOST_CAPTIONS: Final = 4
 _LONGEST: Final = 300
+
+
+class _Samples(Protocol):
+    """Samples of the page, as a dataset has them."""
+
+    @property
+    def missing(self) -> Ints: ...
+    @property
+    def errors(self) -> Sequence[Failure]: ...
+    def __getitem__(self, index: int, /) -> object: ...
+    def __getitems__(self, indices: list[int], /) -> Sequence[object]: ...
 
 
 class Shown:
@@ -37,7 +49,7 @@ class Shown:
         self,
         name: str,
         labels: Callable[[], Labels],
-        dataset: Callable[[], Any],
+        dataset: Callable[[], _Samples],
         code: str,
     ) -> None:
         self.name, self._code = name, code
@@ -114,15 +126,14 @@ class Shown:
         columns = [taken.to_list(name) for name in list(labels)[:_MOST_CAPTIONS]]
         return [[brief(column[k])[:_LONGEST] for column in columns] for k in range(len(rows))]
 
-    def _read(self, rows: list[int]) -> Sequence[Any]:
+    def _read(self, rows: list[int]) -> Sequence[object]:
         """Read the sample of each row, or return the error of reading it."""
         try:
-            samples: Sequence[Any] = self._dataset().__getitems__(rows)
-            return samples
+            return self._dataset().__getitems__(rows)
         except Exception:  # noqa: BLE001 - one by one, each sample has its own error
             return [self._try_read(row) for row in rows]
 
-    def _try_read(self, row: int) -> Any:
+    def _try_read(self, row: int) -> object:
         """Read a sample, or return the error of reading it."""
         count = self._labels().num_rows
         if row >= count:
@@ -167,7 +178,7 @@ class Shown:
         }
 
 
-def _cell(sample: Any) -> dict[str, Any]:
+def _cell(sample: object) -> dict[str, Any]:
     try:
         return cells.cell(sample)
     except Exception as error:  # noqa: BLE001 - a user's classes may raise anything, for this sample alone

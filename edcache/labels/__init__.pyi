@@ -22,7 +22,6 @@ from .label_spec import LabelSpec as LabelSpec
 from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels
 from .labels import checked_indices as checked_indices
-from .labels import histograms as histograms
 from .labels import is_array as is_array
 from .labels import origin as origin
 from .labels import single_values as single_values

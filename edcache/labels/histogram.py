@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.format import family, from_numpy, is_text, number_values, one_chunk, pa, to_numpy
+from edcache.format import family, number_values, one_chunk, pa, to_numpy
 
-_MANY_ROWS = 200_000
 _HEAD = 10_000  # rows that usually show if a column has many values
 _LONGEST = 1_000  # characters of a where-string that is worth a click
 
@@ -71,14 +70,6 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
     bars = [_bar(distinct[i], int(counts[i]), words, zone) for i in order[:most]]
     rest = int(counts[order[most:]].sum())
     return Histogram(name, str(type), (*bars, *missing), rest, max(0, len(order) - most))
-
-
-def has_many_texts(column: pa.ChunkedArray) -> bool:
-    """Estimate from some rows if a text column has too many values to be counted fast."""
-    if len(column) <= _MANY_ROWS or not is_text(column.type):
-        return False
-    some = from_numpy(np.arange(0, len(column), len(column) // _HEAD), pa.int64())
-    return len(column.take(some).unique()) > _HEAD // 10
 
 
 def _bar(value: Any, count: int, name: str, zone: str) -> HistogramBar:

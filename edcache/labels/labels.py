@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from array import array as Longs
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -16,7 +15,7 @@ from edcache import base
 from edcache.base import LabelError, OptionError, SampleIndexError
 from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, counted, sorted_rows, summarised
-from edcache.labels.histogram import Histogram, has_many_texts, histogram
+from edcache.labels.histogram import Histogram, histogram
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -278,16 +277,3 @@ def checked_indices(indices: Any, length: int) -> Rows:
         at = int(np.flatnonzero((array < -length) | (array >= length))[0])
         raise SampleIndexError(f"indices[{at}] = {array[at]} not in [-{length}, {length})")
     return np.where(rows < 0, rows + length, rows) if low < 0 else rows
-
-
-def histograms(labels: Labels) -> list[Histogram]:
-    """Count the first columns, as many as a quarter of a second allows."""
-    counted: list[Histogram] = []
-    began = time.monotonic()
-    for name in labels:
-        column = labels._whole.column(name)
-        many = Histogram(name, f"{column.type}: many values; labels.histogram(name) counts them", ())
-        counted.append(many if has_many_texts(column) else labels.histogram(name, 12))
-        if time.monotonic() - began > 0.25:
-            break
-    return counted
