@@ -96,8 +96,6 @@ class Session:
         self.length = self.index.length
         # Records of the last gather, if `uniform` is None.
         self._records: GroupRecords | None = None
-        if self._root is not None and self._view is not None:
-            file.rest()
 
     def _walk_chain(self, before: Session | None) -> Chain:
         """Walk the chain of an archive that is not sealed, or whose end is damaged."""

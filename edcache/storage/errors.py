@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from edcache.base import ArchiveError, StorageError
-from edcache.storage.descriptor import MORE_MEMORY, is_in_memory
+from edcache.storage.memory import MORE_MEMORY, is_in_memory
 
 E = TypeVar("E", bound=ArchiveError)
 

@@ -227,8 +227,8 @@ class File(Handle, ByteSource):
         A file opened with "r" can share. A forked child shares too, and the lock ends with the last copy of
         the descriptor. Nothing on macOS.
         """
+        self.keep()
         self._lock(calls.share, start)
-        self._may_rest = False
 
     def _lock(self, call: Callable[..., object], *arguments: Any) -> None:
         """Lock; if the file system has no locks, warn once and continue."""

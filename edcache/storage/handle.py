@@ -1,11 +1,12 @@
-"""An open file as a state: its descriptor may be closed while other files need theirs.
+"""An open file, whose descriptor may be closed while other files need theirs.
 
-OPEN       has a descriptor, until `close`
-SPARE      has a descriptor, which is closed once other files need theirs
+OPEN       has a descriptor
 RESTING    has none; the next call opens the path again, which must lead to the same file
 CLOSED     has none, and every call raises ArchiveError
 
-OPEN --rest()--> SPARE --_close_spare()--> RESTING --a call--> SPARE; all --close()--> CLOSED
+OPEN --_close_first()--> RESTING --a call--> OPEN; both --close()--> CLOSED
+
+Only a file that is read rests: with their descriptor end the locks of a file, and a file in shared memory.
 """
 
 from __future__ import annotations
@@ -13,38 +14,68 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import sys
 import weakref
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
 from edcache import base
 from edcache.base import ArchiveError, ArchiveNotFoundError, StaleArchiveError, StorageError
-from edcache.storage import calls
-from edcache.storage.descriptor import Descriptor, MemoryDescriptor, is_in_memory
+from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error, with_errno
 from edcache.storage.paths import absolute
 
-# A process may have 1,024 descriptors, and thousands of archives.
-_MOST_SPARE: Final = 64
+# Files that are read, and have a descriptor. A process may have 1,024 of these, and thousands of archives.
+_MOST_OPEN: Final = 128
 
 T = TypeVar("T")
 
 
-class State(Enum):
-    """See the module."""
+class Descriptor(int):
+    """The number of an open file, which is closed with the last reference to this object.
 
-    OPEN = auto()
-    SPARE = auto()
-    RESTING = auto()
-    CLOSED = auto()
+    A call holds a reference, so a close() in another thread does not let the number become another file's.
+    refusals: gets the error with which the system closes it, as NFS does for a disk that is full.
+    """
+
+    refusals: list[OSError] | None = None
+    _is_ending = staticmethod(sys.is_finalizing)
+    _is_closed = False
+
+    @classmethod
+    def open(cls, path: str, flags: int) -> Descriptor:
+        """Open a file, which child programs do not inherit; one in shared memory stays while it is open."""
+        while True:
+            # In one instruction: an interrupt between two would lose the number (tests/faults).
+            [descriptor] = map(cls, map(calls.open, (path,), (flags,), (0o666,)))
+            if not memory.is_in_memory(path) or memory.hold(path, int(descriptor)):
+                return descriptor
+            descriptor.close()
+
+    def close(self) -> None:
+        """Close it though others have references, as in a forked child, whose other threads are gone."""
+        if not self._is_closed:
+            self._is_closed = True
+            path = memory.let_go(int(self))
+            calls.close(int(self))
+            memory.delete_unheld(path)
+
+    def __del__(self) -> None:
+        # At the end of the interpreter `calls` may be cleared already; the kernel closes the file then
+        # (test_stress.py, test_an_interpreter_ends_quietly_*).
+        if not self._is_ending():
+            try:
+                self.close()
+            except OSError as error:
+                if self.refusals is not None:
+                    self.refusals.append(error)
 
 
 _writable: weakref.WeakSet[Handle] = weakref.WeakSet()
-# Files in the state SPARE, the first opened first; some have left it since.
-_spare: deque[weakref.ref[Handle]] = deque()
+# Files that may rest and have a descriptor, the first opened first.
+_readers: OrderedDict[weakref.ref[Handle], None] = OrderedDict()
 
 
 class Handle:
@@ -52,19 +83,22 @@ class Handle:
 
     Attributes:
         path: as given. absolute: the absolute path. writable: whether writes and locks are allowed.
+        closed: True after `close`.
     """
 
     def __init__(self, path: str, mode: str) -> None:
         self.path, self.absolute = path, absolute(path)
-        self.writable = mode != "r"
-        # The locks of a file, and a file in shared memory, end with their descriptor.
-        self._may_rest = not (self.writable or is_in_memory(self.absolute))
-        self._state = State.OPEN
+        self.writable, self.closed = mode != "r", False
+        self._reference = weakref.ref(self)
         self._refusals: list[OSError] = []
         made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
         # O_NONBLOCK: opening a FIFO must not wait for its other end.
         flags = made | (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_NONBLOCK
         self._descriptor: Descriptor | None = self._opened(flags)
+        # A descriptor that is never closed for other files.
+        self._kept: Descriptor | None = None
+        if self.writable or memory.is_in_memory(self.absolute):
+            self.keep()
         if self.writable:
             _writable.add(self)
         try:
@@ -75,24 +109,11 @@ class Handle:
         except BaseException:
             self.close()
             raise
+        self._may_rest()
 
-    def _become(self, state: State, descriptor: Descriptor | None) -> None:
-        """Enter a state, the only way to change it. CLOSED is never left, whatever other threads do."""
-        if self._state is State.CLOSED:
-            return
-        self._state = state
-        self._descriptor = descriptor
-        if state is State.SPARE:
-            _spare.append(weakref.ref(self))
-            _close_spare(_MOST_SPARE)
-
-    def rest(self) -> None:
-        """Let the descriptor be closed until the next call, once other files need theirs.
-
-        Nothing for a file that is written or locked, or is in shared memory, where it is gone when closed.
-        """
-        if self._may_rest and self._state is State.OPEN:
-            self._become(State.SPARE, self._descriptor)
+    def keep(self) -> None:
+        """Never let the file rest: it will be locked, for instance."""
+        self._kept = self._held()
 
     def close(self) -> None:
         """Close the file and release its locks; a second call does nothing.
@@ -103,26 +124,22 @@ class Handle:
             # A fork just as the file was opened has its descriptor too, and so the locks until it ends.
             with suppress(OSError):
                 self._call(calls.unlock, 0, 0)
-        self._become(State.CLOSED, None)
+        self.closed = True
+        self._kept = self._descriptor = None
+        _readers.pop(self._reference, None)
         if self._refusals:
             refusal = self._refusals.pop()
             raise storage_error(self.path, "closing it", refusal) from refusal
 
-    @property
-    def closed(self) -> bool:
-        """True after `close`."""
-        return self._state is State.CLOSED
-
     def _opened(self, flags: int) -> Descriptor:
-        kind = MemoryDescriptor if is_in_memory(self.absolute) else Descriptor
         try:
             try:
-                descriptor = kind.open(self.absolute, flags)
+                descriptor = Descriptor.open(self.absolute, flags)
             except OSError as error:
-                if error.errno != errno.EMFILE or not _spare:
+                if error.errno != errno.EMFILE or not _readers:
                     raise
-                _close_spare(0)
-                descriptor = kind.open(self.absolute, flags)
+                _close_first(but=0)
+                descriptor = Descriptor.open(self.absolute, flags)
         except FileNotFoundError as error:
             text = f"{self.path}: no such file; check the path, or build the cache first"
             raise with_errno(ArchiveNotFoundError(text, path=self.path), error) from None
@@ -136,7 +153,7 @@ class Handle:
 
     def _held(self) -> Descriptor:
         """Return the descriptor, which stays open as long as the caller has this reference."""
-        descriptor = self._descriptor
+        descriptor = self._kept if self._descriptor is None else self._descriptor
         if descriptor is not None:
             return descriptor
         if self.closed:
@@ -146,8 +163,17 @@ class Handle:
             raise StaleArchiveError(
                 f"{self.path}: replaced since it was opened; open it again", path=self.path
             )
-        self._become(State.SPARE, descriptor)
+        self._descriptor = descriptor
+        self._may_rest()
         return descriptor
+
+    def _may_rest(self) -> None:
+        """Count an open file, and let others rest if there are too many."""
+        if self._kept is None:
+            _readers[self._reference] = None
+            _close_first(but=_MOST_OPEN)
+        if self.closed:  # by another thread, meanwhile
+            self.close()
 
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
         """Call the system with the descriptor, or raise ArchiveError."""
@@ -168,20 +194,23 @@ class Handle:
         return self._ask("asking for its size", calls.stat)
 
 
-def _close_spare(most: int) -> None:
-    """Close descriptors until at most this many are spare, the first opened first."""
-    while len(_spare) > most:
-        with suppress(IndexError):  # another thread took the last one
-            handle = _spare.popleft()()
-            if handle is not None and handle._state is State.SPARE:
-                handle._become(State.RESTING, None)
+def _close_first(but: int) -> None:
+    """Let the files that were opened first rest, until at most this many have a descriptor."""
+    if len(_readers) > but:
+        for reference in [reference for reference in list(_readers) if reference() is None]:
+            _readers.pop(reference, None)
+    while len(_readers) > but:
+        with suppress(KeyError):  # another thread took the last one
+            handle = _readers.popitem(last=False)[0]()
+            if handle is not None:
+                handle._descriptor = None
 
 
 def _close_inherited() -> None:
     """Close the parent's writable files in a forked child: their locks would outlive the parent."""
     for handle in list(_writable):
         descriptor = handle._descriptor
-        handle._become(State.CLOSED, None)
+        handle.closed, handle._descriptor, handle._kept = True, None, None
         if descriptor is not None:
             descriptor.close()  # a thread of the parent's may have been in a call
 

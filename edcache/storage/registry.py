@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any, ClassVar, Final, Protocol
 
 from edcache.base import OptionError, Show
-from edcache.storage.descriptor import is_in_memory
+from edcache.storage.memory import is_in_memory
 from edcache.storage.source import ByteSource
 
 GROUP: Final = "edcache.backends"

@@ -146,9 +146,6 @@ class ByteSource(ABC):
         """True if another open file has locked one of the bytes; False if unknown."""
         return False
 
-    def rest(self) -> None:  # noqa: B027 - there is nothing to give back
-        """Hold no descriptor until the next call: all that will be read is mapped."""
-
     @abstractmethod
     def close(self) -> None:
         """Close it; a second call does nothing."""

@@ -41,7 +41,7 @@ from edcache.errors import (
     StaleCacheError,
     StorageError,
 )
-from edcache.storage import descriptor
+from edcache.storage import memory
 from edcache.storage.file import File
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork.*:DeprecationWarning")
@@ -384,7 +384,7 @@ def test_a_forked_child_holds_when_its_parent_goes(name, ends):
         if ends == "is killed":
             os.kill(mine, signal.SIGKILL)
         elif ends == "ends":
-            descriptor._at_exit()
+            memory._at_exit()
         del forked
 
     with children(parent) as [started]:
@@ -605,7 +605,7 @@ def small(tmp_path, monkeypatch):
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", folder]
     if os.geteuid() or subprocess.run(mount).returncode:
         pytest.skip("mounting a tmpfs takes root")
-    monkeypatch.setattr(descriptor, "_FOLDERS", str(folder))
+    monkeypatch.setattr(memory, "_FOLDERS", str(folder))
     yield
     gc.collect()
     subprocess.run(["umount", "-l", folder], check=True)
@@ -659,7 +659,7 @@ def test_a_file_that_exists_is_not_made_again(name):
 
 
 def test_a_folder_that_is_not_the_users_own_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(descriptor, "_FOLDERS", str(tmp_path))
+    monkeypatch.setattr(memory, "_FOLDERS", str(tmp_path))
     Path(storage.memory_folder()).mkdir(mode=0o755)
     with pytest.raises(StorageError, match="is not a private folder of this user; delete it"):
         CachedDataset(Source(), "shm://anything")

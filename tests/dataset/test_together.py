@@ -171,7 +171,7 @@ def test_a_row_that_points_out_of_its_file_is_not_followed(tmp_path, verify):
 
 def test_archives_that_are_open_hold_few_descriptors(paths, monkeypatch):
     """Of mapped ones a bounded number stays open, so that a probe of the page cache opens no file again."""
-    monkeypatch.setattr("edcache.storage.handle._MOST_SPARE", 2)
+    monkeypatch.setattr("edcache.storage.handle._MOST_OPEN", 2)
     ds = CachedDataset.from_cache(paths)
 
     def held():
