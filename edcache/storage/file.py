@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeVar
 
 from edcache import base
 from edcache.base import StorageError
-from edcache.storage import calls
+from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error
 from edcache.storage.handle import Handle, identity_of
 from edcache.storage.paths import Stamp, absolute, replace, stamp_of
@@ -133,7 +133,8 @@ class File(Handle, ByteSource):
         If another program truncates the file, reading the memory gives zeros or a SIGBUS.
         """
         try:
-            return self._ask(f"mapping {nbytes:,} bytes", calls.map, nbytes)
+            call = memory.map_apart if memory.is_in_memory(self.absolute) else calls.map
+            return self._ask(f"mapping {nbytes:,} bytes", call, nbytes)
         except base.EdcacheError:
             raise
         except (OverflowError, MemoryError, ValueError) as error:  # the last where it was cut meanwhile

@@ -19,6 +19,8 @@ import stat
 from contextlib import suppress
 from typing import Final
 
+from edcache.storage import calls
+
 MORE_MEMORY: Final = "give a container more shared memory (docker run --shm-size=16g)"
 _FOLDERS: Final = "/dev/shm"  # noqa: S108 - the folder in it is the user's own, which is checked
 # The numbers of the open files in shared memory of this process.
@@ -53,6 +55,15 @@ def hold(path: str, fd: int) -> bool:
         _held.add(fd)
         return True
     return False
+
+
+def map_apart(fd: int, nbytes: int) -> memoryview:
+    """Map the first bytes of a file by an open file of its own: a mapping keeps its open file, and so the lock."""
+    other = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
+    try:
+        return calls.map(other, nbytes)
+    finally:
+        os.close(other)
 
 
 def let_go(fd: int) -> str:

@@ -77,6 +77,7 @@ class MemoryStore(FileStore):
             yield
         finally:
             self._file.close()
+            del self._file  # a store is pickled with its dataset, and a file is not
 
     def begin_anew(self) -> bool:
         """See the base class; whoever has the old archive open keeps it. Within the block of `held`."""
