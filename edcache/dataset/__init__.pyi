@@ -2,7 +2,8 @@ from .archive_paths import Path as Path
 from .archive_paths import expand_paths as expand_paths
 from .build import label_differences as label_differences
 from .cached import CachedDataset as CachedDataset
-from .concatenation import concat as concat
+from .combined import concat as concat
+from .combined import zip_fields as zip_fields
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable
 from .indexing import fields_of_labels as fields_of_labels
@@ -12,4 +13,3 @@ from .mixture import mix as mix
 from .view import Samples as Samples
 from .view import View as View
 from .view import with_files as with_files
-from .zipped import zip_fields as zip_fields

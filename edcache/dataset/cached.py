@@ -22,7 +22,7 @@ from edcache.base import (
 from edcache.dataset.archive import ArchiveDataset
 from edcache.dataset.archive_paths import Path, expand_paths
 from edcache.dataset.build import Building, identity
-from edcache.dataset.concatenation import Concat, add
+from edcache.dataset.combined import Concat, add
 from edcache.dataset.indexing import T_co
 from edcache.labels import LabelSpec
 from edcache.reader import Reader

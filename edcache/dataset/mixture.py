@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from edcache.base import Ints, OptionError, check_count
-from edcache.dataset.concatenation import Concat, concat
+from edcache.dataset.combined import Concat, concat
 from edcache.dataset.epoch import EpochSampler
 from edcache.dataset.permutation import Computed, permuted, word, words
 from edcache.dataset.selection import Selection, Shuffled

@@ -15,7 +15,7 @@ FILE = Path(__file__).with_name("surface.txt")
 RETURNED = (
     "edcache.dataset.decorator.CachedFactory",
     "edcache.dataset.loader.Loader",
-    "edcache.dataset.concatenation.Concat",
+    "edcache.dataset.combined.Concat",
     "edcache.View",
 )
 

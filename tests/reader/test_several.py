@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.dataset.archive_paths import natural_key
-from edcache.dataset.concatenation import Concat
+from edcache.dataset.combined import Concat
 from edcache.errors import ArchiveNotFoundError, CorruptArchiveError, LabelError, OptionError
 from edcache.samplers import Balanced, ChunkShuffle
 
