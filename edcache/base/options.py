@@ -98,8 +98,7 @@ class ReadOptions(Options):
 
     Args:
         verify: when the crc32 of a record is checked. "touch" checks it at the first read in this process, "always" at
-            every read, "never" not at all. Opening a sealed archive of up to a thousand entries also compares its index
-            with the chain of entries and with the zip directory, but for "never".
+            every read, "never" not at all.
         allow_pickle: True reads records that are pickles. A pickle runs any code that its author chose. Use it only for
             archives whose author you trust.
         decode: what every `edcache.ImageFile` in a sample becomes: "pil", "numpy", "tensor", or as an
