@@ -14,51 +14,13 @@ from edcache.errors import LabelError, OptionError
 from edcache.labels.labels import Labels
 from edcache.labels.query import matching_rows
 
-TOKENS = [
-    *(
-        "label",
-        "name",
-        "score",
-        "when",
-        "tags",
-        "odd",
-        "flag",
-        "none",
-        "day",
-        "big",
-        "col",
-        "startswith",
-        "contains",
-    ),
-    *("and", "or", "not", "in", "is", "True", "False", "None", "AND", "==", "=", "!=", "<", "<=", ">", ">="),
-    *(
-        "(",
-        ")",
-        "[",
-        "]",
-        ",",
-        "-",
-        ".",
-        "0",
-        "1",
-        "-1",
-        "2.5",
-        "1e3",
-        "18446744073709551615",
-        "'a'",
-        '"train"',
-    ),
-    *(
-        "'2020-01-01'",
-        "'2020-01-01T00:00:00'",
-        "'odd name'",
-        "label.x",
-        "__import__",
-        "lambda",
-        "'\\n'",
-        "1e308",
-    ),
-]
+_TOKENS = (
+    "label  name  score  when  tags  odd  flag  none  day  big  col  startswith  contains  and  or  not  "
+    "in  is  True  False  None  AND  ==  =  !=  <  <=  >  >=  (  )  [  ]  ,  -  .  0  1  -1  2.5  1e3  "
+    "18446744073709551615  'a'  \"train\"  '2020-01-01'  '2020-01-01T00:00:00'  'odd name'  label.x  "
+    "__import__  lambda  '\\n'  1e308"
+)
+TOKENS = _TOKENS.split("  ")
 _FORBIDDEN = frozenset({"exec", "os.system", "subprocess.Popen", "pickle.find_class", "open", "import"})
 _is_armed = False
 

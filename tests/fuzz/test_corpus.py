@@ -46,12 +46,12 @@ def test_a_finding_is_told_apart_from_what_is_sound(monkeypatch):
 
     import fuzz_hunt
 
-    header = target_of("header")
-    assert symptom("header", b"") is None
-    monkeypatch.setattr(header, "run", lambda data: data[7])
-    assert symptom("header", b"").startswith("IndexError in ")
-    monkeypatch.setattr(header, "run", lambda data: os.kill(os.getpid(), signal.SIGKILL))
-    assert symptom("header", b"") == f"ends with {-signal.SIGKILL}"
-    monkeypatch.setattr(header, "run", lambda data: time.sleep(60))
+    where = target_of("where")
+    assert symptom("where", b"") is None
+    monkeypatch.setattr(where, "run", lambda data: data[7])
+    assert symptom("where", b"").startswith("IndexError in ")
+    monkeypatch.setattr(where, "run", lambda data: os.kill(os.getpid(), signal.SIGKILL))
+    assert symptom("where", b"") == f"ends with {-signal.SIGKILL}"
+    monkeypatch.setattr(where, "run", lambda data: time.sleep(60))
     monkeypatch.setattr(fuzz_hunt, "TIMEOUT", 0.2)
-    assert symptom("header", b"") == "hangs"
+    assert symptom("where", b"") == "hangs"
