@@ -40,10 +40,15 @@ class CachedDataset(edcache.dataset.CachedDataset):
         **options: Any,
     ) -> None:
         if dataset is not None:
-            # The fingerprint is the dataset's, as without these names.
-            filling = {"lazy": not force_cache, "keep_existing": keep_existing or not force_cache}
-            options = {"chunk_size": 64, "fingerprint": source_fingerprint(dataset)} | filling | options
-        super().__init__(dataset if dataset is None else Indexed(dataset), **options)
+            filling = {
+                "chunk_size": 64,
+                "lazy": not force_cache,
+                "keep_existing": keep_existing or not force_cache,
+            }
+            # "index_" does not change the fingerprint.
+            options = {"fingerprint": source_fingerprint(dataset)} | filling | options
+            dataset = Indexed(dataset)
+        super().__init__(dataset, **options)
 
     @classmethod
     def from_cache(  # type: ignore[override]
@@ -52,26 +57,11 @@ class CachedDataset(edcache.dataset.CachedDataset):
         """Open `<root>/cached/<name>.zip` without the dataset that made it."""
         return PathCachedDataset(None, os.path.join(root, "cached", f"{name}.zip"), **options)
 
-    def cache_dataset(self) -> None:
-        """Compute every missing sample now, as `warmup`."""
-        self.warmup()
+    cache_dataset = edcache.dataset.CachedDataset.warmup
+    get_example = edcache.dataset.CachedDataset.__getitem__
+    __mul__ = __rmul__ = edcache.dataset.CachedDataset.repeat
 
-    def get_example(self, i: int) -> Any:
-        """Return the sample at an index, as `self[i]`."""
-        return self[i]
-
-    @property
-    def append_labels(self) -> bool:
-        """False, and so is `expand`. They cannot be set: use `transform=`."""
-        return False
-
-    expand = append_labels
-
-    def __mul__(self, times: int) -> edcache.dataset.View:
-        """Repeat this dataset, with its labels."""
-        return self.repeat(times)
-
-    __rmul__ = __mul__
+    append_labels = expand = property(lambda self: False, doc="False; use `transform=`.")
 
     @property
     def store_path(self) -> str:
@@ -99,14 +89,11 @@ def cachable(path: str | os.PathLike[str], **options: Any) -> Any:
     a cache for each.
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., edcache.dataset.CachedDataset]:
-        @functools.wraps(function)
-        def indexed(*args: Any, **kwargs: Any) -> Indexed:
-            return Indexed(function(*args, **kwargs))
+    return lambda function: edcache.dataset.cachable(path, **options)(_indexed(function))
 
-        return edcache.dataset.cachable(path, **options)(indexed)
 
-    return decorate
+def _indexed(function: Callable[..., Any]) -> Callable[..., Indexed]:
+    return functools.wraps(function)(lambda *args, **kwargs: Indexed(function(*args, **kwargs)))
 
 
 class Indexed:
