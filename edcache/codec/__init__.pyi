@@ -16,9 +16,9 @@ from .images import STORED as STORED
 from .images import Decode as Decode
 from .images import Decoding as Decoding
 from .images import ImageFile as ImageFile
-from .images import children_of as children_of
 from .images import decoded_together as decoded_together
 from .images import format_of as format_of
+from .images import leaves_of as leaves_of
 from .images import read_through as read_through
 from .pickles import PICKLE_SCHEMA as PICKLE_SCHEMA
 from .schema import Node as Node

@@ -292,6 +292,18 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
     return list(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
+def leaves_of(
+    value: Any, is_leaf: Callable[[Any, int], bool], path: tuple[Any, ...] = ()
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Yield the leaves of a tree with their paths; `is_leaf(value, depth)` makes a container one leaf."""
+    children = None if is_leaf(value, len(path)) else children_of(value)
+    if children is None:
+        yield path, value
+        return
+    for key, child in children:
+        yield from leaves_of(child, is_leaf, (*path, key))
+
+
 def format_of(data: _Buffer) -> str | None:
     """Return Pillow's name of the format, by the first bytes of a file; None for another format."""
     head = bytes(data[:12])
@@ -312,7 +324,7 @@ def _decode_file(data: _Buffer, decoding: Decoding, path: str | None = None) -> 
             return np.require(array, requirements=["C", "W"])
         import torch  # here, because `edcache info` starts fast and reads no tensors
 
-        return torch.from_numpy(_as_planes(array).copy("C"))
+        return torch.from_numpy(array.copy("C"))
 
 
 def decoded_together(
@@ -328,11 +340,10 @@ def decoded_together(
     """
     import torch
 
-    view = _as_planes if decoding.form == "tensor" else np.asarray
     together, rows = None, np.empty(0, np.uint8)
     for row, data in enumerate(files):
         with _image_errors(data):
-            array = view(_pixels(data, decoding))
+            array = _pixels(data, decoding)
         if together is None:
             try:
                 together = allocate((len(files), *array.shape), torch.uint8)
@@ -349,13 +360,11 @@ def decoded_together(
 
 
 def _pixels(data: _Buffer, decoding: Decoding) -> _Array:
-    """Decode to [H, W] or [H, W, C], which may be read-only."""
+    """Decode to [H, W] or [H, W, C], for tensors to a view [C, H, W]; it may be read-only."""
     array = _decode_by_simplejpeg(data, decoding)
-    return np.asarray(_decode_by_pillow(data, decoding)) if array is None else array
-
-
-def _as_planes(array: _Array) -> _Array:
-    """View a picture as [C, H, W]."""
+    array = np.asarray(_decode_by_pillow(data, decoding)) if array is None else array
+    if decoding.form != "tensor":
+        return array
     return array[None] if array.ndim == 2 else array.transpose(2, 0, 1)
 
 

@@ -9,22 +9,23 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import plain, shortened
-from edcache.codec import children_of
+from edcache.codec import leaves_of as walk
 
 SHOWN_ITEMS: Final = 8
 _DEEPEST: Final = 64
 _ATOMS: Final = (type(None), bool, int, float, str, bytes)
 
 
-def leaves_of(value: Any, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[object, ...], Any]]:
+def leaves_of(value: Any) -> Iterator[tuple[tuple[object, ...], Any]]:
     """Walk the leaves of a sample with their paths; a long list of plain values is one leaf."""
-    children = children_of(value) if len(path) < _DEEPEST else None
-    is_long = isinstance(value, (list, tuple)) and len(value) > SHOWN_ITEMS
-    if not children or (is_long and all(isinstance(item, _ATOMS) for item in value)):
-        yield path, value
-        return
-    for key, child in children:
-        yield from leaves_of(child, (*path, key))
+    return walk(value, _is_leaf)
+
+
+def _is_leaf(value: Any, depth: int) -> bool:
+    if not isinstance(value, (Mapping, list, tuple)):
+        return depth >= _DEEPEST
+    is_long = not isinstance(value, Mapping) and len(value) > SHOWN_ITEMS
+    return not value or depth >= _DEEPEST or (is_long and all(isinstance(item, _ATOMS) for item in value))
 
 
 def sample_tree(sample: Any) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ import enum
 import io
 import pathlib
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from edcache.base import CodecError
-from edcache.codec import ImageFile, children_of
+from edcache.codec import ImageFile
+from edcache.codec import leaves_of as walk
 from edcache.format import number_type, numpy_dtype, pa
 from edcache.labels import ArrowColumn
 
@@ -47,7 +48,7 @@ def leaves_of(sample: Any, place: str) -> Leaves:
     A list of plain values is one leaf. `place` begins messages: "export(): sample 17".
     """
     leaves: Leaves = {}
-    for path, value in _leaves_of(sample, ()):
+    for path, value in walk(sample, _is_leaf):
         name = ".".join(map(str, path))
         if name in leaves:
             raise CodecError(f'{place}: two fields are called "{name}"; rename one with with_transform()')
@@ -57,13 +58,8 @@ def leaves_of(sample: Any, place: str) -> Leaves:
     return leaves
 
 
-def _leaves_of(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    children = children_of(value)
-    if children is None or (isinstance(value, list) and all(type(item) in _ATOMS for item in value)):
-        yield path, value
-        return
-    for key, child in children:
-        yield from _leaves_of(child, (*path, key))
+def _is_leaf(value: Any, depth: int) -> bool:
+    return isinstance(value, list) and all(type(item) in _ATOMS for item in value)
 
 
 def _plain(value: Any, name: str, place: str) -> Any:
