@@ -20,7 +20,6 @@ import io
 import math
 import os
 import re
-import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
@@ -67,8 +66,6 @@ _COLORS: Final = {
     ("YCbCr", "RGB"): "RGB",
 }
 
-# Bytes of decoded pixels in each thread.
-_MOST_KEPT: Final = 1 << 24
 # Pillow's names for JPEG, with one picture or with more behind it.
 _JPEG: Final = ("JPEG", "MPO")
 # EXIF's tag, and its values that swap height and width.
@@ -464,19 +461,6 @@ def _convert_to_bytes(image: Any, file_format: str) -> Any:
     )
 
 
-_thread = threading.local()
-
-
-def _scratch(nbytes: int) -> _Array:
-    """Return this thread's memory, for a picture that is resized at once; fresh memory costs half of a decode."""
-    if nbytes > _MOST_KEPT:
-        return np.empty(nbytes, np.uint8)
-    kept: _Array | None = getattr(_thread, "memory", None)
-    if kept is None or len(kept) < nbytes:
-        kept = _thread.memory = np.empty(nbytes, np.uint8)
-    return kept
-
-
 @functools.cache
 def _simplejpeg() -> Any:
     try:
@@ -498,18 +482,14 @@ def _decode_by_simplejpeg(data: _Buffer, decoding: Decoding) -> _Array | None:
         if target is None or (limit is not None and height * width > limit):
             return None
         size: Any = decoding.size
-        reduced: dict[str, Any] = {}
-        if size is not None:
-            part = part_of(decoding, height, width)
-            by = part.reduction(size)
-            height, width = -(-height // by), -(-width // by)
-            memory = _scratch(height * width * 3)
-            reduced = {"min_height": height, "min_width": width, "buffer": memory}
-        array: _Array = library.decode_jpeg(data, target, strict=True, **reduced)
+        part = None if size is None else part_of(decoding, height, width)
+        by = 1 if part is None else part.reduction(size)
+        sides = {"min_height": -(-height // by), "min_width": -(-width // by)}
+        array: _Array = library.decode_jpeg(data, target, strict=True, **sides)
     except ValueError:
         return None
     array = array[..., 0] if target == "GRAY" else array
-    return array if size is None else part.resized(array, size, by)
+    return array if part is None else part.resized(array, size, by)
 
 
 class Part(NamedTuple):
