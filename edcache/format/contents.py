@@ -16,7 +16,7 @@ import numpy as np
 from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
 from edcache.format.arrays import addressing, from_numpy, pa
 from edcache.format.chain import Chain
-from edcache.format.columns import read_column
+from edcache.format.columns import read_column, reported
 from edcache.format.entries import Header, PRead, stored_crc32
 from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
 from edcache.format.root import Place, Root, read_places
@@ -83,7 +83,8 @@ class Contents:
                 self._kept[header.number] = table
             known = [numbers.setdefault(text, len(numbers)) for text in table.schemas]
             self._chunks.append((header, np.array(known, np.int64)))
-            labels = table.labels.select(self._names)
+            with reported(f"{chain.where}: {header.name}: its labels"):
+                labels = table.labels.select(self._names)
             schema = joined_schema(schema, labels.schema, chain.where)
             label_nbytes.update({name: labels.column(name).nbytes for name in self._names})
         if len(numbers) > MAX_SCHEMAS:
@@ -107,7 +108,8 @@ class Contents:
         first, count = int(old[0]), int(old[-1] - old[0]) + 1
         data = self._pread(root.index.offset + ROW.itemsize * first, ROW.itemsize * count)
         known = np.frombuffer(data, ROW)["flags"][old - first] & PRESENT
-        return root.present + len(new) - int(np.count_nonzero(known))
+        # A forged root may say more than its rows have.
+        return min(self.length, root.present + len(new) - int(np.count_nonzero(known)))
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return the rows of samples from `start` to `stop`, in new memory; all zeros for an absent one."""

@@ -64,6 +64,7 @@ def where_truth(text: str, labels: Labels, columns: dict[str, Column] | None = N
     """
     if len(text) > _MAX_TEXT:
         raise OptionError(f"where-string of {len(text)} characters; at most {_MAX_TEXT} are read")
+    text = re.sub("\r\n?", "\n", text)  # lines end so for Python
     where = _Where(text, labels, {} if columns is None else columns)
     try:
         # In parentheses it may have several lines.

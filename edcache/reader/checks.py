@@ -91,7 +91,8 @@ class Checks:
         if end > self.size:
             raise self._error(index, row, f"it ends at {end:,}, the file at {self.size:,}")
         said = self.index
-        is_said = schema == said.only_schema and said.least_nbytes <= nbytes <= said.most_nbytes
+        is_alike = schema == said.only_schema and flags == format.PRESENT
+        is_said = is_alike and said.least_nbytes <= nbytes <= said.most_nbytes
         # A row of zeros has the sum of an empty record of sample 0.
         if not flags & format.PRESENT or (said.only_schema is not None and not is_said):
             raise self._error(index, row, "its row is damaged")
@@ -212,12 +213,11 @@ class Checks:
         inside = int(offset.max()) <= self.size and int(rows["nbytes"].max()) <= self.size
         if not inside or int(format.stored_ends(rows).max()) > self.size:
             return False
-        if not np.all(rows["flags"] & format.PRESENT):
-            return False
         if index.only_schema is None:
-            return True
+            return bool(np.all(rows["flags"] & format.PRESENT))
         is_sized = index.least_nbytes <= int(nbytes.min()) and int(nbytes.max()) <= index.most_nbytes
-        return is_sized and bool(np.all(rows["schema"] == index.only_schema))
+        are_alike = (rows["schema"] == index.only_schema) & (rows["flags"] == format.PRESENT)
+        return is_sized and bool(np.all(are_alike))
 
 
 def fits(index: int, row: Row, record: memoryview | bytes, behind: memoryview | bytes) -> bool:
