@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -100,45 +101,40 @@ class Checks:
     def compare(self, index: int, row: Row, record: memoryview, behind: memoryview) -> None:
         """Raise CorruptRecordError if a whole record fails its sum."""
         if not fits(index, row, record, behind):
-            if self._view is not None:
-                self._check_damaged(*row[:2])
-            raise self._error(index, row, "it fails its crc32")
+            self._fail(index, row)
 
     def check_row(self, index: int) -> None:
         """Raise if the row of a sample is damaged in this copy alone."""
         if self.index.place is not None:
             self._check_damaged(self.index.place.offset + format.ROW.itemsize * index, format.ROW.itemsize)
 
+    def _fail(self, index: int, row: Row) -> NoReturn:
+        """Raise CorruptRecordError for a record that fails its sum, or another error if this copy alone is damaged."""
+        if self._view is not None:
+            self._check_damaged(*row[:2])
+        raise self._error(index, row, "it fails its crc32")
+
     def _error(self, index: int, row: Row, why: str) -> CorruptRecordError:
         """Make the error of a record; raises another one if the row is damaged in this copy alone."""
         self.check_row(index)
-        return CorruptRecordError(
-            f'{self._path}: record {index} at offset {row[0]:,}: {why}; run "edcache verify {self._path}"',
-            path=self._path,
-            index=index,
-        )
+        text = f'{self.place(index)}: {why}; run "edcache verify {self._path}"'
+        return CorruptRecordError(text, path=self._path, index=index)
 
     def _check_blocks(self, index: int, row: Row, behind: memoryview, wanted: tuple[int, int]) -> None:
         """Check the blocks of the wanted bytes of a large record, unless they were checked."""
-        offset, nbytes, crc, schema, flags = row
-        checked, view = self._blocks.get(index, 0), self._view
-        assert view is not None
+        offset, nbytes = row[:2]
         low, high = wanted[0] // BLOCK_NBYTES, -(-min(wanted[1], nbytes) // BLOCK_NBYTES)
-        new = [block for block in range(low, high) if not checked >> block & 1]
-        if not new:
+        asked, checked = (1 << max(low, high)) - (1 << low), self._blocks.get(index, 0)
+        if not asked & ~checked:
             return
-        expected = behind.cast("I")
-        is_sound = format.crc32(behind) == crc ^ format.key(index, schema, flags)
-        for block in new if is_sound else ():
-            data = view[offset + block * BLOCK_NBYTES : offset + min((block + 1) * BLOCK_NBYTES, nbytes)]
-            is_sound = is_sound and format.crc32(data) == expected[block]
-            checked |= 1 << block
-        if not is_sound:
-            self._check_damaged(offset, nbytes)
-            raise self._error(index, row, "it fails its crc32")
+        assert self._view is not None
+        data = self._view[offset + low * BLOCK_NBYTES : offset + min(high * BLOCK_NBYTES, nbytes)]
+        if not blocks_fit(index, row, data, behind, low):
+            self._fail(index, row)
+        checked |= asked
         self._blocks[index] = checked
-        if checked.bit_count() == len(expected):
-            self._blocks.pop(index, None)
+        if checked.bit_count() == len(behind) // 4:
+            del self._blocks[index]
             self._note(index)
 
     def _note(self, index: int) -> None:
@@ -181,18 +177,12 @@ class Checks:
             return
         view, rows = self._view, self.index.rows(indices)
         assert view is not None
-        nbytes = rows["nbytes"].astype(np.int64)
-        is_placed = self._are_plausible(rows, nbytes)
-        if not is_placed or nbytes.max() > BLOCK_NBYTES:
+        if not self._are_plausible(rows) or rows["nbytes"].max() > BLOCK_NBYTES:
             for index, row in zip(indices.tolist(), rows.tolist(), strict=True):
                 self.record(index, row, wanted)
             return
-        offset = rows["offset"].astype(np.int64)
-        crcs = format.record_crc32s(view, offset, nbytes)
-        failed = np.flatnonzero(crcs != (rows["crc32"] ^ format.keys(indices, rows)))
-        for place in failed[:1].tolist():
-            self._check_damaged(int(offset[place]), int(nbytes[place]))
-            raise self._error(int(indices[place]), rows[place].item(), "it fails its crc32")
+        for place in np.flatnonzero(~are_sound(indices, rows, view)).tolist():
+            self._fail(int(indices[place]), rows[place].item())
         if not self._always:
             bits = np.frombuffer(self.bits, np.uint8)
             np.bitwise_or.at(bits, indices >> 3, np.uint8(1) << (indices & 7).astype(np.uint8))
@@ -206,12 +196,13 @@ class Checks:
         unchecked: npt.NDArray[np.bool_] = (bits[indices >> 3] >> (indices & 7).astype(np.uint8)) & 1 == 0
         return unchecked
 
-    def _are_plausible(self, rows: Rows, nbytes: Ints) -> bool:
+    def _are_plausible(self, rows: Rows) -> bool:
         """True if no row points out of the file or contradicts `uniform` of the index."""
-        index = self.index
-        offset = rows["offset"]
-        inside = int(offset.max()) <= self.size and int(rows["nbytes"].max()) <= self.size
-        if not inside or int(format.stored_ends(rows).max()) > self.size:
+        index, nbytes = self.index, rows["nbytes"]
+        # Both first, so that no sum of them wraps.
+        if max(int(rows["offset"].max()), int(nbytes.max())) > self.size:
+            return False
+        if int(format.stored_ends(rows).max()) > self.size:
             return False
         if index.only_schema is None:
             return bool(np.all(rows["flags"] & format.PRESENT))
@@ -220,11 +211,35 @@ class Checks:
         return is_sized and bool(np.all(are_alike))
 
 
-def fits(index: int, row: Row, record: memoryview | bytes, behind: memoryview | bytes) -> bool:
+def are_sound(samples: Ints, rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bool_]:
+    """Mark the records that fit the sums of their rows: bool [n]. data: bytes of the file from `start` on."""
+    offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
+    if nbytes.max() <= BLOCK_NBYTES:
+        sound: npt.NDArray[np.bool_] = format.record_crc32s(data, offset, nbytes) == (
+            rows["crc32"] ^ format.keys(samples, rows)
+        )
+        return sound
+    ends, stops = (offset + nbytes).tolist(), (format.stored_ends(rows) - start).tolist()
+    places = zip(samples.tolist(), rows.tolist(), offset.tolist(), ends, stops, strict=True)
+    return np.array([fits(i, row, data[at:end], data[end:stop]) for i, row, at, end, stop in places])
+
+
+def fits(index: int, row: Row, record: memoryview, behind: memoryview) -> bool:
     """True if a record, with the crc32s of its blocks behind it, fits the sum of its row."""
     _, nbytes, crc, schema, flags = row
-    if len(record) != nbytes or len(behind) != format.behind_nbytes(nbytes):
+    if len(record) != nbytes:
         return False
-    if behind and format.block_crc32s(record) != behind:
+    if nbytes > BLOCK_NBYTES:
+        return blocks_fit(index, row, record, behind)
+    return not behind and format.crc32(record) == crc ^ format.key(index, schema, flags)
+
+
+def blocks_fit(index: int, row: Row, data: memoryview, behind: memoryview, first: int = 0) -> bool:
+    """True if blocks of a large record, from the one numbered `first` on, fit their crc32s, and these the row."""
+    _, nbytes, crc, schema, flags = row
+    if len(behind) != format.behind_nbytes(nbytes):
         return False
-    return format.crc32(behind or record) == crc ^ format.key(index, schema, flags)
+    if format.crc32(behind) != crc ^ format.key(index, schema, flags):
+        return False
+    crcs = [format.crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
+    return crcs == behind.cast("I")[first : first + len(crcs)].tolist()

@@ -29,8 +29,7 @@ class RecordIndex:
         schemas, failures: of the archive. present: number of samples with a record.
         uniform: schema of all records, and their least and most bytes, as the root says; each record is checked for it.
     Attributes:
-        place: as given.
-        numbers: three of each row, if it is in memory: offset, nbytes, and crc32, schema and flags in one.
+        memory: the rows, if they are in memory. place: as given.
         only_schema, least_nbytes, most_nbytes: of `uniform`; None and 0 without.
     Safety: threads and forks may use it at once; two may fetch the same rows.
     """
@@ -52,11 +51,11 @@ class RecordIndex:
         self.least_nbytes, self.most_nbytes = (0, 0) if uniform is None else uniform[1:]
         self.is_dense = present == length
         self.nbytes = 0
-        self._rows, self.place, self._fetch = rows, place, fetch
+        self.memory, self.place, self._fetch = rows, place, fetch
         # Three numbers a row: offset, nbytes, and crc32, schema and flags together.
         self._words = None if rows is None else rows.view("<i8").reshape(-1, 3)
         # A cast needs a length.
-        self.numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
+        self._numbers = rows.view("<u8").data.cast("B").cast("Q") if rows is not None and len(rows) else None
         self._kept: dict[int, Rows] = {}
 
     @classmethod
@@ -70,8 +69,8 @@ class RecordIndex:
 
     def row(self, index: int) -> tuple[int, int, int, int, int]:
         """Return (offset, nbytes, crc32, schema, flags) of a sample in [0, length)."""
-        if self.numbers is not None:  # three look-ups take less than one of a numpy record
-            numbers, at = self.numbers, 3 * index
+        if self._numbers is not None:  # three look-ups take less than one of a numpy record
+            numbers, at = self._numbers, 3 * index
             last = numbers[at + 2]
             return numbers[at], numbers[at + 1], last & 0xFFFFFFFF, last >> 32 & 0xFFFF, last >> 48
         return self.rows(np.array([index]))[0].item()  # type: ignore[no-any-return]
@@ -138,8 +137,8 @@ class RecordIndex:
 
     def all_rows(self) -> Rows:
         """Return the rows of all samples; a view, if they are in memory."""
-        if self._rows is not None:
-            return self._rows
+        if self.memory is not None:
+            return self.memory
         assert self.place is not None
         assert self._fetch is not None
         return np.frombuffer(self._fetch([self.place[:2]])[0], ROW)
@@ -161,8 +160,3 @@ class RecordIndex:
         absent = np.ones(self.length, bool)
         absent[self.held()] = False
         return np.flatnonzero(absent)
-
-    @property
-    def memory(self) -> Rows | None:
-        """Rows, if they are in memory."""
-        return self._rows

@@ -11,7 +11,7 @@ import numpy as np
 from edcache import base, format
 from edcache.base import Ints
 from edcache.format import BLOCK_NBYTES, Place
-from edcache.reader.checks import Checks, Part, Row, fits
+from edcache.reader.checks import Checks, Part, Row, blocks_fit, fits
 from edcache.storage import ByteSource
 
 # A record of these bytes or more is read ahead if it is not in memory.
@@ -223,12 +223,9 @@ class Stored:
         self, index: int, row: Row, blocks: tuple[int, int], data: memoryview, behind: memoryview
     ) -> Piece | None:
         """Check blocks of a large record; None if they are not sound."""
-        _, _, crc, schema, flags = row
-        first = blocks[0] // BLOCK_NBYTES
-        expected = np.frombuffer(behind, "<u4")[first:].tolist()
-        crcs = [format.crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
-        is_sound = format.crc32(behind) == crc ^ format.key(index, schema, flags)
-        is_sound = is_sound and crcs == expected[: len(crcs)] and len(data) == blocks[1] - blocks[0]
+        is_sound = len(data) == blocks[1] - blocks[0] and blocks_fit(
+            index, row, data, behind, blocks[0] // BLOCK_NBYTES
+        )
         return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
 
     def _fetch_again(self, index: int, row: Row) -> Piece:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from bisect import bisect_right
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,10 +15,10 @@ import numpy as np
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError
 from edcache.format import ChunkTable, Contents, Header, pa
-from edcache.reader import OnProgress, check_digest, file_digest, fits, no_digest, parse_digest
+from edcache.reader import OnProgress, are_sound, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located
 
-# The records of a chunk up to so many bytes are read at once.
+# Most bytes of records that are read at once, unless one record has more.
 _WINDOW: Final = 1 << 26
 _SHOWN: Final = 20
 _SEALED: Final = format.INDEX, format.COLUMN, format.ROOT
@@ -25,14 +26,13 @@ _SEALED: Final = format.INDEX, format.COLUMN, format.ROOT
 
 @dataclass
 class Report:
-    """What `verify` found.
+    """Findings of `verify`.
 
-    problems: one line each, with path and offset, what is wrong and what helps; empty when every byte
-    that was looked at is proven. samples, missing, chunks, failures: of the dataset, as the chunks
-    tell; failures are those of the missing that were tried. nbytes: of the file. sealed: whether it was;
-    has_writer: where not, whether a process writes it now.
+    problems: one line each, with path, offset, damage and remedy; empty if every byte that was read is proven.
+    samples, missing, chunks: of the dataset, by its chunks. failures: missing samples that were tried. nbytes: of the
+    file. has_writer: True if it is not sealed and a process writes it now.
     dead: bytes that only older states of the archive need; `ds.save(ds.path)` leaves them out.
-    quick: the samples' records were not read.
+    quick: True if the samples' records were not read.
     """
 
     samples: int = 0
@@ -141,11 +141,11 @@ def digest(
 
 
 class Survey:
-    """The structure of an archive as it was when its size was taken; it may grow meanwhile.
+    """Structure of an archive as it was when its size was taken; it may grow meanwhile.
 
     Attributes:
-        chain: as far as it reads. contents: what its chunks add up to; None if they do not go together.
-        has_writer: whether a process writes the archive now; False where that cannot be asked.
+        chain: as far as it reads. contents: rows and labels of its chunks; None if they do not go together.
+        has_writer: True if a process writes the archive now; False if unknown, as for a URL.
         dead: bytes that only older states of the archive need. problems: one line each, with path and offset.
     """
 
@@ -222,7 +222,7 @@ class Survey:
         self._passed(header.next)
 
     def _chunk_crc32(self, header: Header) -> int | None:
-        """Check the table of a chunk, and its records by it; the crc32 of its payload, if that was read."""
+        """Check the table of a chunk, and its records by it; return the crc32 of its payload, if that was read."""
         table = self._table(header)
         if table is None:
             return None
@@ -232,21 +232,15 @@ class Survey:
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
         if not self._reads_records:
             return None
-        pread: Callable[[int, int], Any] = self._pread
-        data = b""
-        if header.nbytes <= _WINDOW:
-            data = self._pread(header.payload_offset, header.nbytes)
-            pread = partial(_part, memoryview(data), header.payload_offset)
-        nbytes = rows["nbytes"].astype(np.int64)
-        if data and nbytes.max() <= format.BLOCK_NBYTES:
-            offset = rows["offset"].astype(np.int64) - header.payload_offset
-            crcs = format.record_crc32s(memoryview(data), offset, nbytes)
-            is_sound = crcs == rows["crc32"] ^ format.keys(table.samples, rows)
-        else:
-            pairs = zip(table.samples.tolist(), rows.tolist(), strict=True)
-            is_sound = np.array([_is_sound(pread, sample, row) for sample, row in pairs])
-        self._report(header, table, np.flatnonzero(~is_sound), "fails its crc32")
-        return format.crc32(data) if data else None
+        stops = [*rows["offset"][1:].tolist(), header.payload_end]
+        at, crc, first, is_sound = header.payload_offset, 0, 0, []
+        while first < len(rows):
+            last = max(bisect_right(stops, at + _WINDOW), first + 1)
+            data = memoryview(self._pread(at, stops[last - 1] - at))
+            is_sound.append(are_sound(table.samples[first:last], rows[first:last], data, at))
+            at, crc, first = stops[last - 1], format.crc32(data, crc), last
+        self._report(header, table, np.flatnonzero(~np.concatenate(is_sound)), "fails its crc32")
+        return crc
 
     def _report(self, header: Header, table: ChunkTable, rows: Ints, what: str) -> None:
         for row in rows[:_SHOWN].tolist():
@@ -341,13 +335,3 @@ class Survey:
                         column.place.offset, f"the label column {name!r} has other values than its chunks"
                     )
                     break
-
-
-def _part(data: memoryview, start: int, offset: int, nbytes: int) -> memoryview:
-    """Bytes of the file, of those that were read from `start` on."""
-    return data[offset - start : offset - start + nbytes]
-
-
-def _is_sound(pread: Callable[[int, int], Any], sample: int, row: tuple[int, int, int, int, int]) -> bool:
-    offset, nbytes = row[:2]
-    return fits(sample, row, pread(offset, nbytes), pread(offset + nbytes, format.behind_nbytes(nbytes)))
