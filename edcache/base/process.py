@@ -47,11 +47,14 @@ class PerProcess(Generic[Value]):
     """Object that each process makes at its first use.
 
     An inherited one is kept and not used: its finaliser would say goodbye on a connection of the parent's. Threads that
-    ask at once may each make one; all get the first.
+    ask at once may each make one; all get the first. A pickle of it is empty.
     """
 
     def __init__(self) -> None:
         self._made: dict[object, Value] = {}
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return type(self), ()
 
     def get(self, make: Callable[[], Value]) -> Value:
         """Return the object of this process, made at the first call."""

@@ -18,6 +18,7 @@ from edcache.base import (
     EdcacheError,
     Ints,
     MissingDependencyError,
+    PerProcess,
 )
 from edcache.codec import ImageFile, restored, torch_loaded
 from edcache.interop.import_source import OldCache, foreign_errors, read_file
@@ -50,33 +51,28 @@ class _Packaged(OldCache):
 
     def __init__(self, path: str, trust_pickle: bool = False) -> None:
         super().__init__(path, trust_pickle)
-        self._dataset: Any = None
-        self._length = len(self._ensure_open())
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_dataset": None}
+        self._datasets: PerProcess[Any] = PerProcess()
+        self._length = len(self._dataset())
 
     @abstractmethod
     def _open(self) -> Any:
         """Open the folder as a dataset of the package's; CodecError if reading it runs code."""
 
-    def _ensure_open(self) -> Any:
-        # No property: `Dataset.__getattr__` of older torch hides the cause of an AttributeError in one.
-        if self._dataset is None:
-            try:
-                self._dataset = self._open()
-            except ImportError as error:
-                raise _missing(self.path, self.kind) from error
-            except EdcacheError:
-                raise
-            except Exception as error:  # the package may raise anything
-                raise ArchiveError(
-                    f"{self.path}: does not open as {self.kind}: {type(error).__name__}: {str(error)[:300]}"
-                ) from error
-        return self._dataset
+    def _dataset(self) -> Any:
+        """Return the dataset of this process."""
+        try:
+            return self._datasets.get(self._open)
+        except ImportError as error:
+            raise _missing(self.path, self.kind) from error
+        except EdcacheError:
+            raise
+        except Exception as error:  # the package may raise anything
+            raise ArchiveError(
+                f"{self.path}: does not open as {self.kind}: {type(error).__name__}: {str(error)[:300]}"
+            ) from error
 
     def _read(self, index: int) -> Any:
-        return self._ensure_open()[index]
+        return self._dataset()[index]
 
 
 class Tensordict(_Packaged):
@@ -100,7 +96,7 @@ class Tensordict(_Packaged):
         return found
 
     def _read(self, index: int) -> Any:
-        return self._ensure_open()[index].clone().to_dict()
+        return self._dataset()[index].clone().to_dict()
 
 
 class Mds(_Packaged):

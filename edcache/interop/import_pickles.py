@@ -46,9 +46,6 @@ class Edflow(OldCache):
                 "it has no labels.p, as an interrupted run leaves none; label columns were not made"
             )
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_zips": PerProcess()}
-
     def _zip(self) -> zipfile.ZipFile:
         with foreign_errors(self.path):
             try:
