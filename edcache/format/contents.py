@@ -111,6 +111,17 @@ class Contents:
         # A forged root may say more than its rows have.
         return min(self.length, root.present + len(new) - int(np.count_nonzero(known)))
 
+    def newest(self) -> tuple[Ints, Ints]:
+        """Return the samples that chunks hold, rising, and the bytes of the newest record of each: int64 [n] both."""
+        held = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+        held += [
+            (table.samples, table.rows["nbytes"].astype(np.int64))
+            for table, _ in self._tables(0, self.length)
+        ]
+        samples, nbytes = (np.concatenate(column[::-1]) for column in zip(*held, strict=True))
+        unique, first = np.unique(samples, return_index=True)
+        return unique, nbytes[first]
+
     def rows(self, start: int, stop: int) -> Rows:
         """Return the rows of samples from `start` to `stop`, in new memory; all zeros for an absent one."""
         root = self._root

@@ -178,6 +178,8 @@ class Stored:
         pairs = zip(indices, rows, strict=True)
         if self._view is not None:
             return [Piece(0, self._read_mapped(index, row, None)) for index, row in pairs]
+        for index, row in zip(indices, rows, strict=True):
+            self._checks.check_place(index, row)
         if len(indices) > 1 and self._extents.is_probe_due():
             offset = np.array([row[0] for row in rows], np.int64)
             if not self._extents.are_in_memory(offset):
@@ -186,7 +188,6 @@ class Stored:
 
     def _read(self, index: int, row: Row) -> memoryview:
         offset, nbytes = row[:2]
-        self._checks.check_place(index, row)
         whole = self._extents.read(offset, nbytes + format.behind_nbytes(nbytes))
         if not self._checks.is_done:
             self._checks.compare(index, row, whole[:nbytes], whole[nbytes:])

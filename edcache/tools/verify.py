@@ -279,14 +279,19 @@ class Survey:
     def _check_rows(self, contents: Contents) -> None:
         """Compare the rows of the chunks with those of the root, and count them."""
         root = self.chain.root if self.chain.sealed else None
-        numbers = None
-        if root is not None:
-            if (root.length, sorted(root.schemas)) != (contents.length, sorted(contents.schemas)):
-                self._problem(
-                    self.chain.cursor.offset, "root.json has another length or other schemas than its chunks"
-                )
-                return
-            numbers = np.array([root.schemas.index(text) for text in contents.schemas], np.int64)
+        if root is None:
+            # Its length may be any number, and has no bytes that bound it.
+            held, sizes = contents.newest()
+            self.present = len(held)
+            self.failures = len({*self.chain.failures} - {*held.tolist()})
+            self._outdated_nbytes -= int(sizes.sum())
+            return
+        if (root.length, sorted(root.schemas)) != (contents.length, sorted(contents.schemas)):
+            self._problem(
+                self.chain.cursor.offset, "root.json has another length or other schemas than its chunks"
+            )
+            return
+        numbers = np.array([root.schemas.index(text) for text in contents.schemas], np.int64)
         for start, stop in contents.windows():
             rows = contents.rows(start, stop)
             present = rows["flags"] & format.PRESENT > 0
@@ -294,8 +299,6 @@ class Survey:
             failed = [k for k in self.chain.failures if start <= k < stop]
             self.failures += int(np.count_nonzero(~present[np.array(failed, np.int64) - start]))
             self._outdated_nbytes -= int(rows["nbytes"].sum())
-            if root is None or numbers is None:
-                continue
             samples = np.arange(start, stop)
             if np.any(numbers != np.arange(len(numbers))):
                 rows[present] = format.renumbered(
@@ -306,7 +309,7 @@ class Survey:
             differ = samples[: len(stored)][rows[: len(stored)] != stored]
             if len(differ):
                 self._problem(at, f"index.rows has another row of sample {differ[0]} than its chunk")
-        if root is not None and root.present != self.present:
+        if root.present != self.present:
             self._problem(
                 self.chain.cursor.offset,
                 f"root.json says {root.present:,} records, there are {self.present:,}",
