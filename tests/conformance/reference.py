@@ -31,7 +31,7 @@ LOCAL, PRIVATE, ROW = "<4sHHHHHIIIHH", "<HH16sQQQQQQQQII", "<QQIHH"
 FIELDS = "version kind uuid number offset next link durable first end table_nbytes table_crc crc"
 PRESENT, COMPRESSED, BLOCK, MAX32 = 1, 2, 1 << 16, 2**32 - 1
 SIZES = {"bool": 1, "complex": 16, "uuid": 16, "timedelta": 12}
-SIZES |= dict.fromkeys(("int", "float", "date", "time", "datetime"), 8)
+SIZES |= dict.fromkeys(("int", "float", "date", "datetime"), 8)
 
 
 class Archive(NamedTuple):
@@ -126,11 +126,10 @@ def _entry(data: bytes, before: list[Entry]) -> Entry | None:
     f = dict(zip(FIELDS.split(), struct.unpack_from(PRIVATE, header, 54 + n), strict=True))
     f["nbytes"] = nbytes = max(192, -(-(146 + n) // 64) * 64)
     end = start + nbytes + payload_nbytes
+    uuid = before[0].fields["uuid"] if before else f["uuid"]
     if zlib.crc32(header[: 142 + n]) != f["crc"] or end > len(data):
         return None
-    if (f["offset"], f["number"], f["link"]) != (start, len(before), link):
-        return None
-    if before and before[0].fields["uuid"] != f["uuid"]:
+    if (f["offset"], f["number"], f["link"], f["uuid"]) != (start, len(before), link, uuid):
         return None
     f["name"], payload = header[30 : 30 + n].decode("ascii"), data[start + nbytes : end]
     assert local == [45, 0, 0, 0, 0x21, zlib.crc32(payload), MAX32, MAX32], f["name"]
@@ -153,14 +152,12 @@ def _take_chunk(found: Archive, entry: Entry, data: bytes, names: list[str]) -> 
     samples = struct.unpack_from(f"<{count}q", payload, 24)
     at = 24 + 32 * count
     rows = list(struct.iter_unpack(ROW, payload[24 + 8 * count : at]))
-    schemas, stream = (
-        json.loads(payload[at : at + text_nbytes]),
-        payload[at + text_nbytes : f["table_nbytes"]],
-    )
+    schemas = json.loads(payload[at : at + text_nbytes])
+    stream = payload[at + text_nbytes : f["table_nbytes"]]
     assert (len(stream), min(samples), max(samples) + 1) == (stream_nbytes, f["first"], f["end"])
-    offsets = [row[0] for row in rows]
+    start = f["offset"] + f["nbytes"] + -(-f["table_nbytes"] // 64) * 64
+    offsets = [start, *(row[0] for row in rows)]
     assert offsets == sorted(offsets)
-    assert offsets[0] >= f["offset"] + f["nbytes"] + -(-f["table_nbytes"] // 64) * 64
     assert all(row[4] & PRESENT for row in rows)
     _take_rows(found, samples, rows, schemas, data)
     table = pa.ipc.open_stream(stream).read_all() if stream else pa.table({})
@@ -175,8 +172,7 @@ def _take_rows(found: Archive, samples: Any, rows: list[Any], schemas: list[str]
             assert (offset, nbytes, crc, schema, flags) == (0, 0, 0, 0, 0)
             continue
         record = data[offset : offset + nbytes]
-        assert len(record) == nbytes
-        assert offset % (64 if nbytes >= 1024 else 8) == 0
+        assert (len(record), offset % (64 if nbytes >= 1024 else 8)) == (nbytes, 0)
         own = zlib.crc32(record)
         if nbytes > BLOCK:
             crcs = [zlib.crc32(record[at : at + BLOCK]) for at in range(0, nbytes, BLOCK)]
@@ -208,9 +204,7 @@ def _root(root: dict[str, Any], data: bytes) -> Archive:
         table = pa.ipc.open_file(_at(data, *place)).read_all()
         assert (table.column_names, len(table), type(is_added)) == ([name], length, bool)
         found.labels[name] = dict(enumerate(table[name].to_pylist()))
-    assert set(root["dropped"]) <= {
-        name for name, _ in root["head"]["labels"]
-    }  # or added again under its name
+    assert set(root["dropped"]) <= dict(root["head"]["labels"]).keys()
     return found
 
 
@@ -226,12 +220,12 @@ def _alike(one: Any, other: Any) -> bool:
 
 @dataclass
 class Leaf:
-    """slots: numbers of a leaf of variable size, which are its `dims`; nbytes is of one item then."""
+    """Leaf of a record. nbytes: of all, or of one item of a leaf with slots, whose values are its `dims`."""
 
     node: Any
     nbytes: int
-    alignment: int
-    slots: Any = None
+    alignment: int = 8
+    slots: int | None = None
     dims: Any = None
     data: bytes = b""
 
@@ -250,10 +244,9 @@ def parts(text: str, record: bytes) -> tuple[Any, list[Leaf]]:
         return record[start:end]
 
     leaves = list(_leaves(tree))
-    fixed = [leaf for leaf in leaves if leaf.slots is None]
+    fixed, variable = ([leaf for leaf in leaves if (leaf.slots is None) == flag] for flag in (True, False))
     for leaf in sorted(fixed, key=lambda leaf: -leaf.nbytes):
         leaf.data = take(leaf.nbytes, leaf.alignment)
-    variable = [leaf for leaf in leaves if leaf.slots is not None]
     for leaf in variable:
         leaf.dims = struct.unpack(f"<{leaf.slots}q", take(8 * leaf.slots))
     for leaf in variable:
@@ -270,18 +263,16 @@ def _leaves(node: Any) -> Iterator[Leaf]:
             yield from _leaves(child)
     elif kind in ("array", "tensor", "scalar"):
         itemsize, shape = _itemsize(node[1]), [] if kind == "scalar" else node[2]
+        # The power of two in the item size, at most 8; 8 of a structured one.
         alignment = min(8, itemsize & -itemsize) or 1 if isinstance(node[1], str) else 8
-        is_fixed = isinstance(shape, list)
-        yield Leaf(
-            node,
-            itemsize * math.prod(shape) if is_fixed else itemsize,
-            alignment,
-            None if is_fixed else shape,
-        )
+        if isinstance(shape, int):
+            yield Leaf(node, itemsize, slots=shape)
+        else:
+            yield Leaf(node, itemsize * math.prod(shape), alignment)
     elif kind in SIZES:
         yield Leaf(node, SIZES[kind], min(8, SIZES[kind] & -SIZES[kind]))
     elif kind != "none":
-        yield Leaf(node, 1, 8, 1)
+        yield Leaf(node, 1, slots=1)
 
 
 def _itemsize(dtype: Any) -> int:
