@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError, shown
+from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError, check_choice, shown
 from edcache.codec.classes import dataclass_fields, is_namedtuple_class
 
 if TYPE_CHECKING:
@@ -121,11 +121,7 @@ class Decoding:
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise OptionError(
-                    f"{name}={getattr(self, name)!r} of a Decoding: choose one of "
-                    f"{', '.join(map(repr, choices))}"
-                )
+            check_choice(name, getattr(self, name), choices)
         if type(self.exif_transpose) is not bool:
             raise OptionError(f"exif_transpose={self.exif_transpose!r} of a Decoding: give True or False")
         if self.size is not None:

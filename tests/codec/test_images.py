@@ -100,9 +100,7 @@ def test_what_is_no_source_and_no_decoding_is_refused():
         OptionError, match='^decode=\'rgb\': choose "pil", "numpy", "tensor" or None, or give'
     ):
         ImageFile(b"", decode="rgb")
-    with pytest.raises(
-        OptionError, match=r"^mode='CMYK' of a Decoding: choose one of 'L', 'RGB', 'RGBA', None$"
-    ):
+    with pytest.raises(OptionError, match=r"^mode='CMYK'; choose one of 'L', 'RGB', 'RGBA', None$"):
         Decoding("pil", mode="CMYK")
     with pytest.raises(OptionError, match="^exif_transpose=1 of a Decoding: give True or False$"):
         Decoding("pil", exif_transpose=1)

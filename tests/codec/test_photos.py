@@ -327,7 +327,7 @@ def test_each_worker_draws_parts_of_its_own(path):
         ({"size": (3, 4, 5)}, r"size=\(3, 4, 5\) of a Decoding: give height"),
         ({"size": 2.5}, "size=2.5 of a Decoding: give height"),
         ({"form": None, "size": 3}, "size=.* of a Decoding: form=None decodes nothing"),
-        ({"size": 9, "crop": "top"}, "crop='top' of a Decoding: choose one of 'center', 'random', None"),
+        ({"size": 9, "crop": "top"}, "crop='top'; choose one of 'center', 'random', None"),
         ({"crop": "center"}, "crop of a Decoding: goes with size="),
     ],
 )
