@@ -241,7 +241,6 @@ class Reader:
             return
         self._skips_damage = True
         self._keep(self._open_session())
-        self.labels()
 
     def _closed_error(self) -> base.ArchiveError:
         return base.ArchiveError(f"{self.path}: closed; open it again to read", path=self.path)
