@@ -11,7 +11,7 @@ from .arrays import numpy_dtype as numpy_dtype
 from .arrays import one_chunk as one_chunk
 from .arrays import pa as pa
 from .arrays import pc as pc
-from .arrays import same_tables as same_tables
+from .arrays import same_values as same_values
 from .arrays import stored_values as stored_values
 from .arrays import take_rows as take_rows
 from .arrays import to_numpy as to_numpy

@@ -30,15 +30,16 @@ from edcache.format.entries import (
     later_headers,
     parse_header,
     payload_crc32,
+    reported,
     walk,
 )
 from edcache.format.head import HEAD_NAME, Head, is_count
 from edcache.format.records import Failure, failures_of
 from edcache.format.root import (
     Root,
-    checked_root,
     directory_nbytes,
     pack_directory,
+    parse_root,
     read_root,
 )
 
@@ -125,7 +126,7 @@ class Chain:
         if len(data) != header.nbytes or crc32(data) != header.crc32:
             self.unread = header, header.offset
             return
-        try:
+        with reported(f"{self.where}: {header.name} at offset {header.offset:,}", self.where):
             note = base.loads(data)
             if type(note) is not dict or not note.keys() <= {"length", "fingerprint", "failed"}:
                 raise ValueError("it says something else than length, fingerprint and failed")
@@ -133,12 +134,6 @@ class Chain:
             if not (length is None or is_count(length)) or not isinstance(fingerprint, dict | None):
                 raise ValueError("a length or a fingerprint that is none")
             failed = failures_of(note.get("failed", []))
-        except ValueError as error:
-            raise CorruptArchiveError(
-                f"{self.where}: {header.name} at offset {header.offset:,} does not read: {error}; no release "
-                "of edcache wrote it: build the archive again",
-                path=self.where,
-            ) from error
         if length is not None:
             self.length = length
         if fingerprint is not None:
@@ -151,12 +146,12 @@ class Chain:
             self.unread = header, group
             return
         self.unread = None
-        self.root, self.root_header = checked_root(data, header.payload_end, self.where), header
+        self.root, self.root_header = parse_root(data, header.payload_end, self.where), header
         self.behind, self.sealed = [], True
         self.failures = {failure.index: (header.number, failure) for failure in self.root.failures}
         self.length = self.root.length if self.head.length is not None else None
         if self.root.fingerprint is not None:
-            self.origin = replace(self.head, length=self.root.length, fingerprint=self.root.fingerprint)
+            self.origin = self.root.origin
 
     # --- the end of the file ---
 

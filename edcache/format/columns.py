@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Final
 
-from edcache.base import CorruptArchiveError
 from edcache.format.arrays import pa
+from edcache.format.entries import reported
 from edcache.format.types import is_label_type
 
 BATCH_ROWS: Final = 1 << 20
@@ -97,17 +95,3 @@ def _check(table: pa.Table) -> pa.Table:
             raise ValueError(f"column {column.name[:80]!r} is {str(column.type)[:80]}, which no writer makes")
     table.validate(full=True)
     return table.replace_schema_metadata(None)
-
-
-@contextmanager
-def reported(what: str) -> Iterator[None]:
-    """Turn errors of pyarrow and of checks into a CorruptArchiveError."""
-    try:
-        yield
-    except CorruptArchiveError:
-        raise
-    except (
-        *(pa.ArrowException, struct.error, OSError),
-        *(ValueError, KeyError, TypeError, OverflowError),
-    ) as error:
-        raise CorruptArchiveError(f"{what} does not read: {str(error)[:500]}") from error

@@ -16,8 +16,8 @@ import numpy as np
 from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
 from edcache.format.arrays import addressing, from_numpy, pa
 from edcache.format.chain import Chain
-from edcache.format.columns import read_column, reported
-from edcache.format.entries import Header, PRead, stored_crc32
+from edcache.format.columns import read_column
+from edcache.format.entries import Header, PRead, reported, stored_crc32
 from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
 from edcache.format.root import Place, Root, read_places
 from edcache.format.types import cast, joined_schema

@@ -5,9 +5,13 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import quote
+
+from edcache.base import CorruptArchiveError
+from edcache.format.arrays import pa
 
 try:
     from isal.isal_zlib import crc32
@@ -218,3 +222,20 @@ def stored_crc32(pread: PRead, offset: int, nbytes: int) -> int:
         crc = crc32(part, crc)
         offset += len(part)
     return crc
+
+
+@contextmanager
+def reported(what: str, path: str | None = None) -> Iterator[None]:
+    """Turn errors of parsing, of pyarrow and of checks, into a CorruptArchiveError: the crc32 of the bytes holds."""
+    try:
+        yield
+    except CorruptArchiveError:
+        raise
+    except (
+        *(pa.ArrowException, struct.error, OSError),
+        *(ValueError, KeyError, TypeError, AttributeError, OverflowError),
+    ) as error:
+        raise CorruptArchiveError(
+            f"{what} does not read: {str(error)[:500]}; no release of edcache wrote it: build the archive again",
+            path=path,
+        ) from error

@@ -23,6 +23,7 @@ from edcache.format.entries import (
     header_nbytes,
     pack_header,
     parse_header,
+    reported,
 )
 
 MAX_HEAD_NBYTES: Final = 1 << 20
@@ -89,12 +90,10 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
             f"{where}: the head's {header.nbytes:,} bytes fail their crc32; build the archive again",
             path=where,
         )
-    try:
+    with reported(f"{where}: the head", where):
         head = parsed_head(base.loads(payload))
         if head.uuid != header.uuid:
             raise ValueError("its uuid is not that of its entry")
-    except (ValueError, TypeError) as error:
-        raise CorruptArchiveError(f"{where}: the head does not read: {error}", path=where) from error
     return head, Cursor.behind(header)
 
 

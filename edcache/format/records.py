@@ -20,8 +20,8 @@ import numpy.typing as npt
 from edcache import base
 from edcache.base import CorruptArchiveError, Ints
 from edcache.format.arrays import pa
-from edcache.format.columns import read_stream, reported, write_stream
-from edcache.format.entries import CHUNK, LATTICE, MAX_LENGTH, Header, PRead, align, crc32
+from edcache.format.columns import read_stream, write_stream
+from edcache.format.entries import CHUNK, LATTICE, MAX_LENGTH, Header, PRead, align, crc32, reported
 
 ROW: Final = np.dtype(
     [("offset", "<u8"), ("nbytes", "<u8"), ("crc32", "<u4"), ("schema", "<u2"), ("flags", "<u2")]
@@ -180,7 +180,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         raise CorruptArchiveError(
             f'{place}: its table fails its crc32; run "edcache verify {where}"', path=where
         )
-    with reported(f"{place}: its table"):
+    with reported(f"{place}: its table", where):
         return _parse_table(memoryview(data), header)
 
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 from edcache import base
-from edcache.base import CorruptArchiveError
 from edcache.format.arrays import pa
-from edcache.format.entries import DATE, MAX32, Header, PRead, align, crc32
+from edcache.format.entries import DATE, MAX32, Header, PRead, align, crc32, reported
 from edcache.format.head import Head, is_count, parsed_head
 from edcache.format.records import ROW, Failure, failures_of, schemas_of
 from edcache.format.types import is_type_json, type_of_json
@@ -109,8 +108,13 @@ def pack_root(root: Root) -> bytes:
     return json.dumps(meta, ensure_ascii=True, separators=(",", ":")).encode("ascii")
 
 
-def parse_root(data: bytes | memoryview, size: int) -> Root:
-    """Parse the root of a file of `size` bytes; ValueError or TypeError if it is none."""
+def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
+    """Parse the root of a file of `size` bytes; CorruptArchiveError if no release of edcache wrote it."""
+    with reported(f"{where}: root.json", where):
+        return _parse_root(data, size)
+
+
+def _parse_root(data: bytes | memoryview, size: int) -> Root:
     meta = base.loads(data)
     if type(meta) is not dict or tuple(meta) != _FIELDS or type(meta["labels"]) is not dict:
         raise ValueError("it has other keys than are written")
@@ -200,16 +204,4 @@ def read_root(pread: PRead, size: int, where: str) -> tuple[Root, Place] | None:
     data = tail[at : at + place.nbytes] if at >= 0 else pread(place.offset, place.nbytes)
     if len(data) != place.nbytes or crc32(data) != place.crc32:
         return None
-    return checked_root(data, size, where), place
-
-
-def checked_root(data: bytes | memoryview, size: int, where: str) -> Root:
-    """Parse a root whose crc32 holds; CorruptArchiveError if no release of edcache wrote it."""
-    try:
-        return parse_root(data, size)
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise CorruptArchiveError(
-            f"{where}: root.json does not read: {str(error)[:200]}; no release of edcache wrote it: "
-            "build the archive again",
-            path=where,
-        ) from error
+    return parse_root(data, size, where), place

@@ -17,7 +17,6 @@ from edcache.base import LabelError
 from edcache.format.arrays import (
     element_type,
     is_list,
-    is_text,
     list_items,
     number_values,
     numpy_dtype,
@@ -28,29 +27,23 @@ from edcache.format.arrays import (
 
 EXACT: Final = 2**53
 """Every integer up to here is a float64."""
-_NAMES: Final = frozenset(
-    (
-        *("null", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("halffloat", "float", "double", "string", "large_string", "binary", "large_binary", "date32[day]"),
-        *(f"duration[{unit}]" for unit in ("s", "ms", "us", "ns")),
-        *(f"timestamp[{unit}{zone}]" for unit in ("s", "ms", "us", "ns") for zone in ("", ", tz=UTC")),
-    )
+_FAMILIES: Final = (
+    {"null": "null", "bool": "bool", "date32[day]": "time"}
+    | dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"), "integer")
+    | dict.fromkeys(("halffloat", "float", "double"), "float")
+    | dict.fromkeys(("string", "large_string"), "text")
+    | dict.fromkeys(("binary", "large_binary"), "bytes")
+    | {f"timestamp[{unit}]": "time" for unit in ("s", "ms", "us", "ns")}
+    | {f"timestamp[{unit}, tz=UTC]": "UTC time" for unit in ("s", "ms", "us", "ns")}
+    | {f"duration[{unit}]": "duration" for unit in ("s", "ms", "us", "ns")}
 )
-"""Names of the types of single labels."""
+"""Families of the types of single labels, by the names of the types."""
 
 
 @cache
 def family(kind: pa.DataType) -> str:
     """Return the family of a type: null, bool, integer, float, text, bytes, time, UTC time, duration or list."""
-    if pa.types.is_dictionary(kind):
-        return family(kind.value_type)
-    if is_text(kind):
-        return "text" if "string" in str(kind) else "bytes"
-    if pa.types.is_timestamp(kind) or pa.types.is_date32(kind):
-        return "time" if pa.types.is_date32(kind) or kind.tz is None else "UTC time"
-    of = {"null": pa.types.is_null, "bool": pa.types.is_boolean, "integer": pa.types.is_integer}
-    of |= {"float": pa.types.is_floating, "duration": pa.types.is_duration}
-    return next((name for name, is_of in of.items() if is_of(kind)), "list")
+    return _FAMILIES.get(str(kind.value_type if pa.types.is_dictionary(kind) else kind), "list")
 
 
 @cache
@@ -107,7 +100,7 @@ def is_type_json(value: Any) -> bool:
     """True if `type_to_json` returns this for some label type; without pyarrow, which takes 20 ms to import."""
     is_nested = type(value) is list and len(value) == 2 and value[0] in ("list", "large_list")
     element = value[1] if is_nested else value
-    return type(element) is str and element in _NAMES
+    return type(element) is str and element in _FAMILIES
 
 
 def type_of_json(value: Any) -> pa.DataType:

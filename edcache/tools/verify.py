@@ -14,7 +14,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError
-from edcache.format import ChunkTable, Contents, Header, pa
+from edcache.format import ChunkTable, Contents, Header
 from edcache.reader import OnProgress, are_sound, check_digest, file_digest, no_digest, parse_digest
 from edcache.storage import ByteSource, File, located
 
@@ -332,8 +332,8 @@ class Survey:
             if column.is_added or name not in contents.schema.names:
                 continue
             for start, stop in contents.windows():
-                own = pa.table({name: contents.column(name, start, stop).cast(values.type)})
-                if not format.same_tables(own, pa.table({name: values.slice(start, stop - start)})):
+                own = contents.column(name, start, stop).cast(values.type)
+                if not format.same_values(own, format.one_chunk(values.slice(start, stop - start))):
                     self._problem(
                         column.place.offset, f"the label column {name!r} has other values than its chunks"
                     )
