@@ -178,8 +178,8 @@ class Chain:
         """Pack the zip directory of a sealed archive."""
         assert self.root is not None
         assert self.root_header is not None
-        listed = self.listed(self.root.labels)
-        return pack_directory([self.head_header(pread), *listed], self.root_header.payload_end)
+        entries = [self.head_header(pread), *self.listed(self.root.labels)]
+        return pack_directory(entries, self.root_header.payload_end)
 
     @property
     def end(self) -> int:
@@ -199,7 +199,8 @@ class Chain:
         for entries that say that the bytes before them were synced.
         is_fresh: True if no power was cut since the file was written.
         """
-        end, what = self.cursor.offset, "no entry fits at offset"
+        end = self.cursor.offset
+        what = f"no entry fits at offset {end:,}, but"
         if self.unread is not None:
             header, group = self.unread
             synced = header.durable >= group if header.kind == ROOT else self.durable >= header.next
@@ -208,13 +209,11 @@ class Chain:
         found = read_root(pread, size, self.where)
         sealed_at = None if found is None else found[1].offset
         if is_fresh and sealed_at is not None and sealed_at > end:
-            return f"{what} {end:,}, but root.json follows, the payload at offset {sealed_at:,}"
+            return f"{what} root.json follows, the payload at offset {sealed_at:,}"
         for header in later_headers(pread, next_data, max(end, self.end), size, self.head.uuid):
             is_finished = header.kind in (CHUNK, NOTE) or header.payload_offset == sealed_at
             if header.offset > end and is_finished and (is_fresh or header.durable > end):
-                return (
-                    f"no entry fits at offset {end:,}, but {header.name} follows at offset {header.offset:,}"
-                )
+                return f"{what} {header.name} follows at offset {header.offset:,}"
         return None
 
     def salvage(self, pread: PRead, next_data: Callable[[int], int], size: int) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
-from edcache.format.arrays import addressing, from_numpy, pa
+from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
 from edcache.format.entries import Header, PRead, reported, stored_crc32
@@ -65,7 +65,6 @@ class Contents:
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
         self._kept: dict[int, ChunkTable] = {}
         self._last: dict[str, pa.ChunkedArray | None] = {}
-        self._lost: set[str] = set()
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
         end, room = 0, _MOST_KEPT_NBYTES
         kinds = {name: column.type for name, column in self.columns.items()}
@@ -155,11 +154,8 @@ class Contents:
 
         stored = self._stored(name)
         if stored is not None and start < len(stored):
-            values = stored.slice(start, stop - start)
-            at = 0
-            for chunk in values.chunks:
-                put(slice(at, at + len(chunk)), chunk)
-                at += len(chunk)
+            before = one_chunk(stored.slice(start, stop - start))
+            put(slice(0, len(before)), before)
         if name in self._names:
             # A column of the root includes all chunks before it.
             behind = {header.number for header in self._chain.behind} if stored is not None else None
@@ -167,11 +163,11 @@ class Contents:
                 places, inside = _places(table.samples, start, stop)
                 chunk = table.labels.column(name).chunk(0)
                 put(places, chunk if type(inside) is slice else chunk.take(from_numpy(inside, pa.int64())))
-        if count == len(pick) and np.array_equal(pick, np.arange(count)):
-            return pa.concat_arrays(parts) if parts else pa.nulls(0, kind)
         if not parts:
             return pa.nulls(len(pick), kind)
-        return pa.concat_arrays(parts).take(from_numpy(pick, pa.int64(), pick < 0))
+        values = pa.concat_arrays(parts)
+        is_whole = np.array_equal(pick, np.arange(len(values)))
+        return values if is_whole else values.take(from_numpy(pick, pa.int64(), pick < 0))
 
     def table(self) -> pa.Table:
         """Return all labels: row i is sample i."""
@@ -211,10 +207,8 @@ class Contents:
             except CorruptArchiveError as error:
                 if self._trusts_index:
                     raise
-                if name not in self._lost:
-                    lost = "what was changed in it later" if name in self._names else "all of it"
-                    warn(f"{str(error).partition(';')[0]}; {lost} is lost", PartialArchiveWarning)
-                self._lost.add(name)
+                lost = "all values that were changed later are" if name in self._names else "the column is"
+                warn(f"{str(error).partition(';')[0]}; {lost} lost", PartialArchiveWarning)
                 self._last = {name: None}
         return self._last[name]
 
@@ -279,7 +273,7 @@ class StoredLabels:
 
 def _check_index(pread: PRead, root: Root, where: str) -> None:
     position, nbytes, expected = root.index
-    if nbytes != ROW.itemsize * root.length or stored_crc32(pread, position, nbytes) != expected:
+    if stored_crc32(pread, position, nbytes) != expected:
         raise CorruptArchiveError(f"{where}: index.rows at offset {position:,} fails its crc32", path=where)
 
 
