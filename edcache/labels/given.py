@@ -20,7 +20,7 @@ from edcache.labels.label_types import held_type
 _REMEDY = (
     "columns are bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
 )
-_PIECE = 1 << 20  # texts that are Python objects at once
+_PIECE = 1 << 16  # texts that are Python objects at once
 _FORMATS = (".csv", ".parquet", ".npy")
 
 
@@ -109,18 +109,29 @@ def _of_numpy(name: str, values: npt.NDArray[Any]) -> pa.Array:
         return format.from_numpy(values.astype(values.dtype.newbyteorder("="), copy=False), number_type)
     if values.dtype.kind in "US":
         with suppress(UnicodeEncodeError):  # `collected` raises it with its row
-            return _of_texts(name, values)
+            return _of_texts(values)
     if format.fits_arrow(values):
         return _plain(name, pa.array(values.astype(values.dtype.newbyteorder("="), copy=False)))
     return collected(name, enumerate(values))
 
 
-def _of_texts(name: str, values: npt.NDArray[Any]) -> pa.Array:
-    kind = pa.string() if values.dtype.kind == "U" else pa.binary()
-    # UTF-8 has at most the bytes of numpy's characters, and a piece less than 2 GiB.
-    rows = min(_PIECE, (2**31 - 1) // max(1, values.dtype.itemsize))
-    pieces = (values[start : start + rows].tolist() for start in range(0, len(values), rows))
-    return format.one_chunk(pa.chunked_array([format.from_texts(piece, kind) for piece in pieces], kind))
+def _of_texts(values: npt.NDArray[Any]) -> pa.Array:
+    # Into one buffer: joining arrays of the pieces takes the memory of the column twice.
+    data, limit = bytearray(), np.iinfo(np.int32).max
+    # UTF-8 has at most the bytes of numpy's characters.
+    ends = np.zeros(len(values) + 1, np.int32 if values.nbytes <= limit else np.int64)
+    for start in range(0, len(values), _PIECE):
+        piece = values[start : start + _PIECE].tolist()
+        texts = [text.encode() if isinstance(text, str) else text for text in piece]
+        lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+        ends[start + 1 : start + 1 + len(texts)] = len(data) + np.cumsum(lengths)
+        data += b"".join(texts)
+    is_large = len(data) > limit
+    kinds = (pa.string(), pa.large_string()) if values.dtype.kind == "U" else (pa.binary(), pa.large_binary())
+    offsets = ends.astype(np.int64 if is_large else np.int32, copy=False)
+    return pa.Array.from_buffers(
+        kinds[is_large], len(values), [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
 
 
 def _plain(name: str, values: pa.Array | pa.ChunkedArray) -> pa.Array:
