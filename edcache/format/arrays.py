@@ -204,17 +204,6 @@ def widened_float16(array: pa.Array) -> pa.Array:
     return from_numpy(stored_values(array).astype(np.float32), pa.float32(), missing_rows(array))
 
 
-def list_items(lists: pa.Array) -> pa.Array:
-    """Concatenate the items of all lists, as `flatten()`, which imports pyarrow.compute."""
-    if not len(lists):
-        return lists.values[:0]
-    ends = np.frombuffer(
-        lists.offsets.buffers()[1], np.int64 if pa.types.is_large_list(lists.type) else np.int32
-    )
-    first, last = ends[lists.offset], ends[lists.offset + len(lists)]
-    return lists.values.slice(first, last - first)
-
-
 def from_numpy(
     values: npt.NDArray[Any], kind: pa.DataType, missing: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:

@@ -17,7 +17,6 @@ from edcache.base import LabelError
 from edcache.format.arrays import (
     element_type,
     is_list,
-    list_items,
     number_values,
     numpy_dtype,
     one_chunk,
@@ -82,7 +81,7 @@ def is_widened(old: pa.DataType, new: pa.DataType) -> bool:
 def inexact_integer(column: pa.ChunkedArray) -> int | None:
     """Find an integer of a column, or in its lists, beyond `EXACT`, which float64 may round; None without one."""
     for chunk in column.chunks:
-        numbers = number_values(list_items(chunk) if is_list(column.type) else chunk)
+        numbers = number_values(chunk.flatten() if is_list(column.type) else chunk)
         for extreme in (numbers.min(initial=0), numbers.max(initial=0)):
             if abs(int(extreme)) > EXACT:
                 return int(extreme)

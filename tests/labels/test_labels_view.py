@@ -12,7 +12,7 @@ from edcache.errors import (
     SampleIndexError,
     UnknownLabelError,
 )
-from edcache.format.arrays import list_items, missing_rows, number_values, take_rows, to_numpy
+from edcache.format.arrays import missing_rows, number_values, take_rows, to_numpy
 from edcache.labels.labels import Labels
 
 
@@ -109,12 +109,6 @@ def test_to_numpy_keeps_the_bits_of_floats():
     nulled = to_numpy(pa.array(written, mask=np.arange(5) == 4), nullable=True)
     assert nulled[:4].tobytes() == written[:4].tobytes()
     assert np.isnan(nulled[4])
-
-
-@given(st.lists(st.none() | st.lists(st.none() | st.integers(0, 9))), st.integers(0, 5), st.booleans())
-def test_list_items_are_what_flatten_gives(values, start, large):
-    lists = pa.array(values, (pa.large_list if large else pa.list_)(pa.int64())).slice(start)
-    assert list_items(lists).to_pylist() == lists.flatten().to_pylist()
 
 
 COLUMNS = {
