@@ -6,7 +6,6 @@ that were written.
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,8 +27,6 @@ from edcache.format import (
 
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Give equal values equal bits; returns the same column if they have them. null is no nan."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
     if not pa.types.is_floating(column.type):
         return column
     # Arrow compares no float16.
@@ -100,30 +97,6 @@ def sorted_rows(column: pa.ChunkedArray, descending: bool) -> npt.NDArray[np.int
         column = column.cast(pa.int64())
     rows = pc.sort_indices(column, sort_keys=[("", "descending" if descending else "ascending")])
     return number_values(rows).view(np.int64)
-
-
-def numpy_time(value: Any) -> tuple[Any, str | None]:
-    """Convert a date, a time or a duration to numpy, with "UTC" if it had a zone; (None, None) for another value.
-
-    Raises OverflowError for a time with a zone outside the years 1 to 9999 in UTC, and for a duration of more
-    microseconds than 64 bits hold.
-    """
-    if isinstance(value, (np.datetime64, np.timedelta64)):
-        return value, None
-    if isinstance(value, dt.datetime):
-        zone = None if value.tzinfo is None else "UTC"
-        if hasattr(value, "to_datetime64"):  # a pandas.Timestamp has nanoseconds, and converts to UTC
-            return value.to_datetime64(), zone
-        if zone is not None:
-            value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)
-        return np.datetime64(value, "us"), zone
-    if isinstance(value, dt.date):
-        return np.datetime64(value, "D"), None
-    if not isinstance(value, dt.timedelta):
-        return None, None
-    if hasattr(value, "to_timedelta64"):  # of a pandas.Timedelta, which has nanoseconds
-        return value.to_timedelta64(), None
-    return np.timedelta64(value // dt.timedelta(microseconds=1), "us"), None
 
 
 # ---- summary, column by column

@@ -27,7 +27,6 @@ from edcache.format import (
     numpy_dtype,
     pa,
 )
-from edcache.labels.column import numpy_time
 
 
 class NotALabel(Exception):
@@ -109,7 +108,7 @@ def _scalar(value: Any) -> tuple[pa.DataType, Any]:
 def _time(value: Any) -> tuple[pa.DataType, Any]:
     """Convert a date, a time or a duration to numpy's scalar in the unit of its column."""
     try:
-        time, zone = numpy_time(value)
+        time, zone = _numpy_time(value)
     except OverflowError:
         is_time = isinstance(value, dt.datetime)
         reach = "the years 1 to 9999 in UTC" if is_time else "64-bit microseconds"
@@ -137,6 +136,30 @@ def _time(value: Any) -> tuple[pa.DataType, Any]:
             return kind, ticks
     reach = "the years that 32-bit days reach" if unit == "D" else f"64-bit {unit}"
     raise OutOfRange(kind, f"a time outside {reach}")
+
+
+def _numpy_time(value: Any) -> tuple[Any, str | None]:
+    """Convert a date, a time or a duration to numpy, with "UTC" if it had a zone; (None, None) for another value.
+
+    Raises OverflowError for a time with a zone outside the years 1 to 9999 in UTC, and for a duration of more
+    microseconds than 64 bits hold.
+    """
+    if isinstance(value, (np.datetime64, np.timedelta64)):
+        return value, None
+    if isinstance(value, dt.datetime):
+        zone = None if value.tzinfo is None else "UTC"
+        if hasattr(value, "to_datetime64"):  # a pandas.Timestamp has nanoseconds, and converts to UTC
+            return value.to_datetime64(), zone
+        if zone is not None:
+            value = value.astimezone(dt.timezone.utc).replace(tzinfo=None)
+        return np.datetime64(value, "us"), zone
+    if isinstance(value, dt.date):
+        return np.datetime64(value, "D"), None
+    if not isinstance(value, dt.timedelta):
+        return None, None
+    if hasattr(value, "to_timedelta64"):  # of a pandas.Timedelta, which has nanoseconds
+        return value.to_timedelta64(), None
+    return np.timedelta64(value // dt.timedelta(microseconds=1), "us"), None
 
 
 def array_of(values: Any, kind: pa.DataType) -> pa.Array:

@@ -149,7 +149,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
 
         The result is a tuple of ColumnSummary, which prints as a small table. Costs as `counts` of each.
         """
-        return Description(summarised(name, self.table.column(name)) for name in self)
+        read_together(self, self)
+        return Description(summarised(name, self.column(name)) for name in self)
 
     def histogram(self, name: str, most: int = 20) -> Histogram:
         """Count the values of a column. More than `most` distinct numbers or times are counted in ranges.
@@ -163,9 +164,8 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         [('0.0 to 0.2', 412, '0.0 <= score < 0.2'), ...]
         """
         base.check_count("most", most)
-        column = self.column(name)
-        is_nested = pa.types.is_nested(column.type)
-        return histogram(name, column if is_nested else comparable_column(self, name), column.type, most)
+        kind = self._whole.column(name).type
+        return histogram(name, comparable_column(self, name), kind, most)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
         """Return the sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.
