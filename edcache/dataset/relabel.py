@@ -59,7 +59,11 @@ def given(
         index, column = labels.given_rows(name, values, len(cache), stored)
         return LabelChange(pa.table({name: column}), index)
     column = labels.given_column(name, values)
-    labels.check_one_per_sample(name, column, len(cache))
+    if len(column) != len(cache):
+        raise OptionError(
+            f'label "{name}" got {len(column):,} values, but the dataset has {len(cache):,} samples; give one '
+            "per sample, with None where there is none, or {index: value}"
+        )
     return LabelChange(pa.table({name: column}))
 
 

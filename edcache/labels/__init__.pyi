@@ -10,7 +10,6 @@ from .exchange import arrow_column as arrow_column
 from .exchange import parquet_writer as parquet_writer
 from .exchange import renamed as renamed
 from .exchange import schema_of as schema_of
-from .given import check_one_per_sample as check_one_per_sample
 from .given import chosen_column as chosen_column
 from .given import given_column as given_column
 from .given import given_rows as given_rows

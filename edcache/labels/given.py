@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, KeysView, Mapping, Set, Sized
+from collections.abc import Iterable, KeysView, Mapping, Set
 from contextlib import suppress
 from typing import Any
 
@@ -250,12 +250,3 @@ def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> p
         raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')
     chosen = columns.select([name if name in rest else rest[0], *({on} & set(columns.column_names))])
     return chosen.rename_columns([name, *chosen.column_names[1:]])
-
-
-def check_one_per_sample(name: str, values: Sized, length: int) -> None:
-    """Raise OptionError unless there is one value per sample."""
-    if len(values) != length:
-        raise OptionError(
-            f'label "{name}" got {len(values):,} values, but the dataset has {length:,} samples; give one '
-            "per sample, with None where there is none, or {index: value}"
-        )
