@@ -72,7 +72,6 @@ from .records import record_alignment as record_alignment
 from .records import record_crc32s as record_crc32s
 from .records import renumbered as renumbered
 from .records import stored_ends as stored_ends
-from .records import table_nbytes as table_nbytes
 from .root import END_NBYTES as END_NBYTES
 from .root import TAIL_NBYTES as TAIL_NBYTES
 from .root import Column as Column

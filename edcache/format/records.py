@@ -160,12 +160,6 @@ def pack_table(samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Tab
     return b"".join([prefix, samples.astype("<i8").tobytes(), rows.tobytes(), text, stream])
 
 
-def table_nbytes(count: int, schemas: Sequence[str], labels: pa.Table) -> int:
-    """Count the bytes of the table of `count` records."""
-    empty = np.zeros(0, np.int64), np.zeros(0, ROW)
-    return len(pack_table(*empty, schemas, labels)) + count * (8 + ROW.itemsize)
-
-
 def records_offset(header: Header) -> int:
     """Return the offset of the first record of a chunk."""
     return header.payload_offset + align(header.table_nbytes, 64)

@@ -296,7 +296,8 @@ class Appender:
 
     def _append_chunk(self, chunk: Chunk, max_bytes: int | None) -> None:
         """Publish a chunk, whose labels have types that hold the values of all before. See `_append`."""
-        nbytes = format.table_nbytes(chunk.count, chunk.schemas, chunk.labels)
+        # Packed twice: its own size tells where the records lie.
+        nbytes = len(format.pack_table(chunk.samples, chunk.rows, chunk.schemas, chunk.labels))
         name = f"chunks/{self.chain.cursor.number:08d}"
         start = self.chain.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
         rows = chunk.rows.copy()

@@ -45,7 +45,7 @@ class Archive:
         name = f"chunks/{self.cursor.number:08d}"
         rows, data = np.zeros(len(samples), format.ROW), b""
         rows["schema"], rows["flags"], rows["nbytes"] = numbers, format.PRESENT, list(map(len, records))
-        nbytes = format.table_nbytes(len(samples), schemas, labels)
+        nbytes = len(format.pack_table(samples, rows, schemas, labels))
         start = self.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
         for row, record in zip(rows, records, strict=True):
             data = data.ljust(format.align(len(data), format.record_alignment(len(record))), b"\0")
