@@ -185,7 +185,7 @@ def _entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Header | 
     least = align(header.payload_end, PAGE)
     follows = header.next == least or (header.kind == ROOT and header.next > least)
     is_chunk = header.kind == CHUNK
-    fits = header.payload_end <= size and follows and header.next % PAGE == 0
+    fits = header.payload_end <= size and follows and header.next % PAGE == 0 and header.next < LOCK_APPEND
     if is_chunk:
         fits = fits and header.table_nbytes <= header.nbytes and header.first < header.end <= MAX_LENGTH
     return header if fits else None
