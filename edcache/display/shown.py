@@ -13,8 +13,9 @@ import numpy as np
 
 from edcache.base import Ints, SampleIndexError, brief
 from edcache.display import cells
+from edcache.display.histogram import Histogram, histogram
 from edcache.format import Failure
-from edcache.labels import Histogram, Labels, matching_rows
+from edcache.labels import Labels, matching_rows
 
 _MOST_FILTERS: Final = 6
 _MOST_SAMPLES: Final = 4
@@ -91,7 +92,7 @@ class Shown:
         names = list(labels)
         if column >= len(names):
             raise SampleIndexError(f"no label column {column}; there are {len(names)}")
-        return labels.histogram(names[column])
+        return histogram(labels, names[column])
 
     def kept(self, where: str, column: int) -> list[int | None]:
         """Count the samples of each bar of a histogram that fulfil a where-string; None if a bar has none."""

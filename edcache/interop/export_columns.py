@@ -19,7 +19,7 @@ from edcache.base import CodecError
 from edcache.codec import ImageFile
 from edcache.codec import leaves_of as walk
 from edcache.format import number_type, numpy_dtype, pa
-from edcache.labels import ArrowColumn
+from edcache.interop.arrow_columns import ArrowColumn
 
 _EXTENSIONS: Final = {"JPEG": "jpg", "PNG": "png", "WEBP": "webp", "GIF": "gif", "BMP": "bmp", "TIFF": "tif"}
 _PNG_MODES: Final = ("1", "L", "LA", "I", "I;16", "P", "RGB", "RGBA")

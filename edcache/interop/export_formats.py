@@ -18,6 +18,7 @@ from edcache import storage, writer
 from edcache.base import ArchiveExistsError, CodecError, EdcacheError
 from edcache.dataset import Samples
 from edcache.format import pa
+from edcache.interop.arrow_columns import arrow_column, parquet_writer, renamed, schema_of
 from edcache.interop.export_columns import (
     Columns,
     EncodedImage,
@@ -28,7 +29,6 @@ from edcache.interop.export_columns import (
     unsupported,
 )
 from edcache.interop.kinds import Format
-from edcache.labels import arrow_column, parquet_writer, renamed, schema_of
 from edcache.storage import File
 
 _BUFFER: Final = 1 << 20

@@ -1,4 +1,4 @@
-"""Columns of labels: collected, compared, filtered, exchanged."""
+"""Columns of labels: collected, compared, filtered."""
 
 from lazy_loader import attach_stub
 

@@ -15,7 +15,6 @@ from edcache import base
 from edcache.base import LabelError, OptionError, SampleIndexError
 from edcache.format import StoredLabels, from_numpy, is_text, one_chunk, pa, take_rows, to_numpy
 from edcache.labels.column import Description, classes_of, comparable, counted, sorted_rows, summarised
-from edcache.labels.histogram import Histogram, histogram
 
 Rows: TypeAlias = "npt.NDArray[np.int64]"
 
@@ -151,21 +150,6 @@ class Labels(Mapping[str, npt.NDArray[Any]]):
         """
         read_together(self, self)
         return Description(summarised(name, self.column(name)) for name in self)
-
-    def histogram(self, name: str, most: int = 20) -> Histogram:
-        """Count the values of a column. More than `most` distinct numbers or times are counted in ranges.
-
-        Args:
-            most: the maximum number of bars, at least 1. Missing values, nan and infinities have extra bars.
-        Raises: UnknownLabelError; OptionError, `most` is below 1.
-        Cost: of 1 million rows 20 ms for numbers, 60 ms for few distinct texts, 1 s for a million texts.
-
-        >>> [(bar.text, bar.count, bar.where) for bar in ds.labels.histogram("score").bars]
-        [('0.0 to 0.2', 412, '0.0 <= score < 0.2'), ...]
-        """
-        base.check_count("most", most)
-        kind = self._whole.column(name).type
-        return histogram(name, comparable_column(self, name), kind, most)
 
     def unique(self, name: str) -> npt.NDArray[Any]:
         """Return the sorted distinct values of a column, without missing ones: a 1-D array that the caller owns.

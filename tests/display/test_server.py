@@ -20,6 +20,7 @@ import torch
 
 import edcache
 from edcache.display import Shown, view
+from edcache.display.histogram import histogram
 from edcache.labels import Labels
 
 PAGE = Path(edcache.__file__).parent / "display"
@@ -259,7 +260,7 @@ def test_bars_that_are_none_are_refused(visitor, where, bars, status):
 
 def test_the_part_of_each_bar_that_a_filter_keeps_is_counted(path, visitor):
     ds = edcache.CachedDataset.from_cache(path)
-    bars = ds.labels.histogram("label").bars
+    bars = histogram(ds.labels, "label").bars
     _, body = visitor.json("/api/0/kept/0?where=label+%3E+0")
     assert body == {"kept": [len(ds.filter("label > 0").filter(bar.where)) for bar in bars]}
     assert body["kept"][0] == 0 < sum(body["kept"])

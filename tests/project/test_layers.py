@@ -22,7 +22,7 @@ DOORS = {"__init__", "__main__", "compat", "errors", "numpy", "samplers"}
 # The folders of this room are backends: each has a surface of its own.
 BACKENDS = "backends"
 OWNERS = {
-    "pyarrow": {"format", "labels"},
+    "pyarrow": {"format", "labels", "interop"},
     "mmap": {"storage"},
     "fcntl": {"storage"},
     "pickle": {"codec"},

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.format import family, number_values, one_chunk, pa, to_numpy
+from edcache.labels import Labels, comparable
 
 _HEAD = 10_000  # rows that usually show if a column has many values
 _LONGEST = 1_000  # characters of a where-string that is worth a click
@@ -51,10 +52,17 @@ class Histogram:
     rest_values: int = 0
 
 
-def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) -> Histogram:
-    """Count a comparable column, or one of lists; `type`: of the column as written."""
-    if pa.types.is_nested(type):
-        return Histogram(name, str(type), ())
+def histogram(labels: Labels, name: str, most: int = 20) -> Histogram:
+    """Count the values of a column. More than `most` distinct numbers or times are counted in ranges.
+
+    most: the maximum number of bars. Missing values, nan and infinities have extra bars. Raises: UnknownLabelError.
+    Cost: of 1 million rows 20 ms for numbers, 60 ms for few distinct texts, 1 s for a million texts.
+    """
+    column = labels.column(name)
+    type = str(column.type)
+    if pa.types.is_nested(column.type):
+        return Histogram(name, type, ())
+    column = comparable(column)
     words, kind = quoted_name(name), family(column.type)
     zone, is_scale = "Z" * (kind == "UTC time"), kind in ("integer", "float", "time", "UTC time")
     missing = (HistogramBar("None", column.null_count, f"{words} is None"),) if column.null_count else ()
@@ -63,13 +71,13 @@ def histogram(name: str, column: pa.ChunkedArray, type: pa.DataType, most: int) 
     counted = None if has_many else values.value_counts()
     if counted is None or (is_scale and len(counted) > most):
         array = to_numpy(one_chunk(values), nullable=False)
-        return Histogram(name, str(type), (*_ranges(array, words, zone, most), *missing))
+        return Histogram(name, type, (*_ranges(array, words, zone, most), *missing))
     counts = number_values(counted.field("counts"))
     distinct = to_numpy(counted.field("values"), nullable=False)
     order = np.argsort(distinct if is_scale or kind == "bool" else -counts, kind="stable")
     bars = [_bar(distinct[i], int(counts[i]), words, zone) for i in order[:most]]
     rest = int(counts[order[most:]].sum())
-    return Histogram(name, str(type), (*bars, *missing), rest, max(0, len(order) - most))
+    return Histogram(name, type, (*bars, *missing), rest, max(0, len(order) - most))
 
 
 def _bar(value: Any, count: int, name: str, zone: str) -> HistogramBar:
