@@ -17,7 +17,7 @@ from edcache.dataset.archive import info_of
 from edcache.dataset.indexing import Root, Stored, not_as_stored, numbered, stored_shares
 from edcache.dataset.transforms import Draws, extended
 from edcache.dataset.view import Samples
-from edcache.format import Failure, beside, stacked
+from edcache.format import Failure, pa, unify
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
     Beside,
@@ -283,7 +283,17 @@ class Concat(Combined):
 
     def _label_table(self) -> Any:
         counts = np.diff(self._bounds).tolist()
-        return stacked(self._tables(counts), counts, "concat()")
+        tables = self._tables(counts)
+        names = list(dict.fromkeys(name for table in tables for name in table.column_names))
+        if not names:
+            return tables[0]
+        whole = []
+        for table, count in zip(tables, counts, strict=True):
+            nulls = pa.chunked_array([pa.nulls(count)])  # of a column that others have
+            columns = [table.column(name) if name in table.column_names else nulls for name in names]
+            plain = (c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in columns)
+            whole.append(pa.table(list(plain), names=names))
+        return unify(whole, "concat()", "dataset")
 
     def _shares(self, indices: Ints, fields: Projection | None = None) -> list[_Share]:
         """Divide indices by dataset: each with the places of its samples, and their positions in it.
@@ -345,7 +355,12 @@ class Zipped(Combined):
         return {}  # each archive may have a field of the path
 
     def _label_table(self) -> Any:
-        return beside(self._tables([len(self)] * len(self.parts)))
+        columns: dict[str, pa.ChunkedArray] = {}
+        tables = self._tables([len(self)] * len(self.parts))
+        for table in tables:
+            for name in table.column_names:
+                columns.setdefault(name, table.column(name))
+        return pa.table(columns) if columns else tables[0]
 
     def _join(self, parts: Sequence[Any]) -> dict[Any, Any]:
         """Merge the samples of all datasets at one index, or their batches."""

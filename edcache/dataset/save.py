@@ -289,8 +289,11 @@ def _write(
                 changes["failed"] = [replace(f, index=f.index - part.start).to_json() for f in failed]
             if changes:
                 out.amend(**changes)
-            left = format.labelled_columns(format.take_rows(labels, absent))
-            if left.num_columns:  # labels of samples without their record
+            left = format.take_rows(labels, absent)  # labels of samples without their record
+            left = left.select(
+                [field.name for field in left.schema if left.column(field.name).null_count < len(absent)]
+            )
+            if left.num_columns:
                 seal(out, LabelChange(left, absent))
             seal(out, LabelChange(added, dropped=dropped) if added.num_columns or dropped else None)
             with _replaceable(target, over):

@@ -17,7 +17,6 @@ from .arrays import take_rows as take_rows
 from .arrays import to_numpy as to_numpy
 from .arrays import widened_float16 as widened_float16
 from .chain import Chain as Chain
-from .chain import partial_text as partial_text
 from .columns import ColumnFile as ColumnFile
 from .contents import Contents as Contents
 from .contents import StoredLabels as StoredLabels
@@ -83,16 +82,13 @@ from .root import pack_root as pack_root
 from .root import read_places as read_places
 from .root import read_root as read_root
 from .types import EXACT as EXACT
-from .types import beside as beside
 from .types import cast_table as cast_table
 from .types import check_widened as check_widened
 from .types import family as family
 from .types import is_label_type as is_label_type
 from .types import is_widened as is_widened
 from .types import joined_schema as joined_schema
-from .types import labelled_columns as labelled_columns
 from .types import list_of as list_of
 from .types import merged as merged
-from .types import stacked as stacked
 from .types import type_to_json as type_to_json
 from .types import unify as unify

@@ -234,16 +234,3 @@ class Chain:
                 if header.payload_end > self.durable and payload_crc32(pread, header) != header.crc32:
                     return group[0].offset
         return None
-
-
-def partial_text(where: str, present: int, length: int | None, damaged: Sequence[str] = ()) -> str:
-    """Tell that an archive is not sealed, and the remedies. damaged: a line for each bad chunk."""
-    count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
-    damage = "".join(f"\n{line}" for line in damaged)
-    return (
-        f"{where}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are "
-        'there. Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there '
-        f'in a sealed archive: "edcache copy {where} -o NEW --skip-damaged"; or take it as it is: '
-        "allow_partial=True"
-        f"{damage}"
-    )

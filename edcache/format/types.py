@@ -194,32 +194,3 @@ def unify(tables: Sequence[pa.Table], where: str, piece: str = "chunk") -> pa.Ta
         if schema.names
         else whole
     )
-
-
-def stacked(tables: Sequence[pa.Table], counts: Sequence[int], where: str) -> pa.Table:
-    """Stack the rows of all tables; columns that one lacks are null there. counts: rows of each. Raises as `unify`."""
-    names = list(dict.fromkeys(name for table in tables for name in table.column_names))
-    if not names:
-        return tables[0]
-    whole = []
-    for table, count in zip(tables, counts, strict=True):
-        nulls = pa.chunked_array([pa.nulls(count)])
-        columns = [table.column(name) if name in table.column_names else nulls for name in names]
-        plain = (c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in columns)
-        whole.append(pa.table(list(plain), names=names))
-    return unify(whole, where, "dataset")
-
-
-def beside(tables: Sequence[pa.Table]) -> pa.Table:
-    """Put tables of one length side by side; the first column of a name counts."""
-    columns: dict[str, pa.ChunkedArray] = {}
-    for table in tables:
-        for name in table.column_names:
-            columns.setdefault(name, table.column(name))
-    return pa.table(columns) if columns else tables[0]
-
-
-def labelled_columns(table: pa.Table) -> pa.Table:
-    """Select the columns that have a value in some row."""
-    names = table.column_names
-    return table.select([name for name in names if table.column(name).null_count < table.num_rows])

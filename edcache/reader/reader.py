@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from edcache import base, format, storage
+from edcache import base, storage
 from edcache.base import ReadOptions
 from edcache.codec import STORED, Decoding
 from edcache.format import Head, Rows, StoredLabels
@@ -321,13 +321,21 @@ def _warn_of(session: Session) -> None:
 
 
 def _partial_text(session: Session) -> str:
-    """Compose the warning of an archive that is not sealed."""
-    failures, length = session.index.failures, session.declared_length
-    failed = sum(not one.final for one in failures)
-    if failed and not session.damaged and session.index.present + len(failures) == length:
+    """Compose the warning of an archive that is not sealed, with its remedies and a line for each bad chunk."""
+    where, present, length = session.path, session.index.present, session.declared_length
+    failed = sum(not one.final for one in session.index.failures)
+    if failed and not session.damaged and present + len(session.index.failures) == length:
         return (
-            f"{session.path}: not sealed: {failed:,} of {length:,} samples failed when they were made (see "
+            f"{where}: not sealed: {failed:,} of {length:,} samples failed when they were made (see "
             '`errors`). Fill it again, which tries them again; on_error="skip_final" seals without them; '
             "or take it as it is: allow_partial=True"
         )
-    return format.partial_text(session.path, session.index.present, length, session.damaged)
+    count = f"{present:,} samples" if length is None else f"{present:,} of {length:,} samples"
+    return "\n".join(
+        [
+            f"{where}: not sealed: its writer was killed or is still at work, or the file was cut; {count} are there. "
+            'Fill it again: CachedDataset(source, path), or CacheWriter(path, "a"); or keep what is there in a sealed '
+            f'archive: "edcache copy {where} -o NEW --skip-damaged"; or take it as it is: allow_partial=True',
+            *session.damaged,
+        ]
+    )
