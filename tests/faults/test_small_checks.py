@@ -7,9 +7,7 @@ import gc
 import os
 import weakref
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,67 +15,11 @@ from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, sample
 from systems import Full, replace_system
 
-from edcache import CachedDataset, CacheWriter, format
-from edcache.errors import CorruptArchiveError, PartialArchiveWarning, StorageError
-from edcache.format import PAGE, Cursor, Head, Header
+from edcache import CachedDataset, CacheWriter
+from edcache.errors import PartialArchiveWarning, StorageError
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
-from edcache.storage import File
 from edcache.writer import Appender, new_head
-
-UUID = bytes(range(16))
-
-
-def entry(**changed: Any) -> tuple[bytes, Cursor]:
-    """The head of an archive and one entry, as if it were the first; and where the first belongs."""
-    data = format.pack_head(Head(UUID))
-    _, cursor = format.read_head(lambda offset, nbytes: data[offset : offset + nbytes], "a.zip")
-    payload = bytes(100)
-    fields: dict[str, Any] = {
-        "kind": format.CHUNK,
-        "name": "chunks/00000001",
-        "uuid": UUID,
-        "number": cursor.number,
-        "offset": cursor.offset,
-        "link": cursor.link,
-        "next": cursor.offset + PAGE,
-        "nbytes": len(payload),
-        "crc32": format.crc32(payload),
-        "first": 0,
-        "end": 1,
-        "table_nbytes": 30,
-    }
-    packed = format.pack_header(Header(**(fields | changed)))
-    return (data + packed + payload).ljust(2 * PAGE, b"\0"), cursor
-
-
-@pytest.mark.parametrize(
-    ("changed", "count"),
-    [
-        ({}, 1),
-        ({"offset": PAGE - 64, "next": 2 * PAGE - 64}, 0),
-        ({"offset": 0, "next": PAGE}, 0),
-        ({"next": 3 * PAGE}, 0),
-        ({"next": PAGE}, 0),
-        ({"number": 2}, 0),
-        ({"link": 1}, 0),
-        ({"uuid": bytes(16)}, 0),
-        ({"kind": 0}, 0),
-        ({"kind": format.ROOT + 1}, 0),
-        ({"kind": format.INDEX}, 0),  # no root follows
-        ({"nbytes": 1 << 20}, 0),
-        ({"nbytes": (1 << 64) - 1}, 0),
-        ({"table_nbytes": 101}, 0),
-        ({"first": 1}, 0),
-        ({"end": (1 << 62) + 1}, 0),
-    ],
-)
-def test_an_entry_is_believed_only_with_the_place_number_link_and_uuid_that_belong_there(
-    changed: dict[str, Any], count: int
-) -> None:
-    data, cursor = entry(**changed)
-    found = list(format.walk(lambda offset, n: data[offset : offset + n], len(data), UUID, cursor))
-    assert len(found) == count
 
 
 @pytest.mark.parametrize("seal", [False, True])
@@ -108,40 +50,6 @@ def test_a_replacement_deletes_what_a_killed_one_left_and_cuts_nothing(path: Pat
             w.append({"x": 1})
         assert opened.read() == before
     assert not left.exists()
-
-
-LIES = [
-    ("offset", 1, 1 << 20),
-    ("offset", 1, (1 << 64) - 8),
-    ("nbytes", 2, 1 << 20),
-    ("nbytes", 2, (1 << 64) - 8),
-    ("nbytes", 0, 4000),
-    ("offset", 1, 0),
-    ("schema", 0, 1),
-    ("flags", 0, 0),
-    ("samples", 0, -1),
-    ("samples", 2, 7),
-]
-
-
-@pytest.mark.parametrize(("name", "row", "value"), LIES)
-def test_a_table_that_lies_about_its_chunk_is_refused(path: Path, name: str, row: int, value: int) -> None:
-    """Its crc32 fits, so that nothing else tells."""
-    with CacheWriter(path, publish_seconds=None) as w:
-        for index in range(3):
-            w.write(index, {"x": np.arange(10)})
-    with closing(File.open(path, "r")) as file:
-        head, cursor = format.read_head(file.pread, file.path)
-        ((header,), *_) = format.walk(file.pread, file.size(), head.uuid, cursor)
-        table = format.read_table(file.pread, header, file.path)
-        samples, rows = table.samples.copy(), table.rows.copy()
-        (samples if name == "samples" else rows[name])[row] = value
-        data = bytes(format.pack_table(samples, rows, table.schemas, table.labels))
-        said = replace(header, table_nbytes=len(data), table_crc32=format.crc32(data))
-        with pytest.raises(
-            CorruptArchiveError, match=rf"at offset {header.offset:,}: its table does not read"
-        ):
-            format.read_table(lambda offset, nbytes: data, said, file.path)
 
 
 def operations(disk: MemoryDisk) -> list[tuple[str, int]]:

@@ -183,15 +183,10 @@ def test_a_group_ends_with_a_root_alone(kind):
 @pytest.mark.parametrize(
     "changes",
     [
-        *(
-            {"uuid": bytes(16)},
-            {"number": 3},
-            {"offset": 4096},
-            {"link": 1},
-            {"next": 20480},
-            {"next": 12289},
-        ),
-        *({"nbytes": 1 << 40}, {"table_nbytes": 1 << 20}, {"first": 9}, {"end": 1 << 63}, {"kind": 0}),
+        *({"uuid": bytes(16)}, {"number": 3}, {"offset": 4096}, {"offset": 4096, "next": 8192}, {"link": 1}),
+        *({"next": 8192}, {"next": 20480}, {"next": 12289}, {"nbytes": 1 << 40}, {"nbytes": (1 << 64) - 1}),
+        *({"table_nbytes": 1 << 20}, {"table_nbytes": 3905}, {"first": 2}, {"first": 9}, {"end": 1 << 63}),
+        *({"end": (1 << 62) + 1}, {"kind": 0}, {"kind": format.ROOT + 1}, {"kind": format.INDEX}),
     ],
     ids=str,
 )

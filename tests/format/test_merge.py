@@ -86,19 +86,25 @@ def test_a_table_reads_back_and_every_byte_of_it_counts():
 @pytest.mark.parametrize(
     ("at", "code", "value"),
     [
-        *((0, "<Q", 3), (0, "<Q", 0), (8, "<Q", 16), (16, "<Q", 1), (0, "<Q", 1 << 61)),  # of which lengths
         *(
-            (24, "<q", -1),
-            (32, "<q", 8),
-            (24, "<q", 1 << 62),
-        ),  # samples of other numbers than the header says
-        *((40, "<Q", 0), (40, "<Q", 1 << 40), (40, "<Q", (1 << 64) - 1)),  # records before and behind
+            (0, "<Q", 3),
+            (0, "<Q", 0),
+            (8, "<Q", 16),
+            (16, "<Q", 1),
+            (0, "<Q", 1 << 61),
+        ),  # lengths of the parts
+        *((24, "<q", -1), (32, "<q", 8), (24, "<q", 1 << 62)),  # samples that the header does not name
         *(
-            (48, "<Q", 1 << 40),
-            (48, "<Q", (1 << 64) - 1),
+            (40, "<Q", 0),
+            (40, "<Q", 1 << 40),
+            (40, "<Q", (1 << 64) - 1),
+        ),  # offsets before and behind the records
+        *((48, "<Q", 1 << 40), (48, "<Q", (1 << 64) - 1), (72, "<Q", 16)),  # sizes beyond the chunk
+        *(
             (48, "<Q", 9),
-        ),  # longer than the chunk, and overlap
-        *((60, "<H", 1), (62, "<H", 0)),  # a schema that it has not, an absent record
+            (60, "<H", 1),
+            (62, "<H", 0),
+        ),  # an overlap, a schema that is not there, an absent record
         *((88, "B", 0), (88, "B", ord("{"))),  # JSON
     ],
 )
