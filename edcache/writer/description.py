@@ -190,6 +190,15 @@ def is_function(value: Any) -> bool:
     return inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__"))
 
 
+def nonlocals_of(function: types.FunctionType) -> dict[str, Any]:
+    """Return the outer local variables that a function uses, by name, without any that has no value yet."""
+    held = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):
+            held[name] = cell.cell_contents
+    return held
+
+
 def _is_table(value: Any) -> bool:
     """True for a table of pandas, whose own parts are other ones after it was read."""
     return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc")
@@ -359,24 +368,22 @@ class Texts:
             return name_of(value)
         if wrapper is not value:
             # A decorator may be called with a number, or be an object with one.
-            fields = {} if inspect.isfunction(wrapper) else dict(getattr(wrapper, "__dict__", {}))
-            public = {name: part for name, part in fields.items() if not name.startswith("_")}
-            cells = [
-                getattr(cell, "cell_contents", None) for cell in getattr(wrapper, "__closure__", None) or ()
-            ]
-            plain = [part for part in cells if type(part) in _PLAIN]
-            texts = [*map(self.text, plain), *self._parts(public)]
+            if inspect.isfunction(wrapper):
+                held = {name: part for name, part in nonlocals_of(wrapper).items() if type(part) in _PLAIN}
+            else:
+                fields = getattr(wrapper, "__dict__", {})
+                held = {name: part for name, part in fields.items() if not name.startswith("_")}
+            texts = [f"{name}={self.text(part)}" for name, part in sorted(held.items())]
             inner = wrapper.__wrapped__
             return f"{self._function(inner)} wrapped({', '.join(texts)})" if texts else self._function(inner)
         self.met.append(value)
         name = name_of(value)
         if "<lambda>" in name or "<locals>" in name:
             name += f" code:{digest_of_code(value.__code__)}"
-        cells = [getattr(cell, "cell_contents", None) for cell in value.__closure__ or ()]
-        held = [part for part in (value.__defaults__, value.__kwdefaults__, cells) if part]
+        parts = [part for part in (value.__defaults__, value.__kwdefaults__, nonlocals_of(value)) if part]
         return (
-            f"{name}({', '.join(map(self.text, held))})"
-            if held and ("<" in name or not is_installed(value))
+            f"{name}({', '.join(map(self.text, parts))})"
+            if parts and ("<" in name or not is_installed(value))
             else name
         )
 
@@ -459,8 +466,7 @@ def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
                 yield from ((part, member, str(held.__file__)) for part, member in members.items())
             elif held is not None:
                 yield name, held, code.co_filename
-    for cell in function.__closure__ or ():
-        yield "", getattr(cell, "cell_contents", None), ""
+    yield from (("", held, "") for held in nonlocals_of(function).values())
 
 
 def _is_constant(value: Any) -> bool:

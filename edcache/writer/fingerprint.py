@@ -8,7 +8,6 @@ value that cannot be described the same way in every process is an error, never 
 from __future__ import annotations
 
 import functools
-import inspect
 import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -32,6 +31,7 @@ from edcache.writer.description import (
     fields_of,
     is_empty,
     name_of,
+    nonlocals_of,
     shortened,
 )
 
@@ -62,7 +62,7 @@ def _held(factory: Callable[..., Any]) -> dict[str, Any]:
         return {"func": name_of(factory.func), "args": factory.args, **_held(factory.func)}
     if isinstance(factory, FunctionType):
         # What is no plain value may be there to change, as a list of calls.
-        held = inspect.getclosurevars(factory).nonlocals if factory.__closure__ else {}
+        held = nonlocals_of(factory)
         return {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
     owner = getattr(factory, "__self__", factory)
     return {} if isinstance(factory, type) or isinstance(owner, ModuleType) else {"self": owner}

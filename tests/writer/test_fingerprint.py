@@ -270,6 +270,34 @@ def test_closures_are_told_apart_by_what_they_hold() -> None:
     assert describe(adder(1)) == describe(adder(1)) != describe(adder(2))
 
 
+def test_a_variable_that_is_assigned_after_the_fingerprint_was_taken_is_left_out() -> None:
+    """A decorator that reads a source meets a recursive function before its name is bound."""
+
+    def countdown(n: int) -> int:
+        return helper(n)
+
+    def factory(n: int) -> int:
+        return countdown(n) + helper(n) + step
+
+    @functools.wraps(countdown)
+    def wrapper(n: int) -> int:
+        return helper(n)
+
+    texts = [
+        describe(countdown),
+        describe(wrapper),
+        call_fingerprint(factory, {"n": 1}),
+        source_fingerprint([countdown, wrapper]),
+    ]
+    assert "helper" not in json.dumps(texts)
+
+    def helper(n: int) -> int:
+        return n
+
+    step = 1
+    assert call_fingerprint(factory, {"n": 1})["arguments"] == {"step": 1, "n": 1}
+
+
 # -------------------------------------------------------------------------------------- differences
 
 

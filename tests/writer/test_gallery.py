@@ -106,6 +106,24 @@ def adding(k: Any) -> Callable[[Any], Any]:
     return lambda x: x + k
 
 
+def late(is_assigned: bool) -> Callable[[Any], Any]:
+    """Return a function whose outer variable is None, or has no value yet."""
+
+    def f(x: Any) -> Any:
+        return x + k
+
+    if is_assigned:
+        k = None
+    return f
+
+
+def recursive(step: int) -> Callable[[int], int]:
+    def f(x: int) -> int:
+        return f(x - step) if x > 0 else 0
+
+    return f
+
+
 def defaulting(k: Any) -> Callable[[Any], Any]:
     def f(x: Any, k: Any = k) -> Any:
         return x
@@ -251,6 +269,8 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("ChainMap", collections.ChainMap({1: 1}), collections.ChainMap({1: 2})),
     ("closure", adding(1), adding(2)),
     ("closure list", adding([1]), adding([2])),
+    ("closure without a value", late(False), late(True)),
+    ("recursive function", recursive(1), recursive(2)),
     ("defaults", defaulting(1), defaulting(2)),
     ("kwdefault", (lambda *, k=1: k), (lambda *, k=2: k)),
     ("partial", functools.partial(int, base=2), functools.partial(int, base=3)),
@@ -409,6 +429,7 @@ SAME: list[tuple[str, Any, Any]] = [
         Later(lambda: pd.concat([frame()["a"], frame()["b"]], axis=1)),
     ),
     ("closures", adding([1]), adding([1])),
+    ("recursive functions", recursive(1), recursive(1)),
     ("defaults", defaulting(1), defaulting(1)),
     ("generators", doubled([1]), doubled([1])),
     ("iterators", map(abs, [1]), map(abs, [1])),
