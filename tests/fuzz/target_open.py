@@ -150,7 +150,7 @@ def _continue(path: str) -> None:
         w = CacheWriter(path, "a", sync="never", publish_seconds=None)
         try:
             place = w.next_index
-            if place > _LONG:
+            if max(place, w._appender.chain.length or 0) > _LONG:
                 return
             w.append({"x": np.full((2, 4), 7, np.float32), "y": 5, "s": "new"})
             w.seal()
