@@ -98,12 +98,20 @@ def qualified_name(thing: Any) -> str:
 
 
 def is_installed(thing: Any) -> bool:
-    """True if a class, a function or a module is of Python, of an installed library or of edcache."""
+    """True if a class, a function or a module is of Python, of an installed library or of edcache.
+
+    A function is where its code is: functools.wraps copies the name of the module.
+    """
+    if isinstance(thing, types.FunctionType) and thing.__code__.co_filename[0] != "<":
+        return not _is_of_user(thing.__code__.co_filename)
     name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
     file = getattr(sys.modules.get(name or "builtins"), "__file__", None)
-    if name in MAIN_NAMES:
-        return False
-    return file is None or file.startswith(_INSTALLED) or "-packages" in file
+    return name not in MAIN_NAMES and (file is None or not _is_of_user(file))
+
+
+def _is_of_user(file: str) -> bool:
+    """True if a file of code is neither of Python nor of an installed library nor of edcache."""
+    return not file.startswith(_INSTALLED) and "-packages" not in file
 
 
 def name_of(thing: Any) -> str:
@@ -363,19 +371,17 @@ class Texts:
         if owner is not None and not isinstance(owner, types.ModuleType):
             name = getattr(value, "__qualname__", type(value).__qualname__)
             return f"{name} of {self.text(owner)}"
-        wrapper, value = value, inspect.unwrap(value)
+        inner = getattr(value, "__wrapped__", None)
+        if inner is not None and (is_installed(value) or not inspect.isfunction(value)):
+            # Of a library's decorator, as torch.no_grad, count the plain values; of an object in the place of a
+            # function its attributes.
+            held = {name: part for name, part in getattr(value, "__dict__", {}).items() if name[0] != "_"}
+            if inspect.isfunction(value):
+                held = {name: part for name, part in nonlocals_of(value).items() if type(part) in _PLAIN}
+            texts = [f"{name}={self.text(part)}" for name, part in sorted(held.items())]
+            return self._function(inner) + (f" wrapped({', '.join(texts)})" if texts else "")
         if not inspect.isfunction(value):
             return name_of(value)
-        if wrapper is not value:
-            # A decorator may be called with a number, or be an object with one.
-            if inspect.isfunction(wrapper):
-                held = {name: part for name, part in nonlocals_of(wrapper).items() if type(part) in _PLAIN}
-            else:
-                fields = getattr(wrapper, "__dict__", {})
-                held = {name: part for name, part in fields.items() if not name.startswith("_")}
-            texts = [f"{name}={self.text(part)}" for name, part in sorted(held.items())]
-            inner = wrapper.__wrapped__
-            return f"{self._function(inner)} wrapped({', '.join(texts)})" if texts else self._function(inner)
         self.met.append(value)
         name = name_of(value)
         if "<lambda>" in name or "<locals>" in name:
@@ -411,7 +417,8 @@ def code_of(things: Iterable[Any]) -> dict[str, str]:
     waiting, seen = [("", thing) for thing in things], set()
     while waiting and len(found) < _MOST_CODE:
         name, thing = waiting.pop(0)
-        thing = inspect.unwrap(thing) if callable(thing) and not isinstance(thing, type) else thing
+        if not isinstance(thing, type) and hasattr(thing, "__wrapped__"):
+            waiting.append((name, thing.__wrapped__))
         if id(thing) in seen or not isinstance(thing, (type, types.FunctionType)) or is_installed(thing):
             continue
         seen.add(id(thing))
@@ -447,7 +454,10 @@ def _functions_of(kind: type) -> Iterator[types.FunctionType]:
             getattr(member, "func", None),
         )
         for part in (member, *wrapped):
-            part = inspect.unwrap(part) if isinstance(part, types.FunctionType) else part
+            while isinstance(part, types.FunctionType) and hasattr(part, "__wrapped__"):
+                if not is_installed(part):
+                    yield part
+                part = part.__wrapped__
             # What a dataclass generates is of its fields.
             if isinstance(part, types.FunctionType) and part.__code__.co_filename != "<string>":
                 yield part

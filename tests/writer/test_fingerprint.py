@@ -395,3 +395,24 @@ def test_code_looks_into_a_registry_and_not_into_a_list_of_files() -> None:
         sys.setprofile(None)
     assert {"test_fingerprint:of_many", "test_fingerprint:Size", "test_fingerprint:Scaler"} <= code.keys()
     assert looked < 10_000
+
+
+def test_the_code_of_a_decorator_counts() -> None:
+    def once(apply: Any) -> Any:
+        @functools.wraps(apply)
+        def wrapper(x: int) -> int:
+            return int(apply(x))
+
+        return wrapper
+
+    def twice(apply: Any) -> Any:
+        @functools.wraps(apply)
+        def wrapper(x: int) -> int:
+            return int(apply(apply(x)))
+
+        return wrapper
+
+    def code_of(decorator: Any) -> Any:
+        return source_fingerprint([decorator(abs)])["code"]
+
+    assert code_of(once) == code_of(once) != code_of(twice)

@@ -131,6 +131,14 @@ def defaulting(k: Any) -> Callable[[Any], Any]:
     return f
 
 
+def decorated(k: Any, then: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(abs)
+    def wrapper(x: Any) -> Any:
+        return then(abs(x)), k
+
+    return wrapper
+
+
 def doubled(x: list[int]) -> Iterator[int]:
     return (i * 2 for i in x)
 
@@ -271,6 +279,8 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("closure list", adding([1]), adding([2])),
     ("closure without a value", late(False), late(True)),
     ("recursive function", recursive(1), recursive(2)),
+    ("decorator of a list", decorated([1], abs), decorated([2], abs)),
+    ("decorator of a function", decorated(1, abs), decorated(1, float)),
     ("defaults", defaulting(1), defaulting(2)),
     ("kwdefault", (lambda *, k=1: k), (lambda *, k=2: k)),
     ("partial", functools.partial(int, base=2), functools.partial(int, base=3)),
@@ -430,6 +440,7 @@ SAME: list[tuple[str, Any, Any]] = [
     ),
     ("closures", adding([1]), adding([1])),
     ("recursive functions", recursive(1), recursive(1)),
+    ("decorators", decorated([1], abs), decorated([1], abs)),
     ("defaults", defaulting(1), defaulting(1)),
     ("generators", doubled([1]), doubled([1])),
     ("iterators", map(abs, [1]), map(abs, [1])),
