@@ -18,10 +18,10 @@ from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import Self
 
 from edcache.base import Ints, OptionError, check_count, once, shown
+from edcache.dataset.indexing import Readable
 from edcache.dataset.selection import Cycle, Selection
 from edcache.dataset.state import (
     VERSION,
-    Sampled,
     State,
     archive_text,
     check_fit,
@@ -161,7 +161,7 @@ class EpochSampler(DistributedSampler[Any]):
         self._pass = Pass(0)
         self._ds: Sized | None = ds
         self._samples, self._archive, self._selections = len(ds), "", list[Selection]()
-        if isinstance(ds, Sampled):
+        if isinstance(ds, Readable):
             self._archive, self._selections = archive_text(ds._readers), ds._selections()
         self._check_ranks()
 
@@ -309,7 +309,7 @@ class EpochSampler(DistributedSampler[Any]):
         current, ds = self._pass, self._ds
         items = iter(order) if isinstance(order, Selection) else (item.tolist() for item in order)
         known = items
-        if isinstance(ds, Sampled):
+        if isinstance(ds, Readable):
             ahead = ds._looking_ahead(partial(drawn_in, order), 0, len(order))
             known = known if ahead is None else ahead.follow(known, 1)
             known = known_draws(self, known) if ds._is_seeded else known

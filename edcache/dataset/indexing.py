@@ -21,10 +21,8 @@ from edcache.base import (
 )
 from edcache.codec import Node
 from edcache.dataset.ahead import Ahead, Shares
-from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import grouped
 from edcache.dataset.selection import Selection
-from edcache.dataset.state import Sampled
 from edcache.dataset.transforms import Draw, Draws, Pipeline, is_seeded
 from edcache.format import Failure
 from edcache.labels import Labels, checked_indices, origin
@@ -39,7 +37,7 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 
-class Readable(Sampled, Dataset[T_co]):
+class Readable(Dataset[T_co]):
     """Sequence of samples with labels: of a root, or some of it in some order.
 
     A root is an archive, or several put together.
@@ -194,6 +192,7 @@ class Readable(Sampled, Dataset[T_co]):
 
     @property
     def _readers(self) -> list[Reader]:
+        """Archives underneath."""
         return self._root._readers
 
     @property
@@ -224,62 +223,13 @@ class Readable(Sampled, Dataset[T_co]):
         for position in range(len(self)):
             yield self[position]
 
-    def loader(
-        self,
-        batch_size: int | None,
-        *,
-        shuffle: bool = False,
-        sampler: Iterable[Any] | None = None,
-        drop_last: bool = False,
-        seed: int | None = None,
-        num_threads: int = 2,
-        prefetch: int = 2,
-        pin_memory: bool = False,
-        device: Any = None,
-        reuse: bool = True,
-    ) -> Loader:
-        """Iterate over collated batches, made by threads of this process in memory that is used again.
+    def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
+        """Make the look-ahead of an order; None if no archive is far.
 
         Args:
-            batch_size: the number of samples in a batch; None if the sampler gives complete batches, as samplers
-                with `global_batch_size` do.
-            shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it. An epoch
-                that you leave early (`break`, `next(iter(loader))`) begins again at its first draw, with the same
-                order. Call `loader.set_epoch(n)`, or keep one iterator.
-            sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch among the
-                ranks of a job; without one each rank reads all samples.
-            drop_last: True leaves out a last batch that is not full.
-            seed: an integer; None draws one from torch's generator.
-            num_threads: the number of batches that are made at the same time.
-            prefetch: the number of finished batches that may wait.
-            pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
-            device: copies batches to this device. "cuda" and "xla" are the current device of the thread that iterates.
-            reuse: True reuses the memory of a batch two batches later, so clone batches that you keep. False allocates
-                new memory, and so does an iteration by torch_xla's MpDeviceLoader.
-        Raises:
-            OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
-                sampler gives batches, or neither; the sampler was made of a dataset of another length. Iterating
-                raises as `batch`.
-            MissingDependencyError: the device needs torch_xla, which is not installed.
-
-        Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
-        DataLoader with workers is faster.
+            positions: returns the positions in the items [a, b) of the order. start, stop: range of the items
+                to be read.
         """
-        return Loader(
-            self,
-            batch_size,
-            shuffle=shuffle,
-            sampler=sampler,
-            drop_last=drop_last,
-            seed=seed,
-            num_threads=num_threads,
-            prefetch=prefetch,
-            pin_memory=pin_memory,
-            device=device,
-            reuse=reuse,
-        )
-
-    def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
         root = self._root
         sessions = root._far_sessions()
         if not sessions or start >= stop:
@@ -291,12 +241,14 @@ class Readable(Sampled, Dataset[T_co]):
         return Ahead(sessions, take, start, stop)
 
     def _batch(self, indices: Any) -> Batch:
+        """Find the records at some positions, which `batch` collates."""
         positions = checked_indices(indices, len(self))
         draws = self._draws(indices, positions) if self._is_seeded else None
         return Batch(self._records_at(self._root_indices(positions), draws), self._batch_transform)
 
     @property
     def _is_seeded(self) -> bool:
+        """True if a transform here depends on index and epoch of its sample."""
         return is_seeded(self._added) or self._root._is_seeded
 
     def _draws(self, given: Any, positions: Ints, is_loader: bool = False) -> Draws:
@@ -322,9 +274,14 @@ class Readable(Sampled, Dataset[T_co]):
         return numbered(self, positions, [(0 if epoch is None else int(epoch), 0)] * len(positions))
 
     def _selections(self) -> list[Selection]:
+        """List the selections of this dataset and of its parts."""
         return [self._whole_selection()] + [one for part in self._root._parts for one in part._selections()]
 
     def _sorted_by_chunk(self) -> tuple[Selection, int]:
+        """Sort positions by chunk; return them, and the average number of samples in a chunk.
+
+        Raises: OptionError, a sample has no record, or the dataset has no chunks.
+        """
         root = self._root
         size, step = root._chunk_size(), self._whole_selection().step
         if size is not None and step is not None:

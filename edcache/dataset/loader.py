@@ -24,8 +24,9 @@ from torch.utils._pytree import tree_map
 
 from edcache.base import Ints, MissingDependencyError, OptionError, check_count
 from edcache.dataset.epoch import EpochSampler, drawn_in, known_draws
+from edcache.dataset.indexing import Readable
 from edcache.dataset.samplers import Foreign, Sequential, Shuffle
-from edcache.dataset.state import Sampled, State
+from edcache.dataset.state import State
 from edcache.reader import Batch, Memory, fresh
 
 _Slot = list[torch.Tensor]
@@ -52,7 +53,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Sampled,
+        dataset: Readable[Any],
         batch_size: int | None,
         *,
         shuffle: bool,
@@ -268,7 +269,7 @@ class Loader:
         return batch
 
 
-def _order_of(dataset: Sampled, sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
+def _order_of(dataset: Readable[Any], sampler: Iterable[Any], batch_size: int | None) -> EpochSampler:
     """Return the order of a user's sampler; OptionError if it does not fit."""
     makes_batches = batch_size is None
     if not isinstance(sampler, EpochSampler):

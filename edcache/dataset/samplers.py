@@ -10,9 +10,10 @@ import numpy as np
 
 from edcache.base import Ints, OptionError, check_count, once
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
+from edcache.dataset.indexing import Readable
 from edcache.dataset.permutation import Computed, permutation, permuted, word, words
 from edcache.dataset.selection import Selection, Shuffled, shuffled
-from edcache.dataset.state import Sampled, State, digest
+from edcache.dataset.state import State, digest
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -99,7 +100,7 @@ class ChunkShuffle(EpochSampler):
         check_count("buffer", buffer)
         if lanes is not None:
             check_count("lanes", lanes)
-        if not isinstance(ds, Sampled):
+        if not isinstance(ds, Readable):
             raise OptionError(f"{type(ds).__name__} has no chunks; give a cache, or a view of one")
         self.buffer, self._lanes = buffer, lanes
         self._positions, self._size = ds._sorted_by_chunk()

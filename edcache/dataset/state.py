@@ -3,63 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, OptionError, shown
-from edcache.dataset.ahead import Ahead
+from edcache.base import OptionError, shown
 from edcache.dataset.selection import Cycle, Selection, Shuffled
-from edcache.reader import Batch, Reader
+from edcache.reader import Reader
 
 State = dict[str, Any]
 
 VERSION = 1
 _MOST_TEXT = 100
 _NUMBERS = ("version", "seed", "epoch", "samples", "length", "consumed")
-
-
-class Sampled:
-    """Dataset of edcache, as samplers and loaders know it; of any other object they know its length alone."""
-
-    def __len__(self) -> int:
-        raise NotImplementedError
-
-    @property
-    def _is_seeded(self) -> bool:
-        """True if a transform here depends on index and epoch of its sample."""
-        raise NotImplementedError
-
-    @property
-    def _readers(self) -> list[Reader]:
-        """Archives underneath."""
-        raise NotImplementedError
-
-    def _selections(self) -> list[Selection]:
-        """List the selections of this dataset and of its parts."""
-        raise NotImplementedError
-
-    def _sorted_by_chunk(self) -> tuple[Selection, int]:
-        """Sort positions by chunk; returns them, and the average samples of a chunk.
-
-        Raises: OptionError, a sample has no record, or the dataset has no chunks.
-        """
-        raise NotImplementedError
-
-    def _looking_ahead(self, positions: Callable[[int, int], Ints], start: int, stop: int) -> Ahead | None:
-        """Make the look-ahead of an order; None if no archive is far.
-
-        Args:
-            positions: returns the positions in the items [a, b) of the order. start, stop: range of the items
-                to be read.
-        """
-        raise NotImplementedError
-
-    def _batch(self, indices: Any) -> Batch:
-        """Find the records at some positions, which `batch` collates."""
-        raise NotImplementedError
 
 
 def archive_text(readers: list[Reader]) -> str:

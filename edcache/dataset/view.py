@@ -8,7 +8,7 @@ import operator
 import os
 import reprlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -20,6 +20,7 @@ from edcache.base import Ints, OptionError, Transform
 from edcache.codec import Decoding
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co
+from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
@@ -101,6 +102,61 @@ class Samples(Readable[T_co]):
                 f"{self!r}: index {position} not in [-{length}, {length})", index=position
             )
         return position + length if position < 0 else position
+
+    def loader(
+        self,
+        batch_size: int | None,
+        *,
+        shuffle: bool = False,
+        sampler: Iterable[Any] | None = None,
+        drop_last: bool = False,
+        seed: int | None = None,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        pin_memory: bool = False,
+        device: Any = None,
+        reuse: bool = True,
+    ) -> Loader:
+        """Iterate over collated batches, made by threads of this process in memory that is used again.
+
+        Args:
+            batch_size: the number of samples in a batch; None if the sampler gives complete batches, as samplers
+                with `global_batch_size` do.
+            shuffle: True reads in a new order every epoch; `seed` and the number of the epoch determine it. An epoch
+                that you leave early (`break`, `next(iter(loader))`) begins again at its first draw, with the same
+                order. Call `loader.set_epoch(n)`, or keep one iterator.
+            sampler: the positions to read, in its order, or batches of positions. A sampler divides an epoch among the
+                ranks of a job; without one each rank reads all samples.
+            drop_last: True leaves out a last batch that is not full.
+            seed: an integer; None draws one from torch's generator.
+            num_threads: the number of batches that are made at the same time.
+            prefetch: the number of finished batches that may wait.
+            pin_memory: True uses page-locked memory, which is faster to copy to a GPU.
+            device: copies batches to this device. "cuda" and "xla" are the current device of the thread that iterates.
+            reuse: True reuses the memory of a batch two batches later, so clone batches that you keep. False allocates
+                new memory, and so does an iteration by torch_xla's MpDeviceLoader.
+        Raises:
+            OptionError: a number is below 1; shuffle and sampler are given both; batch_size is given and the
+                sampler gives batches, or neither; the sampler was made of a dataset of another length. Iterating
+                raises as `batch`.
+            MissingDependencyError: the device needs torch_xla, which is not installed.
+
+        Samples with a `transform`, text and objects that are not tensors hold the interpreter's lock. For them a
+        DataLoader with workers is faster.
+        """
+        return Loader(
+            self,
+            batch_size,
+            shuffle=shuffle,
+            sampler=sampler,
+            drop_last=drop_last,
+            seed=seed,
+            num_threads=num_threads,
+            prefetch=prefetch,
+            pin_memory=pin_memory,
+            device=device,
+            reuse=reuse,
+        )
 
     # --------------------------------------------------------------------------------- by labels
 

@@ -21,18 +21,18 @@ from torch.utils.data import BatchSampler, DataLoader
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from edcache.dataset.indexing import Root
 from edcache.dataset.selection import Selection
-from edcache.dataset.state import Sampled
 from edcache.errors import OptionError, UnknownLabelError
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
 COUNT = 203
 
 
-class Labelled(Sampled):
+class Labelled(Root):
     """What a sampler needs of a dataset, and of an archive: samples in order, in chunks of 10."""
 
-    _is_seeded, _readers = False, ()
+    labels, _readers = None, ()
 
     def __init__(self, length, chunk=10, **labels):
         self.length, self.chunk, self.labels = length, chunk, labels
@@ -45,9 +45,6 @@ class Labelled(Sampled):
 
     def _sorted_by_chunk(self):
         return Selection(range(self.length)), self.chunk
-
-    def _looking_ahead(self, positions, start, stop):
-        return None
 
 
 def some(length):
