@@ -13,6 +13,7 @@ from operator import length_hint
 from typing import Any, Literal, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch.distributed
 from torch.utils.data.distributed import DistributedSampler
 from typing_extensions import Self
@@ -26,6 +27,7 @@ from edcache.dataset.state import (
     archive_text,
     check_fit,
     check_shape,
+    digest,
     view_text,
 )
 from edcache.dataset.transforms import drawn
@@ -255,7 +257,7 @@ class EpochSampler(DistributedSampler[Any]):
         """
         check_shape(state)
         check_fit(state, self._state(0, 0))
-        self.set_epoch(state["epoch"])
+        self.epoch = state["epoch"]
         self.seed = state["seed"]
         self._pass = Pass(state["consumed"], "loaded")
 
@@ -368,14 +370,24 @@ class EpochSampler(DistributedSampler[Any]):
             "consumed": consumed,
             **self._options(),
         }
+        if self._arrays():
+            state["data"] = self._digest
         return {name: _to_plain(value) for name, value in state.items()}
 
     @once
     def _view(self) -> str:
         return view_text(self._selections)
 
+    @once
+    def _digest(self) -> str:
+        return digest(*self._arrays())
+
+    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
+        """List the arrays that determine the order."""
+        return ()
+
     def _options(self) -> State:
-        """Return the parameters of the order, beside seed, epoch and length."""
+        """Return the parameters of the order, beside seed, epoch, length and arrays."""
         return {}
 
     def _drawn(self, epoch: int) -> Selection:

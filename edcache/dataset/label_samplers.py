@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import Ints, OptionError, check_count, described, once
+from edcache.base import Ints, OptionError, check_count, described
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
 from edcache.dataset.indexing import Readable
 from edcache.dataset.ordering import grouped
 from edcache.dataset.permutation import Computed, permuted, word, words
 from edcache.dataset.selection import Selection, Shuffled, shuffled
-from edcache.dataset.state import State, digest
+from edcache.dataset.state import State
 from edcache.format import detached, fits_arrow, pa
 from edcache.labels import classes_of, comparable
 
@@ -77,12 +77,8 @@ class Balanced(EpochSampler):
         order = _BalancedOrder(self._count, np.diff(self._starts), self._starts, first)
         return Shuffled(range(self._count), Selection(self._members), order)
 
-    def _options(self) -> State:
-        return {"data": self._digest}
-
-    @once
-    def _digest(self) -> str:
-        return digest(self._members, self._starts)
+    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
+        return [self._members, self._starts]
 
 
 class Weighted(EpochSampler):
@@ -154,11 +150,10 @@ class Weighted(EpochSampler):
         return self._able is None
 
     def _options(self) -> State:
-        return {"replacement": int(self._able is None), "data": self._digest}
+        return {"replacement": int(self._able is None)}
 
-    @once
-    def _digest(self) -> str:
-        return digest(self._weights, *(() if self._able is None else (self._able,)))
+    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
+        return [self._weights] if self._able is None else [self._weights, self._able]
 
 
 class ByLength(EpochSampler):
@@ -266,11 +261,10 @@ class ByLength(EpochSampler):
         return Shuffled(range(self._count), positions, _InBatches(self._count, numbers, size))
 
     def _options(self) -> State:
-        return {"shuffle": int(self.shuffle), "data": self._digest}
+        return {"shuffle": int(self.shuffle)}
 
-    @once
-    def _digest(self) -> str:
-        return digest(self._sorted, self._bounds, self._buckets)
+    def _arrays(self) -> Sequence[npt.NDArray[Any]]:
+        return [self._sorted, self._bounds, self._buckets]
 
 
 class _BalancedOrder(Computed):

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from edcache.base import Ints, OptionError, check_count, once
+from edcache.base import Ints, OptionError, check_count
 from edcache.dataset.epoch import EpochSampler, SamplerKeywords
 from edcache.dataset.indexing import Readable
 from edcache.dataset.permutation import Computed, permutation, permuted, word, words
 from edcache.dataset.selection import Selection, Shuffled, shuffled
-from edcache.dataset.state import State, digest
+from edcache.dataset.state import State
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -127,12 +127,11 @@ class ChunkShuffle(EpochSampler):
         return Shuffled(range(self._count), self._positions, order)
 
     def _options(self) -> State:
-        return {"buffer": self.buffer, "lanes": self.lanes, "run": self._size, "data": self._digest}
+        return {"buffer": self.buffer, "lanes": self.lanes, "run": self._size}
 
-    @once
-    def _digest(self) -> str:
+    def _arrays(self) -> Sequence[Ints]:
         places = self._positions.numbers
-        return "" if isinstance(places, range) else digest(places)
+        return [] if isinstance(places, range) else [places]
 
 
 class Foreign(EpochSampler):
