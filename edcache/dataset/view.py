@@ -80,10 +80,7 @@ class Samples(Readable[T_co]):
         """
         if type(indices) is list and indices and type(indices[0]) is list:
             raise OptionError("this sampler gives batches; pass it as batch_sampler= and no batch_size")
-        positions = checked_indices(indices, len(self))
-        draws = self._draws(indices, positions, is_loader=True) if self._is_seeded else None
-        records = self._records_at(self._root_indices(positions), draws)
-        return batch_for(sys._getframe(1), records, self._batch_transform)
+        return batch_for(sys._getframe(1), self._records_of(indices, is_loader=True), self._batch_transform)
 
     def _position(self, index: Any) -> int:
         """Convert a user's index to a position in [0, len(self))."""
