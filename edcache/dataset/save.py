@@ -226,12 +226,13 @@ class StoredRecords:
 
     def _check_alike(self) -> None:
         """Raise OptionError if the archives store records in different ways."""
-        (path, way), *others = [(session.path, _way_of(session.head)) for session in self.sessions]
-        for other, another in others:
-            if another != way:
+        first, *others = self.sessions
+        for other in others:
+            if other.head.codec != first.head.codec:  # compression is a property of each record
                 raise OptionError(
-                    f"save(): {path} is of {way}, {other} of {another}; save them apart, or store what the "
-                    "view gives: CachedDataset(view, path)"
+                    f"save(): {first.path} is of codec={base.shown(first.head.codec)}, {other.path} of "
+                    f"codec={base.shown(other.head.codec)}; save them apart, or store what the view gives: "
+                    "CachedDataset(view, path)"
                 )
 
     def joint_head(self, length: int) -> Head:
@@ -253,11 +254,6 @@ def _fields_text(schema: str) -> str:
         f"{'.'.join(map(str, field.path)) or 'sample'}: {field.kind}" for field in stored_fields(schema)
     )
     return ", ".join(fields) or "no fields"
-
-
-def _way_of(head: Head) -> str:
-    """Describe the storage of records; compression is a property of each."""
-    return f"codec={base.shown(head.codec)}"
 
 
 # ------------------------------------------------------------------------------------------ copy

@@ -396,8 +396,8 @@ class Samples(Readable[T_co]):
             The paths of the new files; one without max_size.
         Raises:
             OptionError: samples are not as they are stored: a transform, selected fields or `zip_fields` changes
-                them; or some archives compress and others do not. `CachedDataset(view, path)` stores the samples of
-                such a view.
+                them; or the archives have different codecs. `CachedDataset(view, path)` stores the samples of such a
+                view.
             ArchiveError: "save(): ...: 3 of 20 samples have no record; fill it first, or ...".
             CorruptRecordError: "train.zip: record 17 at offset 4,096 fails its crc32, ...".
             ArchiveExistsError: another file is at the path.
