@@ -373,13 +373,15 @@ class Texts:
             return f"{name} of {self.text(owner)}"
         inner = getattr(value, "__wrapped__", None)
         if inner is not None and (is_installed(value) or not inspect.isfunction(value)):
-            # Of a library's decorator, as torch.no_grad, count the plain values; of an object in the place of a
-            # function its attributes.
-            held = {name: part for name, part in getattr(value, "__dict__", {}).items() if name[0] != "_"}
+            # Count the plain values of a library's decorator, as torch.no_grad; the attributes of an object that
+            # stands in the place of a function.
             if inspect.isfunction(value):
                 held = {name: part for name, part in nonlocals_of(value).items() if type(part) in _PLAIN}
-            texts = [f"{name}={self.text(part)}" for name, part in sorted(held.items())]
-            return self._function(inner) + (f" wrapped({', '.join(texts)})" if texts else "")
+            else:
+                held = {name: part for name, part in getattr(value, "__dict__", {}).items() if name[0] != "_"}
+                self.met.append(type(value))
+            texts = ", ".join(self._parts(held))
+            return self._function(inner) + (f" wrapped({texts})" if texts else "")
         if not inspect.isfunction(value):
             return name_of(value)
         self.met.append(value)
@@ -410,8 +412,8 @@ def code_of(things: Iterable[Any]) -> dict[str, str]:
     """A digest of the code of functions and classes, and of the user's code that they use, by name.
 
     What a function uses is what its names stand for in its module: other functions and classes, and plain
-    constants; and so on, up to some 64 of the nearest. Libraries are left out. Comments, layout, docstrings
-    and decorators are no code.
+    constants; and so on, up to some 64 of the nearest. Libraries are left out. Comments, layout and docstrings are
+    no code; of a decorator the function that it returned is, the line that names it is not.
     """
     found: dict[str, str] = {}
     waiting, seen = [("", thing) for thing in things], set()

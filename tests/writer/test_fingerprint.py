@@ -397,7 +397,8 @@ def test_code_looks_into_a_registry_and_not_into_a_list_of_files() -> None:
     assert looked < 10_000
 
 
-def test_the_code_of_a_decorator_counts() -> None:
+@pytest.mark.parametrize("is_class", [False, True])
+def test_the_code_of_a_decorator_counts(is_class: bool) -> None:
     def once(apply: Any) -> Any:
         @functools.wraps(apply)
         def wrapper(x: int) -> int:
@@ -412,7 +413,23 @@ def test_the_code_of_a_decorator_counts() -> None:
 
         return wrapper
 
-    def code_of(decorator: Any) -> Any:
-        return source_fingerprint([decorator(abs)])["code"]
+    class Once:
+        def __init__(self, apply: Any) -> None:
+            functools.update_wrapper(self, apply)
 
-    assert code_of(once) == code_of(once) != code_of(twice)
+        def __call__(self, x: int) -> int:
+            return int(self.__wrapped__(x))  # type: ignore[attr-defined]
+
+    class Twice:
+        def __init__(self, apply: Any) -> None:
+            functools.update_wrapper(self, apply)
+
+        def __call__(self, x: int) -> int:
+            return int(self.__wrapped__(self.__wrapped__(x)))  # type: ignore[attr-defined]
+
+    def code_of(decorator: Any) -> Any:
+        return list(source_fingerprint([decorator(abs)])["code"].values())
+
+    one, other = (Once, Twice) if is_class else (once, twice)
+    assert code_of(one) == code_of(one) != code_of(other)
+    assert code_of(one)
