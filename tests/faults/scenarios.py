@@ -54,7 +54,7 @@ def label_versions(cache: CachedDataset) -> dict[int, int | str]:
 
 
 def sample(index: int, version: int = 0) -> dict[str, Any]:
-    """A small sample; `version_of` tells which one was read. A few are enough to train a dictionary on."""
+    """A small sample; `version_of` tells which one was read."""
     values = np.full(6 + index % 3, 7 * index + version, np.int32)
     return {"x": values, "y": index, "text": f"{index}.{version} " + "and so on " * 9}
 
