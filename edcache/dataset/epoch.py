@@ -48,9 +48,10 @@ class SamplerKeywords(TypedDict, total=False):
 
 
 class Pass:
-    """Pass of a sampler over an epoch, from the draw `start` of all ranks on.
+    """Pass of a sampler over an epoch, from the draw `start` of all ranks on; it counts what this rank takes.
 
-    A replaced pass goes on counting, to no effect.
+    `begun`, `named` and a loaded state make the next pass: nothing else changes a sampler's place. A replaced pass goes
+    on counting, to no effect.
 
     Attributes:
         phase: "begun", also before its first draw. "loaded": it begins at the draw of a state, or in the next epoch if
@@ -58,11 +59,27 @@ class Pass:
             empty at the end.
     """
 
-    def __init__(self, start: int, phase: Literal["begun", "loaded", "named"] = "begun") -> None:
-        self.start, self.phase = start, phase
+    def __init__(
+        self, epoch: int, start: int = 0, phase: Literal["begun", "loaded", "named"] = "begun"
+    ) -> None:
+        self.epoch, self.start, self.phase = epoch, start, phase
         self._reached = 0
         # The rest of the computed draws, up to `_reached`.
         self._rest: Any = ()
+
+    def begun(self, is_complete: bool) -> Pass:
+        """Return the pass of an iteration that begins: over the next epoch, or this one again."""
+        if is_complete and self.phase != "named":
+            return Pass(self.epoch + 1)
+        return Pass(self.epoch, self.start)
+
+    def named(self, epoch: int, is_complete: bool) -> Pass:
+        """Return the pass after set_epoch(): at the draw of a loaded state of this epoch, else at the first draw."""
+        if epoch != self.epoch:
+            return Pass(epoch)
+        if self.phase != "begun":
+            return Pass(epoch, self.start, "named")
+        return Pass(epoch) if is_complete else self
 
     @property
     def taken(self) -> int:
@@ -153,13 +170,12 @@ class EpochSampler(DistributedSampler[Any]):
             raise OptionError(f'uneven={shown(uneven)}; give "repeat", "drop" or "allow"', option="uneven")
         if global_batch_size is not None:
             check_count("global_batch_size", global_batch_size)
-        self.seed, self.epoch = int(seed), 0
+        self.seed = int(seed)
         self.uneven, self.global_batch_size = uneven, global_batch_size
         # An attribute of torch's DistributedSampler and BatchSampler.
         self.drop_last = uneven == "drop"
         self._count = count
         self._num_replicas, self._rank = num_replicas, rank
-        # Changed by set_epoch, load_state_dict and _begin alone.
         self._pass = Pass(0)
         self._ds: Sized | None = ds
         self._samples, self._archive, self._selections = len(ds), "", list[Selection]()
@@ -192,6 +208,11 @@ class EpochSampler(DistributedSampler[Any]):
         return self._items(0, self.rank)
 
     @property
+    def epoch(self) -> int:  # type: ignore[override]
+        """Number of the epoch, from 0."""
+        return self._pass.epoch
+
+    @property
     def sampler(self) -> Self:
         """Itself, as frameworks tell the epoch to a batch sampler's `sampler`, or to its `batch_sampler`."""
         return self
@@ -206,11 +227,7 @@ class EpochSampler(DistributedSampler[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration, at its start or at the draw of a loaded state."""
         check_count("epoch", epoch, 0)
-        if self._pass.phase != "begun" and epoch == self.epoch:
-            self._pass.phase = "named"
-        elif epoch != self.epoch or self._is_complete:
-            self._pass = Pass(0)
-        self.epoch = int(epoch)
+        self._pass = self._pass.named(int(epoch), self._is_complete)
 
     def state_dict(self, steps: int | None = None, *, batch_size: int | None = None) -> State:
         """Return the position of the whole job, the same on every rank: plain numbers and strings.
@@ -257,9 +274,8 @@ class EpochSampler(DistributedSampler[Any]):
         """
         check_shape(state)
         check_fit(state, self._state(0, 0))
-        self.epoch = state["epoch"]
         self.seed = state["seed"]
-        self._pass = Pass(state["consumed"], "loaded")
+        self._pass = Pass(state["epoch"], state["consumed"], "loaded")
 
     def which(
         self, step: int, rank: int | None = None, *, batch_size: int = 1, epoch: int | None = None
@@ -329,10 +345,8 @@ class EpochSampler(DistributedSampler[Any]):
         current.taken = self._items(current.start)
 
     def _begin(self) -> Any:
-        """Begin an iteration: of the next epoch, or this one again."""
-        if self._is_complete and self._pass.phase != "named":
-            self.set_epoch(self.epoch + 1)
-        self._pass = Pass(self._pass.start)
+        """Begin an iteration; return the items of its pass."""
+        self._pass = self._pass.begun(self._is_complete)
         return self._order(self.epoch, self._pass.start)
 
     @property

@@ -89,7 +89,7 @@ class Loader:
             text = "drop_last=True needs a batch_size; here the sampler makes the batches"
             raise OptionError(text, option="drop_last")
         self._device: torch.device | None = None
-        self._is_split = True  # until a large batch cannot be split into small ones
+        self._is_split = True
         self._ring: _Ring | None = None
         self._seconds_a_batch = math.inf
 
@@ -131,7 +131,7 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         sampler = self.sampler
         order = sampler._begin()
-        epoch, current, starts = sampler.epoch, sampler._pass, self._starts(len(order))
+        current, starts = sampler._pass, self._starts(len(order))
         batches = iter(order) if self.batch_size is None else _slice_order(order, starts)
         ahead = self.dataset._looking_ahead(partial(drawn_in, order), 0, len(order))
         if ahead is not None:
@@ -141,7 +141,7 @@ class Loader:
         # A caller that counts batches does not ask for one more, so the last one takes the dropped items too.
         last = sampler._items(current.start, sampler.rank) if self._drop_last else len(starts) * starts.step
         reached = itertools.chain(starts[1:], [last] if starts else [])
-        self._is_split = True
+        self._is_split = True  # until a large batch cannot be split into small ones
         # With its number: "cuda" and "xla" mean the current device of each thread.
         asked = self._asked_device
         self._device = None if asked is None else torch.empty(0, device=asked).device
@@ -162,7 +162,7 @@ class Loader:
             if ring.reuse == self._reuse:
                 self._ring = ring
         if sampler._pass is current:
-            sampler.set_epoch(epoch + 1)
+            sampler.set_epoch(current.epoch + 1)
 
     def _starts(self, items: int) -> range:
         """Return the first item of each batch in an order."""
