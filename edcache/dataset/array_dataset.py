@@ -90,7 +90,8 @@ class ArrayDataset:
             return self.batch(index)
         position, length = operator.index(index), len(self)
         if not -length <= position < length:
-            raise SampleIndexError(f"{self._reader.path}: index {position} not in [-{length}, {length})")
+            text = f"{self._reader.path}: index {position} not in [-{length}, {length})"
+            raise SampleIndexError(text, path=self._reader.path, index=position)
         return self._one(position % length)
 
     def batch(self, indices: Any) -> Any:

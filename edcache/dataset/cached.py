@@ -193,25 +193,16 @@ class CachedDataset(ArchiveDataset[T_co]):
         stores = [store_at(one, given) for one in names or [path]]  # type: ignore[list-item]
         del path, names, given  # a traceback with locals would show credentials
         OpenOptions.of(None, keywords, "from_cache")
-        if not is_one:
-            if keywords.get("expected_digest") is not None:
-                raise OptionError(
-                    "expected_digest= is of one archive; open several one by one, and concat() them"
-                )
-
-            def open_one(store: Store) -> CachedDataset:
-                return cls(None, store, **keywords)
-
-            archives: list[CachedDataset] = []
-            own = {name: keywords.pop(name, None) for name in ("transform", "batch_transform")}
-            with ExitStack() as opened:
-                take = opened.enter_context
-                base.in_threads(open_one, stores, lambda one: archives.append(take(one)), 8, "edcache-open")
-                opened.pop_all()
-            joined = Concat(archives)
-            joined.transform, joined.batch_transform = own["transform"], own["batch_transform"]
-            return joined
-        return cls(None, stores[0], **keywords)
+        if is_one:
+            return cls(None, stores[0], **keywords)
+        if keywords.get("expected_digest") is not None:
+            raise OptionError(
+                "expected_digest= is of one archive; open several one by one, and concat() them"
+            )
+        own = {name: keywords.pop(name, None) for name in ("transform", "batch_transform")}
+        joined = Concat(_open_all(lambda store: cls(None, store, **keywords), stores))
+        joined.transform, joined.batch_transform = own["transform"], own["batch_transform"]
+        return joined
 
     __add__ = add
 
@@ -355,6 +346,19 @@ def filled(
     dataset: CachedDataset[Any] = CachedDataset.__new__(CachedDataset)
     dataset._make(store, source, options, fingerprint)
     return dataset
+
+
+def _open_all(
+    open_one: Callable[[Store], CachedDataset[Any]], stores: list[Store]
+) -> list[CachedDataset[Any]]:
+    """Open archives, eight at a time; after an error none stays open."""
+    archives: list[CachedDataset[Any]] = []
+    with ExitStack() as opened:
+        base.in_threads(
+            open_one, stores, lambda one: archives.append(opened.enter_context(one)), 8, "edcache-open"
+        )
+        opened.pop_all()
+    return archives
 
 
 def _path_of(source: Any) -> str:

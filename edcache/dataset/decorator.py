@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, get_args, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, get_args, overload
 
 from edcache import base, writer
 from edcache.base import CacheOptions, OnStale, OptionError, StaleCacheError, takes
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 P = ParamSpec("P")
+
+# The result of comparing an archive with a call, for the fill that may follow.
+_Verdict = Literal["same", "rebuild", "compare nothing"]
 
 
 class CachedFactory(Generic[P, T_co]):
@@ -79,7 +82,7 @@ class CachedFactory(Generic[P, T_co]):
         archive = store.found(self._reading)
         rebuild, is_complete = False, archive is not None and archive.complete
         if archive is not None and not (is_complete and options.grow):
-            rebuild, _ = self._is_stale(archive, fingerprint)
+            rebuild = self._check(archive, fingerprint, not is_complete) == "rebuild"
         if archive is not None and is_complete and not rebuild and not options.grow:
             if options.preload:
                 archive.close()
@@ -88,36 +91,33 @@ class CachedFactory(Generic[P, T_co]):
         source = self.uncached(*args, **kwargs)
         origin: dict[str, Any] | bool = writer.with_samples_of(fingerprint, source)
         if archive is not None and not rebuild:
-            rebuild, is_let_pass = self._is_stale(archive, fingerprint, source)
-            origin = origin if rebuild or not is_let_pass else False
+            length, begun = None, archive.session.origin.length
+            if not writer.is_stream(source) and hasattr(source, "__len__"):
+                length = writer.length_of(source, store.path)
+            lengths = None if length is None or begun is None or length == begun else (length, begun)
+            adds = not is_complete or (length or 0) > len(archive)
+            verdict = self._check(archive, writer.with_samples_of(fingerprint, source, lengths), adds)
+            rebuild = verdict == "rebuild"
+            origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)
         return filled(store, source, options, origin)
 
-    def _is_stale(
-        self, archive: Reader, fingerprint: dict[str, Any], source: Any = None
-    ) -> tuple[bool, bool]:
-        """Compare the archive of a call: (True to build it anew, True if on_stale uses a stale one as it is).
+    def _check(self, archive: Reader, fingerprint: dict[str, Any], adds: bool) -> _Verdict:
+        """Compare the archive of a call by `on_stale`; StaleCacheError for one of another call, or another source.
 
-        Raises StaleCacheError. source: the dataset of the call, if samples may be added to the archive.
+        adds: True if samples may be added to it.
         """
-        on_stale, origin, adds = self._on_stale, archive.head, not archive.complete
-        if source is not None:
-            origin, lengths = archive.session.origin, None
-            if not writer.is_stream(source) and hasattr(source, "__len__"):
-                length = writer.length_of(source, archive.path)
-                adds = adds or length > len(archive)
-                lengths = None if origin.length is None else (length, origin.length)
-            lengths = None if lengths is None or lengths[0] == lengths[1] else lengths
-            fingerprint = writer.with_samples_of(fingerprint, source, lengths)
+        on_stale, origin = self._on_stale, archive.session.origin
         changed = writer.differences(origin.fingerprint, fingerprint)
         if not archive.complete:
             changed += label_differences(origin, self.options.in_memory_keys)
         if not changed:
-            if on_stale != "ignore":
-                warn_of_code(archive.path, origin, fingerprint, "change version= or delete the file")
-            return False, on_stale == "ignore"
+            if on_stale == "ignore":
+                return "compare nothing"
+            warn_of_code(archive.path, origin, fingerprint, "change version= or delete the file")
+            return "same"
         if on_stale == "rebuild":
-            return True, False
+            return "rebuild"
         # Another name, and what a source says, may be let pass; another call of the function never.
         is_other_call = any(line.startswith(("argument ", "version: ")) for line in changed)
         remedy = 'use another path, delete the file, or pass on_stale="rebuild"'
@@ -128,7 +128,7 @@ class CachedFactory(Generic[P, T_co]):
             raise StaleCacheError(message, path=archive.path, option="on_stale")
         if on_stale == "warn":
             base.warn(message)
-        return False, True
+        return "compare nothing"
 
     def _arguments(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         try:
