@@ -16,6 +16,7 @@ from edcache.base import EdcacheError, SourceError
 from edcache.format import Failure
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
+from edcache.writer.fetcher import Fetcher
 from edcache.writer.job import Carried, Job, carried
 from edcache.writer.part import Presence
 
@@ -35,15 +36,9 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
     chunks: list[Chunk] = []
     error: Carried | None = None
     try:
-        for index in indices:
-            try:
-                sample = job.compute(index)
-            except SourceError as refused:
-                builder.refuse(index, refused)
-            else:
-                builder.add(index, sample)
+        for _ in Fetcher(job, builder).compute(indices):
             if builder.is_full:
-                chunks.append(builder.take())
+                chunks.append(builder.take())  # noqa: PERF401 - those before an error stay
     except EdcacheError as raised:
         error = carried(raised)
     if len(builder):

@@ -8,15 +8,12 @@ and none waits for a dead one. Of fast samples a process locks many claims by on
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
-from edcache.base import SourceError
 from edcache.writer.appender import Appender
-from edcache.writer.features import ColumnsOf, columns_of
+from edcache.writer.fetcher import After, Before, Fetcher
 from edcache.writer.job import Job
 
 # States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and
@@ -97,25 +94,18 @@ class Presence:
         return bool((self.state >= ABSENT).all())
 
 
-Before: TypeAlias = Callable[[int], object]
-"""Called with the index of the next sample, or with -1 before waiting for a claim; may raise."""
-After: TypeAlias = Callable[[int, int], object]
-"""Called with the number of samples that were computed or found, and the bytes of their raw records."""
-
-
 class Part:
     """The share of one process in filling an archive; nobody else uses the appender meanwhile, and the caller seals."""
 
     def __init__(
         self, job: Job, appender: Appender, presence: Presence, before: Before, after: After
     ) -> None:
-        self._job = job
         self._appender, self._claims = appender, appender.claims
         self._presence = presence
         self._before, self._after = before, after
         self._builder = job.builder(appender)
         self._claim_size = appender.head.claim_size
-        self._columns_of = columns_of(job.source)
+        self._fetcher = Fetcher(job, self._builder, before, after)
         # Locked claims whose samples are not all published.
         self._held: list[range] = []
         # Claims to lock by one call.
@@ -177,54 +167,14 @@ class Part:
         self._held.append(claims)
         # Their last holder published before it freed them, so now is the time to look.
         self._look()
-        began, missing = time.monotonic(), self._presence.missing_in(claims.start, len(claims))
-        if self._columns_of is None:
-            for index in missing:
-                self._add(index)
-        elif missing:
-            gaps = np.flatnonzero(np.diff(missing) > 1) + 1
-            for run in np.split(np.array(missing), gaps):
-                self._add_run(int(run[0]), int(run[-1]) + 1, self._columns_of)
+        began = time.monotonic()
+        for _ in self._fetcher.compute(self._presence.missing_in(claims.start, len(claims))):
+            if self._builder.is_due:
+                self._publish(is_computing=True)
         seconds = time.monotonic() - began
         self._most = max(1, int(len(claims) * _RUN_SECONDS / max(seconds, 1e-6)))
         if not len(self._builder) and not self._builder.failures:
             self._release()
-
-    def _add(self, index: int) -> None:
-        """Compute a sample, and publish the chunk if that is due."""
-        nbytes = self._builder.nbytes
-        self._before(index)
-        try:
-            sample = self._job.compute(index)
-        except SourceError as error:
-            self._builder.refuse(index, error)
-        else:
-            self._builder.add(index, sample)
-        finally:
-            self._after(1, self._builder.nbytes - nbytes)
-        if self._builder.is_due:
-            self._publish(is_computing=True)
-
-    def _add_run(self, index: int, stop: int, columns_of: ColumnsOf) -> None:
-        """Compute consecutive samples as columns, or else one by one, and publish each chunk that is due."""
-        self._before(index)
-        columns, row = None, 0
-        try:
-            with suppress(Exception):  # one by one, the sample is named
-                columns = columns_of(slice(index, stop))
-        finally:
-            self._after(0, 0)
-        if columns is None or columns.count != stop - index:
-            for each in range(index, stop):
-                self._add(each)
-            return
-        while row < columns.count:
-            nbytes = self._builder.nbytes
-            count = self._builder.add_columns(index + row, columns, row)
-            row += count
-            self._after(count, self._builder.nbytes - nbytes)
-            if self._builder.is_due:
-                self._publish(is_computing=True)
 
     def _publish(self, is_computing: bool = False) -> None:
         """Publish the pending samples and free the claims, but for those that are being computed."""
