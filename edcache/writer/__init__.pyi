@@ -7,7 +7,6 @@ from .cache import check_options as check_options
 from .cache import new_head as new_head
 from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
-from .crew import worker_count as worker_count
 from .description import qualified_name as qualified_name
 from .features import by_items as by_items
 from .features import declared as declared
@@ -26,6 +25,7 @@ from .job import check_origin as check_origin
 from .job import check_source as check_source
 from .job import claim_size as claim_size
 from .job import length_of as length_of
+from .job import worker_count as worker_count
 from .lazy import LazyFiller as LazyFiller
 from .recovery import never_created as never_created
 from .seal import LabelChange as LabelChange

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from typing import Any, Final
 
-from edcache.base import OptionError, SourceError, check_workers
+from edcache.base import OptionError, SourceError
 from edcache.format import Failure
 from edcache.storage import storage_error
 from edcache.writer.appender import Appender
@@ -61,7 +61,8 @@ class Crew:
 
     def __init__(self, job: Job, workers: int, appender: Appender, tick: Callable[[], None]) -> None:
         self._job, self._path, self._options = job, job.path, job.options
-        self._context = crew_context(job.options.multiprocessing_context)
+        asked = job.options.multiprocessing_context
+        self._context: Any = multiprocessing.get_context(asked) if isinstance(asked, str | None) else asked
         self._appender, self._tick = appender, tick
         self._workers: list[_Worker] = []
         self._size = workers
@@ -205,27 +206,3 @@ def _ending(exitcode: int | None) -> str:
         with suppress(ValueError):
             return f"killed by {signal.Signals(-exitcode).name}"
     return f"exit code {exitcode}"
-
-
-def usable_cpus() -> int:
-    """How many processors this process may use: its affinity and its control group, not the machine."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
-    with suppress(OSError, StopIteration, ValueError):
-        with open("/proc/self/cgroup", encoding="ascii") as file:
-            group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
-        with open(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()  # "max" where there is none
-        count = min(count, int(quota) // int(period))
-    return max(1, count)
-
-
-def worker_count(asked: int | str | None) -> int:
-    """How many workers `num_workers=` asks for; OptionError for what is no number from 0 up, nor "auto"."""
-    check_workers(asked)
-    return asked if isinstance(asked, int) else usable_cpus()
-
-
-def crew_context(asked: Any) -> Any:
-    """A multiprocessing context: the platform's, one by name, or the one that was given."""
-    return multiprocessing.get_context(asked) if asked is None or isinstance(asked, str) else asked

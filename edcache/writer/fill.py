@@ -14,9 +14,7 @@ from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
-from edcache.writer.cluster import Cluster
-from edcache.writer.crew import Crew, worker_count
-from edcache.writer.job import Job, check_length, errors_with, outcome
+from edcache.writer.job import Job, check_length, errors_with, outcome, worker_count
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.seal import seal
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream
@@ -135,8 +133,12 @@ def _drive(job: Job, appender: Appender, presence: Presence, progress: base.Prog
     # A daemonic process, such as a DataLoader's worker, may not start others.
     is_daemonic = multiprocessing.current_process().daemon
     if options.executor is not None:
+        from edcache.writer.cluster import Cluster
+
         Cluster(job, appender, presence, look).run(claims)
     elif workers and appender.claims.can_lock and not is_daemonic:
+        from edcache.writer.crew import Crew
+
         Crew(job, workers, appender, look).run()
     else:
         Part(job, appender, presence, lambda index: None, progress.advance).run(claims)

@@ -6,7 +6,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -210,6 +210,25 @@ def carried(error: BaseException) -> Carried:
 def claim_size(length: int) -> int:
     """Consecutive samples that one process computes at a time: few enough that all end together."""
     return min(64, max(1, length // 100))
+
+
+def worker_count(asked: int | str | None) -> int:
+    """Number of workers of `num_workers=`; OptionError for what is no number from 0 up, nor "auto".
+
+    "auto" is as many as this process may use processors: by its affinity and its control group, not the machine's.
+    """
+    base.check_workers(asked)
+    if isinstance(asked, int):
+        return asked
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity is not None else os.cpu_count() or 1
+    with suppress(OSError, StopIteration, ValueError):
+        with open("/proc/self/cgroup", encoding="ascii") as file:
+            group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
+        with open(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()  # "max" where there is none
+        count = min(count, int(quota) // int(period))
+    return max(1, count)
 
 
 def check_source(source: Any, path: str) -> None:

@@ -11,8 +11,15 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from edcache.base import OptionError, Progress
-from edcache.writer.crew import worker_count
-from edcache.writer.job import Job, check_origin, errors_with, outcome, refusal, reraise_interrupt
+from edcache.writer.job import (
+    Job,
+    check_origin,
+    errors_with,
+    outcome,
+    refusal,
+    reraise_interrupt,
+    worker_count,
+)
 from edcache.writer.seal import seal
 
 

@@ -26,8 +26,8 @@ from edcache.errors import (
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
 from edcache.writer.cache import new_head
-from edcache.writer.crew import Crew, usable_cpus
-from edcache.writer.job import Job
+from edcache.writer.crew import Crew
+from edcache.writer.job import Job, worker_count
 
 COUNT = 200
 
@@ -137,7 +137,7 @@ def test_auto_takes_the_processors_that_this_process_may_use(path, log):
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
-        assert usable_cpus() == 1
+        assert worker_count("auto") == 1
         fill(Source(log), path, "auto")
         assert len(processes(log)) == 1
     finally:
