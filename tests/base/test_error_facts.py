@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from written import write
 
 import edcache
 from edcache import format
@@ -137,8 +138,7 @@ def damaged_record(path: Path, index: int) -> Path:
 
 
 def partial(path: Path) -> Any:
-    with edcache.CacheWriter(path) as writer:
-        writer.write(5, {"x": 1})
+    write(path, [{"x": 1}], indices=[5])
     return edcache.CachedDataset(None, path, allow_partial=True)
 
 

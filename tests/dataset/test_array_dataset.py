@@ -16,10 +16,11 @@ from optional import needs
 from range_server import serving
 from systems import reading_by
 from torch.utils.data import default_collate
+from written import write
 
 import edcache
 import edcache.numpy
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.codec import decoder_of
 from edcache.codec.dtypes import TENSOR_DTYPES, array_dtype
 from edcache.errors import (
@@ -108,9 +109,7 @@ def collated(batch):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("arrays") / "rich.zip"
-    with CacheWriter(path, in_memory_keys=["label", "even"], chunk_size=7) as w:
-        w.extend(map(rich, range(30)))
-    return path
+    return write(path, map(rich, range(30)), in_memory_keys=["label", "even"], chunk_size=7)
 
 
 CHOSEN = [3, 29, -1, 0, 3]
@@ -120,8 +119,7 @@ CHOSEN = [3, 29, -1, 0, 3]
 def test_a_batch_is_that_of_default_collate(path, way, tmp_path):
     if way == "zstd":
         path = tmp_path / "zstd.zip"
-        with CacheWriter(path, compression="zstd") as w:
-            w.extend(map(rich, range(30)))
+        write(path, map(rich, range(30)), compression="zstd")
     expected = default_collate([rich(i % 30) for i in CHOSEN])
     with serving(path.read_bytes()) as served:
         fields = ["tree.at", 4, "image"] if way == "fields" else None
@@ -145,8 +143,7 @@ def test_samples_of_several_structures_are_stacked_as_far_as_they_are_alike(tmp_
     path = tmp_path / "several.zip"
     # Beyond four shapes a schema has variable ones.
     boxes = [np.zeros((n, 4), np.float32) for n in (1, 2, 3, 4, 5, 6, 6, 7)]
-    with CacheWriter(path) as w:
-        w.extend({"boxes": box, "n": len(box), "maybe": None if k % 2 else k} for k, box in enumerate(boxes))
+    write(path, ({"boxes": box, "n": len(box), "maybe": None if k % 2 else k} for k, box in enumerate(boxes)))
     ds = edcache.numpy.open(path)
     with pytest.raises(OptionError, match=r"field boxes with several shapes, \(1, 4\) and \(2, 4\)"):
         ds[[0, 1]]
@@ -155,8 +152,7 @@ def test_samples_of_several_structures_are_stacked_as_far_as_they_are_alike(tmp_
     assert same(
         batch, {"n": np.array([1, 2, 3, 4, 5, 6, 6, 7]), "maybe": [0, None, 2, None, 4, None, 6, None]}
     )
-    with CacheWriter(tmp_path / "keys.zip") as w:
-        w.extend([{"a": 1}, {"b": 1}])
+    write(tmp_path / "keys.zip", [{"a": 1}, {"b": 1}])
     with pytest.raises(OptionError, match="the samples with several keys"):
         edcache.numpy.open(tmp_path / "keys.zip")[:]
 
@@ -232,11 +228,9 @@ from edcache.errors import MissingDependencyError
 
 def test_nothing_of_it_imports_torch(path, tmp_path):
     zstd, own = tmp_path / "zstd.zip", tmp_path / "own.zip"
-    with CacheWriter(zstd, compression="zstd") as w:
-        w.extend(map(rich, range(80)))
+    write(zstd, map(rich, range(80)), compression="zstd")
     # So many structures that records carry their own.
-    with CacheWriter(own) as w:
-        w.extend({f"key {i}": torch.arange(i)} for i in range(1100))
+    write(own, ({f"key {i}": torch.arange(i)} for i in range(1100)))
     with serving(path.read_bytes()) as served:
         script = f"""
 Point = collections.namedtuple("Point", "x y")
@@ -261,8 +255,7 @@ print("read")
 @needs("PIL")
 def test_what_takes_another_package_says_which(tmp_path):
     path = tmp_path / "dtypes.zip"
-    with CacheWriter(path) as w:
-        w.append({"x": torch.arange(3).to(torch.bfloat16)})
+    write(path, [{"x": torch.arange(3).to(torch.bfloat16)}])
     script = f"""
 try:
     edcache.numpy.open({str(path)!r})[0]
@@ -288,8 +281,7 @@ def test_small_floats_are_those_of_ml_dtypes(tmp_path):
     ml_dtypes = pytest.importorskip("ml_dtypes", reason="pip install ml_dtypes")
     path = tmp_path / "dtypes.zip"
     values = [torch.arange(4.0) + i for i in range(3)]
-    with CacheWriter(path) as w:
-        w.extend({"b": v.to(torch.bfloat16), "f": v.to(torch.float8_e5m2)} for v in values)
+    write(path, ({"b": v.to(torch.bfloat16), "f": v.to(torch.float8_e5m2)} for v in values))
     ds = edcache.numpy.open(path)
     assert ds[1]["b"].dtype == ml_dtypes.bfloat16
     assert ds[:]["b"].astype(np.float32).tolist() == torch.stack(values).tolist()
@@ -298,8 +290,7 @@ def test_small_floats_are_those_of_ml_dtypes(tmp_path):
 
 def test_a_dtype_that_numpy_lacks_comes_as_integers_of_its_bits(tmp_path):
     path = tmp_path / "bits.zip"
-    with CacheWriter(path) as w:
-        w.append(torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2))
+    write(path, [torch.arange(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)])
     found = edcache.numpy.open(path)[0]
     assert (found.dtype, found.tolist()) == (np.uint8, [0, 1, 2, 3])
 
@@ -314,8 +305,7 @@ def test_images_that_decode_to_tensors_are_arrays_with_channels_last(tmp_path):
 
 def test_registered_classes_are_made_again(tmp_path):
     path = tmp_path / "classes.zip"
-    with CacheWriter(path) as w:
-        w.append((codec_samples.Box(torch.arange(2), 3), Color.GREEN))
+    write(path, [(codec_samples.Box(torch.arange(2), 3), Color.GREEN)])
     ds, expected = edcache.numpy.open(path), codec_samples.Box(np.arange(2), 3)
     assert same(ds[0], (expected, Color.GREEN))
     assert same(ds[[0, 0]], [[expected, expected], [Color.GREEN, Color.GREEN]])

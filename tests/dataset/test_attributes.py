@@ -9,9 +9,10 @@ import torch
 from filled import available
 from likeness import same
 from torch.utils.data import DataLoader, Subset, default_collate, random_split
+from written import written
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.errors import ArchiveError, OptionError
 
 COUNT = 8
@@ -23,9 +24,7 @@ def sample(k):
 
 @pytest.fixture
 def ds(tmp_path):
-    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["label"]) as w:
-        w.extend(map(sample, range(COUNT)))
-    return CachedDataset.from_cache(tmp_path / "a.zip")
+    return written(tmp_path / "a.zip", map(sample, range(COUNT)), in_memory_keys=["label"])
 
 
 @pytest.fixture
@@ -111,9 +110,7 @@ def test_it_gets_the_fields_that_were_selected_and_labels_stay(ds):
 
 
 def test_datasets_that_were_put_together_see_it(ds, several, tmp_path):
-    with CacheWriter(tmp_path / "b.zip") as w:
-        w.extend({"other": k} for k in range(COUNT))
-    other = CachedDataset.from_cache(tmp_path / "b.zip")
+    other = written(tmp_path / "b.zip", ({"other": k} for k in range(COUNT)))
     both = edcache.concat([ds, ds[:2]])
     zipped = edcache.zip_fields(ds, other)
     some = several[[1, COUNT + 2]]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from written import write, written
 
 import edcache
 from edcache import CachedDataset, CacheWriter, View
@@ -160,8 +161,7 @@ def test_cache_dataset_is_warmup(path: Path) -> None:
 
 
 def test_warmup_without_a_source_names_what_is_missing(path: Path) -> None:
-    with CacheWriter(path) as writer:
-        writer.write(2, "two")
+    write(path, ["two"], indices=[2])
     with pytest.raises(OptionError, match="2 samples are missing and there is no source to compute them"):
         CachedDataset.from_cache(path).warmup()
 
@@ -309,17 +309,14 @@ def test_complete_and_missing_of_a_part(path: Path) -> None:
 
 
 def test_a_missing_sample_is_no_index_error(path: Path) -> None:
-    with CacheWriter(path) as writer:
-        writer.write(1, "one")
-    cache = CachedDataset.from_cache(path)
+    cache = written(path, ["one"], indices=[1])
     with pytest.raises(MissingSampleError, match=r"sample 0 has no record yet \(1 of 2 have\)") as caught:
         list(cache)
     assert not isinstance(caught.value, IndexError)
 
 
 def test_a_source_completes_what_a_writer_left(path: Path) -> None:
-    with CacheWriter(path) as writer:
-        writer.write(2, {"name": "kept"})
+    write(path, [{"name": "kept"}], indices=[2])
     source = Source(4)
     assert names(CachedDataset(source, path, fingerprint=False)) == ["n0", "n1", "kept", "n3"]
     assert source.computed == [0, 1, 3]
@@ -330,8 +327,7 @@ def test_repr_tells_path_length_and_labels(cache: CachedDataset, path: Path) -> 
 
 
 def test_repr_tells_what_is_missing(path: Path) -> None:
-    with CacheWriter(path) as writer:
-        writer.write(2, "two")
+    write(path, ["two"], indices=[2])
     assert repr(CachedDataset.from_cache(path)) == f"CachedDataset({str(path)!r}, 3 samples, 2 missing)"
 
 
@@ -352,8 +348,7 @@ def test_what_failed_to_open_has_a_repr_for_tracebacks_and_debuggers(path: Path)
 
 def test_refresh_shows_what_was_added(cache: CachedDataset, path: Path) -> None:
     assert cache.labels["y"].size == 10
-    with CacheWriter(path, "a") as writer:
-        writer.append({"name": "new", "y": 9})
+    write(path, [{"name": "new", "y": 9}], "a")
     assert len(cache) == 10
     assert cache.refresh() is True
     assert (len(cache), cache[10]["name"], cache.labels["y"][10]) == (11, "new", 9)
@@ -380,8 +375,7 @@ def test_a_lazy_dataset_pickles_with_its_source(path: Path) -> None:
 def test_a_read_only_archive_in_a_read_only_folder_opens() -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "locked.zip"
-        with CacheWriter(file) as writer:
-            writer.append("kept")
+        write(file, ["kept"])
         file.chmod(0o444)
         Path(folder).chmod(0o555)
         program = """

@@ -24,8 +24,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
     random_split,
 )
+from written import write
 
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.samplers import Balanced, ByLength, ChunkShuffle, Shuffle, Weighted
 
 torchdata = Library("torchdata.stateful_dataloader")
@@ -56,9 +57,7 @@ class InRam(Dataset):
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     path = tmp_path_factory.mktemp("ecosystem") / "a.zip"
-    with CacheWriter(path, in_memory_keys=["index", "label"], chunk_size=8) as w:
-        w.extend(map(sample, range(COUNT)))
-    return path
+    return write(path, map(sample, range(COUNT)), in_memory_keys=["index", "label"], chunk_size=8)
 
 
 CHOSEN = [k for k in reversed(range(COUNT)) if k % 7 % 3]

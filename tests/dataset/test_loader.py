@@ -23,6 +23,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
     default_collate,
 )
+from written import write, written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -48,9 +49,7 @@ def expected(indices):
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     path = tmp_path_factory.mktemp("loader") / "a.zip"
-    with CacheWriter(path, in_memory_keys=["label"], chunk_size=16) as w:
-        w.extend(map(sample, range(COUNT)))
-    return path
+    return write(path, map(sample, range(COUNT)), in_memory_keys=["label"], chunk_size=16)
 
 
 @pytest.fixture
@@ -83,9 +82,7 @@ def plain(k):
 def plain_archive(tmp_path_factory):
     """Samples that can be gathered as a whole."""
     path = tmp_path_factory.mktemp("plain") / "a.zip"
-    with CacheWriter(path, in_memory_keys=["label"], chunk_size=128) as w:
-        w.extend(map(plain, range(1000)))
-    return path
+    return write(path, map(plain, range(1000)), in_memory_keys=["label"], chunk_size=128)
 
 
 # --- what it gives ----------------------------------------------------------------------------------
@@ -462,9 +459,7 @@ def test_writing_into_a_batch_changes_no_other(ds):
 
 def test_batches_of_growing_size_fit(tmp_path):
     made = [{"x": torch.full((1 + k // 4 * 50, 7), k)} for k in range(40)]
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend(made)
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", made)
     order = [*range(40), *reversed(range(40))]
     for place, batch in enumerate(ds.loader(4, sampler=order)):
         assert same(batch, default_collate([made[k] for k in order[place * 4 : place * 4 + 4]]))
@@ -504,8 +499,7 @@ def test_a_corrupt_record_raises_at_its_batch(tmp_path, archive):
 
 
 def test_batches_before_the_one_that_fails_are_all_given(tmp_path):
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend({"label": k} for k in range(3000))
+    write(tmp_path / "a.zip", ({"label": k} for k in range(3000)))
     flip(tmp_path / "a.zip", int(CachedDataset.from_cache(tmp_path / "a.zip")._reader.rows["offset"][2777]))
     for threads in (1, 3):
         loader = CachedDataset.from_cache(tmp_path / "a.zip").loader(1, num_threads=threads)
@@ -552,8 +546,7 @@ def test_an_index_out_of_range_is_an_error(ds):
 
 
 def test_what_does_not_stack_is_an_error(tmp_path):
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend(torch.zeros(k) for k in range(4))
+    write(tmp_path / "a.zip", (torch.zeros(k) for k in range(4)))
     with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size"):
         list(CachedDataset.from_cache(tmp_path / "a.zip").loader(2))
 

@@ -9,6 +9,7 @@ from typing import get_type_hints
 
 import numpy as np
 import pytest
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheOptions, CacheWriter
@@ -131,8 +132,7 @@ def test_a_finished_cache_is_opened_once(tmp_path, monkeypatch, way):
 @pytest.mark.parametrize("way", ["a call", "a source"])
 def test_a_warning_of_the_source_names_the_line_that_opened_the_cache(tmp_path, way):
     path = tmp_path / "a.zip"
-    with CacheWriter(path) as w:
-        w.extend([1, 2])
+    write(path, [1, 2])
     if way == "a source":
         with pytest.warns(RuntimeWarning, match="says nothing about the source") as caught:
             CachedDataset([1, 2], path)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scale import scaled
 from test_samplers import MAKE, Labelled, every_sampler, flat, some
 from torch.utils.data import DataLoader
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -181,9 +182,7 @@ def test_a_global_batch_is_for_so_many_ranks():
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("replay") / "a.zip"
-    with CacheWriter(path, in_memory_keys=["k"], chunk_size=16) as w:
-        w.extend({"k": k} for k in range(103))
-    return path
+    return write(path, ({"k": k} for k in range(103)), in_memory_keys=["k"], chunk_size=16)
 
 
 def read(batches):

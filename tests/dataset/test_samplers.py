@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled, seeded
 from torch.utils.data import BatchSampler, DataLoader
+from written import written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -679,10 +680,7 @@ def test_slices_and_concatenations_of_archives_in_order_have_runs_too(tmp_path, 
 
 
 def test_chunk_shuffle_wants_records(tmp_path):
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.write(1, {"x": 1})
-        w.write(4, {"x": 1})
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", [{"x": 1}, {"x": 1}], indices=[1, 4])
     with pytest.raises(OptionError) as caught:
         ChunkShuffle(ds)
     assert str(caught.value) == "3 of 5 samples have no record, and so no chunk; leave out ds.missing"

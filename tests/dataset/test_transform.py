@@ -9,9 +9,10 @@ import pytest
 import torch
 from likeness import same
 from torch.utils.data import DataLoader, Subset, default_collate
+from written import write
 
 import edcache
-from edcache import CachedDataset, CacheWriter, cachable
+from edcache import CachedDataset, cachable
 from edcache.errors import CorruptRecordError, OptionError
 
 COUNT = 24
@@ -33,9 +34,7 @@ class Source:
 
 @pytest.fixture
 def path(tmp_path):
-    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["label"], chunk_size=10) as w:
-        w.extend(map(sample, range(COUNT)))
-    return tmp_path / "a.zip"
+    return write(tmp_path / "a.zip", map(sample, range(COUNT)), in_memory_keys=["label"], chunk_size=10)
 
 
 class Counted:

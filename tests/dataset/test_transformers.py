@@ -15,9 +15,10 @@ import torch
 from likeness import same
 from optional import needs
 from torch.utils.data import DataLoader, Subset
+from written import write, written
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.samplers import Shuffle
 
 pytestmark = needs("transformers", "accelerate")
@@ -102,9 +103,7 @@ CASES = ["WithPadding", "LanguageModeling", "TokenClassification", "default", "o
 
 
 def cache(path, make):
-    with CacheWriter(path) as w:
-        w.extend(map(make, range(COUNT)))
-    return CachedDataset.from_cache(path)
+    return written(path, map(make, range(COUNT)))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -214,8 +213,7 @@ job.train(resume_from_checkpoint=last > 4)
 @pytest.mark.parametrize("form", ["loader", "workers"])
 def test_a_trainer_goes_on_with_other_devices(tmp_path, form):
     """Amid an epoch, and between two."""
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend({"k": k} for k in range(80))
+    write(tmp_path / "a.zip", ({"k": k} for k in range(80)))
     expected = Shuffle(CachedDataset.from_cache(tmp_path / "a.zip"), seed=3, global_batch_size=10)
     step = 0
     for ranks, last in ((2, 4), (3, 8), (1, 12), (2, 24)):

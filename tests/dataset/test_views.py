@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from written import write, written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -98,8 +99,7 @@ def test_an_index_array_and_a_condition_keep_the_arrays_order(whole: CachedDatas
 
 def test_filter_works_where_every_record_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "damaged.zip"
-    with CacheWriter(path, in_memory_keys=["y"]) as writer:
-        writer.extend({"x": bytes([i]) * 100, "y": i % 3} for i in range(9))
+    write(path, ({"x": bytes([i]) * 100, "y": i % 3} for i in range(9)), in_memory_keys=["y"])
     data = bytearray(path.read_bytes())
     reader = Reader(path)
     for offset in reader.rows["offset"].tolist():
@@ -288,8 +288,7 @@ LARGE = 10**8
 def boastful(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
     """Ten samples, and the word that there are a hundred millions."""
     path = str(tmp_path_factory.mktemp("boastful") / "a.zip")
-    with CacheWriter(path, in_memory_keys=["y"]) as writer:
-        writer.extend({"y": i} for i in range(10))
+    write(path, ({"y": i} for i in range(10)), in_memory_keys=["y"])
     appender = Appender.open(path, Head(bytes(16)), mode="a")
     appender.amend(length=LARGE)
     appender.close()
@@ -315,9 +314,7 @@ def test_views_that_hold_no_array_of_it_are_made(boastful: CachedDataset) -> Non
 @pytest.fixture(scope="module")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> CachedDataset:
     path = tmp_path_factory.mktemp("bare") / "bare.zip"
-    with CacheWriter(path) as writer:
-        writer.extend({"i": i} for i in range(6))
-    return CachedDataset.from_cache(path)
+    return written(path, ({"i": i} for i in range(6)))
 
 
 def test_without_labels_slices_masks_and_arrays_work(bare: CachedDataset) -> None:

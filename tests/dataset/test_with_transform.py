@@ -6,8 +6,9 @@ import pytest
 import torch
 from likeness import same
 from torch.utils.data import DataLoader, default_collate
+from written import write
 
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.errors import OptionError
 
 COUNT = 12
@@ -20,9 +21,7 @@ def sample(k):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("transforms") / "a.zip"
-    with CacheWriter(path, in_memory_keys=["label"]) as w:
-        w.extend(map(sample, range(COUNT)))
-    return path
+    return write(path, map(sample, range(COUNT)), in_memory_keys=["label"])
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from written import write
 
 import edcache
 from edcache.display import Shown, view
@@ -51,9 +52,7 @@ def sample(i):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("viewer") / "train.zip"
-    with edcache.CacheWriter(path, in_memory_keys=["label"]) as w:
-        w.extend(sample(i) for i in range(20))
-    return path
+    return write(path, (sample(i) for i in range(20)), in_memory_keys=["label"])
 
 
 @pytest.fixture(scope="module")

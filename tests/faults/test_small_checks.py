@@ -14,6 +14,7 @@ import pytest
 from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, sample
 from systems import Full, replace_system
+from written import write
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import PartialArchiveWarning, StorageError
@@ -46,8 +47,7 @@ def test_a_replacement_deletes_what_a_killed_one_left_and_cuts_nothing(path: Pat
     w.abort()
     before = left.read_bytes()
     with left.open("rb") as opened:
-        with CacheWriter(path, "w") as w:
-            w.append({"x": 1})
+        write(path, [{"x": 1}], "w")
         assert opened.read() == before
     assert not left.exists()
 
@@ -76,8 +76,7 @@ def test_the_name_of_a_replacement_is_brought_to_the_disk_after_its_bytes() -> N
     disk = MemoryDisk()
     with replace_system(disk):
         for mode in ("x", "w"):
-            with CacheWriter(PATH, mode, publish_seconds=None) as w:
-                w.append(sample(0))
+            write(PATH, [sample(0)], mode, publish_seconds=None)
     names = [name for name, _ in operations(disk)]
     at = names.index("replace")
     assert names[at - 1 : at + 2] == ["sync", "replace", "sync_directory"]
@@ -115,8 +114,7 @@ def test_after_a_failed_sync_an_open_writer_publishes_nothing_more() -> None:
 
 @pytest.mark.parametrize("is_damaged", [False, True])
 def test_what_came_after_the_last_seal_is_saved_as_the_newer(path: Path, is_damaged: bool) -> None:
-    with CacheWriter(path, publish_seconds=None) as w:
-        w.extend({"x": index} for index in range(3))
+    write(path, ({"x": index} for index in range(3)), publish_seconds=None)
     w = CacheWriter(path, "a", publish_seconds=None)
     w.write(1, {"x": 100})
     w.abort()
@@ -168,8 +166,7 @@ def test_a_chunk_that_was_interrupted_when_it_was_out_is_there_once() -> None:
 
 
 def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
-    with CacheWriter(path, publish_seconds=None) as w:
-        w.append({"x": 0})
+    write(path, [{"x": 0}], publish_seconds=None)
     before = path.read_bytes()
     w = CacheWriter(path, "a", publish_seconds=None)
     w.append({"x": 1})
@@ -181,8 +178,7 @@ def test_a_full_disk_gets_the_bytes_of_half_a_chunk_back(path: Path) -> None:
     assert path.read_bytes() == before
     with pytest.raises(StorageError, match="an append was broken off"):
         w.close()
-    with CacheWriter(path, "a") as w:
-        w.append({"x": 1})
+    write(path, [{"x": 1}], "a")
     with closing(CachedDataset.from_cache(path, allow_partial=True)) as cache:
         assert [cache[k]["x"] for k in range(2)] == [0, 1]
 

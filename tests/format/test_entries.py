@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chains import UUID, Archive
+from written import write
 
-from edcache import CacheWriter, format, storage
+from edcache import format, storage
 from edcache.errors import ArchiveError, CorruptArchiveError, OptionError
 from edcache.format import ROW, Failure, Head, Header, entries
 
@@ -312,8 +313,7 @@ def test_without_isal_the_same_bytes_are_written_and_read(tmp_path):
         "with CacheWriter(sys.argv[1], uuid=bytes(16)) as w: w.extend(range(50))\n"
         "assert list(CachedDataset.from_cache(sys.argv[2])) == list(range(50))\n"
     )
-    with CacheWriter(tmp_path / "a.zip", uuid=bytes(16)) as w:
-        w.extend(range(50))
+    write(tmp_path / "a.zip", range(50), uuid=bytes(16))
     paths = [str(tmp_path / "b.zip"), str(tmp_path / "a.zip")]
     subprocess.run([sys.executable, "-c", script, *paths], check=True)
     assert (tmp_path / "b.zip").read_bytes() == (tmp_path / "a.zip").read_bytes()

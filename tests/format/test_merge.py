@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from optional import Library
 from range_server import serving
 from scale import scaled
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
@@ -204,9 +205,7 @@ def test_a_damaged_column_leaves_the_others(path):
 
 
 def test_a_row_of_zeros_is_no_empty_record(tmp_path):
-    with CacheWriter(tmp_path / "a.zip") as writer:
-        writer.write(1, None)
-        writer.write(0, 5)
+    write(tmp_path / "a.zip", [None, 5], indices=[1, 0])
     data = bytearray((tmp_path / "a.zip").read_bytes())
     root, _ = format.read_root(lambda at, nbytes: data[at : at + nbytes], len(data), "a.zip")
     data[root.index.offset : root.index.offset + ROW.itemsize] = bytes(ROW.itemsize)
@@ -369,8 +368,7 @@ def test_integers_that_were_published_become_floats_if_each_is_exact(
         with pytest.raises(LabelError, match=f'label "y" is double and has the integer {integer}'):
             w.append({"y": 0.5})
         w.abort()
-        with CacheWriter(path, "a") as w:
-            w.append({"y": 7})
+        write(path, [{"y": 7}], "a")
     else:
         with w:
             w.append({"y": 0.5})
@@ -389,6 +387,5 @@ def test_processes_that_do_not_know_of_each_other_widen_one_column(tmp_path):
         writers[3].write(3, {"y": "text"})
     for w in writers:
         w.abort()
-    with CacheWriter(path, "a") as w:
-        w.append({"y": 2**40})
+    write(path, [{"y": 2**40}], "a")
     assert CachedDataset.from_cache(path).labels["y"].tolist() == [1.0, 0.5, 3.0, 2.0**40]

@@ -19,6 +19,7 @@ import torch
 from optional import Later, Library, made
 from scale import scaled
 from systems import WAYS, System, reading_by, replace_system
+from written import write, written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -82,9 +83,7 @@ def check(path, expected):
 
 def test_labels_for_a_file_that_is_gone_make_no_other_one(tmp_path):
     path = tmp_path / "a.zip"
-    with CacheWriter(path) as writer:
-        writer.extend({"x": index} for index in range(4))
-    ds = CachedDataset.from_cache(path)
+    ds = written(path, ({"x": index} for index in range(4)))
     path.rename(tmp_path / "b.zip")
     with pytest.raises(ArchiveNotFoundError, match="a.zip: no such file"):
         ds.add_labels("y", range(4))
@@ -491,8 +490,7 @@ def test_several_change_labels_while_another_appends(path):
     for thread in threads:
         thread.start()
     for index in range(10, 18):
-        with CacheWriter(path, "a", chunk_size=2) as w:
-            w.append(sample(index))
+        write(path, [sample(index)], "a", chunk_size=2)
     for thread in threads:
         thread.join()
     assert failed == []
@@ -549,8 +547,7 @@ def test_ten_columns_of_a_million_are_kept_as_bytes(tmp_path):
 
     count = 50_000
     path = tmp_path / "a.zip"
-    with CacheWriter(path, chunk_size=25_000) as w:
-        w.extend(range(count))
+    write(path, range(count), chunk_size=25_000)
     ds = opened(path)
     values = np.arange(count)
     tracemalloc.start()
@@ -571,9 +568,7 @@ def everything(path):
     opened(path).add_labels("a", range(10)).add_labels("y", {1: 11, 2: 12})
     make(path, 3, mode="a")
     opened(path).add_labels("b", [f"b{i}" for i in range(13)]).add_labels("gone", range(13))
-    with CacheWriter(path, "a") as w:
-        w.write(2, sample(2))
-        w.write(15, sample(15))
+    write(path, [sample(2), sample(15)], "a", indices=[2, 15])
     opened(path).drop_labels("gone", "kind").add_labels("kind", [math.pi] * 16)
     y = [0, 11, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 2, None, None, 15]
     b = [*(f"b{i}" for i in range(13)), None, None, None]

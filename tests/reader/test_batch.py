@@ -14,6 +14,7 @@ from sample_trees import Pair, numbers, trees
 from scale import scaled
 from torch.utils.data import DataLoader, Dataset, StackDataset, Subset, default_collate, random_split
 from torch.utils.data._utils.collate import default_collate_fn_map
+from written import written
 
 from edcache import CachedDataset, CacheWriter
 from edcache.errors import CorruptRecordError, MissingSampleError, SampleIndexError
@@ -40,9 +41,7 @@ samples = st.recursive(leaves, lambda some: trees(some, ("a", "b", 3), 0), max_l
 @settings(max_examples=scaled(400, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(samples, st.lists(st.integers(-8, 7), min_size=1, max_size=6), st.sampled_from([None, "zstd"]))
 def test_the_bulk_path_equals_default_collate_of_the_samples(tmp_path, make, indices, compression):
-    with CacheWriter(tmp_path / "a.zip", "w", compression=compression, chunk_size=3) as w:
-        w.extend(make(k) for k in range(8))
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", (make(k) for k in range(8)), "w", compression=compression, chunk_size=3)
     listed = ds.__getitems__(indices)
     assert same(listed, [ds[i] for i in indices])
     assert same(listed, [make(range(8)[i]) for i in indices])
@@ -63,9 +62,7 @@ def test_extreme_numpy_scalars_are_collated_as_ever(tmp_path, code):
     elif dtype.kind in "fc":
         finite = np.finfo(dtype)
         values += [finite.min, finite.max, finite.smallest_subnormal, -0.0, np.inf, -np.inf, np.nan]
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend({"x": dtype.type(value)} for value in values)
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", ({"x": dtype.type(value)} for value in values))
     everything = range(len(ds))
     expected, error = outcome(lambda: default_collate([ds[i] for i in everything]))
     found, found_error = outcome(lambda: ds.batch(everything))
@@ -79,9 +76,7 @@ def sample(i):
 
 @pytest.fixture
 def ds(tmp_path):
-    with CacheWriter(tmp_path / "a.zip", in_memory_keys=["label"], chunk_size=16) as w:
-        w.extend(map(sample, range(60)))
-    return CachedDataset.from_cache(tmp_path / "a.zip")
+    return written(tmp_path / "a.zip", map(sample, range(60)), in_memory_keys=["label"], chunk_size=16)
 
 
 def images(loader):
@@ -114,9 +109,7 @@ def collated_within_a_function(batch):
 
 @pytest.mark.parametrize("collate", [None, collated_within_a_function])
 def test_large_tensors_are_gathered_into_what_a_worker_hands_over(tmp_path, collate):
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend(map(large, range(12)))
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", map(large, range(12)))
     batches = list(DataLoader(ds, batch_size=4, num_workers=2, collate_fn=collate))
     assert all(same(b, default_collate([large(4 * k + i) for i in range(4)])) for k, b in enumerate(batches))
     assert all(batch["image"].is_shared() for batch in batches)
@@ -125,9 +118,7 @@ def test_large_tensors_are_gathered_into_what_a_worker_hands_over(tmp_path, coll
 def test_a_bare_tensor_array_or_number_is_collated_in_bulk(tmp_path, monkeypatch):
     monkeypatch.setattr(Group, "samples", None)  # a way that reads samples would fail
     for make in (lambda k: torch.full((3,), k), lambda k: np.full(3, k), lambda k: k, lambda k: k / 2):
-        with CacheWriter(tmp_path / "a.zip", "w") as w:
-            w.extend(map(make, range(9)))
-        ds = CachedDataset.from_cache(tmp_path / "a.zip")
+        ds = written(tmp_path / "a.zip", map(make, range(9)), "w")
         for workers in (0, 1):
             batches = list(DataLoader(ds, batch_size=4, num_workers=workers))
             assert same(batches[1], default_collate([make(k) for k in range(4, 8)]))
@@ -207,9 +198,7 @@ def test_samples_that_are_read_together_share_no_memory(tmp_path):
             [k, k / 2],
         )
 
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend(map(numbers, range(9)))
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", map(numbers, range(9)))
     found = ds.__getitems__([4, 4, 7])
     assert same(found, [numbers(4), numbers(4), numbers(7)])
     assert [s[0].untyped_storage().nbytes() for s in found] == [24] * 3
@@ -287,9 +276,7 @@ NUMPY_SCALARS = next(kind for kind in default_collate_fn_map if isinstance(kind,
 
 @pytest.mark.parametrize("kind", [torch.Tensor, int, np.int64, dict, Mapping, object, NUMPY_SCALARS])
 def test_what_default_collate_was_taught_it_does_here_too(tmp_path, monkeypatch, kind):
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend({"t": torch.full((2,), k), "k": k, "n": np.int64(k)} for k in range(4))
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", ({"t": torch.full((2,), k), "k": k, "n": np.int64(k)} for k in range(4)))
     before = ds.batch([0, 1])
     monkeypatch.setitem(default_collate_fn_map, kind, lambda batch, *, collate_fn_map: ["taught", len(batch)])
     expected = default_collate([ds[0], ds[1]])

@@ -13,8 +13,8 @@ import pytest
 from descriptors import needs_proc, open_files
 from scale import scaled
 from systems import WAYS, reading_by
+from written import write
 
-from edcache import CacheWriter
 from edcache.errors import ArchiveError
 from edcache.reader import Reader
 from edcache.storage.file import File
@@ -88,8 +88,7 @@ def test_a_call_never_reaches_a_file_that_got_the_number_of_one_that_was_closed(
 @needs_proc
 @pytest.mark.parametrize("way", WAYS)
 def test_a_reader_that_is_closed_beside_reads_and_refreshes(path: Path, way: str) -> None:
-    with CacheWriter(path, chunk_size=4) as w:
-        w.extend({"x": np.full(3, k)} for k in range(12))
+    write(path, ({"x": np.full(3, k)} for k in range(12)), chunk_size=4)
     for _ in range(scaled(60)):
         reader = Reader(path)
 

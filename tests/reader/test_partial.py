@@ -21,6 +21,7 @@ import reference
 from filled import available
 from range_server import Served, serving
 from scale import SEED, scaled
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -63,8 +64,7 @@ class Source:
 
 
 def by_writer(path: Path) -> None:
-    with CacheWriter(path, chunk_size=8, publish_seconds=None, in_memory_keys=["y"]) as w:
-        w.extend(map(sample, range(COUNT)))
+    write(path, map(sample, range(COUNT)), chunk_size=8, publish_seconds=None, in_memory_keys=["y"])
 
 
 def by_fill(path: Path) -> None:
@@ -232,8 +232,7 @@ def test_who_writes_is_asked_and_a_living_writer_is_no_reason_to_warn(path: Path
     with pytest.warns(PartialArchiveWarning):
         CachedDataset.from_cache(path)
     assert not edcache.verify(path).sound
-    with CacheWriter(path, "a") as writer:
-        writer.append(sample(8))
+    write(path, [sample(8)], "a")
     assert CachedDataset.from_cache(path).complete
     assert ds.refresh()
     assert ds.complete

@@ -21,6 +21,7 @@ import pytest
 import torch
 from descriptors import needs_proc, open_files
 from systems import CALLS, System, replace_system, routed
+from written import write, written
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -143,8 +144,7 @@ def test_eight_threads_read_one_reader(path: Path, module: ModuleType) -> None:
 @pytest.mark.parametrize("samples", [1, 5000])
 def test_a_pickled_reader_is_small_and_carries_no_data(tmp_path: Path, samples: int) -> None:
     path = tmp_path / "pickled.zip"
-    with CacheWriter(path, in_memory_keys=["y"]) as w:
-        w.extend({"y": i} for i in range(samples))
+    write(path, ({"y": i} for i in range(samples)), in_memory_keys=["y"])
     reader = Reader(path)
     assert len(reader) == samples
     assert reader.read(0) == {"y": 0}
@@ -159,8 +159,7 @@ def test_a_pickled_reader_is_small_and_carries_no_data(tmp_path: Path, samples: 
 def test_a_pickled_reader_notices_another_archive_at_its_path(path: Path) -> None:
     data = pickle.dumps(Reader(path))
     path.unlink()
-    with CacheWriter(path) as w:
-        w.append(1)
+    write(path, [1])
     with pytest.raises(StaleArchiveError, match="another archive is here now"):
         len(pickle.loads(data))
 
@@ -243,8 +242,7 @@ def test_a_reader_sees_more_and_more_while_another_process_appends(tmp_path: Pat
 
 def test_a_reader_that_looked_before_the_end_of_a_seal_sees_it_by_refresh(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
-    with CacheWriter(path) as w:
-        w.extend(sample(i) for i in range(10))
+    write(path, (sample(i) for i in range(10)))
     whole = path.read_bytes()
     os.truncate(path, len(whole) - END_NBYTES)
     reader = Reader(path, allow_partial=True)
@@ -258,9 +256,7 @@ def test_a_reader_that_looked_before_the_end_of_a_seal_sees_it_by_refresh(tmp_pa
 
 def test_a_view_of_an_open_cache_stays_valid_while_the_archive_grows(tmp_path: Path) -> None:
     path = tmp_path / "growing.zip"
-    with CacheWriter(path, in_memory_keys=["y"]) as w:
-        w.extend(sample(i) for i in range(10))
-    cache = CachedDataset.from_cache(path)
+    cache = written(path, (sample(i) for i in range(10)), in_memory_keys=["y"])
     array, view = cache._reader.read(3, copy=False)["x"], cache[2:5]
     with CacheWriter(path, "a") as w:
         w.extend(sample(i) for i in range(10, 20))
@@ -434,8 +430,7 @@ class Meanwhile(System):
 
 
 def grown(path: Path) -> None:
-    with CacheWriter(path, "a") as w:
-        w.extend(sample(i) for i in range(10, 13))
+    write(path, (sample(i) for i in range(10, 13)), "a")
 
 
 def labelled(path: Path) -> None:
@@ -549,8 +544,7 @@ def test_a_dropped_cache_gives_its_descriptors_back(path: Path, module: ModuleTy
     assert len(reader) == 60
     before = len(open_files(path))
     for _ in range(3):
-        with CacheWriter(path, "a") as w:
-            w.append(module.Source()[0])
+        write(path, [module.Source()[0]], "a")
         assert reader.refresh()
     assert len(open_files(path)) <= before + 1
     reader.close()

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from written import write
 
 from edcache import CacheWriter, format
 from edcache.errors import (
@@ -77,8 +78,7 @@ def test_a_group_is_of_samples_that_are_there(tmp_path, path):
         reader.session.group(np.array([0, 3]))
     assert [one["y"] for one in reader.session.group(np.array([0, 9, -1])).samples()] == [0, 9, 9]
     assert reader.session.group(np.array([], np.int64)).samples() == []
-    with CacheWriter(tmp_path / "dense.zip") as w:
-        w.extend(map(sample, range(5)))
+    write(tmp_path / "dense.zip", map(sample, range(5)))
     for archive in (reader, Reader(tmp_path / "dense.zip")):
         for indices in ([0, 10], [-11, 0]):
             with pytest.raises(SampleIndexError, match=f"{indices[1] or indices[0]}"):

@@ -25,6 +25,7 @@ from descriptors import open_files
 from scale import scaled, seeded
 from systems import HANGS, WAYS, ended, in_child, reading_by
 from torch.utils.data import DataLoader
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
@@ -440,12 +441,10 @@ def _round(sealed: Path, path: Path, k: int) -> None:
     assert cache.batch(range(8))["y"].tolist() == [0, 1, 2, 3] * 2
     assert sum(len(batch["y"]) for batch in cache.loader(16)) == COUNT
     assert len(pickle.loads(pickle.dumps(cache))[3:5]) == 2
-    with CacheWriter(path, "w", sync="never", compression="zstd", in_memory_keys=["y"]) as w:
-        w.extend(map(sample, range(6)))
+    write(path, map(sample, range(6)), "w", sync="never", compression="zstd", in_memory_keys=["y"])
     growing = Reader(path)
     assert len(growing) == 6
-    with CacheWriter(path, "a", sync="never") as w:
-        w.append(sample(6))
+    write(path, [sample(6)], "a", sync="never")
     assert growing.refresh()
     assert is_sample(growing.read(6), 6)
     with suppress(EdcacheError):
@@ -642,5 +641,4 @@ def test_a_holder_that_is_stopped_keeps_writers_waiting_and_no_reader(sealed: Pa
 
 
 def _append_one(path: Path) -> None:
-    with CacheWriter(path, "a", sync="never") as w:
-        w.append(sample(COUNT))
+    write(path, [sample(COUNT)], "a", sync="never")
