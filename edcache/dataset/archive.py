@@ -43,6 +43,11 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
     def __len__(self) -> int:
         return self._reader.session.length
 
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them: the archive is known by its uuid."""
+        uuid = self._reader.session.head.uuid.hex()
+        return {"archive": uuid, "decode": self._reader.decoding, "transform": self._transform}
+
     @property
     def labels(self) -> Labels:
         """Label columns of the whole archive; see the base class."""

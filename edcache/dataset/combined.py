@@ -113,6 +113,10 @@ class Combined(Root, Samples):
         state = super().__getstate__()
         return {name: value for name, value in state.items() if name not in _OF_THIS_PROCESS}
 
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them."""
+        return {"parts": self.parts, "transform": self._transform}
+
     @property
     def complete(self) -> bool:
         """True if every archive is sealed, and no sample of it may still be computed."""

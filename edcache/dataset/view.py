@@ -24,6 +24,7 @@ from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.save import save, tolerant
 from edcache.dataset.selection import Selection, repeated, shuffled
+from edcache.dataset.state import view_text
 from edcache.dataset.transforms import Draw, extended
 from edcache.labels import (
     Classes,
@@ -497,6 +498,13 @@ class View(Samples[T_co]):
         except base.EdcacheError:
             is_closed = any(reader.closed for reader in self._readers)
             return f"View({whole!r}, {'closed' if is_closed else 'not open'})"
+
+    def __edcache_fingerprint__(self) -> dict[str, Any]:
+        """Return the identity of the samples, for a cache of them."""
+        chosen = self._selection
+        # A range or an array has a value for each sample, by which a longer one is known to continue it.
+        view = chosen.numbers if type(chosen) is Selection else view_text([self._whole_selection()])
+        return {"of": self._whole, "view": view, "fields": self._fields, "transform": self._added}
 
     @property
     def _root(self) -> Root:
