@@ -42,7 +42,7 @@ class Contents:
     Attributes:
         length: of the dataset. schemas: of the rows. schema: names and types of the label columns.
         columns: of the root, by name.
-    Raises: CorruptArchiveError: the root's index fails its crc32, or there are too many schemas;
+    Raises: CorruptArchiveError: there are too many schemas; at the first use of rows, the root's index fails its crc32.
         LabelError, as `joined_schema`.
     """
 
@@ -58,8 +58,7 @@ class Contents:
         self._chain, self._pread, self._table_of = chain, pread, table_of
         root, self._trusts_index = chain.root, trusts_index and chain.root is not None
         self._root = root
-        if root is not None and trusts_index:
-            _check_index(pread, root, chain.where)
+        self._is_checked = not self._trusts_index
         self.columns = dict(root.labels) if root is not None and keeps_columns else {}
         dropped = () if root is None else root.dropped
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
@@ -129,6 +128,8 @@ class Contents:
         except (MemoryError, ValueError) as error:  # numpy says so of more than it can count
             what = f"the rows of {stop - start:,} samples are more than fit in memory; fill it and seal it"
             raise CorruptArchiveError(f"{self._chain.where}: {what}") from error
+        if not self._is_checked:
+            self._check_index()
         if root is not None and self._trusts_index and start < root.length:
             count = min(stop, root.length) - start
             data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)
@@ -140,6 +141,16 @@ class Contents:
             places, inside = _places(samples, start, stop)
             rows[places] = own[inside]
         return rows
+
+    def _check_index(self) -> None:
+        assert self._root is not None
+        position, nbytes, expected = self._root.index
+        if stored_crc32(self._pread, position, nbytes) != expected:
+            where = self._chain.where
+            raise CorruptArchiveError(
+                f"{where}: index.rows at offset {position:,} fails its crc32", path=where
+            )
+        self._is_checked = True
 
     def column(self, name: str, start: int, stop: int) -> pa.Array:
         """Return the values of a label column for samples from `start` to `stop`; null for an absent one."""
@@ -269,12 +280,6 @@ class StoredLabels:
                     path=self._where,
                 )
             self._columns[name] = read_column(data, name, self._root.labels[name].type, self.num_rows)
-
-
-def _check_index(pread: PRead, root: Root, where: str) -> None:
-    position, nbytes, expected = root.index
-    if stored_crc32(pread, position, nbytes) != expected:
-        raise CorruptArchiveError(f"{where}: index.rows at offset {position:,} fails its crc32", path=where)
 
 
 def _places(samples: Ints, start: int, stop: int) -> tuple[Any, Any]:

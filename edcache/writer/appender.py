@@ -34,6 +34,7 @@ from edcache.base import ArchiveError, CorruptArchiveError, Ints, StaleArchiveEr
 from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
+from edcache.writer.group import Group
 from edcache.writer.recovery import discard_abandoned, lacks_head
 
 _MOST_REPLACED: Final = 20
@@ -303,10 +304,16 @@ class Appender:
         rows = chunk.rows.copy()
         rows["offset"] += np.uint64(start)
         table = format.pack_table(chunk.samples, rows, chunk.schemas, chunk.labels)
+        end = format.align(start + len(chunk.data), format.PAGE)
+        if max_bytes is not None and end > max_bytes:
+            text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
+            error = StorageError(text, path=self.path)
+            error.errno = errno.EFBIG
+            raise error
         self._append(
             format.CHUNK,
+            name,
             [table, bytes(format.align(nbytes, 64) - nbytes), chunk.data],
-            max_bytes=max_bytes,
             first=int(chunk.samples.min()),
             end=int(chunk.samples.max()) + 1,
             table_nbytes=nbytes,
@@ -317,42 +324,24 @@ class Appender:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
         with self.appending():
             text = json.dumps(changes, ensure_ascii=True).encode("ascii")
-            self._append(format.NOTE, [text])
+            self._append(format.NOTE, f"notes/{self.chain.cursor.number:08d}", [text])
 
-    def _append(self, kind: int, parts: Sequence[Any], max_bytes: int | None = None, **fields: int) -> None:
-        """Publish a chunk or a note: payload first, header last.
-
-        max_bytes: StorageError with EFBIG if the file would grow larger.
-        """
-        header = self._placed(kind, parts, **fields)
-        if max_bytes is not None and header.next > max_bytes:
-            text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
-            error = StorageError(text, path=self.path)
-            error.errno = errno.EFBIG
-            raise error
+    def _append(self, kind: int, name: str, parts: Sequence[Any], **fields: int) -> None:
+        """Publish a chunk or a note: payload first, header last."""
+        group = Group(self.file, self.chain)
         with self.giving_back_space():
-            position = header.payload_offset
+            entry = group.entry(kind, name)
             for part in parts:
-                self.file.pwrite(position, part)
-                position += memoryview(part).nbytes
-            self.file.pwrite(header.offset, format.pack_header(header))
-        self.chain.add(self.file.pread, [linked(header)])
+                entry.write(part)
+            headers = group.headers(self.chain.durable, **fields)
+            group.publish(headers)
+        header = headers[0]
+        self.chain.add(self.file.pread, headers)
         self._has_unsynced, every = True, self._seconds
         if self._sync == "chunk" or (every is not None and time.monotonic() - self._synced >= every):
             self.sync()
         elif self.syncs:
             self.file.write_back(header.offset, header.next - header.offset)
-
-    def _placed(self, kind: int, parts: Sequence[Any], **fields: int) -> Header:
-        """The header of a chunk or a note at the end of the chain."""
-        cursor, crc = self.chain.cursor, 0
-        for part in parts:
-            crc = format.crc32(part, crc)
-        nbytes = sum(memoryview(part).nbytes for part in parts)
-        name = f"{'chunks' if kind == format.CHUNK else 'notes'}/{cursor.number:08d}"
-        end = cursor.offset + format.header_nbytes(name) + nbytes
-        place = cursor.number, cursor.offset, nbytes, crc, format.align(end, format.PAGE), cursor.link
-        return Header(kind, name, self.head.uuid, *place, self.chain.durable, **fields)
 
     @contextmanager
     def giving_back_space(self) -> Iterator[None]:
@@ -435,11 +424,6 @@ class Appender:
                 self.sync()
         finally:
             self.file.close()
-
-
-def linked(header: Header) -> Header:
-    """The header with the link that follows it."""
-    return replace(header, link_after=format.link_after(format.pack_header(header)))
 
 
 def recover(path: str) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
 
 from edcache import format
 from edcache.base import ArchiveError, Ints, LabelError
-from edcache.format import Column, ColumnFile, Contents, Header, Place, Root, StoredLabels, pa
-from edcache.writer.appender import Appender, linked
+from edcache.format import Chain, Column, ColumnFile, Contents, Root, pa
+from edcache.writer.appender import Appender
+from edcache.writer.group import Group, linked
 
 
 @dataclass(frozen=True)
@@ -58,226 +57,130 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
 
 
 def _seal(appender: Appender, change: LabelChange) -> None:
-    """Publish what the last root does not say; of a sealed archive nothing but label columns and a root."""
-    chain = appender.chain
-    contents = None if chain.sealed else Contents(chain, appender.file.pread, appender.table)
-    group = _Group(appender)
+    """Publish what the last root does not say: of a sealed archive nothing but label columns and a root.
+
+    Payloads are synced before headers. The zip directory is written behind the root before its header, but for its
+    end: if that is there, the headers are.
+    """
+    chain, file = appender.chain, appender.file
+    contents = Contents(chain, file.pread, appender.table)
+    group = Group(file, chain)
+    start = chain.cursor.offset
     with appender.giving_back_space():
-        if contents is None:
+        if chain.sealed:
             assert chain.root is not None
             root = chain.root
         else:
-            root = _indexed(contents, group)
-        labels = {name: column for name, column in root.labels.items() if name not in change.dropped}
-        if contents is not None:
-            for name in contents.schema.names:
-                if name not in change.dropped and name not in change.labels.column_names:
-                    labels[name] = _merged(contents, name, group)
-        for name in change.labels.column_names:
-            column = _changed(appender, change, name, root, contents)
-            place = group.column(name, column.type, iter(column.chunks))
-            labels[name] = Column(place, format.type_to_json(column.type), True)
+            root = _indexed(chain, contents, group)
+        labels = _written_labels(appender, change, contents, root, group)
         own = {name for name, _ in appender.head.labels}
         dropped = [name for name in dict.fromkeys([*root.dropped, *change.dropped]) if name in own]
-        headers = group.written(replace(root, labels=labels, dropped=dropped))
+        root = replace(root, labels=labels, dropped=dropped)
+        group.entry(format.ROOT, "root.json").write(format.pack_root(root))
+        # Up to the group: its payloads are synced before its headers.
+        headers = group.headers(start if appender.syncs else min(chain.durable, start - 1))
+        listed = [chain.head_header(file.pread), *chain.listed(root.labels, headers)]
+        end = headers[-1].payload_end
+        following = format.align(end + format.directory_nbytes([one.name for one in listed]), format.PAGE)
+        listed[-1] = headers[-1] = linked(replace(headers[-1], next=following))
+        directory = format.pack_directory(listed, end)
+        file.pwrite(end, directory[: -format.END_NBYTES])
+        appender.sync()
     group.publish(headers)
+    # A reader that finds the end relies on the headers, also after a power cut.
+    appender.sync()
+    file.pwrite(end + len(directory) - format.END_NBYTES, directory[-format.END_NBYTES :])
+    chain.add(file.pread, headers)
+    appender.sync()
 
 
-def _indexed(contents: Contents, group: _Group) -> Root:
+def _indexed(chain: Chain, contents: Contents, group: Group) -> Root:
     """Write the index; returns its root, without label columns."""
-    chain, seen = group.appender.chain, _Seen()
-    failures = dict(chain.failures)
+    failures, present, is_plain, extremes = dict(chain.failures), 0, True, []
     index = group.entry(format.INDEX, "index.rows")
     for start, stop in contents.windows():
         rows = contents.rows(start, stop)
-        seen.add(rows)
-        inside = [k for k in failures if start <= k < stop]
-        for k in inside:
-            if rows["flags"][k - start] & format.PRESENT:
-                del failures[k]
+        is_present = rows["flags"] & format.PRESENT > 0
+        for k in [k for k in failures if start <= k < stop and is_present[k - start]]:
+            del failures[k]
+        present += int(np.count_nonzero(is_present))
+        is_plain = is_plain and bool(np.all(rows["flags"] == format.PRESENT))
+        extremes.append([int(end(rows[name])) for name in ("schema", "nbytes") for end in (np.min, np.max)])
         index.write(rows)
+    uniform = None
+    if is_plain and extremes:
+        schema, last_schema, least, most = zip(*extremes, strict=True)
+        if min(schema) == max(last_schema):
+            uniform = min(schema), min(least), max(most)
     return Root(
         head=chain.head,
         length=contents.length,
-        present=seen.present,
+        present=present,
         chunks=len(chain.chunks),
         schemas=contents.schemas,
-        index=index.close(),
+        index=index.place,
         dropped=() if chain.root is None else chain.root.dropped,
         failures=sorted(one for _, one in failures.values() if one.index < contents.length),
-        uniform=seen.uniform,
+        uniform=uniform,
         fingerprint=None if chain.origin is chain.head else chain.origin.fingerprint,
     )
 
 
+def _written_labels(
+    appender: Appender, change: LabelChange, contents: Contents, root: Root, group: Group
+) -> dict[str, Column]:
+    """Write the label columns that the last root lacks or that change; returns all, by name."""
+    labels = {name: column for name, column in root.labels.items() if name not in change.dropped}
+    given = change.labels.column_names
+    if not appender.chain.sealed:
+        for name in contents.schema.names:
+            if name not in change.dropped and name not in given:
+                arrays = (contents.column(name, start, stop) for start, stop in contents.windows())
+                known = contents.columns.get(name)
+                is_added = known.is_added if known else False
+                labels[name] = _write(group, name, contents.schema.field(name).type, arrays, is_added)
+    for name in given:
+        column = _changed(appender, change, name, contents, root)
+        labels[name] = _write(group, name, column.type, column.chunks, True)
+    return labels
+
+
+def _write(group: Group, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> Column:
+    """Write a label column as an Arrow file."""
+    entry = group.entry(format.COLUMN, format.column_name(name))
+    file = ColumnFile(entry.write, name, kind)
+    for array in arrays:
+        file.write(array)
+    file.close()
+    return Column(entry.place, format.type_to_json(kind), is_added)
+
+
 def _changed(
-    appender: Appender, change: LabelChange, name: str, root: Root, contents: Contents | None
+    appender: Appender, change: LabelChange, name: str, contents: Contents, root: Root
 ) -> pa.ChunkedArray:
     """A whole column: the values that are given, and elsewhere those that are there."""
-    given = change.labels.column(name)
-    if change.index is None and len(given) != root.length:
+    given, length = change.labels.column(name), contents.length
+    if change.index is None and len(given) != length:
         raise LabelError(
             f'{appender.path}: label "{name}" has {len(given):,} values, the archive '
-            f"{root.length:,} samples; give one value per sample"
+            f"{length:,} samples; give one value per sample"
         )
-    kind = None if name in change.dropped else _known_type(name, root, contents)
     # What samples fill, later ones fill too.
     is_filled = name in dict(appender.head.labels) and name not in root.dropped
     if change.index is None and not is_filled:
         return given
-    if kind is not None and format.merged(kind, given.type) is None:
+    is_there = name in contents.schema.names and name not in change.dropped
+    kind = contents.schema.field(name).type if is_there else pa.null()
+    if format.merged(kind, given.type) is None:
         raise LabelError(
             f'{appender.path}: label "{name}" is {kind} in the archive and {given.type} in labels that were '
             f'added; add them under another name, or drop_labels("{name}") first'
         )
     if change.index is None:
         return given
-    if kind is None:
-        stored = pa.chunked_array([pa.nulls(root.length)])
-    elif contents is None:
-        read = partial(format.read_places, appender.file.pread)
-        stored = StoredLabels(root, read, appender.path).column(name)
-    else:
-        stored = pa.chunked_array([contents.column(name, 0, root.length)])
-    both = format.unify([pa.table({name: one}) for one in (stored, given)], appender.path).column(name)
-    pick = np.arange(root.length)
-    pick[change.index] = root.length + np.arange(len(given))
+    there = contents.column(name, 0, length) if is_there else pa.nulls(length)
+    tables = [pa.table({name: one}) for one in (there, given)]
+    both = format.unify(tables, appender.path).column(name)
+    pick = np.arange(length)
+    pick[change.index] = length + np.arange(len(given))
     return both.take(format.from_numpy(pick, pa.int64()))
-
-
-def _known_type(name: str, root: Root, contents: Contents | None) -> pa.DataType | None:
-    """The type of a column that is there; None if there is none."""
-    schema = root.schema if contents is None else contents.schema
-    return schema.field(name).type if name in schema.names else None
-
-
-def _merged(contents: Contents, name: str, group: _Group) -> Column:
-    """Write a column of chunks and of the last root."""
-    kind, known = contents.schema.field(name).type, contents.columns.get(name)
-    arrays = (contents.column(name, start, stop) for start, stop in contents.windows())
-    place = group.column(name, kind, arrays)
-    return Column(place, format.type_to_json(kind), known.is_added if known else False)
-
-
-class _Seen:
-    """Common schema and sizes of the rows of a seal."""
-
-    def __init__(self) -> None:
-        self.present = 0
-        self._least, self._most = 1 << 62, 0
-        self._schemas: set[int] = set()
-        self._is_plain = True
-
-    def add(self, rows: format.Rows) -> None:
-        """Take rows in."""
-        flags = rows["flags"]
-        present = rows[flags & format.PRESENT > 0]
-        self.present += len(present)
-        self._is_plain = self._is_plain and bool(np.all(flags == format.PRESENT))
-        if self._is_plain and len(rows):
-            self._schemas |= {int(rows["schema"].min()), int(rows["schema"].max())}
-            self._least = min(self._least, int(rows["nbytes"].min()))
-            self._most = max(self._most, int(rows["nbytes"].max()))
-
-    @property
-    def uniform(self) -> tuple[int, int, int] | None:
-        """The schema of all records, and their least and most bytes.
-
-        None if the schemas differ, or if one is compressed or absent.
-        """
-        if not self._is_plain or len(self._schemas) != 1:
-            return None
-        return next(iter(self._schemas)), self._least, self._most
-
-
-class _Entry:
-    """An entry of a group, whose payload is written piece by piece."""
-
-    def __init__(self, group: _Group, kind: int, name: str, number: int, offset: int) -> None:
-        self.kind, self.name, self.number, self.offset = kind, name, number, offset
-        self._group = group
-        self.start = offset + format.header_nbytes(name)
-        self.nbytes = self.crc32 = 0
-
-    def write(self, data: Any) -> None:
-        """Write the next bytes of the payload."""
-        view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
-        self._group.appender.file.pwrite(self.start + self.nbytes, view)
-        self.crc32 = format.crc32(view, self.crc32)
-        self.nbytes += len(view)
-
-    def close(self) -> Place:
-        """End the payload; returns where it lies."""
-        self._group.position = format.align(self.start + self.nbytes, format.PAGE)
-        return Place(self.start, self.nbytes, self.crc32)
-
-
-class _Group:
-    """Entries that are published together: their payloads, a sync, then headers from last to first.
-
-    So a kill leaves all of them or none. The zip directory is written behind the root before its header, but
-    for its end: who finds that knows that the headers are there.
-    """
-
-    def __init__(self, appender: Appender) -> None:
-        self.appender = appender
-        self.position = appender.chain.cursor.offset
-        self._end, self._directory = 0, b""
-        self._entries: list[_Entry] = []
-
-    def entry(self, kind: int, name: str) -> _Entry:
-        """Begin an entry behind the last one, which was closed."""
-        number = self.appender.chain.cursor.number + len(self._entries)
-        entry = _Entry(self, kind, name, number, self.position)
-        self._entries.append(entry)
-        return entry
-
-    def column(self, name: str, kind: pa.DataType, arrays: Iterator[pa.Array]) -> Place:
-        """Write a label column; returns where its Arrow file lies."""
-        entry = self.entry(format.COLUMN, format.column_name(name))
-        file = ColumnFile(entry.write, name, kind)
-        for array in arrays:
-            file.write(array)
-        file.close()
-        return entry.close()
-
-    def written(self, root: Root) -> list[Header]:
-        """Write the root and the directory but for its end, and sync; returns the headers to publish."""
-        appender, chain = self.appender, self.appender.chain
-        last = self.entry(format.ROOT, "root.json")
-        last.write(format.pack_root(root))
-        last.close()
-        headers = self._headers()
-        listed = [chain.head_header(appender.file.pread), *chain.listed(root.labels, headers)]
-        end = headers[-1].payload_end
-        following = format.align(end + format.directory_nbytes([one.name for one in listed]), format.PAGE)
-        listed[-1] = headers[-1] = linked(replace(headers[-1], next=following))
-        self._end, self._directory = end, format.pack_directory(listed, end)
-        appender.file.pwrite(end, self._directory[: -format.END_NBYTES])
-        appender.sync()
-        return headers
-
-    def publish(self, headers: list[Header]) -> None:
-        """Write the headers, from last to first, and the end of the directory; synced."""
-        appender, last = self.appender, self._directory[-format.END_NBYTES :]
-        for header in reversed(headers):
-            appender.file.pwrite(header.offset, format.pack_header(header))
-        # A reader that finds the end relies on the headers, also after a power cut.
-        appender.sync()
-        appender.file.pwrite(self._end + len(self._directory) - len(last), last)
-        appender.chain.add(appender.file.pread, headers)
-        appender.sync()
-
-    def _headers(self) -> list[Header]:
-        appender, headers = self.appender, []
-        link = appender.chain.cursor.link
-        # Up to the group: its payloads were synced.
-        start = appender.chain.cursor.offset
-        durable = start if appender.syncs else min(appender.chain.durable, start - 1)
-        for entry in self._entries:
-            following = format.align(entry.start + entry.nbytes, format.PAGE)
-            place = entry.number, entry.offset, entry.nbytes, entry.crc32, following, link, durable
-            header = linked(Header(entry.kind, entry.name, appender.head.uuid, *place))
-            headers.append(header)
-            link = header.link_after
-        return headers
