@@ -19,6 +19,7 @@ import archives
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from damage import flip
 from far import Far, is_sample, make
 from scale import scaled, seeded
 from systems import Full, Killing, Watching, ended, in_child, replace_system
@@ -267,10 +268,7 @@ def test_a_read_that_comes_out_wrong_is_done_again(tmp_path, ssd):
 
 
 def test_an_archive_that_is_damaged_is_not_copied(far, ssd):
-    data = bytearray(make(far))
-    at = len(data) // 2
-    data[at] ^= 1
-    far.write_bytes(data)
+    flip(far, len(make(far)) // 2)
     with pytest.raises(CorruptArchiveError) as caught:
         copy_to_local(far, ssd)
     assert f'fails its crc32, fetched twice; run "edcache verify {far}"' in str(caught.value)

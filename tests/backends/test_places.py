@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
+from damage import flipped
 from filled import available
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -225,11 +226,10 @@ def test_a_damaged_block_is_never_read(tmp_path, verify):
     path = written(tmp_path / "a.zip", wide, 4, chunk_size=4)
     reader = Reader(path)
     start, nbytes = int(reader.rows["offset"][2]), int(reader.rows["nbytes"][2])
-    data = bytearray(path.read_bytes())
     low, _ = planned(Projection(("small",), False), reader.session.decoder(0, 2)).wanted
-    data[start + low] ^= 1
+    data = flipped(path.read_bytes(), start + low)
     assert nbytes > BLOCK_NBYTES
-    with serving(bytes(data)) as served:
+    with serving(data) as served:
         ds = from_cache(served.url, verify=verify)
         assert same(ds.select("small")[1], {"small": torch.tensor([1] * 3)})
         assert same(ds.select("small").batch([0, 3])["small"], torch.tensor([[0] * 3, [3] * 3]))
@@ -300,9 +300,7 @@ def test_a_published_digest_is_checked(served, local):
 
 def test_it_verifies(served):
     assert edcache.verify(served.url).sound
-    damaged = bytearray(served.data)
-    damaged[len(damaged) // 2] ^= 1
-    served.data, served.etag = bytes(damaged), "v2"
+    served.data, served.etag = flipped(served.data, len(served.data) // 2), "v2"
     report = edcache.verify(served.url)
     assert len(report.problems) > 0
     assert all(problem.startswith(served.url) for problem in report.problems)

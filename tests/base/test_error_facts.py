@@ -6,11 +6,11 @@ import errno
 import pickle
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
+from damage import flip, flip_record
 from written import write
 
 import edcache
@@ -79,9 +79,7 @@ def test_files_that_are_no_archives_are_left_out_and_damaged_ones_are_not(tmp_pa
 
     made(tmp_path / "a.zip")
     damaged = made(tmp_path / "b.zip")
-    data = bytearray(damaged.read_bytes())
-    data[100] ^= 1  # in the head
-    damaged.write_bytes(data)
+    flip(damaged, 100)  # in the head
     shutil.make_archive(str(tmp_path / "c"), "zip", tmp_path, "a.zip")
     assert [Path(one.path).name for one in archives_in(tmp_path)] == ["a.zip", "b.zip"]
     with pytest.raises(CorruptArchiveError, match=r"b\.zip: the head"):
@@ -129,11 +127,7 @@ def fill(source: Any, path: Path, **options: Any) -> Any:
 
 
 def damaged_record(path: Path, index: int) -> Path:
-    with closing(edcache.CachedDataset(None, made(path))) as ds:
-        start = ds._reader.session.row(index)[0]
-    data = bytearray(path.read_bytes())
-    data[start] ^= 1
-    path.write_bytes(data)
+    flip_record(made(path), index)
     return path
 
 

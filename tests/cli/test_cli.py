@@ -8,6 +8,7 @@ import json
 import os
 import pty
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ import pictures
 import pytest
 import torch
 from cli_runner import RUNNER
+from damage import flip_record
 from filled import available
 
 from edcache import CachedDataset, CacheWriter
@@ -149,11 +151,8 @@ def partial(tmp_path_factory):
 @pytest.fixture
 def damaged(archive, tmp_path):
     """Record 3 and records 6 to 8 of ten are damaged."""
-    path = tmp_path / "damaged.zip"
-    data = bytearray(archive.read_bytes())
-    for i in (3, 6, 7, 8):
-        data[Reader(archive).rows["offset"][i]] ^= 1
-    path.write_bytes(data)
+    path = shutil.copy(archive, tmp_path / "damaged.zip")
+    flip_record(path, 3, 6, 7, 8)
     return path
 
 

@@ -13,6 +13,7 @@ import click
 import pytest
 import torch
 from cli_runner import RUNNER
+from damage import flipped
 from scale import scaled, seeded
 
 from edcache import CacheWriter, interop
@@ -116,7 +117,7 @@ def here(tmp_path, monkeypatch):
     for n in (0, 1, 100, 4096, 5000, len(data) // 2, len(data) - 30, len(data) - 1):
         (tmp_path / f"cut{n}.zip").write_bytes(data[:n])
     for n in (10, 4096, 4200, len(data) - 2000, len(data) - 50):
-        (tmp_path / f"flipped{n}.zip").write_bytes(data[:n] + bytes([data[n] ^ 255]) + data[n + 1 :])
+        (tmp_path / f"flipped{n}.zip").write_bytes(flipped(data, n, 255))
     (tmp_path / "zeroed.zip").write_bytes(data[:4096] + bytes(4096) + data[8192:])
     for folder in ("empty", "folder", "other"):
         (tmp_path / folder).mkdir()

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import pickle
+import shutil
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from codec_samples import Color, Point, encode, run_script, same, samples
+from damage import flip_record
 from hypothesis import given
 from optional import needs
 from range_server import serving
@@ -186,11 +188,8 @@ def test_what_is_missing_is_named():
 
 
 def test_a_damaged_record_is_named_in_a_batch(path, tmp_path):
-    data = bytearray(path.read_bytes())
-    at = data.index(np.full(70 * 300, 11, np.float32).tobytes())
-    data[at + 100] ^= 1
-    damaged = tmp_path / "damaged.zip"
-    damaged.write_bytes(data)
+    damaged = shutil.copy(path, tmp_path / "damaged.zip")
+    flip_record(damaged, 11, at=100)
     ds = edcache.numpy.open(damaged)
     with pytest.raises(CorruptRecordError, match="record 11 "):
         ds[10:13]

@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from damage import flip_record
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from likeness import same
@@ -468,14 +469,6 @@ def test_batches_of_growing_size_fit(tmp_path):
 # --- what goes wrong --------------------------------------------------------------------------------
 
 
-def flip(path, offset):
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
-
-
 def consume(loader):
     found = []
     with pytest.raises(Exception) as caught:
@@ -487,7 +480,7 @@ def consume(loader):
 def test_a_corrupt_record_raises_at_its_batch(tmp_path, archive):
     path = tmp_path / "b.zip"
     path.write_bytes(archive.read_bytes())
-    flip(path, int(CachedDataset.from_cache(path)._reader.rows["offset"][45]))
+    flip_record(path, 45)
     ds = CachedDataset.from_cache(path)
     loader = ds.loader(10)
     found, error = consume(loader)
@@ -500,7 +493,7 @@ def test_a_corrupt_record_raises_at_its_batch(tmp_path, archive):
 
 def test_batches_before_the_one_that_fails_are_all_given(tmp_path):
     write(tmp_path / "a.zip", ({"label": k} for k in range(3000)))
-    flip(tmp_path / "a.zip", int(CachedDataset.from_cache(tmp_path / "a.zip")._reader.rows["offset"][2777]))
+    flip_record(tmp_path / "a.zip", 2777)
     for threads in (1, 3):
         loader = CachedDataset.from_cache(tmp_path / "a.zip").loader(1, num_threads=threads)
         for _ in range(2):

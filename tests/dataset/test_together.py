@@ -6,6 +6,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from likeness import outcome, same
@@ -144,10 +145,7 @@ def test_one_that_was_rewritten_is_read_from_its_new_file(tmp_path):
 @pytest.mark.parametrize("verify", ["touch", "always"])
 def test_damage_is_named(tmp_path, verify):
     paths = several(tmp_path, 4)
-    data = bytearray(paths[2].read_bytes())
-    at = data.index(bytes([47]) * 12)
-    data[at] ^= 1
-    paths[2].write_bytes(data)
+    flip(paths[2], paths[2].read_bytes().index(bytes([47]) * 12))
     ds = CachedDataset.from_cache(paths, verify=verify)
     assert ds.batch([0, 20, 45, 70])["label"].tolist() == [0, 20, 45, 70]
     for _ in range(2):

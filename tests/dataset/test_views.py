@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 import pytest
+from damage import flip_record
 from written import write, written
 
 import edcache
@@ -18,7 +19,6 @@ from edcache import CachedDataset, CacheWriter
 from edcache.dataset import ordering
 from edcache.errors import OptionError, SampleIndexError, UnknownLabelError
 from edcache.format import Head
-from edcache.reader import Reader
 from edcache.reader.session import Session
 from edcache.writer.appender import Appender
 
@@ -100,12 +100,7 @@ def test_an_index_array_and_a_condition_keep_the_arrays_order(whole: CachedDatas
 def test_filter_works_where_every_record_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "damaged.zip"
     write(path, ({"x": bytes([i]) * 100, "y": i % 3} for i in range(9)), in_memory_keys=["y"])
-    data = bytearray(path.read_bytes())
-    reader = Reader(path)
-    for offset in reader.rows["offset"].tolist():
-        data[offset + 60] ^= 255
-    reader.close()
-    path.write_bytes(data)
+    flip_record(path, *range(9), at=60)
     view = CachedDataset.from_cache(path).filter(y=1)[1:]
     assert (view.indices.tolist(), view.labels["y"].tolist()) == ([4, 7], [1, 1])
     with pytest.raises(ValueError, match=r"damaged\.zip: record 4 at offset .*: it fails its crc32"):
@@ -276,9 +271,6 @@ def test_views_of_views_share_the_array(whole: CachedDataset) -> None:
         assert np.shares_memory(part.indices, view.indices)
 
 
-# ------------------------------------------------------------------------- one field that is a label
-
-
 # ------------------------------------------------------------------- archives that claim too much
 
 LARGE = 10**8
@@ -330,6 +322,3 @@ def test_without_labels_a_condition_names_in_memory_keys(bare: CachedDataset) ->
         bare.filter(y=1)
     with pytest.raises(UnknownLabelError, match="in_memory_keys"):
         bare[1:3].filter("y == 1")
-
-
-# ---------------------------------------------------------------------------------- the list model

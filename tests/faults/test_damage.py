@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 import pytest
+from damage import flipped
 from disk import MemoryDisk
 from scenarios import OPTIONS, PATH, read_all, sample
 from systems import replace_system
@@ -29,8 +30,7 @@ def archive(seal: bool, sync: Any = "seal") -> bytes:
 
 def damaged(data: bytes, chunk: int) -> bytes:
     """With one bit of a chunk's header flipped."""
-    place = PAGE * (1 + chunk) + 60
-    return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+    return flipped(data, PAGE * (1 + chunk) + 60)
 
 
 @pytest.mark.parametrize("chunk", [0, 1])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from damage import flipped
 from disk import MemoryDisk
 from filled import available
 from scale import scaled, seeded
@@ -296,12 +297,12 @@ def test_every_flipped_bit_is_found_and_never_read(name: str, part: int, tally: 
     offsets = chosen(f"flips {name}", data, part, PARTS)
     for offset in offsets:
         bit = 1 << rng.randrange(8)
-        flipped = data[:offset] + bytes([data[offset] ^ bit]) + data[offset + 1 :]
-        told = list(read_wrong(flipped, kind, rng.random() < 0.5, may_be_torn(kind, offset, rebooted=False)))
+        changed = flipped(data, offset, bit)
+        told = list(read_wrong(changed, kind, rng.random() < 0.5, may_be_torn(kind, offset, rebooted=False)))
         rebooted = rng.random() < 0.5
-        found = goes_on(flipped, rebooted)
+        found = goes_on(changed, rebooted)
         told += [] if found is None else lost(found, kind, may_be_torn(kind, offset, rebooted))
-        report = verified(flipped)
+        report = verified(changed)
         if report is not None and not report.problems and report.chunks == whole.chunks:
             told.append("verify says sound")
         problems += [f"byte {offset}, bit {bit}: {what}" for what in told]

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chains import UUID, Archive
+from damage import flipped
 from written import write
 
 from edcache import format, storage
@@ -214,8 +215,7 @@ def test_a_stale_entry_does_not_come_back_after_a_cut_and_a_new_append():
 def test_entries_behind_damage_are_found_unless_they_are_of_another_archive():
     archive = Archive()
     first, second, third = archive.chunk([0]), archive.chunk([1]), archive.chunk([2])
-    data = archive.data.copy()
-    data[first.offset] ^= 1
+    data = flipped(archive.data, first.offset)
     data += format.pack_header(replace(third, uuid=bytes(16), offset=len(data))).ljust(4096, b"\0")
     data += format.pack_header(third)  # a record may hold one: it says another offset
     found = entries.later_headers(reading(data), lambda at: at, 5, len(data), UUID)
@@ -256,8 +256,7 @@ def test_a_root_reads_back_from_the_end_of_a_file(changes):
     for other in (data[:-1], data + b"\0", data[: place.offset], b"", bytes(70_000), b"PK\5\6" * 200):
         assert format.read_root(reading(other), len(other), "a.zip") is None
     for at in range(place.offset, place.offset + place.nbytes, 1 + place.nbytes // 50):
-        flipped = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
-        assert format.read_root(reading(flipped), len(data), "a.zip") is None
+        assert format.read_root(reading(flipped(data, at)), len(data), "a.zip") is None
 
 
 @pytest.mark.parametrize(

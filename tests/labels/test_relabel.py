@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import reference
 import torch
+from damage import flipped
 from optional import Later, Library, made
 from scale import scaled
 from systems import WAYS, System, reading_by, replace_system
@@ -601,8 +602,7 @@ def test_a_damaged_column_is_named_and_the_others_are_kept(tmp_path):
     places = opened(path)._reader.session.chain.root.labels
     for name in expected:
         offset, nbytes, _ = places[name].place
-        turned = bytearray(data)
-        turned[offset + nbytes // 2] ^= 1
+        turned = flipped(data, offset + nbytes // 2)
         path.write_bytes(turned)
         ds = opened(path)
         message = f"the label column '{name}' at offset {offset:,} fails its crc32"

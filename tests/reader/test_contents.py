@@ -3,6 +3,7 @@
 from contextlib import closing
 
 import pytest
+from damage import flip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scale import scaled
@@ -112,9 +113,7 @@ def test_an_index_that_is_damaged_is_not_merged_into_another(path):
     write(path, range(9))
     write(path, [9], seal=False)
     index = whole_chain(path)[1].root.index
-    data = bytearray(path.read_bytes())
-    data[index.offset + 30] ^= 1
-    path.write_bytes(data)
+    flip(path, index.offset + 30)
     with pytest.raises(CorruptArchiveError, match=f"index.rows at offset {index.offset:,} fails its crc32"):
         contents_of(path)
 
@@ -129,9 +128,7 @@ def test_a_chain_without_chunks_has_no_rows_and_the_heads_labels(path):
 def test_a_damaged_table_names_chunk_and_offset(path):
     write(path, range(6), seal=False)
     chunk = whole_chain(path)[1].chunks[1]
-    data = bytearray(path.read_bytes())
-    data[chunk.payload_offset + 100] ^= 1
-    path.write_bytes(data)
+    flip(path, chunk.payload_offset + 100)
     text = (
         rf"a\.zip: {chunk.name} at offset {chunk.offset:,}: its table fails its crc32; run \"edcache verify"
     )
@@ -150,9 +147,7 @@ def test_payload_crc_covers_every_byte_of_a_payload(path, byte):
         "middle": (chunk.payload_offset + chunk.payload_end) // 2,
         "last": chunk.payload_end - 1,
     }[byte]
-    data = bytearray(path.read_bytes())
-    data[place] ^= 128
-    path.write_bytes(data)
+    flip(path, place, mask=128)
     assert format.payload_crc32(file.pread, chunk) != chunk.crc32
 
 

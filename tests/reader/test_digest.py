@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import flip, flip_in_root
 from systems import System, replace_system
 from torch.utils.data import DataLoader
 
@@ -89,9 +90,7 @@ def test_what_is_no_archive_has_no_digest(path):
         edcache.digest(path)
     path.unlink()
     write(path)
-    data = bytearray(path.read_bytes())
-    data[data.rindex(b'{"head":{"format":') + 1] ^= 1  # root.json
-    path.write_bytes(data)
+    flip_in_root(path)
     with pytest.raises(ArchiveError, match="it is not sealed"):
         edcache.digest(path)
 
@@ -109,9 +108,7 @@ def test_the_published_file_opens_and_any_other_does_not(path):
         CachedDataset.from_cache(path, expected_digest=WRONG)
     with pytest.raises(ArchiveError, match=message):
         edcache.verify(path, expected_digest=WRONG)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    flip(path, path.stat().st_size // 2)
     with pytest.raises(ArchiveError, match="it is not the file that was published"):
         CachedDataset.from_cache(path, expected_digest=digest)
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import reference
+from damage import flipped
 from filled import available
 from range_server import Served, serving
 from scale import SEED, scaled
@@ -113,14 +114,8 @@ def damaged(whole: Whole, rng: random.Random) -> Iterator[tuple[str, bytes]]:
         chunk = whole.chunks[number]
         table = chunk["offset"] + chunk["nbytes"]
         for place in (chunk["offset"] + 60, table + 8, table + chunk["table_nbytes"] // 2):
-            yield f"a bit at {place} of chunk {number}", flipped(log, place, rng)
-            yield f"a bit at {place} of chunk {number}, sealed", flipped(data, place, rng)
-
-
-def flipped(data: bytes, place: int, rng: random.Random) -> bytes:
-    other = bytearray(data)
-    other[place] ^= 1 << rng.randrange(8)
-    return bytes(other)
+            yield f"a bit at {place} of chunk {number}", flipped(log, place, 1 << rng.randrange(8))
+            yield f"a bit at {place} of chunk {number}, sealed", flipped(data, place, 1 << rng.randrange(8))
 
 
 def judge(opened: Callable[[], Any]) -> str:
@@ -183,7 +178,7 @@ def test_the_samples_of_a_damaged_last_chunk_are_missing_as_those_of_any_other(
     rng = random.Random(SEED)
     for number, chunk in enumerate(whole.chunks):
         place = chunk["offset"] + chunk["nbytes"] + 9
-        path.write_bytes(flipped(unsealed(whole, len(whole.chunks)), place, rng))
+        path.write_bytes(flipped(unsealed(whole, len(whole.chunks)), place, 1 << rng.randrange(8)))
         with pytest.warns(PartialArchiveWarning, match=rf"{chunk['name']} at offset .* fails its crc32"):
             ds = CachedDataset.from_cache(path)
         assert len(ds) == COUNT

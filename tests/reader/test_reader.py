@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from written import write
 
 from edcache import CacheWriter, format
@@ -97,10 +98,8 @@ def test_a_closed_reader_says_so(path):
 
 
 def test_damaged_labels_are_named_and_the_samples_read_on(path):
-    data = bytearray(path.read_bytes())
     offset, nbytes, _ = Reader(path).session.chain.root.labels["y"].place
-    data[offset + nbytes // 2] ^= 1
-    path.write_bytes(data)
+    flip(path, offset + nbytes // 2)
     reader = Reader(path)
     with pytest.raises(
         CorruptArchiveError, match=f"the label column 'y' at offset {offset:,} fails its crc32"

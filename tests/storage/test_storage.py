@@ -9,6 +9,7 @@ import threading
 import numpy as np
 import pytest
 import torch
+from damage import flip
 from descriptors import needs_proc, open_files
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -173,19 +174,11 @@ def test_what_is_read_is_the_callers_own(tmp_path, way, compression):
 # --- errors -----------------------------------------------------------------------------------------
 
 
-def flip(path, offset):
-    with open(path, "r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 4]))
-
-
 def test_damage_that_comes_later_is_seen_where_records_are_read_again(path):
     with reading_by("pread"):
         pread = CachedDataset.from_cache(path)
     assert same(list(pread), [sample(k) for k in range(60)])
-    flip(path, int(pread._reader.rows["offset"][17]))
+    flip(path, pread._reader.rows["offset"][17])
     with pytest.raises(CorruptRecordError, match="record 17"):
         pread[17]
     with pytest.raises(CorruptRecordError, match="record 17"):

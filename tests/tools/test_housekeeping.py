@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from cli_runner import RUNNER
+from damage import flip, flip_in_root
 from systems import System, ended, in_child, replace_system
 
 from edcache import CachedDataset, CacheWriter, format
@@ -103,9 +104,7 @@ def partial(path: Path) -> Path:
 
 def damaged(path: Path, offset: int | None = None) -> Path:
     """One bit is another one at an offset, or in the root."""
-    data = bytearray(path.read_bytes())
-    data[data.rindex(b'{"head"') + 9 if offset is None else offset] ^= 1
-    path.write_bytes(data)
+    flip_in_root(path) if offset is None else flip(path, offset)
     return path
 
 

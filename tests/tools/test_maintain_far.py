@@ -5,6 +5,7 @@ import os
 import fsspec
 import pyarrow.parquet as pq
 import pytest
+from damage import flipped
 from range_server import serving
 
 import edcache
@@ -86,9 +87,7 @@ def test_one_that_changes_meanwhile_is_not_mixed(path, tmp_path):
 
 
 def test_damage_behind_a_url_leaves_no_new_archive_or_is_left_out(far, path, tmp_path):
-    data = bytearray(far.data)
-    data[data.index(b"s" * 39)] ^= 1
-    far.data = bytes(data)
+    far.data = flipped(far.data, far.data.index(b"s" * 39))
     ds = CachedDataset.from_cache(far.url)
     with pytest.raises(CorruptRecordError, match="record 39 at offset .* fails its crc32"):
         ds.save(tmp_path / "all.zip")

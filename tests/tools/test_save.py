@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import reference
+from damage import flip, flip_record, flipped
 from filled import available
 from golden_samples import same
 from hypothesis import HealthCheck, given, settings
@@ -215,9 +216,7 @@ def test_a_whole_archive_keeps_where_it_comes_from(path, log):
             return sample(i)
 
     CachedDataset(Source(), path).close()
-    data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.rows["offset"][7])] ^= 1
-    path.write_bytes(data)
+    flip_record(path, 7)
     with pytest.warns(PartialArchiveWarning, match="1 of 20 samples are damaged and were left out: 7"):
         saved = saved_to(path.with_name("new.zip"), opened(path), skip_damaged=True)
     assert saved.missing.tolist() == [7]
@@ -367,9 +366,7 @@ def test_when_one_of_several_files_fails_none_is_left(tmp_path):
         opened(path).save(tmp_path / "new.zip", max_size=1)
     assert names(path) == before
     os.remove(tmp_path / "new-00002.zip")
-    data = bytearray(path.read_bytes())
-    data[int(opened(path)._reader.rows["offset"][7])] ^= 1
-    path.write_bytes(data)
+    flip_record(path, 7)
     with pytest.raises(CorruptRecordError, match=r"a\.zip: record 7 at offset"):
         opened(path).save(tmp_path / "new.zip", max_size=1)
     assert names(path) == ["a.zip"]
@@ -619,9 +616,8 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
     rows = CachedDataset.from_cache(path, allow_partial=True)._reader.rows
     offsets = rows["offset"].tolist()
     for i in range(20):
-        data = bytearray(sound)
-        data[int(rows["offset"][i]) + rng.randrange(int(rows["nbytes"][i]))] ^= 1 << rng.randrange(8)
-        path.write_bytes(data)
+        place = int(rows["offset"][i]) + rng.randrange(int(rows["nbytes"][i]))
+        path.write_bytes(flipped(sound, place, 1 << rng.randrange(8)))
         ds = CachedDataset.from_cache(path, allow_partial=True)
         with pytest.raises(CorruptRecordError, match=rf"a\.zip: record {i} at offset {offsets[i]:,} fails"):
             ds[:20].save(path.with_name("new.zip")) if ds.complete else ds[i : i + 1].save(
@@ -637,9 +633,7 @@ def test_a_damaged_record_is_an_error_that_names_it_or_is_left_out(path, kind):
 def test_what_is_saved_without_damage_stays_as_strict_as_it_was(path):
     write(path, range(2000))
     at = next(one.fields for one in reference.entries(path) if one.fields["kind"] == reference.COLUMN)
-    data = bytearray(path.read_bytes())
-    data[at["offset"] + at["nbytes"] + 600] ^= 1  # in the column
-    path.write_bytes(data)
+    flip(path, at["offset"] + at["nbytes"] + 600)  # in the column
     ds = opened(path)
     for _ in range(2):
         with pytest.raises(CorruptArchiveError, match="label column"):
@@ -664,9 +658,7 @@ def test_one_damaged_bit_behind_the_head_costs_one_sample_at_most(path, tally):
         rng.randrange(head, len(sound)) for _ in range(scaled(150))
     ]
     for place in places + list(range(len(sound) - scaled(60), len(sound))):
-        data = bytearray(sound)
-        data[place] ^= 1 << rng.randrange(8)
-        path.write_bytes(data)
+        path.write_bytes(flipped(sound, place, 1 << rng.randrange(8)))
         saved = saved_of(path)
         lost = saved.missing.tolist()
         assert len(saved) == 20, place

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from damage import flip
 
 import edcache
 from edcache import CachedDataset, CacheWriter, cachable
@@ -122,9 +123,8 @@ def test_a_chunk_with_a_damaged_header_is_not_taken_for_nothing(path: Path) -> N
     w = CacheWriter(path)
     w.append({"y": 1})
     w.abort()
-    data = bytearray(path.read_bytes())
-    data[4096 + 60] ^= 1
-    path.write_bytes(data)
+    flip(path, 4096 + 60)
+    data = path.read_bytes()
     with pytest.raises(ArchiveExistsError):
         CacheWriter(path)
     assert path.read_bytes() == data
@@ -204,10 +204,9 @@ def test_a_damaged_middle_chunk_is_told_before_anything_is_appended(path: Path) 
     w = CacheWriter(path, chunk_size=2, publish_seconds=None)
     w.extend(range(6))
     w.abort()
-    data = bytearray(path.read_bytes())
     second = Reader(path, allow_partial=True).session.chain.chunks[1]
-    data[second.payload_offset + 30] ^= 1
-    path.write_bytes(data)
+    flip(path, second.payload_offset + 30)
+    data = path.read_bytes()
     with pytest.raises(CorruptArchiveError, match=f"{second.name} at offset .*: its table fails its crc32"):
         CacheWriter(path, "a")
     assert path.read_bytes() == data

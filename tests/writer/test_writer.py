@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from codec_samples import encoded_bytes
+from damage import flip
 from systems import Full, Rebooted, System, replace_system
 
 import edcache
@@ -288,9 +289,8 @@ def test_a_foreign_file_is_left_alone(path):
 def test_a_damaged_head_is_not_written_over(path):
     with CacheWriter(path) as w:
         w.append(1)
-    data = bytearray(path.read_bytes())
-    data[500] ^= 1
-    path.write_bytes(data)
+    flip(path, 500)
+    data = path.read_bytes()
     with pytest.raises(CorruptArchiveError, match="the head's 3,904 bytes fail their crc32"):
         CacheWriter(path, "a")
     assert path.read_bytes() == bytes(data)
