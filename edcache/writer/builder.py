@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CodecError, EdcacheError, Ints, LabelError, SourceError, StorageError
+from edcache.base import CodecError, EdcacheError, Ints, LabelError, SourceError
 from edcache.codec import Columns, Compression, Encoder
 from edcache.format import MAX_LENGTH, Failure, Head, pa
 from edcache.labels import LabelCollector, LabelSpec
@@ -53,7 +53,6 @@ class ChunkBuilder:
     Attributes:
         nbytes: bytes of the pending records, before compression.
         failures: of samples that were refused, not published yet.
-        is_broken: an append ended by an exception; only opening the archive again tells what is there.
     """
 
     def __init__(
@@ -78,18 +77,19 @@ class ChunkBuilder:
         self._compression = Compression.parse(head.compression)
         self._seconds = seconds
         self._began = time.monotonic()
-        self.is_broken = False
         self._begin(LabelCollector(spec, label_schema))
 
     def _begin(self, collector: LabelCollector) -> None:
         """Begin an empty chunk."""
-        self._published = time.monotonic()
-        self._collector = collector
+        # In this order: whatever an interrupt leaves of it, `_settle` makes rows, labels and bytes agree.
+        self.nbytes = 0
         # Index, offset, nbytes, schema of one record after another.
         self._rows = array("q")
+        self._collector = collector
         # Zeros from `_dirty` on; before it the records of an earlier chunk may lie.
         self._buffer, self._dirty = _NO_BYTES, 0
-        self._written = self.nbytes = 0
+        self._written = 0
+        self._published = time.monotonic()
 
     def __len__(self) -> int:
         """Pending samples: added, and neither taken nor published."""
@@ -199,14 +199,14 @@ class ChunkBuilder:
         return count
 
     def _settle(self) -> None:
-        """Undo what an interrupted addition left: labels without a row, bytes behind the last record."""
+        """Undo what an interrupted change left: labels without a row, bytes behind the last record."""
         end = 0
         if self._rows:
             end = self._rows[-3] + self._rows[-2] + format.behind_nbytes(self._rows[-2])
         self.nbytes = end
         if self._written > end:
             self._collector.truncate(len(self))
-            self._buffer[end : self._written] = bytes(self._written - end)
+            self._dirty = max(self._dirty, self._written)
             self._written = end
 
     def _room(self, offset: int, nbytes: int) -> memoryview:
@@ -245,50 +245,28 @@ class ChunkBuilder:
         return chunk
 
     def publish(self, appender: Appender, continues: bool = False) -> int:
-        """Append the pending samples as one chunk, and note the failures; returns how many samples.
+        """Append the pending samples as one chunk, and note the failures; returns the number of samples.
 
         continues: their indices follow those that the archive has then.
-        After a LabelError, as another process published labels of another type, they are let go. After any
-        other exception of the append this raises StorageError from then on.
+        After any exception they are pending no more.
         """
-        self.check_usable(appender)
-        try:
-            # First: a stream's sample that failed is gone with its iteration.
-            self._note_failures(appender)
-            count = self._publish_pending(appender, continues) if self._rows else 0
-            self._note_failures(appender)
-        finally:
-            self._published = time.monotonic()
-        return count
-
-    def check_usable(self, appender: Appender) -> None:
-        """Raise as `Appender.check_usable`, and StorageError if it `is_broken`."""
-        appender.check_usable()
-        if self.is_broken:
-            raise StorageError(
-                f"{self._path}: an append was broken off; open it again, which knows what is there",
-                path=self._path,
-            )
-
-    def _publish_pending(self, appender: Appender, continues: bool) -> int:
-        buffer, used, is_large = self._buffer, self.nbytes, self.nbytes >= _LARGE * len(self)
-        dirty = max(used, self._dirty)
-        self.is_broken = True  # before: an interrupt may come anywhere
-        try:
+        # First: a stream's sample that failed is gone with its iteration.
+        self._note_failures(appender)
+        count = 0
+        if self._rows:
+            buffer, is_large = self._buffer, self.nbytes >= _LARGE * len(self)
+            dirty = max(self.nbytes, self._dirty)
             count = self.append(appender, self.take(continues))
-        except LabelError:
-            self.is_broken = False
-            raise
-        self.is_broken = False
-        if is_large:
-            self._buffer, self._dirty = buffer, dirty
+            if is_large:
+                self._buffer, self._dirty = buffer, dirty
+        self._published = time.monotonic()
         return count
 
     def append(self, appender: Appender, chunk: Chunk) -> int:
-        """Append a chunk that was made here or elsewhere; returns how many samples.
+        """Append a chunk that was made here or elsewhere; returns the number of samples.
 
-        If another process has published labels of another type, no later call could append them either: a
-        LabelError, or failures if these are kept.
+        Raises: LabelError, another process has published labels of another type. No later call could append them
+        either: if failures are kept, these are noted in the place of the error.
         """
         try:
             appender.append(chunk)
@@ -297,6 +275,7 @@ class ChunkBuilder:
             if self._failure_of is None:
                 raise
             self.failures += [self._failure_of(index, error) for index in chunk.indices]
+            self._note_failures(appender)
             return 0
         return chunk.count
 

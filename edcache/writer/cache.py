@@ -83,6 +83,9 @@ class CacheWriter:
     ...     w.append({"image": image, "label": 3})
     """
 
+    # True after an append that ended by an exception: its samples are neither pending nor known to be in the file.
+    _is_broken = False
+
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -214,7 +217,14 @@ class CacheWriter:
 
     def flush(self) -> None:
         """Store the samples appended so far: readers see them, and a kill of this process keeps them."""
-        self._builder.publish(self._appender, self._appending)
+        self._check_usable()
+        self._is_broken = True  # before: an interrupt may come anywhere
+        try:
+            self._builder.publish(self._appender, self._appending)
+        except base.LabelError:
+            self._is_broken = False
+            raise
+        self._is_broken = False
 
     def seal(self) -> None:
         """Store all samples, then write index, labels and zip directory; mode="w" replaces the old file."""
@@ -284,13 +294,15 @@ class CacheWriter:
             self.flush()
 
     def _check_usable(self) -> None:
-        try:
-            self._builder.check_usable(self._appender)
-        except base.ArchiveError:
-            if not self._appender.closed:
-                raise
+        if self._appender.closed:
             text = f'{self.path}: this writer is closed; open the archive with mode="a"'
-            raise base.ArchiveError(text, path=self.path) from None
+            raise base.ArchiveError(text, path=self.path)
+        self._appender.check_usable()
+        if self._is_broken:
+            raise base.StorageError(
+                f"{self.path}: an append was broken off; open it again, which knows what is there",
+                path=self.path,
+            )
 
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:

@@ -133,8 +133,7 @@ class Part:
                     # The others may be free too: their holder may have ended.
                     del claims[0]
         finally:
-            if not self._builder.is_broken:
-                self._publish()
+            self._publish()
             self._presence.update()
 
     def _compute_free(self, claims: list[int]) -> list[int]:

@@ -78,8 +78,7 @@ def fill_stream(job: Job) -> None:
                         if builder.is_due:
                             builder.publish(appender)
                 finally:
-                    if not builder.is_broken:
-                        builder.publish(appender)
+                    builder.publish(appender)
             if count != appender.chain.end_index:
                 appender.amend(length=count)
             seal(appender)
