@@ -78,7 +78,6 @@ def _head_of(path: str) -> Head | None:
 
 def _fill(job: Job) -> None:
     with closing(job.open()) as appender:
-        job.builder(appender)  # the labels are looked at before anything is computed
         job = replace(job, since=appender.chain.cursor.number)
         presence = Presence(appender, job.length, job.since)
         if presence.missing:

@@ -18,7 +18,7 @@ from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder, FailureOf
 from edcache.writer.cache import adopt_labels
 from edcache.writer.fingerprint import comparable, differences, stale_message
-from edcache.writer.store import Store, store_at
+from edcache.writer.store import store_at
 
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
 
@@ -44,35 +44,37 @@ class Job:
     name: str = ""
 
     @property
-    def store(self) -> Store:
-        """What is at the path."""
-        return store_at(self.path)
-
-    @property
     def length(self) -> int:
         """Samples of the source, as it was asked once."""
         assert self.head.length is not None
         return self.head.length
 
     def open(self) -> Appender:
-        """The archive, made if it is not there yet; StaleCacheError for another source or length."""
-        appender = self.store.appender(self.head, self.sync)
+        """Open the archive, made if it is not there yet; of a longer source it gets the length, as `grow` allows.
+
+        Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns.
+        """
+        appender = store_at(self.path).appender(self.head, self.sync)
         try:
-            origin, length = appender.chain.origin, self.length
-            check_origin(self.path, origin, self)
-            # One that was written without a dataset is as long as what it holds, until it gets one.
-            begun_for = appender.chain.length
-            present = appender.chain.end_index if begun_for is None else begun_for
-            if present < length and (self.options.grow or begun_for is None):
-                fingerprint = None
-                if origin.fingerprint is not None and self.head.fingerprint is not None:
-                    fingerprint = comparable(self.head.fingerprint, origin.fingerprint, self.source, None)
-                appender.amend(length=length, **({} if fingerprint is None else {"fingerprint": fingerprint}))
-            check_length(self.path, appender.chain.length, length)
+            check_origin(self.path, appender.chain.origin, self)
+            if self.head.length is not None:
+                self._lengthen(appender, self.head.length)
+                check_length(self.path, appender.chain.length, self.head.length)
+            adopt_labels(appender.head, self.spec, self.path)
         except BaseException:
             appender.close()
             raise
         return appender
+
+    def _lengthen(self, appender: Appender, length: int) -> None:
+        chain, fingerprint = appender.chain, self.head.fingerprint
+        # One that was written without a dataset is as long as what it holds, until it gets one.
+        present = chain.end_index if chain.length is None else chain.length
+        if present < length and (self.options.grow or chain.length is None):
+            changes: dict[str, Any] = {"length": length}
+            if chain.origin.fingerprint is not None and fingerprint is not None:
+                changes["fingerprint"] = comparable(fingerprint, chain.origin.fingerprint, self.source, None)
+            appender.amend(**changes)
 
     def builder(self, appender: Appender | None = None, *, keeps_failures: bool = True) -> ChunkBuilder:
         """Make a builder of chunks with the label columns that the archive was begun with.

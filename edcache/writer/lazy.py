@@ -10,7 +10,6 @@ import errno
 import logging
 import os
 import threading
-from contextlib import closing
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
@@ -50,9 +49,8 @@ class LazyFiller:
         return self.__dict__ | {"_open": None}
 
     def create(self) -> None:
-        """Make the archive if there is none, and check that it is for a source of this length."""
-        with closing(self._job.open()) as appender:
-            self._job.builder(appender)  # checks the labels
+        """Make the archive if there is none; raises as `Job.open`."""
+        self._job.open().close()
 
     def get(self, index: int) -> Any:
         """Compute a sample, keep it for the archive, and return it as the source made it."""

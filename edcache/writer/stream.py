@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from edcache.base import OptionError, Progress
 from edcache.writer.job import (
     Job,
-    check_origin,
     errors_with,
     outcome,
     refusal,
@@ -49,11 +48,10 @@ def fill_stream(job: Job) -> None:
     if job.options.on_error == "skip":
         # What fails is gone with the iteration: there is no later try.
         job = replace(job, options=replace(job.options, on_error="skip_final"))
-    with closing(job.store.appender(job.head, job.sync)) as appender:
+    with closing(job.open()) as appender:
         is_first = appender.claims.join_fillers()
         appender.claims.wait(0)
         appender.catch_up()
-        check_origin(job.path, appender.head, job)
         if appender.chain.sealed:
             return
         # Not all below the last: a power cut may have taken chunks.
