@@ -1,8 +1,7 @@
-"""info, show, view, ls, labels: describe archives, samples, records; list and change labels."""
+"""info, show, view, labels: describe archives and samples; list and change labels."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -21,7 +20,6 @@ if TYPE_CHECKING:
     from edcache.reader import Session
 
 _SHOWN_SCHEMAS: Final = 8
-_NEGATIVE: Final = re.compile(r"-\d+")
 _BLOCK: Final = 10_000
 
 
@@ -60,28 +58,19 @@ def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
         yield f"\n{len(schemas) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
 
 
-class _Indexed(click.Command):
-    """Command that takes -1 for an index, not for an option."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Move indices behind the options."""
-        negative = [] if "--" in args else list(filter(_NEGATIVE.fullmatch, args))
-        others = [one for one in args if one not in negative]
-        return super().parse_args(ctx, [*others, "--", *negative] if negative else args)
-
-
-@click.command(cls=_Indexed)
+@click.command()
 @click.argument("path", type=PATH)
 @click.argument("index", type=int)
 @flags("as_json", "allow_pickle")
 def show(path: str, index: int, as_json: bool, allow_pickle: bool) -> None:
     """Decode one sample and show its tree.
 
-    A negative INDEX counts from the end.
+    A negative INDEX counts from the end; write it behind --.
 
     \b
     Example:
-      edcache show train.zip -1
+      edcache show train.zip 17
+      edcache show train.zip -- -1
     """
     cache = dataset.CachedDataset(None, path, allow_partial=True, allow_pickle=allow_pickle)
     if not -len(cache) <= index < len(cache):
@@ -143,23 +132,6 @@ def archive_shown(path: str) -> display.Shown:
         dataset=partial(dataset.CachedDataset, None, path, allow_partial=True, decode=None),
         code=f"ds = edcache.CachedDataset.from_cache({shown(path)!r})",
     )
-
-
-@click.command()
-@click.argument("path", type=PATH)
-@row_flags
-def ls(path: str, **listing: Any) -> None:
-    """List the records: sample, offset in the file, bytes, checksum.
-
-    \b
-    Example:
-      edcache ls train.zip --csv
-    """
-    index = open_archive(path)[0].index
-    held = index.held()
-    places = (row[:3] for row in index.all_rows()[held].tolist())
-    rows = ((number, *place) for number, place in zip(held.tolist(), places, strict=True))
-    out.print_rows(("index", "offset", "nbytes", "crc32"), rows, len(held), **listing)
 
 
 def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> Iterator[Sequence[Any]]:

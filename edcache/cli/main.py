@@ -48,7 +48,7 @@ def main() -> None:
     \b
     Exit codes:
       0    success
-      1    failure, an archive that is not sound, or one of another call
+      1    failure, or an archive that is not sound
       2    wrong usage
       130  interrupted
 
@@ -70,7 +70,7 @@ def main() -> None:
 
 for _command in (
     *(build.build, build.images, build.import_),
-    *(look.info, look.show, look.view, look.ls, look.labels, tidy.why),
+    *(look.info, look.show, look.view, look.labels),
     *(tidy.verify, tidy.digest),
     *(build.export, tidy.copy),
     tidy.caches,

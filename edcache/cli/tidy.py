@@ -1,21 +1,19 @@
-"""why, verify, digest, copy, caches: compare, check, copy and delete archives."""
+"""verify, digest, copy, caches: check, copy and delete archives."""
 
 from __future__ import annotations
 
 import datetime
 import os
-import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import click
 
-from edcache import dataset, display, storage, tools, writer
+from edcache import dataset, display, storage, tools
 from edcache.backends import mirror
 from edcache.base import PartialArchiveWarning, StorageError, human_bytes
 from edcache.cli import output as out
-from edcache.cli.build import Call
 from edcache.cli.flags import PATH, PATHS, flags, output, row_flags, size
 from edcache.storage import shown
 
@@ -24,62 +22,28 @@ _DAY = 86_400
 
 
 @click.command()
-@click.argument("path", type=PATH)
-@click.argument("factory", metavar="MODULE:FACTORY")
-@flags("arguments", "version", "as_json")
-def why(path: str, factory: str, arguments: Sequence[str], version: str | None, as_json: bool) -> None:
-    """Compare the call that made an archive with another.
-
-    The function is loaded and its arguments are read as by build; it is not called. Samples are not compared. Changed
-    code is listed too, although alone it only makes a call warn. The exit code is 1 if anything differs.
-
-    \b
-    Example:
-      edcache why train.zip digits:make --arg split=train
-    """
-    call, head = Call(factory, arguments, version), tools.head_of(path)
-    expected = call.fingerprint()
-    changed = writer.changed_code(head.fingerprint, expected)
-    different = [
-        *writer.differences(head.fingerprint, expected),
-        *dataset.label_differences(head, call.options.in_memory_keys),
-        *(f"code of {name}: changed; a call in Python only warns of it" for name in changed),
-    ]
-    verdict = f"{shown(path)} {'differs from' if different else 'matches'} {display.call_text(expected)}"
-    lines = map(out.printable, [verdict, *(f"  {line}" for line in different)])
-    out.print_report(as_json, {"path": shown(path), "differences": different}, lines)
-    if different:
-        sys.exit(out.FAILED)
-
-
-@click.command()
 @PATHS
 @click.option("--quick", is_flag=True, help="Leave the records of samples unread; check the rest.")
-@flags("expected_digest", "as_json", "progress")
-def verify(
-    paths: Sequence[str], quick: bool, expected_digest: str | None, as_json: bool, progress: bool | None
-) -> None:
+@flags("as_json", "progress")
+def verify(paths: Sequence[str], quick: bool, as_json: bool, progress: bool | None) -> None:
     """Check every byte of archives; exit 1 if one is not sound.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. Each problem is one line: path, offset, problem,
     remedy. An archive that is not sealed is not whole, unless a process still writes it; building again resumes it.
-    Dead bytes are no problem; copy PATH -o PATH leaves them out.
 
     \b
     Exit codes:
       0    sound, all of them
-      1    damaged, not whole, not the file that --digest names, not readable
+      1    damaged, not whole, not readable
 
     \b
     Example:
       edcache verify train.zip --quick
     """
-    if expected_digest is not None and len(paths) > 1:
-        raise click.UsageError("--digest is for one archive; verify the others by calls of their own")
 
     def report(path: str) -> out.Report:
         with out.bar("verifying", path, progress) as on_progress:
-            verified = tools.verify(path, on_progress, quick=quick, expected_digest=expected_digest)
+            verified = tools.verify(path, on_progress, quick=quick)
         document = {"path": shown(path), "sound": verified.sound} | vars(verified)
         return document, _verify_lines(shown(path), verified), verified.sound
 
@@ -87,7 +51,7 @@ def verify(
 
 
 def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
-    """Yield the problems, then the result, then the bytes that a copy over itself frees."""
+    """Yield the problems, then the result."""
     yield from map(out.printable, report.problems)
     state = "sealed" if report.sealed else "being written" if report.has_writer else "not sealed"
     missing = f", {report.missing:,} missing" if report.missing else ""
@@ -102,8 +66,6 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
         yield "its writer was killed, or it was cut; fill it, or keep what is there: copy --skip-damaged"
     if report.failures:
         yield f"{out.plural(report.failures, 'sample')} failed when tried; they are among the missing"
-    if report.dead:
-        yield f"{human_bytes(report.dead)} are dead; edcache copy {path} -o {path} leaves them out"
 
 
 @click.command()
@@ -112,8 +74,8 @@ def _verify_lines(path: str, report: tools.Report) -> Iterator[str]:
 def digest(path: str, as_json: bool, progress: bool | None) -> None:
     """Print the SHA-256 of a sealed archive, as sha256sum does.
 
-    Publish it with the archive. A reader compares it by verify --digest, copy --digest, or expected_digest= in Python.
-    Two archives with one digest are equal.
+    Publish it with the archive. A reader compares it by copy --digest, or by expected_digest= in Python. Two archives
+    with one digest are equal.
 
     \b
     Example:

@@ -1,6 +1,5 @@
 from .archive_paths import Path as Path
 from .archive_paths import expand_paths as expand_paths
-from .build import label_differences as label_differences
 from .cached import CachedDataset as CachedDataset
 from .combined import concat as concat
 from .combined import zip_fields as zip_fields

@@ -109,16 +109,10 @@ class Contents:
         # A forged root may say more than its rows have.
         return min(self.length, root.present + len(new) - int(np.count_nonzero(known)))
 
-    def newest(self) -> tuple[Ints, Ints]:
-        """Return the samples that chunks hold, rising, and the bytes of the newest record of each: int64 [n] both."""
-        held = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-        held += [
-            (table.samples, table.rows["nbytes"].astype(np.int64))
-            for table, _ in self._tables(0, self.length)
-        ]
-        samples, nbytes = (np.concatenate(column[::-1]) for column in zip(*held, strict=True))
-        unique, first = np.unique(samples, return_index=True)
-        return unique, nbytes[first]
+    def samples(self) -> Ints:
+        """Return the samples that chunks hold, rising: int64 [n]."""
+        held = [table.samples for table, _ in self._tables(0, self.length)]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *held]))
 
     def rows(self, start: int, stop: int) -> Rows:
         """Return the rows of samples from `start` to `stop`, in new memory; all zeros for an absent one."""

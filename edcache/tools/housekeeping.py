@@ -1,7 +1,7 @@
-"""Archives as files on a disk: list them, choose which are too old or too large together, delete them.
+"""Archives as files on a disk: list them, choose those that are too old or too large together, delete them.
 
-Their age is that of the last write: a listing reads the head of each file, so the time of its last read
-would say when archives were listed.
+The age counts from the last write: a listing reads the head of each file, so the time of the last read would be that
+of the last listing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from edcache import base, format, storage, writer
 from edcache.backends import mirror
-from edcache.format import Head
 from edcache.reader import Session
-from edcache.storage import File, located
+from edcache.storage import File
 from edcache.writer import PARTIAL, SIDE
 
 # Start and length: LOCK_APPEND is the first of all locks, sessions and claims lie behind it.
@@ -26,14 +25,13 @@ _EVERY_LOCK: Final = format.LOCK_APPEND, (1 << 63) - 1 - format.LOCK_APPEND
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """An archive as it lies on the disk.
+    """Archive on a disk.
 
-    path: as found. nbytes: of the file. written: when it was last written, and a local copy last read,
-    in seconds since 1970. present: samples that have a record. length: samples of the dataset. complete: it
-    is sealed, and every sample has a record or is absent for good. fingerprint: the call or object that the
-    samples come from. problem: why the file cannot be read, in one message; counts and fingerprint are then
-    0 or None. origin: the archive that it is a copy of, if it is one. is_left: whether a killed process left
-    it beside the path that it wrote for; it may be a folder.
+    path: as found. nbytes: of the file. written: time of the last write, and of the last read of a local copy, in
+    seconds since 1970. present: samples with a record. length: samples of the dataset. complete: True if it is sealed,
+    and every sample has a record or is absent for good. fingerprint: the call or object that made the samples. problem:
+    the error of an unreadable file; counts and fingerprint are then 0 or None. origin: of a local copy, the archive far
+    away. is_left: True if a killed process left this file or folder beside its path.
     """
 
     path: str
@@ -51,12 +49,13 @@ class Listed:
 def archives_in(directory: str | os.PathLike[str]) -> list[Listed]:
     """List the archives in a folder and in those below it, the oldest first.
 
-    Files that are no archives are left out. A damaged archive and an unreadable file or folder are listed
-    with their problem. Symbolic links are not followed. OptionError where there is no such folder.
+    Other files are left out. A damaged archive and an unreadable file or folder are listed with their problem. Symbolic
+    links are not followed.
 
-    Cost: opens every file there. A sealed archive is read at its head and its end, whatever its size; of
-        one that lacks samples, the index, and of an unsealed one the table of every chunk.
-    Safety: takes no lock; whoever fills, appends or deletes meanwhile is not disturbed.
+    Raises: OptionError, if there is no such folder.
+    Cost: opens every file. Of a sealed archive it reads head and end; if samples are missing, the index too; of an
+        unsealed one the table of every chunk.
+    Safety: takes no lock, so that fills, appends and deletions go on.
     """
     top = os.fspath(directory)
     if not os.path.isdir(top):
@@ -87,7 +86,7 @@ def _is_archive(path: str) -> bool:
 
 
 def _temporary(path: str) -> Listed | None:
-    """A file or folder that is written beside its path, or the side file of a copy that is gone."""
+    """List a file or folder that is written beside its path, or the side file of a copy that is gone; else None."""
     copy = path.removesuffix(SIDE)
     is_stray = path != copy and not (os.path.exists(copy) or os.path.exists(copy + PARTIAL))
     if not (writer.is_temporary(path) or is_stray):
@@ -98,7 +97,7 @@ def _temporary(path: str) -> Listed | None:
 
 
 def _partial_copy(path: str) -> Listed | None:
-    """A copy that is not whole yet."""
+    """List a copy that is not whole yet; None for another file."""
     kept = mirror.copy_at(path.removesuffix(PARTIAL)) if path.endswith(PARTIAL) else None
     if kept is None:
         return None
@@ -108,7 +107,7 @@ def _partial_copy(path: str) -> Listed | None:
 
 
 def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[str]:
-    """Files in a folder and below it, and the folders that are temporary; links are not followed."""
+    """Yield the files of a tree, and its temporary folders; links are not followed."""
     for folder, folders, names in os.walk(top, onerror=on_error):
         unnamed = [name for name in folders if writer.is_temporary(name)]
         folders[:] = [name for name in folders if name not in unnamed]
@@ -119,7 +118,7 @@ def _regular_files(top: str, on_error: Callable[[OSError], None]) -> Iterator[st
 
 
 def look_at(path: str | os.PathLike[str]) -> Listed:
-    """One archive, as `archives_in` lists it; raises as `Reader` at its first use."""
+    """List one archive, as `archives_in` does; raises as `Reader` at its first use."""
     name = os.fspath(path)
     with closing(File.open(name, "r")) as file:
         nbytes, written = _on_disk(name)
@@ -136,14 +135,8 @@ def look_at(path: str | os.PathLike[str]) -> Listed:
     return Listed(name, nbytes, written, *counts, session.head.fingerprint, origin=origin)
 
 
-def head_of(path: str | os.PathLike[str]) -> Head:
-    """Read the head of an archive at a path or URL; raises as `format.read_head`."""
-    with closing(located(path).open()) as file:
-        return format.read_head(file.pread, file.path)[0]
-
-
 def _on_disk(path: str) -> tuple[int, float]:
-    """Bytes, of a folder without its files, and the time of the last write."""
+    """Return the bytes, of a folder without its files, and the time of the last write."""
     try:
         status = os.stat(path)
     except OSError:  # gone since
@@ -152,12 +145,12 @@ def _on_disk(path: str) -> tuple[int, float]:
 
 
 def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int | None) -> list[Listed]:
-    """Choose the oldest archives, so many that without them both conditions hold.
+    """Choose the oldest archives, until both conditions hold for the others.
 
     Args:
         archives: in the order of `archives_in`. One that cannot be read is neither chosen nor counted.
         older_than: seconds; archives that were last written longer ago are chosen.
-        max_nbytes: the archives that are not chosen have at most so many bytes together.
+        max_nbytes: most bytes of the others together.
     """
     since = 0.0 if older_than is None else time.time() - older_than
     readable = [archive for archive in archives if archive.problem is None or archive.origin is not None]
@@ -174,14 +167,14 @@ def select(archives: Iterable[Listed], older_than: float | None, max_nbytes: int
 def delete_unused(path: str) -> str | None:
     """Delete an archive, or a file or folder that a killed process left, unless a process writes it.
 
-    With a local copy goes its side file. A process that reads the archive goes on reading it.
+    The side file of a local copy is deleted too. A process that reads the archive goes on reading it.
 
     Returns:
-        None once it is gone, or why it stays: "a.zip: another process is filling it or appending to it".
+        None if it is gone; else the reason: "a.zip: another process is filling it or appending to it".
     Raises:
         StorageError: the system refuses.
-    Safety: tries every lock of the file, for which it needs the right to write. A CacheWriter holds none
-        between two publications. On macOS a writer is seen only while it publishes.
+    Safety: tries every lock of the file, which takes the right to write. A CacheWriter holds none between two
+        publications. On macOS a writer is seen only while it publishes.
     """
     if writer.is_temporary(path):
         return None if writer.discard(path) else f"{path}: another process is writing it"

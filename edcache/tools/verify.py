@@ -15,13 +15,12 @@ import numpy as np
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError
 from edcache.format import ChunkTable, Contents, Header
-from edcache.reader import OnProgress, are_sound, check_digest, file_digest, no_digest, parse_digest
+from edcache.reader import OnProgress, are_sound, file_digest, no_digest
 from edcache.storage import ByteSource, File, located
 
 # Most bytes of records that are read at once, unless one record has more.
 _WINDOW: Final = 1 << 26
 _SHOWN: Final = 20
-_SEALED: Final = format.INDEX, format.COLUMN, format.ROOT
 
 
 @dataclass
@@ -31,7 +30,6 @@ class Report:
     problems: one line each, with path, offset, damage and remedy; empty if every byte that was read is proven.
     samples, missing, chunks: of the dataset, by its chunks. failures: missing samples that were tried. nbytes: of the
     file. has_writer: True if it is not sealed and a process writes it now.
-    dead: bytes that only older states of the archive need; `ds.save(ds.path)` leaves them out.
     quick: True if the samples' records were not read.
     """
 
@@ -42,7 +40,6 @@ class Report:
     nbytes: int = 0
     sealed: bool = False
     has_writer: bool = False
-    dead: int = 0
     quick: bool = False
     problems: list[str] = field(default_factory=list)
 
@@ -62,7 +59,6 @@ def verify(
     on_progress: OnProgress | None = None,
     *,
     quick: bool = False,
-    expected_digest: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Report:
     """Check every byte of an archive: its structure, all checksums, and that its tables agree.
@@ -71,7 +67,6 @@ def verify(
         path: the path or URL of the archive.
         on_progress: a function that is called with (bytes checked, bytes of the file) now and then.
         quick: True does not read the records of samples. It checks headers, tables and the seal.
-        expected_digest: "sha256:...", as `digest` returned it for the archive. It is compared first.
         storage_options: for a URL, as in `edcache.reader.Reader`.
     Returns:
         A report. `report.sound` is True if nothing is wrong, and `report.problems` is a list of sentences.
@@ -79,21 +74,14 @@ def verify(
     Raises:
         ArchiveNotFoundError, CorruptArchiveError; ArchiveError for a newer format.
         CorruptArchiveError: the head is damaged.
-        ArchiveError: the file is not the one with this digest.
-        OptionError: expected_digest is not a digest.
-    Cost: reads the file once, with expected_digest twice; with `quick` only headers, tables and the seal.
+    Cost: reads the file once, with `quick` only headers, tables and the seal.
         It takes some 200 MB of memory, and as much as the largest label column.
     Safety: it writes nothing and locks nothing. Samples that others append meanwhile are not checked.
     """
     where = located(path, storage_options)
     path, storage_options = where.path, None  # a traceback with locals would show credentials
-    expected = None if expected_digest is None else parse_digest(expected_digest)
     with closing(where.open()) as file:
-        if expected is not None:
-            check_digest(file, expected)
         survey = Survey(file, not quick, on_progress)
-        if expected is not None and survey.root is None:
-            raise no_digest(file.path)
     chain, contents = survey.chain, survey.contents
     length = 0 if contents is None else contents.length
     return Report(
@@ -104,7 +92,6 @@ def verify(
         nbytes=survey.size,
         sealed=chain.sealed and survey.root is not None,
         has_writer=survey.has_writer,
-        dead=survey.dead,
         quick=quick,
         problems=survey.problems,
     )
@@ -146,7 +133,7 @@ class Survey:
     Attributes:
         chain: as far as it reads. contents: rows and labels of its chunks; None if they do not go together.
         has_writer: True if a process writes the archive now; False if unknown, as for a URL.
-        dead: bytes that only older states of the archive need. problems: one line each, with path and offset.
+        problems: one line each, with path and offset.
     """
 
     def __init__(self, file: ByteSource, reads_records: bool, on_progress: OnProgress | None) -> None:
@@ -154,13 +141,11 @@ class Survey:
         self.size, self.path, self.problems = file.size(), file.path, list[str]()
         self._file, self._pread = file, file.pread
         self._reads_records, self._on_progress = reads_records, on_progress
-        self._outdated_nbytes = 0
         self._unread: set[int] = set()
-        self._padding, self._padding_nbytes = b"", 0
+        self._padding = b""
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
-        self._needed_nbytes = cursor.offset
         for group in format.walk(self._pread, self.size, head.uuid, cursor):
             self.chain.add(self._pread, group)
             for header in group:
@@ -172,17 +157,7 @@ class Survey:
         if self.contents is not None:
             self._check_rows(self.contents)
             self._check_labels(self.contents)
-        self._needed_nbytes -= self._outdated_nbytes
-        root = self.chain.root
-        if root is not None:  # what follows it is merged with what it says
-            listed = [one for one in self.chain.listed(root.labels) if one.kind in _SEALED]
-            self._needed_nbytes += sum(one.next - one.offset for one in listed)
-            self._needed_nbytes -= listed[-1].next - max(listed[-1].payload_end, self._directory_end())
-        self.dead = max(0, self.size - self._needed_nbytes)
         self._passed(self.size)
-
-    def _directory_end(self) -> int:
-        return self.chain.end if self.chain.sealed else 0
 
     def _passed(self, offset: int) -> None:
         if self._on_progress is not None:
@@ -214,10 +189,6 @@ class Survey:
             # The end of it is written last: without it the archive is not sealed yet.
             if not directory.startswith(self._pread(header.payload_end, len(directory))):
                 self._problem(header.payload_end, "the zip directory does not list what the chain holds")
-        if is_chunk or header.kind == format.NOTE:
-            self._needed_nbytes += header.payload_end - header.offset
-        self._needed_nbytes += self._padding_nbytes
-        self._padding_nbytes = 0 if header.kind in _SEALED else header.next - header.payload_end
         self._padding = self._pread(start, max(0, header.next - start))
         self._passed(header.next)
 
@@ -227,7 +198,6 @@ class Survey:
         if table is None:
             return None
         rows = table.rows
-        self._outdated_nbytes += int(rows["nbytes"].sum())
         alignment = format.record_alignment(rows["nbytes"]).astype(np.uint64)
         self._report(header, table, np.flatnonzero(rows["offset"] % alignment), "is not aligned")
         if not self._reads_records:
@@ -281,10 +251,9 @@ class Survey:
         root = self.chain.root if self.chain.sealed else None
         if root is None:
             # Its length may be any number, and has no bytes that bound it.
-            held, sizes = contents.newest()
+            held = contents.samples()
             self.present = len(held)
             self.failures = len({*self.chain.failures} - {*held.tolist()})
-            self._outdated_nbytes -= int(sizes.sum())
             return
         if (root.length, sorted(root.schemas)) != (contents.length, sorted(contents.schemas)):
             self._problem(
@@ -298,7 +267,6 @@ class Survey:
             self.present += int(np.count_nonzero(present))
             failed = [k for k in self.chain.failures if start <= k < stop]
             self.failures += int(np.count_nonzero(~present[np.array(failed, np.int64) - start]))
-            self._outdated_nbytes -= int(rows["nbytes"].sum())
             samples = np.arange(start, stop)
             if np.any(numbers != np.arange(len(numbers))):
                 rows[present] = format.renumbered(

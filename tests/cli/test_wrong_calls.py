@@ -30,9 +30,7 @@ RIGHT = {
     "export": "ok.zip -o new --to files",
     "info": "ok.zip",
     "show": "ok.zip 0",
-    "ls": "ok.zip",
     "labels": "ok.zip",
-    "why": "ok.zip digits:make",
     "verify": "ok.zip",
     "digest": "ok.zip",
     "caches": "folder",
@@ -154,7 +152,6 @@ def wrong_calls(files):
         yield from (["import", path, "-o", "new.zip", "--from", kind] for path in [*PATHS, *files])
     for factory in FACTORIES:
         yield ["build", factory, "-o", "new.zip"]
-        yield ["why", "ok.zip", factory]
         yield ["import", "ok.zip", "-o", "new.zip", "--from", "edflow", "--for", factory]
 
 
@@ -172,7 +169,7 @@ def test_whatever_is_wrong_is_one_line_and_an_exit_code(here):
         lines = [line for line in done.stderr.splitlines() if not line.startswith("edcache: warning: ")]
         if done.exit_code == 2:
             assert any(line.startswith("Error: ") for line in lines), call
-        elif done.exit_code == 1 and call[0] not in ("verify", "why", "info", "import"):
+        elif done.exit_code == 1 and call[0] not in ("verify", "info", "import"):
             assert [line[:9] for line in lines] == ["edcache: "], (call, lines)
         is_users = "cannot load" in done.stderr or " raised " in done.stderr
         assert is_users or "EDCACHE_DEBUG" not in done.stderr, (call, lines)
@@ -186,8 +183,6 @@ def test_whatever_is_wrong_is_one_line_and_an_exit_code(here):
 def test_a_slip_in_an_option_is_told_with_the_right_one(command):
     slip = "--helq" if command == "view" else "--jsn"
     words = shlex.split(RIGHT.get(command, "ok.zip"))
-    if command == "show":
-        words = ["ok.zip", "-1"]
     done = RUNNER.invoke(main, [command, *words, slip])
     assert done.exit_code == 2
     assert {"--helq": "--help", "--jsn": "--json"}[slip] in done.stderr.splitlines()[-1]

@@ -241,28 +241,6 @@ def test_many_damaged_records_of_a_chunk_are_not_as_many_lines(tmp_path):
     assert any("the same of 80 more records of chunks/00000001" in line for line in problems)
 
 
-# --------------------------------------------------------------------------------------- what is dead
-
-
-def test_dead_bytes_are_counted(tmp_path):
-    path = tmp_path / "a.zip"
-    make(path, "sealed")
-    assert edcache.verify(path).dead == 0
-    nbytes = int(edcache.reader.Reader(path).rows["nbytes"][5])
-    w = CacheWriter(path, "a")
-    w.write(5, sample(5))
-    w.abort()
-    end = path.stat().st_size
-    with open(path, "ab") as file:
-        file.write(bytes(777))
-    report = edcache.verify(path)
-    assert report.problems == []
-    root = next(e for e in reference.entries(path) if e.fields["kind"] == reference.ROOT)
-    payload_end = root.fields["offset"] + root.fields["nbytes"] + len(root.payload)
-    assert report.dead == nbytes + 777 + root.fields["next"] - payload_end, "record, torn tail, directory"
-    assert end + 777 == report.nbytes
-
-
 def test_failures_are_counted(tmp_path):
     path = tmp_path / "a.zip"
     edcache.CachedDataset(Failing(), path, on_error="skip", progress=False).close()
