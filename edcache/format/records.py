@@ -151,12 +151,21 @@ class ChunkTable:
             return read_stream(self.stream, len(self.rows))
 
 
-def pack_table(samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Table) -> bytes:
-    """Pack the table of a chunk; records start behind it, on a multiple of 64."""
+def pack_table(
+    samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Table, start: int | None = None
+) -> bytes:
+    """Pack the table of a chunk; records start behind it, on a multiple of 64.
+
+    start: offset of the table in the file, if offsets of rows count from the first record.
+    """
     text = json.dumps(list(schemas), ensure_ascii=True, separators=(",", ":")).encode("ascii")
     text = text.ljust(align(len(text), 8))
     stream = write_stream(labels)
     prefix = _PREFIX.pack(len(rows), len(text), len(stream))
+    if start is not None:
+        nbytes = len(prefix) + samples.nbytes + rows.nbytes + len(text) + len(stream)
+        rows = rows.copy()
+        rows["offset"] += np.uint64(align(start + nbytes, 64))
     return b"".join([prefix, samples.astype("<i8").tobytes(), rows.tobytes(), text, stream])
 
 

@@ -23,7 +23,6 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -116,7 +115,8 @@ class Appender:
         self._pid = os.getpid()
         self._claims = Claims(file)
         self._label_schema: tuple[Header, pa.Schema] | None = None
-        self._sync = sync
+        # From one sync to the next; None: before the headers of a seal only.
+        self._seconds = 0 if sync == "chunk" else None if isinstance(sync, str) else sync
         self._synced = time.monotonic()
         self._has_unsynced = False
         # A sync failed, and what was written since the last one is in doubt.
@@ -202,7 +202,6 @@ class Appender:
     @contextmanager
     def appending(self) -> Iterator[None]:
         """Hold the append lock, with everything taken in that others published and no torn tail."""
-        self._check_open()
         self.check_usable()
         with self.file.locked(format.LOCK_APPEND):
             if not self.file.is_named():
@@ -274,51 +273,44 @@ class Appender:
         with self.appending():
             if chunk.continues:
                 chunk = chunk.moved(self.chain.end_index)
-            known, labels = self.label_schema(), chunk.labels
-            if known is not None and known != labels.schema:
-                schema = format.joined_schema(known, labels.schema, self.path)
-                self._check_widened(known, schema)
-                labels = format.cast_table(labels, schema, self.path)
-            self._append_chunk(replace(chunk, labels=labels), max_bytes)
+            labels = self._joinable(chunk.labels)
+            name = f"chunks/{self.chain.cursor.number:08d}"
+            start = self.chain.cursor.offset + format.header_nbytes(name)
+            table = format.pack_table(chunk.samples, chunk.rows, chunk.schemas, labels, start)
+            parts = table, bytes(-len(table) % 64), chunk.data
+            end = format.align(start + sum(map(len, parts)), format.PAGE)
+            if max_bytes is not None and end > max_bytes:
+                text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
+                error = StorageError(text, path=self.path)
+                error.errno = errno.EFBIG
+                raise error
+            self._append(
+                format.CHUNK,
+                name,
+                parts,
+                first=int(chunk.samples.min()),
+                end=int(chunk.samples.max()) + 1,
+                table_nbytes=len(table),
+                table_crc32=format.crc32(table),
+            )
             self._label_schema = self.chain.behind[-1], labels.schema
 
-    def _check_widened(self, known: pa.Schema, schema: pa.Schema) -> None:
-        """Raise LabelError if an integer that was published may be rounded where floats join its column.
+    def _joinable(self, labels: pa.Table) -> pa.Table:
+        """The labels of a chunk in types that hold the values of all before, too.
 
+        Raises: LabelError, there are none, or an integer that was published may be rounded as floats join its column.
         Cost: reads a column, if its type changes from integers to floats.
         """
-        kinds = {name: schema.field(name).type for name in known.names}
-        names = [name for name, kind in kinds.items() if format.is_widened(known.field(name).type, kind)]
-        contents = Contents(self.chain, self.file.pread, self.table) if names else None
-        for name in names:
-            assert contents is not None
-            column = pa.chunked_array([contents.column(name, 0, contents.length)])
-            format.check_widened(name, column, kinds[name], self.path)
-
-    def _append_chunk(self, chunk: Chunk, max_bytes: int | None) -> None:
-        """Publish a chunk, whose labels have types that hold the values of all before. See `_append`."""
-        # Packed twice: its own size tells where the records lie.
-        nbytes = len(format.pack_table(chunk.samples, chunk.rows, chunk.schemas, chunk.labels))
-        name = f"chunks/{self.chain.cursor.number:08d}"
-        start = self.chain.cursor.offset + format.header_nbytes(name) + format.align(nbytes, 64)
-        rows = chunk.rows.copy()
-        rows["offset"] += np.uint64(start)
-        table = format.pack_table(chunk.samples, rows, chunk.schemas, chunk.labels)
-        end = format.align(start + len(chunk.data), format.PAGE)
-        if max_bytes is not None and end > max_bytes:
-            text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
-            error = StorageError(text, path=self.path)
-            error.errno = errno.EFBIG
-            raise error
-        self._append(
-            format.CHUNK,
-            name,
-            [table, bytes(format.align(nbytes, 64) - nbytes), chunk.data],
-            first=int(chunk.samples.min()),
-            end=int(chunk.samples.max()) + 1,
-            table_nbytes=nbytes,
-            table_crc32=format.crc32(table),
-        )
+        known = self.label_schema()
+        if known is None or known == labels.schema:
+            return labels
+        schema = format.joined_schema(known, labels.schema, self.path)
+        for name, old, new in zip(known.names, known.types, schema.types, strict=True):
+            if format.is_widened(old, new):
+                contents = Contents(self.chain, self.file.pread, self.table)
+                column = pa.chunked_array([contents.column(name, 0, contents.length)])
+                format.check_widened(name, column, new, self.path)
+        return format.cast_table(labels, schema, self.path)
 
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
@@ -337,8 +329,8 @@ class Appender:
             group.publish(headers)
         header = headers[0]
         self.chain.add(self.file.pread, headers)
-        self._has_unsynced, every = True, self._seconds
-        if self._sync == "chunk" or (every is not None and time.monotonic() - self._synced >= every):
+        self._has_unsynced = True
+        if self._seconds is not None and time.monotonic() - self._synced >= self._seconds:
             self.sync()
         elif self.syncs:
             self.file.write_back(header.offset, header.next - header.offset)
@@ -367,11 +359,6 @@ class Appender:
 
     # --- syncs, and the end ---
 
-    @property
-    def _seconds(self) -> float | None:
-        """Seconds from one sync to the next."""
-        return self._sync if isinstance(self._sync, int | float) else None
-
     def sync(self) -> None:
         """Sync what the chain holds so far, unless `sync=` is "never"; the headers that follow say so."""
         if not self.syncs:
@@ -389,20 +376,10 @@ class Appender:
     def closed(self) -> bool:
         """True if `close` was called."""
         # In a forked child, which lost what it inherited, another error says why.
-        return self._pid == os.getpid() and self.file.closed
+        return self.file.closed and self._pid == os.getpid()
 
     def check_usable(self) -> None:
         """Raise ArchiveError after close() or in a forked child, StorageError after a failed sync."""
-        if self.file.closed:  # also in a forked child, of which no system call need say so
-            self._check_open()
-        if self._is_failed:
-            raise StorageError(
-                f"{self.path}: a sync failed, so what was written since the last one is in doubt; open it "
-                "again, which checks what is there",
-                path=self.path,
-            )
-
-    def _check_open(self) -> None:
         if self._pid != os.getpid():
             # A child does not keep a file: every lock on it would be the parent's too.
             raise ArchiveError(
@@ -412,6 +389,12 @@ class Appender:
             )
         if self.file.closed:
             raise ArchiveError(f"{self.path}: closed; open it again to append", path=self.path)
+        if self._is_failed:
+            raise StorageError(
+                f"{self.path}: a sync failed, so what was written since the last one is in doubt; open it "
+                "again, which checks what is there",
+                path=self.path,
+            )
 
     def close(self) -> None:
         """Let go of it without sealing; idempotent, and nothing in a process that inherited it.
