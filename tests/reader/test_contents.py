@@ -115,7 +115,7 @@ def test_an_index_that_is_damaged_is_not_merged_into_another(path):
     index = whole_chain(path)[1].root.index
     flip(path, index.offset + 30)
     with pytest.raises(CorruptArchiveError, match=f"index.rows at offset {index.offset:,} fails its crc32"):
-        contents_of(path)
+        rows_of(contents_of(path))
 
 
 def test_a_chain_without_chunks_has_no_rows_and_the_heads_labels(path):
