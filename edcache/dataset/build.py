@@ -114,7 +114,7 @@ class Building:
         """
         path, head, job = archive.path, archive.head, self.job
         origin = archive.session.origin
-        expected = writer.check_origin(path, origin, job)
+        expected = writer.check_origin(path, origin, job.head, job.source)
         length = job.head.length or 0
         if not self._is_stream and not (job.options.grow and len(archive) < length):
             longer = len(archive) if len(archive) > length else None

@@ -184,32 +184,29 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
             f'{place}: its table fails its crc32; run "edcache verify {where}"', path=where
         )
     with reported(f"{place}: its table", where):
-        return _parse_table(memoryview(data), header)
-
-
-def _parse_table(data: memoryview, header: Header) -> ChunkTable:
-    count, text_nbytes, stream_nbytes = _PREFIX.unpack_from(data)
-    at = _PREFIX.size
-    if at + count * (8 + ROW.itemsize) + text_nbytes + stream_nbytes != len(data) or not count:
-        raise ValueError("its parts are not as long as it is")
-    samples = np.frombuffer(data, "<i8", count, at)
-    at += samples.nbytes
-    rows = np.frombuffer(data, ROW, count, at)
-    at += rows.nbytes
-    schemas = schemas_of(base.loads(data[at : at + text_nbytes]))
-    low, high = records_offset(header), header.payload_end
-    ends = stored_ends(rows)
-    inside = (
-        low <= int(rows["offset"].min()) <= int(rows["offset"].max()) <= high
-        and int(rows["nbytes"].max()) <= high - low  # so that no sum wraps
-        and int(ends.max()) <= high
-        and int(rows["schema"].max()) < len(schemas)
-        and np.all(rows["flags"] & PRESENT)
-        and np.all(rows["offset"][1:].astype(np.int64) >= ends[:-1])
-    )
-    if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
-        raise ValueError("its rows point outside of it, or are of other samples")
-    return ChunkTable(samples, rows, schemas, data[at + text_nbytes :])
+        view = memoryview(data)
+        count, text_nbytes, stream_nbytes = _PREFIX.unpack_from(view)
+        at = _PREFIX.size
+        if at + count * (8 + ROW.itemsize) + text_nbytes + stream_nbytes != len(view) or not count:
+            raise ValueError("its parts are not as long as it is")
+        samples = np.frombuffer(view, "<i8", count, at)
+        at += samples.nbytes
+        rows = np.frombuffer(view, ROW, count, at)
+        at += rows.nbytes
+        schemas = schemas_of(base.loads(view[at : at + text_nbytes]))
+        low, high = records_offset(header), header.payload_end
+        ends = stored_ends(rows)
+        inside = (
+            low <= int(rows["offset"].min()) <= int(rows["offset"].max()) <= high
+            and int(rows["nbytes"].max()) <= high - low  # so that no sum wraps
+            and int(ends.max()) <= high
+            and int(rows["schema"].max()) < len(schemas)
+            and np.all(rows["flags"] & PRESENT)
+            and np.all(rows["offset"][1:].astype(np.int64) >= ends[:-1])
+        )
+        if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
+            raise ValueError("its rows point outside of it, or are of other samples")
+        return ChunkTable(samples, rows, schemas, view[at + text_nbytes :])
 
 
 def schemas_of(schemas: Any) -> list[str]:

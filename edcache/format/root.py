@@ -111,34 +111,30 @@ def pack_root(root: Root) -> bytes:
 def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
     """Parse the root of a file of `size` bytes; CorruptArchiveError if no release of edcache wrote it."""
     with reported(f"{where}: root.json", where):
-        return _parse_root(data, size)
-
-
-def _parse_root(data: bytes | memoryview, size: int) -> Root:
-    meta = base.loads(data)
-    if type(meta) is not dict or tuple(meta) != _FIELDS or type(meta["labels"]) is not dict:
-        raise ValueError("it has other keys than are written")
-    meta["head"] = parsed_head(meta["head"])
-    meta["failures"] = failures_of(meta["failures"])
-    schemas_of(meta["schemas"])
-    labels = {}
-    for name, (*place, kind, is_added) in meta["labels"].items():
-        if not is_type_json(kind):
-            raise ValueError(f"no label column has the type {str(kind)[:80]!r}")
-        labels[name] = Column(_place(place, size), kind, bool(is_added))
-    meta["labels"], meta["index"] = labels, _place(meta["index"], size)
-    meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
-    root = Root(**meta)
-    sound = (
-        all(map(is_count, (root.length, root.present, root.chunks)))
-        and root.present <= root.length
-        and root.index.nbytes == ROW.itemsize * root.length
-        and all(type(name) is str for name in root.dropped)
-        and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
-        and isinstance(root.fingerprint, dict | None)
-    )
-    if not sound:
-        raise ValueError("it has values that this format version does not allow")
+        meta = base.loads(data)
+        if type(meta) is not dict or tuple(meta) != _FIELDS or type(meta["labels"]) is not dict:
+            raise ValueError("it has other keys than are written")
+        meta["head"] = parsed_head(meta["head"])
+        meta["failures"] = failures_of(meta["failures"])
+        schemas_of(meta["schemas"])
+        labels = {}
+        for name, (*place, kind, is_added) in meta["labels"].items():
+            if not is_type_json(kind):
+                raise ValueError(f"no label column has the type {str(kind)[:80]!r}")
+            labels[name] = Column(_place(place, size), kind, bool(is_added))
+        meta["labels"], meta["index"] = labels, _place(meta["index"], size)
+        meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
+        root = Root(**meta)
+        sound = (
+            all(map(is_count, (root.length, root.present, root.chunks)))
+            and root.present <= root.length
+            and root.index.nbytes == ROW.itemsize * root.length
+            and all(type(name) is str for name in root.dropped)
+            and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
+            and isinstance(root.fingerprint, dict | None)
+        )
+        if not sound:
+            raise ValueError("it has values that this format version does not allow")
     return root
 
 

@@ -233,11 +233,11 @@ class ChunkBuilder:
             extents = zip(offset.tolist(), nbytes.tolist(), strict=True)
             frames = [compress(raw[at : at + size]) for at, size in extents]
             nbytes = np.fromiter(map(len, frames), np.int64, len(frames))
-            data, offset = aligned(frame + format.block_crc32s(frame) for frame in frames)
+            data, offset = aligned(frame + bytes(format.behind_nbytes(len(frame))) for frame in frames)
             rows["flags"] |= format.COMPRESSED
         used, local = np.unique(schema, return_inverse=True)
         rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, local.reshape(-1)
-        crcs = _record_crc32s(data, np.asarray(offset), nbytes, is_behind=self._compression is not None)
+        crcs = _record_crc32s(data, np.asarray(offset), nbytes)
         rows["crc32"] = crcs ^ format.keys(samples, rows)
         schemas = [self._encoder.schemas[known] for known in used]
         chunk = Chunk(samples.copy(), rows, self._collector.table(), schemas, data, continues)
@@ -285,15 +285,14 @@ class ChunkBuilder:
             self.failures = []
 
 
-def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints, is_behind: bool) -> npt.NDArray[np.uint32]:
-    """The crc32 of each record; of a large one those of its blocks are written behind it, unless they are."""
+def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
+    """The crc32 of each record; of a large one those of its blocks are written behind it."""
     if not np.any(nbytes > format.BLOCK_NBYTES):
         return format.record_crc32s(data, offset, nbytes)
     crcs = np.empty(len(offset), np.uint32)
     for k, (at, end) in enumerate(zip(offset.tolist(), (offset + nbytes).tolist(), strict=True)):
         behind = format.block_crc32s(data[at:end])
-        if behind and not is_behind:
-            data[end : end + len(behind)] = behind
+        data[end : end + len(behind)] = behind
         crcs[k] = format.crc32(behind or data[at:end])
     return crcs
 

@@ -5,47 +5,24 @@ from __future__ import annotations
 import math
 import operator
 import os
-import uuid as uuid_module
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from edcache import base, storage
 from edcache.base import WriteKeywords, WriteOptions, takes
-from edcache.codec import Columns, Compression
+from edcache.codec import Columns
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder
 from edcache.writer.chunk import CHUNK_NBYTES
+from edcache.writer.match import adopt_labels, check_options, new_head
 from edcache.writer.seal import seal
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-
-def new_head(
-    spec: LabelSpec,
-    *,
-    length: int | None = None,
-    codec: str = "native",
-    compression: str | None = None,
-    fingerprint: dict[str, Any] | None = None,
-    claim_size: int = 64,
-    uuid: bytes | None = None,
-) -> Head:
-    """The head of a new archive, its options checked."""
-    Compression.parse(compression)
-    return Head(
-        uuid=uuid or uuid_module.uuid4().bytes,
-        length=length,
-        codec=codec,
-        compression=compression,
-        labels=tuple(spec.to_json().items()),
-        fingerprint=fingerprint,
-        claim_size=claim_size,
-    )
 
 
 @takes(WriteOptions)
@@ -312,36 +289,3 @@ def _contradicts(other: Head, head: Head, codec: str | None, compression: str | 
         or compression not in (None, other.compression)
         or (bool(head.labels) and other.labels != head.labels)
     )
-
-
-def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
-    """The label columns for continuing an archive: those asked for, or those that it has.
-
-    OptionError where they differ, or the archive's were made by callables and none were given.
-    """
-    names = [name for name, _ in head.labels]
-    if spec.names:
-        if list(spec.names) != names:
-            raise base.OptionError(
-                f"{where}: in_memory_keys={list(spec.names)}, but the archive was begun with {names}; "
-                "give the same, or build a new archive"
-            )
-        return spec
-    callables = [name for name, path in head.labels if path is None]
-    if callables:
-        raise base.OptionError(
-            f"{where}: functions made its labels {callables}; pass the same in_memory_keys= again"
-        )
-    paths = {name: tuple(path) if isinstance(path, list) else path for name, path in head.labels}
-    return LabelSpec.parse(paths)
-
-
-def check_options(head: Head, where: str, **options: str | None) -> None:
-    """Raise OptionError where an option was asked for that the archive was not begun with."""
-    for name, value in options.items():
-        given = getattr(head, name)
-        if value not in (None, given):
-            raise base.OptionError(
-                f"{where}: {name}={value!r}, but the archive was begun with {given!r}; leave {name} out, "
-                "or build a new archive"
-            )

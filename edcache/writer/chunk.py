@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edcache import format
 from edcache.base import Ints
@@ -62,15 +63,15 @@ class Chunk:
         # A memoryview does not travel.
         return Chunk, (self.samples, self.rows, self.labels, self.schemas, bytes(self.data), self.continues)
 
-    def without(self, indices: Set[int]) -> Chunk:
-        """The same chunk without the records of some indices."""
-        kept = np.array([row for row, known in enumerate(self.indices) if known not in indices], np.int64)
-        if len(kept) == self.count:
+    def only(self, kept: npt.NDArray[np.bool_]) -> Chunk:
+        """The same chunk without the records that are False in `kept`, bool [n]."""
+        if kept.all():
             return self
         rows = self.rows[kept]
         extents = zip(rows["offset"].tolist(), format.stored_ends(rows).tolist(), strict=True)
         pieces = (self.data[at:end] for at, end in extents)
-        chunk = Chunk.of(self.samples[kept], rows, take_rows(self.labels, kept), self.schemas, pieces)
+        labels = take_rows(self.labels, np.flatnonzero(kept))
+        chunk = Chunk.of(self.samples[kept], rows, labels, self.schemas, pieces)
         return replace(chunk, continues=self.continues)
 
 

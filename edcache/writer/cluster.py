@@ -125,7 +125,7 @@ class Cluster:
         self._builder.failures += failures
         for chunk in chunks:
             self._look()
-            new = chunk.without({index for index in chunk.indices if self._presence.has(index)})
+            new = self._presence.lacking(chunk)
             if new.count:
                 self._builder.append(self._appender, new)
         self._builder.publish(self._appender)

@@ -14,7 +14,8 @@ from edcache import base, format, storage
 from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
-from edcache.writer.job import Job, check_length, errors_with, outcome, worker_count
+from edcache.writer.job import Job, errors_with, outcome, worker_count
+from edcache.writer.match import check_length
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.seal import seal
 from edcache.writer.stream import check_stream_workers, fill_stream, is_stream

@@ -16,8 +16,8 @@ from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder, FailureOf
-from edcache.writer.cache import adopt_labels
-from edcache.writer.fingerprint import comparable, differences, stale_message
+from edcache.writer.fingerprint import comparable
+from edcache.writer.match import adopt_labels, check_length, check_origin
 from edcache.writer.store import store_at
 
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
@@ -56,7 +56,7 @@ class Job:
         """
         appender = store_at(self.path).appender(self.head, self.sync)
         try:
-            check_origin(self.path, appender.chain.origin, self)
+            check_origin(self.path, appender.chain.origin, self.head, self.source)
             if self.head.length is not None:
                 self._lengthen(appender, self.head.length)
                 check_length(self.path, appender.chain.length, self.head.length)
@@ -248,27 +248,6 @@ def check_source(source: Any, path: str) -> None:
     raise base.OptionError(f"{path}: the source {what}")
 
 
-def check_origin(path: str, archive: Head, job: Job) -> dict[str, Any] | None:
-    """The source's fingerprint in the form of the archive's, None where one has none; or StaleCacheError."""
-    head = job.head
-    if archive.fingerprint is None or head.fingerprint is None:
-        return None
-    lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
-    expected = comparable(head.fingerprint, archive.fingerprint, job.source, lengths)
-    changed = differences(archive.fingerprint, expected)
-    if not changed:
-        return expected
-    remedy = "use another path, or pass keep_existing=False to build it anew"
-    if any(line.startswith("attribute ") for line in changed):
-        remedy += (
-            "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
-            "what does, or compare nothing with fingerprint=False"
-        )
-    raise base.StaleCacheError(
-        stale_message(path, expected, changed, remedy), path=path, option="keep_existing"
-    )
-
-
 def length_of(source: Any, path: str) -> int:
     """Return the length of a source. SourceError if it has none, OptionError if no archive holds it."""
     try:
@@ -282,15 +261,3 @@ def length_of(source: Any, path: str) -> int:
     if length >= MAX_LENGTH:
         raise base.OptionError(f"{path}: {length:,} samples; an archive holds at most {MAX_LENGTH - 1:,}")
     return length
-
-
-def check_length(path: str, begun_for: int | None, length: int) -> None:
-    """Raise StaleCacheError where an archive was begun for another number of samples."""
-    if begun_for is None or begun_for == length:
-        return
-    growing = "grow=True adds the rest; or " if begun_for < length else ""
-    raise base.StaleCacheError(
-        f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
-        'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path',
-        path=path,
-    )

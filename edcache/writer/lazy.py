@@ -13,6 +13,8 @@ import threading
 from multiprocessing import util as multiprocessing_util
 from typing import Any, Final
 
+import numpy as np
+
 from edcache import base
 from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.writer.chunk import Chunk
@@ -155,7 +157,7 @@ class _OpenArchive:
             chunk = self._builder.take()
             # A sample may have been computed in two processes at a time; it is stored once.
             self._presence.update()
-            new = chunk.without({index for index in chunk.indices if self._presence.has(index)})
+            new = self._presence.lacking(chunk)
             if new.count:
                 self._append_part(new)
             self._presence.update()
@@ -183,6 +185,6 @@ class _OpenArchive:
         except StorageError as error:
             if error.errno != errno.EFBIG or chunk.count == 1:
                 raise
-            first = chunk.indices[: chunk.count // 2]
-            self._append_part(chunk.without({*chunk.indices[chunk.count // 2 :]}))
-            self._append_part(chunk.without({*first}))
+            is_first = np.arange(chunk.count) < chunk.count // 2
+            self._append_part(chunk.only(is_first))
+            self._append_part(chunk.only(~is_first))

@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from edcache.writer.appender import Appender
+from edcache.writer.chunk import Chunk
 from edcache.writer.fetcher import After, Before, Fetcher
 from edcache.writer.job import Job
 
@@ -68,6 +69,10 @@ class Presence:
     def has(self, index: int) -> bool:
         """True if a sample has a record."""
         return bool(self.state[index] == PRESENT)
+
+    def lacking(self, chunk: Chunk) -> Chunk:
+        """The records of a chunk whose samples have none in the archive."""
+        return chunk.only(self.state[chunk.samples] != PRESENT)
 
     @property
     def missing(self) -> int:

@@ -25,9 +25,9 @@ from edcache.errors import (
 )
 from edcache.labels.label_spec import LabelSpec
 from edcache.reader import Reader
-from edcache.writer.cache import new_head
 from edcache.writer.crew import Crew
 from edcache.writer.job import Job, worker_count
+from edcache.writer.match import new_head
 
 COUNT = 200
 

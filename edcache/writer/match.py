@@ -1,0 +1,100 @@
+"""The head of a new archive; and if an archive that is there is of a source, and of the options asked for."""
+
+from __future__ import annotations
+
+import uuid as uuid_module
+from typing import Any
+
+from edcache import base
+from edcache.codec import Compression
+from edcache.format import Head
+from edcache.labels import LabelSpec
+from edcache.writer.fingerprint import comparable, differences, stale_message
+
+
+def new_head(
+    spec: LabelSpec,
+    *,
+    length: int | None = None,
+    codec: str = "native",
+    compression: str | None = None,
+    fingerprint: dict[str, Any] | None = None,
+    claim_size: int = 64,
+    uuid: bytes | None = None,
+) -> Head:
+    """The head of a new archive, its options checked."""
+    Compression.parse(compression)
+    return Head(
+        uuid=uuid or uuid_module.uuid4().bytes,
+        length=length,
+        codec=codec,
+        compression=compression,
+        labels=tuple(spec.to_json().items()),
+        fingerprint=fingerprint,
+        claim_size=claim_size,
+    )
+
+
+def check_origin(path: str, archive: Head, head: Head, source: Any) -> dict[str, Any] | None:
+    """The source's fingerprint in the form of the archive's, None where one has none; or StaleCacheError."""
+    if archive.fingerprint is None or head.fingerprint is None:
+        return None
+    lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
+    expected = comparable(head.fingerprint, archive.fingerprint, source, lengths)
+    changed = differences(archive.fingerprint, expected)
+    if not changed:
+        return expected
+    remedy = "use another path, or pass keep_existing=False to build it anew"
+    if any(line.startswith("attribute ") for line in changed):
+        remedy += (
+            "; if that makes no other samples, let a method __edcache_fingerprint__() of the source return "
+            "what does, or compare nothing with fingerprint=False"
+        )
+    raise base.StaleCacheError(
+        stale_message(path, expected, changed, remedy), path=path, option="keep_existing"
+    )
+
+
+def check_length(path: str, begun_for: int | None, length: int) -> None:
+    """Raise StaleCacheError where an archive was begun for another number of samples."""
+    if begun_for is None or begun_for == length:
+        return
+    growing = "grow=True adds the rest; or " if begun_for < length else ""
+    raise base.StaleCacheError(
+        f"{path}: begun for {begun_for:,} samples, the source has {length:,} now; {growing}"
+        'build it again (keep_existing=False, or on_stale="rebuild"), or choose another path',
+        path=path,
+    )
+
+
+def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
+    """The label columns for continuing an archive: those asked for, or those that it has.
+
+    OptionError where they differ, or the archive's were made by callables and none were given.
+    """
+    names = [name for name, _ in head.labels]
+    if spec.names:
+        if list(spec.names) != names:
+            raise base.OptionError(
+                f"{where}: in_memory_keys={list(spec.names)}, but the archive was begun with {names}; "
+                "give the same, or build a new archive"
+            )
+        return spec
+    callables = [name for name, path in head.labels if path is None]
+    if callables:
+        raise base.OptionError(
+            f"{where}: functions made its labels {callables}; pass the same in_memory_keys= again"
+        )
+    paths = {name: tuple(path) if isinstance(path, list) else path for name, path in head.labels}
+    return LabelSpec.parse(paths)
+
+
+def check_options(head: Head, where: str, **options: str | None) -> None:
+    """Raise OptionError where an option was asked for that the archive was not begun with."""
+    for name, value in options.items():
+        given = getattr(head, name)
+        if value not in (None, given):
+            raise base.OptionError(
+                f"{where}: {name}={value!r}, but the archive was begun with {given!r}; leave {name} out, "
+                "or build a new archive"
+            )
