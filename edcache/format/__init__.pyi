@@ -17,7 +17,7 @@ from .arrays import take_rows as take_rows
 from .arrays import to_numpy as to_numpy
 from .arrays import widened_float16 as widened_float16
 from .chain import Chain as Chain
-from .columns import ColumnFile as ColumnFile
+from .columns import write_column as write_column
 from .contents import Contents as Contents
 from .contents import StoredLabels as StoredLabels
 from .entries import CHUNK as CHUNK

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from edcache.format.arrays import pa
@@ -37,28 +37,18 @@ def read_stream(data: Any, rows: int) -> pa.Table:
     return _check(table)
 
 
-class ColumnFile:
-    """Writer of a column as an Arrow file, array by array.
-
-    Args:
-        write: writes the next bytes of the file.
-    """
-
-    def __init__(self, write: Callable[[Any], object], name: str, kind: pa.DataType) -> None:
-        self._schema = pa.schema([(name, kind)])
-        self._file = pa.PythonFile(_Sink(write), mode="w")
-        self._writer = pa.ipc.new_file(self._file, self._schema)
-
-    def write(self, array: pa.Array) -> None:
-        """Append values of the column's type."""
-        for at in range(0, len(array), BATCH_ROWS):
-            part = array.slice(at, BATCH_ROWS)
-            self._writer.write_batch(pa.RecordBatch.from_arrays([part], schema=self._schema))
-
-    def close(self) -> None:
-        """Write the end of the file."""
-        self._writer.close()
-        self._file.flush()
+def write_column(
+    write: Callable[[Any], object], name: str, kind: pa.DataType, arrays: Iterable[pa.Array]
+) -> None:
+    """Write a column as an Arrow file, array by array. write: writes the next bytes of the file."""
+    schema = pa.schema([(name, kind)])
+    file = pa.PythonFile(_Sink(write), mode="w")
+    with pa.ipc.new_file(file, schema) as writer:
+        for array in arrays:
+            for at in range(0, len(array), BATCH_ROWS):
+                batch = pa.RecordBatch.from_arrays([array.slice(at, BATCH_ROWS)], schema=schema)
+                writer.write_batch(batch)
+    file.flush()
 
 
 class _Sink:

@@ -9,7 +9,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import ArchiveError, Ints, LabelError
-from edcache.format import Chain, Column, ColumnFile, Contents, Root, pa
+from edcache.format import Chain, Column, Contents, Root, pa
 from edcache.writer.appender import Appender
 from edcache.writer.group import Group, linked
 
@@ -148,10 +148,7 @@ def _written_labels(
 def _write(group: Group, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> Column:
     """Write a label column as an Arrow file."""
     entry = group.entry(format.COLUMN, format.column_name(name))
-    file = ColumnFile(entry.write, name, kind)
-    for array in arrays:
-        file.write(array)
-    file.close()
+    format.write_column(entry.write, name, kind, arrays)
     return Column(entry.place, format.type_to_json(kind), is_added)
 
 

@@ -109,8 +109,5 @@ class Archive:
 def packed_column(name, column):
     """The Arrow file of a label column."""
     file = io.BytesIO()
-    writer = format.ColumnFile(file.write, name, column.type)
-    for chunk in column.chunks:
-        writer.write(chunk)
-    writer.close()
+    format.write_column(file.write, name, column.type, column.chunks)
     return file.getvalue()

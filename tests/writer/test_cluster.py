@@ -17,6 +17,7 @@ from filled import available, computed, last_process, note, processes, stored_ro
 from pages import PAGES
 from scale import thinned
 from systems import Small, replace_system
+from torch.utils.data import TensorDataset
 
 import edcache
 from edcache import CachedDataset
@@ -117,6 +118,15 @@ def test_a_pool_fills_as_this_process_would(pool, path, log, tmp_path):
     assert ds.complete
     assert Reader(path, allow_partial=True).sealed
     check(path, tmp_path)
+
+
+def test_tasks_store_a_source_of_columns_without_asking_for_a_sample(path, monkeypatch):
+    source = TensorDataset(torch.arange(300.0).reshape(100, 3), torch.arange(100))
+    monkeypatch.setattr(TensorDataset, "__getitem__", None)
+    with ThreadPoolExecutor(2) as executor:
+        ds = CachedDataset(source, path, executor=executor, in_memory_keys=[1], progress=False)
+    assert all(map(torch.equal, ds.batch(range(100)), source.tensors))
+    assert edcache.verify(path).sound
 
 
 @pytest.mark.full
