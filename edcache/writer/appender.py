@@ -1,16 +1,16 @@
-"""An archive in a file, open for appending: its entries, how others are published, when they are synced.
+"""Append to an archive in a file: entries are read, published and synced.
 
-Payload first, header last. What survives, whatever `sync=` is: after a crash of the process everything that
-was published, and never other bytes than were written. After a power cut:
+Payload first, header last. With every `sync=`, a crash of the process loses nothing that was published, and the file
+holds no other bytes than were written. After a power cut:
 
     sync=        an unsealed archive                              once `seal` returned
     "never"      any part may be missing, and is noticed          the same
     "seal"       the same                                         everything
-    seconds      what was published before the last sync          everything
+    seconds      all that was published before the last sync      everything
     "chunk"      everything that was published                    everything
 
-With a number of seconds, the first publication that many seconds after the last sync is synced, and so is
-what was published when the archive is closed.
+With a number of seconds, the first publication that many seconds after the last sync is synced, and so is the
+archive when it is closed.
 
 tests/faults/test_filesystems.py and tests/faults/test_crash_states.py hold every line of this table.
 """
@@ -51,7 +51,7 @@ def retry_if_replaced(run: Callable[[], object], is_done: Callable[[], bool] = l
 
 
 class Claims:
-    """Locks on bytes far behind a file's data, which say who computes what, and which the kernel frees."""
+    """Locks on bytes far behind a file's data: one for the samples that a process computes; the kernel frees it."""
 
     def __init__(self, file: File) -> None:
         self._file = file
@@ -63,11 +63,11 @@ class Claims:
 
     @property
     def has_fillers(self) -> bool:
-        """True if another process fills the archive; False where the system cannot tell."""
+        """True if another process fills the archive; False if the system cannot tell."""
         return self._file.is_locked(format.LOCK_FILLER, format.FILLERS)
 
     def join_fillers(self) -> bool:
-        """Let others see, until the archive is closed, that this process writes it; whether no other did."""
+        """Show others, until the archive is closed, that this process writes it; return True if no other did."""
         is_first = not self.has_fillers
         # Of several that begin at once, one gets the first byte.
         if self._file.try_lock(format.LOCK_FILLER):
@@ -79,8 +79,8 @@ class Claims:
         return False
 
     def claim(self, number: int, most: int = 1) -> int:
-        """Take a claim of a fill if nobody else has it, and at most so many from it on; returns how many."""
-        # The first alone: where another has it, as is mostly so near others, one call says so.
+        """Take up to `most` claims from `number` on; return how many: 0 if another process has the first."""
+        # The first alone: near other processes they mostly have it, and one call says so.
         if not self._file.try_lock(format.LOCK_CLAIM + number):
             return 0
         while most > 1 and not self._file.try_lock(format.LOCK_CLAIM + number, most):
@@ -92,15 +92,15 @@ class Claims:
         self._file.lock(format.LOCK_CLAIM + number)
 
     def release(self, number: int, count: int = 1) -> None:
-        """Let go of so many claims from one on."""
+        """Free `count` claims from `number` on."""
         self._file.unlock(format.LOCK_CLAIM + number, count)
 
 
 class Appender:
-    """An archive in a file, open for appending by this process; any number of others may have it open too.
+    """Archive in a file, open for appending by this process; any number of others may have it open too.
 
-    Each publication takes the append lock, cuts the torn tail of a writer that died, and first takes in what
-    others published. Nothing that was published is written again.
+    Each publication takes the append lock, cuts the torn tail of a writer that died, and first takes in the entries of
+    others. Nothing that was published is written again.
 
     Attributes:
         path, head: of the archive. chain: its entries, as far as this process has seen them.
@@ -119,7 +119,7 @@ class Appender:
         self._seconds = 0 if sync == "chunk" else None if isinstance(sync, str) else sync
         self._synced = time.monotonic()
         self._has_unsynced = False
-        # A sync failed, and what was written since the last one is in doubt.
+        # A sync failed: all writes since the last one are in doubt.
         self._is_failed = False
 
     @classmethod
@@ -135,9 +135,9 @@ class Appender:
     ) -> Appender:
         """Open an archive, or make one with `head`; of two processes that do so at once, one's head stays.
 
-        mode: as of `File.open`. begins_anew: whether an archive with another head gives way to a new
-            one, where its first fill failed before its first sample and no process writes it.
-        joins: whether others see from the start that this process writes it.
+        mode: as of `File.open`. begins_anew: returns True if an archive with this head gives way to a new one, if
+            its first fill failed before its first sample and no process writes it.
+        joins: True shows others from the start that this process writes it.
         """
         name = os.fspath(path)
         storage.make_parent(name)
@@ -147,11 +147,11 @@ class Appender:
         try:
             with file.locked(format.LOCK_APPEND):
                 if lacks_head(file, head):
-                    # Not where it is empty: ext4 writes a file that was cut to nothing out when it is closed.
+                    # Not of an empty file: ext4 writes a file that was cut to nothing out when it is closed.
                     if file.size():
                         file.truncate(0)
                     file.pwrite(0, format.pack_head(head))
-                    # Whatever sync= says: without its head no chunk is found again.
+                    # With every sync=: without its head no chunk is found again.
                     file.sync()
                     storage.sync_directory(os.path.dirname(name))
                 appender = cls(file, *format.read_head(file.pread, name), sync)
@@ -164,9 +164,9 @@ class Appender:
         return appender
 
     def _recover(self) -> None:
-        """Take in what is there, and make it an archive that reads, whatever a crash left. Append lock held.
+        """Read the chain, and cut the file where a crash left it unsound. The append lock is held.
 
-        A kill leaves a torn tail. A power cut leaves any part of what was not synced: of a file of another
+        A kill leaves a torn tail. A power cut leaves any part of the bytes that were not synced: of a file of another
         boot all that is not durable is read, and the file is cut at the first group that fails its crc32.
         """
         self._look()
@@ -187,12 +187,12 @@ class Appender:
 
     @property
     def claims(self) -> Claims:
-        """The claims: which process computes which samples."""
+        """Claims: locks that say which process computes which samples."""
         self.check_usable()
         return self._claims
 
     def catch_up(self) -> None:
-        """Take in what others published since; reads headers only and takes no lock."""
+        """Take in the entries that others published since; reads headers only and takes no lock."""
         self.check_usable()
         self._look()
 
@@ -201,7 +201,7 @@ class Appender:
 
     @contextmanager
     def appending(self) -> Iterator[None]:
-        """Hold the append lock, with everything taken in that others published and no torn tail."""
+        """Hold the append lock for the block, with the entries of others taken in and no torn tail."""
         self.check_usable()
         with self.file.locked(format.LOCK_APPEND):
             if not self.file.is_named():
@@ -215,7 +215,7 @@ class Appender:
             yield
 
     def _mend_end(self) -> None:
-        """Cut off what a writer left that died, and write the zip directory if it is not there."""
+        """Cut off the torn tail of a writer that died, and write the zip directory if it is not there."""
         chain, end = self.chain, self.chain.end
         if self.file.size() > end:
             self.file.truncate(end)
@@ -225,10 +225,10 @@ class Appender:
             if self.file.pread(at, len(directory)) != directory:
                 self.file.pwrite(at, directory)
 
-    # --- what is there ---
+    # --- reading ---
 
     def table(self, header: Header) -> ChunkTable:
-        """The table of a chunk."""
+        """Read the table of a chunk."""
         return format.read_table(self.file.pread, header, self.path)
 
     def presence(self) -> npt.NDArray[np.bool_]:
@@ -241,7 +241,7 @@ class Appender:
         return present
 
     def indices_of(self, chunks: Iterable[Header]) -> Ints:
-        """The samples in these chunks, in their order: int64 [n], a copy; reads their tables."""
+        """Return the samples of chunks, in their order: int64 [n], a copy; reads their tables."""
         return np.concatenate([np.empty(0, np.int64), *(self.table(header).samples for header in chunks)])
 
     def label_schema(self) -> pa.Schema | None:
@@ -254,7 +254,7 @@ class Appender:
             return self._label_schema[1]
         if chain.root is None or not chain.chunks:
             return None
-        # A column that was dropped takes any values again, which nobody sees.
+        # A column that was dropped takes any values again; no reader sees them.
         names, dropped = [name for name, _ in self.head.labels], chain.root.dropped
         known = {name: column.type for name, column in chain.root.labels.items() if name not in dropped}
         return pa.schema([(name, known.get(name, pa.null())) for name in names])
@@ -262,10 +262,10 @@ class Appender:
     # --- publication ---
 
     def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
-        """Publish a chunk: afterwards every reader that looks finds it, whatever becomes of this process.
+        """Publish a chunk: afterwards every reader that looks finds it, even if this process is killed.
 
         Raises:
-            LabelError: its label columns do not go with those of the archive.
+            LabelError: its label columns do not fit into columns of the archive.
             StorageError: the disk is full or fails; with EFBIG, the archive would grow beyond max_bytes.
         After a LabelError nothing was published. After any other exception, an interrupt too, opening the
         archive again tells.
@@ -296,7 +296,7 @@ class Appender:
             self._label_schema = self.chain.behind[-1], labels.schema
 
     def _joinable(self, labels: pa.Table) -> pa.Table:
-        """The labels of a chunk in types that hold the values of all before, too.
+        """Cast the labels of a chunk to types that hold the values of all chunks before, too.
 
         Raises: LabelError, there are none, or an integer that was published may be rounded as floats join its column.
         Cost: reads a column, if its type changes from integers to floats.
@@ -337,7 +337,7 @@ class Appender:
 
     @contextmanager
     def giving_back_space(self) -> Iterator[None]:
-        """Cut off what was written and not published if the disk is full."""
+        """Cut off unpublished bytes if the disk is full in the block."""
         end = self.chain.end
         try:
             yield
@@ -348,19 +348,19 @@ class Appender:
             raise
 
     def check_tables(self) -> None:
-        """Read the tables that `seal` will read; raises CorruptArchiveError where one is damaged."""
+        """Read the tables that `seal` will read; raises CorruptArchiveError if one is damaged."""
         for header in self.chain.behind:
             self.table(header)
 
     def move(self, target: str) -> None:
-        """Give the archive another path, in the place of what is there; see `storage.move`."""
+        """Give the archive another path, and replace a file there; see `storage.move`."""
         storage.move(self.file, target)
         self.path = target
 
     # --- syncs, and the end ---
 
     def sync(self) -> None:
-        """Sync what the chain holds so far, unless `sync=` is "never"; the headers that follow say so."""
+        """Sync all entries of the chain, unless `sync=` is "never"; the headers that follow say so."""
         if not self.syncs:
             return
         end = self.chain.cursor.offset
@@ -375,7 +375,7 @@ class Appender:
     @property
     def closed(self) -> bool:
         """True if `close` was called."""
-        # In a forked child, which lost what it inherited, another error says why.
+        # In a forked child, which lost the file that it inherited, another error says why.
         return self.file.closed and self._pid == os.getpid()
 
     def check_usable(self) -> None:
@@ -397,9 +397,9 @@ class Appender:
             )
 
     def close(self) -> None:
-        """Let go of it without sealing; idempotent, and nothing in a process that inherited it.
+        """Close the file without sealing; idempotent, and nothing in a process that inherited it.
 
-        StorageError where sync= is a number, and the last could not be synced.
+        StorageError if sync= is a number, and the last entries could not be synced.
         """
         try:
             is_mine = not self.closed and self._pid == os.getpid() and not self._is_failed
@@ -410,6 +410,6 @@ class Appender:
 
 
 def recover(path: str) -> None:
-    """Do to an archive what opening it for appending does, for one who reads before writing."""
+    """Cut an archive as opening it for appending does, for a process that reads before it writes."""
     with closing(File.open(path, "a")) as file, file.locked(format.LOCK_APPEND):
         Appender(file, *format.read_head(file.pread, path), "never")._recover()

@@ -20,10 +20,10 @@ from edcache.writer.appender import Appender
 from edcache.writer.chunk import CHUNK_NBYTES, Chunk, aligned
 
 # Seconds between two publications if chunks do not get full: a tenth of the time so far, within these
-# bounds. A kill costs little of what was computed, even in the first seconds; chunks of slow sources are not
+# bounds. A kill costs little work, even in the first seconds; chunks of slow sources are not
 # tiny.
 _SECONDS: Final = (0.2, 2.0)
-# A chunk takes some 3 KB of the file whatever is in it, and each of several processes publishes its own. So
+# A chunk takes some 3 KB of the file beside its records, and each of several processes publishes its own. So
 # one of fewer bytes waits longer: half of the time so far, within these bounds.
 _SMALL_NBYTES: Final = 64 << 10
 _SMALL_SECONDS: Final = (1.0, 10.0)
@@ -36,7 +36,7 @@ _NO_BYTES: Final = memoryview(bytearray())
 _pack_row = struct.Struct("4q").pack
 
 FailureOf = Callable[[int, EdcacheError], Failure]
-"""Returns what the archive keeps of a sample that could not be made or stored."""
+"""Makes the Failure that the archive keeps of a sample that could not be made or stored."""
 
 
 class ChunkBuilder:
@@ -81,7 +81,7 @@ class ChunkBuilder:
 
     def _begin(self, collector: LabelCollector) -> None:
         """Begin an empty chunk."""
-        # In this order: whatever an interrupt leaves of it, `_settle` makes rows, labels and bytes agree.
+        # In this order: after an interrupt between two of these lines `_settle` makes rows, labels and bytes agree.
         self.nbytes = 0
         # Index, offset, nbytes, schema of one record after another.
         self._rows = array("q")
@@ -126,7 +126,7 @@ class ChunkBuilder:
             self.refuse(index, error)
 
     def refuse(self, index: int, error: EdcacheError) -> None:
-        """Keep why a sample cannot be stored, or raise it if failures are not kept."""
+        """Keep the error of a sample that cannot be stored, or raise it if failures are not kept."""
         if self._failure_of is not None:
             self.failures.append(self._failure_of(index, error))
         elif isinstance(error, SourceError):  # names the archive already
@@ -199,7 +199,7 @@ class ChunkBuilder:
         return count
 
     def _settle(self) -> None:
-        """Undo what an interrupted change left: labels without a row, bytes behind the last record."""
+        """Undo an interrupted change: drop labels without a row, and bytes behind the last record."""
         end = 0
         if self._rows:
             end = self._rows[-3] + self._rows[-2] + format.behind_nbytes(self._rows[-2])
@@ -247,7 +247,7 @@ class ChunkBuilder:
     def publish(self, appender: Appender, continues: bool = False) -> int:
         """Append the pending samples as one chunk, and note the failures; returns the number of samples.
 
-        continues: their indices follow those that the archive has then.
+        continues: their indices follow the last one that the archive has then.
         After any exception they are pending no more.
         """
         # First: a stream's sample that failed is gone with its iteration.
@@ -286,7 +286,7 @@ class ChunkBuilder:
 
 
 def _record_crc32s(data: memoryview, offset: Ints, nbytes: Ints) -> npt.NDArray[np.uint32]:
-    """The crc32 of each record; of a large one those of its blocks are written behind it."""
+    """Compute the crc32 of each record: uint32 [n]; behind a large one the crc32s of its blocks are written."""
     if not np.any(nbytes > format.BLOCK_NBYTES):
         return format.record_crc32s(data, offset, nbytes)
     crcs = np.empty(len(offset), np.uint32)

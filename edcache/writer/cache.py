@@ -36,7 +36,7 @@ class CacheWriter:
             `path + ".edcache.new"`, which replaces the file at the path when it is sealed; until then
             readers see the old file.
         options: all options as one object; keywords replace single options of it. With mode="a" the label
-            columns are those of the archive, except columns that are made by functions.
+            columns are as in the archive, except columns that are made by functions.
         chunk_nbytes: stores the pending samples when their records have this many bytes together.
         publish_seconds: stores the pending samples at the first append after this many seconds, so that a
             crash loses little. None leaves it to the sizes; the bytes of the file then do not depend on
@@ -48,7 +48,7 @@ class CacheWriter:
     Raises:
         ArchiveExistsError: mode="x", and the path exists.
         ArchiveError: another process is replacing the same path with mode="w".
-        OptionError: mode="a", and an option differs from that of the archive.
+        OptionError: mode="a", and an option differs from the one of the archive.
         CorruptArchiveError: mode="a", and a chunk of the archive is damaged.
 
     The end of the `with` block seals the archive. If the block raises, the samples appended so far are
@@ -126,7 +126,7 @@ class CacheWriter:
 
     @property
     def next_index(self) -> int:
-        """The index that the next `append` gets, if no other process appends meanwhile."""
+        """Index that the next `append` gets, if no other process appends meanwhile."""
         end = self._appender.chain.end_index
         return end + len(self._builder) if self._appending else max(end, self._given_end)
 
@@ -156,10 +156,10 @@ class CacheWriter:
 
         Args:
             columns: a dict or a tuple of columns, or of more of these. Sample k has the k-th item of
-                each: `extend_columns({"x": xs, "label": labels})` stores what
-                `extend({"x": xs[k], "label": labels[k]} for k in range(len(xs)))` does. A column is a numpy
+                each: `extend_columns({"x": xs, "label": labels})` stores the
+                samples of `extend({"x": xs[k], "label": labels[k]} for k in range(len(xs)))`. A column is a numpy
                 array, a tensor on the CPU, a list, or None, which is None in every sample. An item of a 1-D
-                array is a numpy scalar, one of a 1-D tensor a 0-d tensor. Where items of a list differ in
+                array is a numpy scalar, one of a 1-D tensor a 0-d tensor. If items of a list differ in
                 structure, as a text and None do, samples near are written one at a time.
         Raises:
             OptionError: columns differ in length. CodecError: a column is of another type, or of
@@ -224,7 +224,7 @@ class CacheWriter:
         self._finish(self.flush)
 
     def _finish(self, last: Callable[[], None]) -> bool:
-        """Let go of the file after a last step; says whether that was not done before."""
+        """Close the file after a last step; return True if it was open."""
         is_open = not self._appender.closed  # an interrupt may have broken off the first call
         try:
             if is_open:
@@ -283,7 +283,7 @@ class CacheWriter:
 
 
 def _contradicts(other: Head, head: Head, codec: str | None, compression: str | None) -> bool:
-    """True if an archive was begun with other options than those that were asked for: not None, no labels."""
+    """True if an archive was begun with other options than are given here: not None, no labels."""
     return (
         codec not in (None, other.codec)
         or compression not in (None, other.compression)

@@ -22,7 +22,7 @@ class Chunk:
 
     samples: int64 [n]. rows: `format.ROW` [n]; offset counts from `data`, which holds the records at their
     alignment with zeros between, and schema in `schemas`. labels: a row for each record.
-    continues: the samples follow those that the archive has at the moment of publication.
+    continues: the samples follow the last one that the archive has at the moment of publication.
     """
 
     samples: Ints
@@ -36,7 +36,7 @@ class Chunk:
     def of(
         cls, samples: Ints, rows: format.Rows, labels: Any, schemas: Sequence[str], pieces: Iterable[Any]
     ) -> Chunk:
-        """A chunk of records as they are stored, `pieces`, with those of the schemas that they use."""
+        """Make a chunk of records as they are stored, `pieces`; of the schemas it has the used ones."""
         data, offsets = aligned(pieces)
         used, numbers = np.unique(rows["schema"], return_inverse=True)
         rows = format.renumbered(samples, rows, samples, numbers.reshape(-1))
@@ -50,11 +50,11 @@ class Chunk:
 
     @property
     def indices(self) -> list[int]:
-        """Of its samples."""
+        """Indices of its samples."""
         return self.samples.tolist()  # type: ignore[no-any-return]
 
     def moved(self, first: int) -> Chunk:
-        """The same records as those of consecutive samples, of which this is the first."""
+        """Renumber the samples, consecutively from `first` on; the records stay."""
         samples = self.samples - self.samples[0] + first
         rows = format.renumbered(self.samples, self.rows, samples, self.rows["schema"])
         return replace(self, samples=samples, rows=rows)
@@ -64,7 +64,7 @@ class Chunk:
         return Chunk, (self.samples, self.rows, self.labels, self.schemas, bytes(self.data), self.continues)
 
     def only(self, kept: npt.NDArray[np.bool_]) -> Chunk:
-        """The same chunk without the records that are False in `kept`, bool [n]."""
+        """Leave out the records that are False in `kept`, bool [n]."""
         if kept.all():
             return self
         rows = self.rows[kept]
@@ -76,9 +76,9 @@ class Chunk:
 
 
 def aligned(pieces: Iterable[Any]) -> tuple[memoryview, list[int]]:
-    """Records one after another, each at its alignment with zeros before it; and their offsets.
+    """Join records, each at its alignment with zeros before it; return the bytes and the offsets.
 
-    pieces: records with what is behind them.
+    pieces: records, with the crc32s of blocks behind them.
     """
     data, offsets = bytearray(), []
     for piece in pieces:

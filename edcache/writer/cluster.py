@@ -30,7 +30,7 @@ _Encoded: TypeAlias = tuple[list[Chunk], list[Failure], Carried | None]
 def encode_samples(job: Job, indices: list[int]) -> _Encoded:
     """Compute and encode samples in a process of an executor, which need not see the archive.
 
-    After an error, which is returned too, the samples before it are kept.
+    After an error, which is returned too, the chunks have the samples before it.
     """
     builder = job.builder()
     chunks: list[Chunk] = []
@@ -75,7 +75,7 @@ class Cluster:
             self._append(self._task(claim))
 
     def _tasks(self, claims: list[int], of_others: list[int]) -> Iterator[tuple[int, Future[_Encoded]]]:
-        """Lock claims one by one and submit them; those that another process has go into a list."""
+        """Lock claims one by one and submit them; claims of other processes go into `of_others`."""
         for claim in claims:
             if self._claims.claim(claim):
                 yield from self._task(claim)
@@ -111,7 +111,7 @@ class Cluster:
                 future.cancel()
 
     def _publish(self, claim: int, future: Future[_Encoded]) -> EdcacheError | None:
-        """Append what a task returned and let go of its claim; returns the error that ended the task."""
+        """Append the chunks of a task and free its claim; return the error that ended the task."""
         failure = _failure(future)
         if isinstance(failure, EdcacheError):
             return failure

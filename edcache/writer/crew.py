@@ -40,7 +40,7 @@ _STOP_SECONDS: Final = 1.5
 
 @dataclass
 class _Worker:
-    """A worker process.
+    """Worker process.
 
     place: int64 [2], written by the worker alone: the index of the sample that it computes, counted from 1,
         or 0; when it began, as of `time.monotonic_ns`.
@@ -54,7 +54,7 @@ class _Worker:
 
 
 class Crew:
-    """The workers of one fill.
+    """Worker processes of one fill.
 
     appender: records samples that end or hang their process. tick: called several times a second.
     """
@@ -67,7 +67,7 @@ class Crew:
         self._workers: list[_Worker] = []
         self._size = workers
         self._numbers = itertools.count()
-        # By sample; -1 for those of workers that computed none.
+        # By sample; -1 counts workers that computed none.
         self._deaths: Counter[int] = Counter()
         self._failures: list[str] = []
 
@@ -141,7 +141,7 @@ class Crew:
 
     def _check_timeout(self, worker: _Worker) -> None:
         timeout = self._options.timeout
-        # In this order: what the worker begins meanwhile has begun later.
+        # In this order: a sample that the worker begins meanwhile has begun later.
         index, began = worker.place[0] - 1, worker.place[1]
         if timeout is None or index < 0:
             return
@@ -152,7 +152,7 @@ class Crew:
                 raise SourceError(f"{self._path}: sample {index} {text}", path=self._path, index=index)
             # Before it lets go of its claim, or the next one would hang there too.
             self._set_aside(index, "TimeoutError", text)
-            # Code in Python ends, and what was computed before is published; code in C does not hear it.
+            # Code in Python ends, and the samples before are published; code in C does not hear it.
             worker.is_late = True
             worker.process.terminate()
         elif late > _STOP_SECONDS:

@@ -1,8 +1,8 @@
 """Datasets of other libraries: KappaData's by items; Hugging Face's with their dtypes; any by columns.
 
 Without a format, one of Hugging Face gives lists of Python numbers for arrays. They become arrays: ArrayXD
-whole, and sequences of numbers one by one, so that ragged ones stay possible. What is None, or has a None in
-it, stays as it is. A dataset with a format (`with_format`, `set_transform`) gives what that says.
+whole, and sequences of numbers one by one, so that ragged ones stay possible. A None, and a list with a None in it,
+stays as it is. A dataset with a format (`with_format`, `set_transform`) gives its samples in that format.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from edcache.codec import Columns
 
 _DTYPES: Final = ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
-# What no code of the user's, nor a decoder of images or sounds, makes of the rows of a table.
+# Features whose values are stored in the table, and made by no code of the user's nor a decoder of images or sounds.
 _DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Array{n}D" for n in range(2, 6))}
 _Converter = Callable[[Any], Any]
 ColumnsOf = Callable[[slice | list[int]], Columns]
-"""Samples of a source as columns; whatever it raises, the samples are taken one by one."""
+"""Returns samples of a source as columns; if it raises, the samples are taken one by one."""
 
 
 def declared(source: Any) -> Any:
-    """A source whose samples have the dtypes that it declares; the source itself where it declares none."""
+    """Wrap a source so that samples have the dtypes that it declares; return it as it is if it declares none."""
     datasets: Any = sys.modules.get("datasets")
     if datasets is None or not isinstance(source, (datasets.Dataset, datasets.IterableDataset)):
         return source
@@ -43,7 +43,7 @@ def declared(source: Any) -> Any:
 
 
 def by_items(source: Any) -> Any:
-    """The samples of a KDDataset, which has getitem_x in place of [index], as dicts; else the source."""
+    """Wrap a KDDataset, which has getitem_x in place of [index], so that samples are dicts; return any other."""
     read = getattr(type(source), "__getitem__", None)
     if read is not None and not getattr(read, "__module__", "").startswith("kappadata.datasets."):
         return source
@@ -67,7 +67,7 @@ class _Items(Dataset[Any]):
 
 
 def columns_of(source: Any) -> ColumnsOf | None:
-    """What gives samples of a source as columns, where they are rows of plain data and no code makes them."""
+    """Return a function that gives samples of a source as columns; None unless they are rows of plain data."""
     if type(source) is Subset:
         inner, indices = columns_of(source.dataset), source.indices
         return inner and (lambda rows: inner([*map(operator.index, indices[rows])]))  # type: ignore[index]
@@ -88,7 +88,7 @@ def columns_of(source: Any) -> ColumnsOf | None:
     is_plain = is_plain and all(getattr(feature, "dtype", None) in _NUMBERS for feature in features)
     is_plain = is_plain and not any(hasattr(feature, "shape") for feature in features)
     if is_plain and not any(column.null_count for column in table.data.columns):
-        with suppress(Exception):  # it is what one by one says, if anything does
+        with suppress(Exception):  # one by one, the sample raises it, if any does
             _arrays(table, slice(0, 1))
             return partial(_arrays, table)
     return None
@@ -111,7 +111,7 @@ def _lists(table: Any, converters: dict[str, _Converter], rows: slice | list[int
 
 
 def _arrays(table: Any, rows: slice | list[int]) -> Columns:
-    """As `ColumnsOf`; TypeError where a row has another type, as have floats with the format of numpy."""
+    """Do as `ColumnsOf`; TypeError if a row has another type, as have floats with the format of numpy."""
     columns = Columns(dict(table[rows]))
     first = rows[0] if isinstance(rows, list) else rows.start
     for one, other in zip(table[first].items(), columns.at(0).items(), strict=True):
@@ -125,7 +125,7 @@ def _kind(value: Any) -> Any:
 
 
 def converter_of(feature: Any) -> _Converter | None:
-    """How a value of a feature, a dict of these or a list of one gets its dtype; None where it has it."""
+    """Return the conversion of a value of a feature, a dict of these or a list of one; None if it has its dtype."""
     if isinstance(feature, dict):
         converters = {
             key: convert for key, inner in feature.items() if (convert := converter_of(inner)) is not None
@@ -178,7 +178,7 @@ class _Declared:
 class _FeatureRows(_Declared, Dataset[Any]):
     @property
     def converters(self) -> dict[str, _Converter]:
-        """Of each column that has one."""
+        """Converters of the columns that have one."""
         return self._convert.args[0]  # type: ignore[attr-defined,no-any-return]
 
     def __len__(self) -> int:

@@ -21,7 +21,7 @@ After: TypeAlias = Callable[[int, int], object]
 
 
 class Fetcher:
-    """Computes samples of a source and adds them to a chunk: many at once if it gives them as columns.
+    """Compute samples of a source and add them to a chunk: many at once if it gives them as columns.
 
     Args: before, after: called around each call of the source.
     """
@@ -58,14 +58,14 @@ class Fetcher:
                 yield
 
     def _runs(self, indices: list[int]) -> list[list[int]]:
-        """Divide indices into those that the source is asked for together."""
+        """Divide indices into runs; the source gets each run by one call, if it can."""
         if self._columns_of is None:
             return [indices]
         gaps = np.flatnonzero(np.diff(indices) > 1) + 1
         return [run.tolist() for run in np.split(np.array(indices, np.int64), gaps) if len(run)]
 
     def _ask(self, run: list[int]) -> Columns | None:
-        """Ask for several samples at once; None if they are to be computed one by one, which names a bad one."""
+        """Get several samples by one call; None if they are to be computed one by one, which names a bad one."""
         if self._columns_of is None:
             return None
         self._before(run[0])

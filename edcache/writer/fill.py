@@ -31,8 +31,8 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
     Args:
         job: how, `job.options` say. The source goes with every task of an executor.
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
-            whoever has the old archive open keeps reading it. Of several processes that rebuild at once one
-            does; the others wait, and take what it built.
+            a process that has the old archive open keeps reading it. Of several processes that rebuild at once one
+            does; the others wait, and take its archive.
     Raises:
         SourceError: the source raised, hung, or killed its workers; calling again continues there.
         StaleCacheError: the archive has another length than the source.
@@ -40,7 +40,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         StorageError: the disk is full.
         SourceError: workers end, and no sample is to blame.
 
-    Whatever is raised, everything computed before is published.
+    After any of these, everything computed before is published.
     """
     if is_stream(job.source):
         check_stream_workers(job)
@@ -69,7 +69,7 @@ def _rebuild(job: Job, run: Callable[[Job], None]) -> None:
 
 
 def _head_of(path: str) -> Head | None:
-    """What is at a path says about itself; None where there is nothing, or no archive."""
+    """Read the head of the archive at a path; None if there is none."""
     try:
         with closing(storage.File.open(path, "r")) as file:
             return format.read_head(file.pread, path)[0]
@@ -121,7 +121,7 @@ def _drive(job: Job, appender: Appender, presence: Presence, progress: base.Prog
     """Have an executor, a crew of workers, or this process compute and publish the missing samples."""
 
     def look() -> None:
-        """Show what others have published, workers of this fill too."""
+        """Show the samples that others have published, workers of this fill too."""
         before = appender.chain.cursor.offset
         if samples := presence.update():
             progress.advance(samples, appender.chain.cursor.offset - before)

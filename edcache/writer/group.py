@@ -11,7 +11,7 @@ from edcache.storage import File
 
 
 class Entry:
-    """An entry whose payload is written piece by piece, and whose header is not written yet."""
+    """Entry whose payload is written piece by piece, and whose header is not written yet."""
 
     def __init__(self, file: File, kind: int, name: str, number: int, offset: int) -> None:
         self.kind, self.name, self.number, self.offset = kind, name, number, offset
@@ -34,7 +34,7 @@ class Entry:
 
     @property
     def next(self) -> int:
-        """Offset of the next entry, behind what was written so far."""
+        """Offset of the next entry, if the payload is whole."""
         return format.align(self._start + self._nbytes, format.PAGE)
 
 
@@ -49,7 +49,7 @@ class Group:
         self._entries: list[Entry] = []
 
     def entry(self, kind: int, name: str) -> Entry:
-        """Begin an entry behind the last one, of which the payload is whole."""
+        """Begin an entry; the payload of the last one is whole."""
         cursor = self._chain.cursor
         offset = self._entries[-1].next if self._entries else cursor.offset
         entry = Entry(self._file, kind, name, cursor.number + len(self._entries), offset)
@@ -57,7 +57,7 @@ class Group:
         return entry
 
     def headers(self, durable: int, **fields: int) -> list[Header]:
-        """Headers of the entries, to be published. durable, fields: of `Header`."""
+        """Make the headers of the entries, to be published. durable, fields: of `Header`."""
         headers: list[Header] = []
         link = self._chain.cursor.link
         for entry in self._entries:
@@ -75,5 +75,5 @@ class Group:
 
 
 def linked(header: Header) -> Header:
-    """The header with the link that follows it."""
+    """Copy a header, with the link that follows it."""
     return replace(header, link_after=format.link_after(format.pack_header(header)))

@@ -1,4 +1,4 @@
-"""What a fill is asked to do, and computing one sample of it."""
+"""Task of a fill, computing one sample of it, and its errors."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
 
 @dataclass(frozen=True)
 class Job:
-    """One archive to fill from one source; what goes to every process that helps.
+    """Archive to fill from a source; goes to every process that helps.
 
     Attributes:
-        source: has __len__ and __getitem__(int). head: of the archive, where it does not exist yet.
+        source: has __len__ and __getitem__(int). head: of the archive, if it does not exist yet.
         since: entries of the archive from this sequence number on are of this fill.
-        name: of the archive as progress shows it; the path may be that of a file that stands for it.
+        name: of the archive as progress shows it; the path may be of a file that stands for it.
     """
 
     source: Any
@@ -80,7 +80,7 @@ class Job:
         """Make a builder of chunks with the label columns that the archive was begun with.
 
         appender: the archive; None in a process that need not see it.
-        keeps_failures: False lets every sample that is refused raise, whatever `on_error` says.
+        keeps_failures: False lets every sample that is refused raise, with any `on_error`.
         """
         head = self.head if appender is None else appender.head
         return ChunkBuilder(
@@ -93,16 +93,16 @@ class Job:
         )
 
     def compute(self, index: int) -> Any:
-        """One sample from the source; SourceError if it raises."""
+        """Return a sample of the source; SourceError if it raises."""
         try:
             return self.source[index]
         except BaseException as error:
-            reraise_interrupt(error, index)  # raises what is no failure of the sample
+            reraise_interrupt(error, index)  # which is no failure of the sample
             raise refusal(error, index, self.path) from error
 
     @property
     def failure_of(self) -> FailureOf | None:
-        """What the archive keeps of a sample that could not be made; None where that ends the fill."""
+        """Function that makes a Failure of an error; None if an error ends the fill."""
         return None if self.options.on_error == "raise" else self._failure
 
     def _failure(self, index: int, error: base.EdcacheError) -> Failure:
@@ -113,7 +113,7 @@ class Job:
 
 
 def reraise_interrupt(error: BaseException, index: int) -> None:
-    """Raise again what fell into a source's code and is not its doing: an interrupt, an exit by a signal.
+    """Raise an exception again that a source's code did not cause: an interrupt, an exit by a signal.
 
     SystemExit and the like are no end of the fill when the source raises them, but errors of a sample.
     """
@@ -128,7 +128,7 @@ def reraise_interrupt(error: BaseException, index: int) -> None:
 
 
 def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
-    """What is raised where the source raised at an index."""
+    """Make the SourceError of an exception that the source raised at an index."""
     return base.SourceError(
         f"{path}: the source raised at index {index}: {type(error).__name__}: {_text_of(error)}",
         path=path,
@@ -140,7 +140,7 @@ def refusal(error: BaseException, index: int, path: str) -> base.SourceError:
 def errors_with(outcome: Callable[[bool], str]) -> Iterator[None]:
     """Append the outcome to the text of an EdcacheError or KeyboardInterrupt that the block raises.
 
-    outcome: gets whether the same call may go on, which names the same label again after a LabelError.
+    outcome: its argument is False after a LabelError, which the same call would raise again.
     """
     try:
         yield
@@ -163,7 +163,7 @@ def outcome(path: str, kept: int, length: int | None, goes_on: bool = True) -> s
 
 
 def _text_of(error: BaseException) -> str:
-    """What an exception says, however long, and whatever its `__str__` does."""
+    """Return the text of an exception, cut if it is long; one for a `__str__` that raises."""
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001 - of the user's class
@@ -172,7 +172,7 @@ def _text_of(error: BaseException) -> str:
 
 
 def traceback_of(error: BaseException) -> str:
-    """As Python prints it."""
+    """Format an exception with its traceback, as Python prints it."""
     try:
         return "".join(traceback.format_exception(error))
     except Exception:  # noqa: BLE001 - of the user's class
@@ -180,7 +180,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an error in another process, as text: the error's `__cause__` here."""
+    """Traceback of an error in another process, as text: the error's `__cause__` here."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -188,36 +188,36 @@ class RemoteTraceback(Exception):
 
 @dataclass(frozen=True)
 class Carried:
-    """An error and its traceback on their way out of another process, as concurrent.futures carries them."""
+    """Error and traceback on their way out of another process, as concurrent.futures carries them."""
 
     error: base.EdcacheError
     traceback: str
 
     def restored(self) -> base.EdcacheError:
-        """The error, with the traceback as its `__cause__`."""
+        """Return the error, with the traceback as its `__cause__`."""
         self.error.__cause__ = RemoteTraceback(self.traceback)
         return self.error
 
 
 def carried(error: BaseException) -> Carried:
-    """An error to be pickled: one that is not edcache's becomes a SourceError, since it may not unpickle."""
+    """Prepare an error for pickling: one that is not edcache's becomes a SourceError, since it may not unpickle."""
     text = traceback_of(error)
     if not isinstance(error, base.EdcacheError):
         error = base.SourceError(f"a worker process raised {type(error).__name__}: {_text_of(error)}")
-    # Where tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
+    # If tblib is installed, as by Dask, an exception is pickled with these, which may not be possible.
     error.__cause__ = error.__context__ = error.__traceback__ = None
     return Carried(error, text)
 
 
 def claim_size(length: int) -> int:
-    """Consecutive samples that one process computes at a time: few enough that all end together."""
+    """Number of consecutive samples that one process computes at a time: so few that all end together."""
     return min(64, max(1, length // 100))
 
 
 def worker_count(asked: int | str | None) -> int:
-    """Number of workers of `num_workers=`; OptionError for what is no number from 0 up, nor "auto".
+    """Number of workers of `num_workers=`; OptionError unless it is a number from 0 up, "auto" or None.
 
-    "auto" is as many as this process may use processors: by its affinity and its control group, not the machine's.
+    "auto" counts the processors that this process may use: by its affinity and its control group, not the machine's.
     """
     base.check_workers(asked)
     if isinstance(asked, int):
@@ -228,13 +228,13 @@ def worker_count(asked: int | str | None) -> int:
         with open("/proc/self/cgroup", encoding="ascii") as file:
             group = next(line.split(":", 2)[2].strip() for line in file if line.startswith("0::"))
         with open(f"/sys/fs/cgroup{group.rstrip('/')}/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()  # "max" where there is none
+            quota, period = file.read().split()  # "max" without one
         count = min(count, int(quota) // int(period))
     return max(1, count)
 
 
 def check_source(source: Any, path: str) -> None:
-    """Raise OptionError for what is neither a map-style dataset nor an iterable of samples."""
+    """Raise OptionError unless a source is a map-style dataset or an iterable of samples."""
     if isinstance(source, type):
         what = f"is the class {source.__name__}; give an object of it, {source.__name__}(...)"
     elif isinstance(source, (str, bytes, os.PathLike)):

@@ -1,7 +1,7 @@
-"""Samples computed when they are asked for, and kept.
+"""Compute samples when they are read, and keep them.
 
-A sample is encoded at once, since the reader may change it. Whoever fills a chunk, or comes when it is
-overdue, appends it in that read.
+A sample is encoded at once, since the reader may change it. The read that fills a chunk, or comes when it is
+overdue, appends it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _opening: Final = ForkLock()
 
 
 class LazyFiller:
-    """Computes samples when they are asked for, and keeps them.
+    """Compute samples when they are read, and keep them.
 
     One per process: a fork or a pickle leaves the open archive behind and opens its own at the first missing
     sample. Samples are appended by the read that makes a chunk full or finds it overdue, and when the cache
@@ -66,7 +66,7 @@ class LazyFiller:
         return self._open is not None and self._open.is_usable and index in self._open.pending
 
     def is_published(self, index: int) -> bool:
-        """True if the archive has a sample now, whoever appended it."""
+        """True if the archive has a sample now, of any process."""
         return self._opened().has(index)
 
     def flush(self) -> None:
@@ -75,7 +75,7 @@ class LazyFiller:
             self._open.flush()
 
     def close(self) -> None:
-        """Append the pending samples and let go of the archive."""
+        """Append the pending samples and close the archive."""
         if self._open is not None:
             self._open.close()
             self._open = None
@@ -94,7 +94,7 @@ class LazyFiller:
 
 
 def _close(archive: _OpenArchive) -> None:
-    """Append what is pending as Python ends, or as the cache is dropped: no caller can take an error."""
+    """Append the pending samples as Python ends, or as the cache is dropped: no caller can take an error."""
     try:
         archive.close()
     except EdcacheError as error:
@@ -165,7 +165,7 @@ class _OpenArchive:
                 seal(self._appender)
         except StorageError as error:
             if error.errno not in _FULL:
-                self._appender.close()  # opening it again tells what is there
+                self._appender.close()  # opening it again reads the truth
                 raise
             self._is_full = True
             base.warn(f"{error}; samples that are not stored yet are computed at every read")

@@ -1,4 +1,4 @@
-"""The head of a new archive; and if an archive that is there is of a source, and of the options asked for."""
+"""Compare an archive with a source and with options; make the head of a new one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def new_head(
     claim_size: int = 64,
     uuid: bytes | None = None,
 ) -> Head:
-    """The head of a new archive, its options checked."""
+    """Make the head of a new archive, after a check of its options."""
     Compression.parse(compression)
     return Head(
         uuid=uuid or uuid_module.uuid4().bytes,
@@ -36,7 +36,7 @@ def new_head(
 
 
 def check_origin(path: str, archive: Head, head: Head, source: Any) -> dict[str, Any] | None:
-    """The source's fingerprint in the form of the archive's, None where one has none; or StaleCacheError."""
+    """Return the source's fingerprint in the form of the archive's, None if one has none; else StaleCacheError."""
     if archive.fingerprint is None or head.fingerprint is None:
         return None
     lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
@@ -56,7 +56,7 @@ def check_origin(path: str, archive: Head, head: Head, source: Any) -> dict[str,
 
 
 def check_length(path: str, begun_for: int | None, length: int) -> None:
-    """Raise StaleCacheError where an archive was begun for another number of samples."""
+    """Raise StaleCacheError if an archive was begun for another number of samples."""
     if begun_for is None or begun_for == length:
         return
     growing = "grow=True adds the rest; or " if begun_for < length else ""
@@ -68,9 +68,9 @@ def check_length(path: str, begun_for: int | None, length: int) -> None:
 
 
 def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
-    """The label columns for continuing an archive: those asked for, or those that it has.
+    """Return the label columns for continuing an archive: the given ones, or its own if none are given.
 
-    OptionError where they differ, or the archive's were made by callables and none were given.
+    Raises: OptionError, they differ, or the archive's were made by callables and none are given.
     """
     names = [name for name, _ in head.labels]
     if spec.names:
@@ -90,7 +90,7 @@ def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
 
 
 def check_options(head: Head, where: str, **options: str | None) -> None:
-    """Raise OptionError where an option was asked for that the archive was not begun with."""
+    """Raise OptionError for an option that is given and that the archive was not begun with."""
     for name, value in options.items():
         given = getattr(head, name)
         if value not in (None, given):

@@ -71,7 +71,7 @@ class Presence:
         return bool(self.state[index] == PRESENT)
 
     def lacking(self, chunk: Chunk) -> Chunk:
-        """The records of a chunk whose samples have none in the archive."""
+        """Leave out of a chunk the records of samples that have one in the archive."""
         return chunk.only(self.state[chunk.samples] != PRESENT)
 
     @property
@@ -100,7 +100,7 @@ class Presence:
 
 
 class Part:
-    """The share of one process in filling an archive; nobody else uses the appender meanwhile, and the caller seals."""
+    """Share of one process in filling an archive; no other thread uses the appender meanwhile, and the caller seals."""
 
     def __init__(
         self, job: Job, appender: Appender, presence: Presence, before: Before, after: After
@@ -181,7 +181,7 @@ class Part:
             self._release()
 
     def _publish(self, is_computing: bool = False) -> None:
-        """Publish the pending samples and free the claims, but for those that are being computed."""
+        """Publish the pending samples and free the claims, but for the ones that are being computed."""
         try:
             self._unseen += self._builder.publish(self._appender)
         finally:

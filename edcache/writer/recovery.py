@@ -1,4 +1,4 @@
-"""Files without a sample: what a creator left that died in the head, or a first fill that failed."""
+"""Files without a sample, of a creator that died within the head, or of a first fill that failed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a 
 
 
 def discard_abandoned(path: str, begins_anew: Callable[[Head], bool]) -> None:
-    """Delete what a first fill left that failed before its first sample, where its head is to go.
+    """Delete the file of a first fill that failed before its first sample, if its head is to go.
 
-    Deleted, not cut: who has it open finds that it lost its name.
+    It is not cut: a process that has it open finds that it lost its name.
     """
     with suppress(ArchiveNotFoundError):
         with closing(File.open(path, "r")) as file:
@@ -39,14 +39,14 @@ def _is_abandoned(file: File, begins_anew: Callable[[Head], bool]) -> bool:
         return False
     chain = Chain(head, cursor, file.path)
     chain.extend(file.pread, file.size())
-    # What lies behind may be a chunk of which the header is damaged.
+    # Bytes behind may be a chunk with a damaged header.
     holds_nothing = chain.holds_nothing and file.size() <= chain.cursor.offset
     # One that has grown is as long as its notes say (tests/kit/model.py).
     return holds_nothing and begins_anew(replace(head, length=chain.length))
 
 
 def never_created(path: str) -> bool:
-    """True if a path holds at most what a creator left that died within the head."""
+    """True if a path holds at most the file of a creator that died within the head."""
     with closing(File.open(path, "r")) as file:
         return lacks_head(file)
 
@@ -57,7 +57,7 @@ def lacks_head(file: File, head: Head | None = None) -> bool:
     Killed, it left the head's first bytes. After a power cut any of them may read as zero.
 
     Args:
-        head: what is to be written there: more zeros than it has bytes are somebody else's file.
+        head: to be written there: more zeros than it has bytes are somebody else's file.
     """
     size = file.size()
     if size > format.MAX_HEAD_NBYTES:

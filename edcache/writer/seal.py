@@ -1,4 +1,4 @@
-"""A seal: index, label columns, root and zip directory, published as one group."""
+"""Seal an archive: index, label columns, root and zip directory, published as one group."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from edcache.writer.group import Group, linked
 
 @dataclass(frozen=True)
 class LabelChange:
-    """Label columns that are added to an archive or replace those of their names, and names to drop.
+    """Label columns that are added to an archive or replace its columns of the same names, and names to drop.
 
-    labels: of all samples, or of those of `index`, int64 [rows], rising; the others keep what they have.
+    labels: of all samples, or of the samples `index`, int64 [rows], rising; the others keep their values.
     """
 
     labels: pa.Table = field(default_factory=lambda: pa.table({}))
@@ -57,7 +57,7 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
 
 
 def _seal(appender: Appender, change: LabelChange) -> None:
-    """Publish what the last root does not say: of a sealed archive nothing but label columns and a root.
+    """Publish all that the last root lacks: of a sealed archive nothing but label columns and a root.
 
     Payloads are synced before headers. The zip directory is written behind the root before its header, but for its
     end: if that is there, the headers are.
@@ -155,14 +155,14 @@ def _write(group: Group, name: str, kind: pa.DataType, arrays: Iterable[pa.Array
 def _changed(
     appender: Appender, change: LabelChange, name: str, contents: Contents, root: Root
 ) -> pa.ChunkedArray:
-    """A whole column: the values that are given, and elsewhere those that are there."""
+    """Join a whole column: the given values, and the archive's elsewhere."""
     given, length = change.labels.column(name), contents.length
     if change.index is None and len(given) != length:
         raise LabelError(
             f'{appender.path}: label "{name}" has {len(given):,} values, the archive '
             f"{length:,} samples; give one value per sample"
         )
-    # What samples fill, later ones fill too.
+    # A column that samples fill, later samples fill too.
     is_filled = name in dict(appender.head.labels) and name not in root.dropped
     if change.index is None and not is_filled:
         return given

@@ -1,4 +1,4 @@
-"""`Store`: what a backend answers of the samples of a cache, and of filling it."""
+"""`Store`: address of a cache, as a backend reads and fills it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ALLOW_PARTIAL = base.ReadOptions(allow_partial=True)
 
 
 class Store(Location):
-    """The address of one cache; opens nothing. A backend overrides what differs from a file."""
+    """Address of one cache; opens nothing. A backend overrides the methods that differ from a file's."""
 
     def reader(self, options: base.ReadOptions) -> Reader:
         """Make a Reader; raises as `Reader`, and OptionError for options that only files take."""
@@ -30,7 +30,7 @@ class Store(Location):
         return Reader(self, options)
 
     def found(self, options: base.ReadOptions = ALLOW_PARTIAL) -> Reader | None:
-        """The archive that is there, open, if one is and its creator lived to write its head."""
+        """Open the archive; None if there is none, or its creator died before its head was written."""
         try:
             reader = self.reader(options)
             reader.open()
@@ -40,18 +40,18 @@ class Store(Location):
 
     @abstractmethod
     def appender(self, head: Head, sync: base.Sync) -> Appender:
-        """Open it for appending, made with `head` where nothing is there yet; as `Appender.open`."""
+        """Open it for appending, made with `head` if nothing is there yet; as `Appender.open`."""
 
     def begin_anew(self) -> bool:
-        """Let the archive go at once; False where a new one is built beside it and takes its place then."""
+        """Delete the archive at once; False if a new one is built beside it and takes its place then."""
         return False
 
     def held(self) -> AbstractContextManager[object]:
-        """Keep the archive that is filled there for the block, though nobody has it open for a moment."""
+        """Keep the archive that is filled there for the block, though no process has it open for a moment."""
         return nullcontext()
 
     def part(self, fraction: float) -> int:
-        """So much of what the cache has and may still take, in bytes; OptionError where nobody can tell."""
+        """Return a fraction of the bytes that the cache has and may still take; OptionError if they are unknown."""
         raise base.OptionError(
             f"max_bytes={fraction!r} is a part of a disk; for a URL give bytes", option="max_bytes"
         )
@@ -60,7 +60,7 @@ class Store(Location):
 def store_at(
     path: str | os.PathLike[str] | Location, storage_options: Mapping[str, Any] | None = None
 ) -> Store:
-    """Where a cache is, by its path or URL; arguments and errors as of `storage.located`."""
+    """Return the address of a cache by its path or URL; arguments and errors as of `storage.located`."""
     store = located(path, storage_options)
     assert isinstance(store, Store)
     return store

@@ -1,4 +1,4 @@
-"""Fill an archive from what can only be iterated: until it is exhausted, in its order."""
+"""Fill an archive from an iterable, in its order, until it is exhausted."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def is_stream(source: Any) -> bool:
 
 
 def check_stream_workers(job: Job) -> None:
-    """Raise OptionError where workers are to iterate what is no IterableDataset, each its own share."""
+    """Raise OptionError if workers are to iterate a source that is no IterableDataset, each its own share."""
     num_workers = worker_count(job.options.num_workers)
     if num_workers and not isinstance(job.source, IterableDataset):
         raise OptionError(
@@ -42,11 +42,11 @@ def check_stream_workers(job: Job) -> None:
 def fill_stream(job: Job) -> None:
     """Store the samples of `job.source` in their order, and seal the archive when there are no more.
 
-    What is there from before is passed over, not stored again.
-    Of several processes one fills; the others wait for it, and go on where it ends early.
+    Samples that the archive has are passed over, not stored again.
+    Of several processes one fills; the others wait for it, and go on if it ends early.
     """
     if job.options.on_error == "skip":
-        # What fails is gone with the iteration: there is no later try.
+        # A sample that fails is gone with the iteration: there is no later try.
         job = replace(job, options=replace(job.options, on_error="skip_final"))
     with closing(job.open()) as appender:
         is_first = appender.claims.join_fillers()

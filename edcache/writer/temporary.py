@@ -1,10 +1,9 @@
 """Files and folders that are written beside the path that they are for, and get its name when they are whole.
 
-`train.zip.edcache.new` becomes `train.zip`. Whoever writes it holds `LOCK_SESSION` of it (of a folder, of
-the file `.edcache.new` in it), a lock of the kernel's that ends with that process. So what nobody holds was
-left by one that was killed: nothing reads it, the next that writes for the same path begins anew, and
-`edcache caches --prune` deletes it. All that is temporary has such a name, but for copies of archives far
-away.
+`train.zip.edcache.new` becomes `train.zip`. Its writer holds `LOCK_SESSION` of it (of a folder, of the file
+`.edcache.new` in it), a lock of the kernel's that ends with that process. So a file without a lock was left by a
+process that was killed: nothing reads it, the next writer of the same path begins anew, and `edcache caches --prune`
+deletes it. All temporary files have such a name, but for copies of archives far away.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from edcache.base import ArchiveError, ArchiveNotFoundError, EdcacheError, Stora
 from edcache.storage import File
 
 SUFFIX: Final = ".edcache.new"
-# Of the local copy of an archive that is far away: beside it while it is not whole, and what says of what it
-# is one. Who reads a copy shares the lock, which lies before every lock of the format, so that it stays.
+# Of the local copy of a far archive: files beside it, PARTIAL while it is not whole, SIDE with its origin.
+# A reader of a copy shares the lock, which lies before every lock of the format, so that the copy stays.
 PARTIAL: Final = ".partial"
 SIDE: Final = ".origin"
 LOCK_USE: Final = format.LOCK_APPEND - 1
 KEPT: Final = "what was there before stays as it was"
-"""What becomes of a path where what was to get its name is not made."""
+"""Outcome for a path if the file that was to get its name is not made."""
 
 
 def name_for(target: str) -> str:
-    """What stands for a path until it is whole."""
+    """Return the path of the file that stands for another until it is whole."""
     return target + SUFFIX
 
 
@@ -40,9 +39,9 @@ def is_temporary(path: str) -> bool:
 
 
 def start(target: str, wait: float | None = None, *, is_folder: bool = False) -> File:
-    """Make and lock what is to get a name; hold the result until it has it.
+    """Make and lock the file, or the folder, that is to get a name; hold the result until it has it.
 
-    What a process that was killed left there is deleted, not cut: somebody may have it mapped.
+    A leftover of a process that was killed is deleted, not cut: somebody may have it mapped.
 
     Args:
         wait: seconds after which it is tried again while another process is at it; None raises
@@ -61,7 +60,7 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
         except ArchiveNotFoundError:
             if not is_folder:
                 raise
-            continue  # who deleted the folder did so just now
+            continue  # the folder was deleted just now
         try:
             is_locked = session.try_lock(format.LOCK_SESSION)
             if not is_locked and wait is None:
@@ -81,12 +80,12 @@ def start(target: str, wait: float | None = None, *, is_folder: bool = False) ->
 
 @contextmanager
 def replacing(target: str, wait: float | None = None) -> Iterator[File]:
-    """`start`, for a block that gives it its name; after an exception it goes, unless it has that."""
+    """Do as `start`, for a block that gives the file its name; after an exception it is deleted, unless it has that."""
     session = start(target, wait)
     try:
         yield session
     except BaseException:
-        # The error that led here is the one to report; --prune deletes what could not be.
+        # The error that led here is the one to report; --prune deletes the rest.
         with suppress(EdcacheError):
             storage.remove(name_for(target))
         raise
@@ -95,20 +94,20 @@ def replacing(target: str, wait: float | None = None) -> Iterator[File]:
 
 
 def note_use(copy: str) -> None:
-    """Remember that a local copy was used now, where this user may write."""
+    """Remember that a local copy was used now, if this user may write there."""
     with suppress(StorageError):
         storage.touch(copy + SIDE)
 
 
 def is_held(path: str) -> bool:
-    """True if a living process writes what is temporary; False where the system cannot tell."""
+    """True if a living process writes a temporary file; False if the system cannot tell."""
     with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), "r")) as file:
         return file.is_locked(format.LOCK_SESSION, 1)
     return False
 
 
 def discard(path: str) -> bool:
-    """Delete what is temporary, unless a living process writes it; says whether it is gone."""
+    """Delete a temporary file or folder, unless a living process writes it; return True if it is gone."""
     mode = "a" if os.path.isdir(path) else "r+"
     with suppress(ArchiveNotFoundError), closing(File.open(_locked_of(path), mode)) as file:
         if not file.try_lock(format.LOCK_SESSION):

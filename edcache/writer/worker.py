@@ -1,4 +1,4 @@
-"""The worker processes of a fill."""
+"""Worker process of a fill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOOK_SECONDS: Final = 0.5
 
 
 class Stopped(KeyboardInterrupt):
-    """The fill ends for this worker; the samples that it has computed are to be published."""
+    """End of the fill for this worker; the samples that it has computed are to be published."""
 
 
 def work(job: Job, place: Any, number: int, results: Any) -> None:
@@ -57,7 +57,7 @@ def work(job: Job, place: Any, number: int, results: Any) -> None:
 
 
 class _Turn:
-    """Tells the parent which sample is computed, and lets signals end that alone, and waiting for a claim.
+    """Tell the parent which sample is computed, and let signals end that alone, and waiting for a claim.
 
     A publication goes on to its end.
     """
@@ -68,7 +68,7 @@ class _Turn:
         self.index = -1
 
     def begin(self, index: int) -> None:
-        """A sample will be computed now, or a claim waited for (-1)."""
+        """Note that a sample will be computed now, or a claim waited for (-1)."""
         self.index = index
         self._place[1] = time.monotonic_ns()
         self._place[0] = index + 1
@@ -78,7 +78,7 @@ class _Turn:
             raise Stopped
 
     def end(self, count: int, nbytes: int) -> None:
-        """It was computed, or waited for."""
+        """Note that it was computed, or waited for."""
         self._is_open = False
         self._place[0] = 0
 
@@ -105,7 +105,7 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is None:
         return
-    # Of forked workers each holds open what tells the others that the parent is gone.
+    # Each forked worker holds open the pipe that tells the others that the parent is gone.
     is_child = os.getppid() == parent.pid
     while not connection.wait([parent.sentinel], _LOOK_SECONDS):
         if is_child and os.getppid() != parent.pid:
