@@ -72,7 +72,6 @@ setup(
         "huggingface": ["datasets>=2.14"],
         "litdata": ["litdata>=0.2.30"],
         "mds": ["mosaicml-streaming>=0.7"],
-        "tensordict": ["tensordict>=0.15"],
         "webdataset": ["webdataset>=0.2.86"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
         # fsspec and aiohttp: edcache reads http by them.

@@ -2,7 +2,7 @@
 
     scripts/generate foreign tests/conformance/golden/foreign
 
-Needs edflow 0.4.0, webdataset, tensordict, monai, mosaicml-streaming, litdata and datasets; the tests that
+Needs edflow 0.4.0, webdataset, monai, mosaicml-streaming, litdata and datasets; the tests that
 read what it wrote need the last two alone. What the samples are is told in
 tests/interop/test_importers_foreign.py.
 """
@@ -105,16 +105,6 @@ def make_webdataset(root):
                 writer.write({"__key__": f"a/s{i}", **sample})
 
 
-def make_tensordict(root):
-    from tensordict import TensorDict
-
-    nested = {"b": torch.arange(8).reshape(4, 2).bfloat16(), "deep": {"c": torch.arange(4.0).double()}}
-    data = {"a": torch.arange(12).reshape(4, 3), "ok": torch.tensor([True, False] * 2), "n": nested}
-    TensorDict(data, batch_size=[4]).memmap(str(root / "folder"))
-    TensorDict(data, batch_size=[4]).memmap(str(root / "archive.tdz"))
-    TensorDict({"a": torch.arange(2), "text": ["x", "y"]}, batch_size=[2]).memmap(str(root / "texts"))
-
-
 def make_monai(root):
     from monai.data import PersistentDataset
     from monai.transforms import Transform
@@ -207,7 +197,6 @@ if __name__ == "__main__":
     for make in (
         make_edflow,
         make_webdataset,
-        make_tensordict,
         make_monai,
         make_mds,
         make_litdata,

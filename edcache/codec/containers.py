@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from edcache.base import CodecError, CorruptRecordError, EdcacheError
 from edcache.codec import classes
-from edcache.codec.classes import EnumKey, class_name, dataclass_fields, own_name
+from edcache.codec.classes import EnumKey, class_name, dataclass_fields
 from edcache.codec.leaves import Refusal, parse_class, type_name
 from edcache.codec.packages import Form
 
@@ -38,32 +38,13 @@ def disassemble(value: Any) -> Parts:
         return ("namedtuple", *class_name(cls), cls._fields), cls._fields, tuple(value)
     if known is cls and dataclasses.is_dataclass(cls):
         return _disassemble_dataclass(value)
-    raise Refusal(f"{type_name(value)}; {_remedy(cls)}")
-
-
-def _remedy(cls: type) -> str:
-    if dataclasses.is_dataclass(cls):
-        return f"register it with edcache.register({cls.__name__})"
-    # By the name of a base class, so that the advice names a call that the value's own type has.
-    known = next((kin for kin in cls.__mro__ if own_name(kin) in _ADVICE), None)
-    ways = [_ADVICE[own_name(known)] if known else "convert it to tensors, arrays or plain Python values"]
-    if known is not cls:
-        ways[0] += ", which drops its class and attributes" if known else ""
-        ways.append(f"register its class with edcache.register({cls.__name__}, encode=..., decode=...)")
-    return ", ".join([*ways, 'or choose codec="pickle"'])
-
-
-_PLAIN_OF = {"set": "list", "frozenset": "list", "range": "list", "memoryview": "bytes"} | {
-    name: name for name in ("dict", "list", "tuple", "int", "float", "complex", "str", "bytes")
-}
-_ADVICE = {f"builtins.{name}": f"convert it to a {target}" for name, target in _PLAIN_OF.items()} | {
-    "torch.nn.parameter.Parameter": "call .detach() on it",
-    "torch.Tensor": "call .as_subclass(torch.Tensor) on it",
-    "numpy.ma.MaskedArray": "store its .data, its .mask and its .fill_value",
-    "numpy.ma.core.MaskedArray": "store its .data, its .mask and its .fill_value",
-    "numpy.ndarray": "call numpy.asarray() on it",
-    "numpy.generic": "call .item() on it",
-}
+    remedy = f"register it with edcache.register({cls.__name__})"
+    if not dataclasses.is_dataclass(cls):
+        remedy = (
+            "convert it to tensors, arrays or plain Python values, register its class with "
+            f'edcache.register({cls.__name__}, encode=..., decode=...), or choose codec="pickle"'
+        )
+    raise Refusal(f"{type_name(value)}; {remedy}")
 
 
 def _disassemble_dataclass(value: Any) -> Parts:

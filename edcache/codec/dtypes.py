@@ -114,17 +114,6 @@ def _has_metadata(dtype: Dtype) -> bool:
     return dtype.metadata is not None or any(_has_metadata(field[0]) for field in fields)
 
 
-def remedy(dtype: Dtype) -> str:
-    """Return the remedy for an array of a refused dtype, the end of a message."""
-    if _has_metadata(dtype):
-        return "drop the metadata of its dtype with .astype()"
-    if dtype.names:
-        return "store each of its fields by itself"
-    if dtype.isbuiltin == 2:  # of ml_dtypes, say
-        return f'convert it with .astype("float32"), or store its bits, .view("u{dtype.itemsize}")'
-    return "convert it to a dtype of fixed size with .astype()"
-
-
 def parse(description: Any) -> Dtype:
     """Return the numpy dtype of a description; CorruptRecordError if this platform lacks it."""
     try:

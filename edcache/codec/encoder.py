@@ -67,7 +67,7 @@ class Encoder:
         """Encode one sample, with few copies: the result may hold views of it.
 
         Raises:
-            CodecError: as 'sample["meta"][2]: cannot store set; convert it to a list, or choose codec="pickle"'.
+            CodecError: 'sample["meta"][2]: cannot store set; convert it to tensors, ..., or choose codec="pickle"'.
             ImageError: 'sample["image"]: cannot store image file "a.jpg" (No such file or directory); ...'.
         Cost: about 1 us for a small flat sample like the last one, 3 us for one like an earlier one; 30 us and more for
             a new schema.

@@ -33,6 +33,7 @@ PACKED_LENGTH = 8
 Revive = Callable[[Any], Any]
 Encode = Callable[[Any, list[Any]], Any]
 
+_OTHER_DTYPE = "convert it to numbers or texts with .astype(), or store its fields or its bits, .view()"
 _US = dt.timedelta(microseconds=1)
 _DAY_US = 86_400_000_000
 _TRIPLE = struct.Struct("<iii")
@@ -65,7 +66,7 @@ def _int_bytes(value: int) -> bytes:
 def _array(value: dtypes.Array, values: list[Any]) -> Any:
     description = dtypes.describe(value.dtype)
     if description is None:
-        raise Refusal(f"an array of dtype {value.dtype}; {dtypes.remedy(value.dtype)}")
+        raise Refusal(f"an array of dtype {value.dtype}; {_OTHER_DTYPE}")
     values.append(dtypes.own_bytes(value))
     return "array", description, value.ndim or ()
 

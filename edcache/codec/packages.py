@@ -125,28 +125,6 @@ def _encoding(cls: Any) -> _Functions:
     return lambda value: value.__getstate__(), decode
 
 
-def _tensordict(cls: Any) -> _Functions:
-    def encode(value: Any) -> Any:
-        names = list(value.names) if value._has_names() else None
-        device = None if value.device is None else str(value.device)
-        items = {key: value._get_str(key, None) for key in value.keys()}  # noqa: SIM118 - iterating splits the batch
-        return items, list(value.batch_size), names, device, value.is_locked
-
-    def decode(tree: Any) -> Any:
-        items, batch_size, names, device, is_locked = tree
-        value = cls(items, batch_size=batch_size, names=names, device=device)
-        return value.lock_() if is_locked else value
-
-    return encode, decode
-
-
-def _non_tensor(cls: Any) -> _Functions:
-    return (
-        lambda value: (value.data, list(value.batch_size)),
-        lambda tree: cls(data=tree[0], batch_size=tree[1]),
-    )
-
-
 # Bytes of one pixel in Image.tobytes(); 0: packed bits, each row from a new byte.
 _PIXEL_NBYTES: Final = {
     "1": 0, "L": 1, "P": 1, "LA": 2, "La": 2, "PA": 2, "RGB": 3, "YCbCr": 3, "LAB": 3, "HSV": 3, "RGBA": 4,
@@ -225,8 +203,6 @@ _FORMS: Final[dict[ClassName, Callable[[Any], _Functions]]] = {
     ("transformers", "BatchEncoding"): _object,
     ("transformers", "BatchFeature"): _object,
     ("tokenizers", "Encoding"): _encoding,
-    ("tensordict", "TensorDict"): _tensordict,
-    ("tensordict", "NonTensorData"): _non_tensor,
 }
 
 _ENUM_MODULES: Final = frozenset(

@@ -1,4 +1,4 @@
-"""Datasets that their own library reads: webdataset, tensordict, MDS, litdata, datasets."""
+"""Datasets that their own library reads: webdataset, MDS, litdata, datasets."""
 
 from __future__ import annotations
 
@@ -73,30 +73,6 @@ class _Packaged(OldCache):
 
     def _read(self, index: int) -> Any:
         return self._dataset()[index]
-
-
-class Tensordict(_Packaged):
-    """Folder or .tdz of a TensorDict with a batch dimension: sample i is the dict of its leaves at [i]."""
-
-    kind = "tensordict"
-
-    def _open(self) -> Any:
-        from tensordict import TensorDict
-
-        try:
-            found = TensorDict.load_memmap(self.path, mode="r", allow_pickle=self.trust_pickle)
-        except RuntimeError as error:
-            if "pickle" not in str(error):
-                raise
-            raise CodecError(
-                f"{self.path}: has a pickle; if you trust its author, trust_pickle=True reads it"
-            ) from error
-        if not found.batch_dims:
-            raise ArchiveError(f"{self.path}: no batch dimension, along which samples would be")
-        return found
-
-    def _read(self, index: int) -> Any:
-        return self._dataset()[index].clone().to_dict()
 
 
 class Mds(_Packaged):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edcache.base import ArchiveError, CacheKeywords, CacheOptions, OptionError, takes
 from edcache.dataset import CachedDataset
-from edcache.interop.import_packaged import HuggingFace, Litdata, Mds, Tensordict, Webdataset
+from edcache.interop.import_packaged import HuggingFace, Litdata, Mds, Webdataset
 from edcache.interop.import_pickles import Edflow, Monai, TorchXla
 from edcache.interop.import_source import OldCache, check_regular, fingerprint_of
 from edcache.interop.kinds import Kind
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("edcache")
 
 _SOURCES: Final[dict[Kind, Callable[..., OldCache | Webdataset]]] = {
-    source.kind: source
-    for source in (Edflow, TorchXla, Monai, Webdataset, Tensordict, Mds, Litdata, HuggingFace)
+    source.kind: source for source in (Edflow, TorchXla, Monai, Webdataset, Mds, Litdata, HuggingFace)
 }
 
 
@@ -60,9 +59,9 @@ def import_cache(
     Notes on the old cache are logged as warnings of the logger "edcache".
 
     Args:
-        old: the file or folder. Their own libraries read webdataset, tensordict, MDS, litdata and datasets.
+        old: the file or folder. Their own libraries read webdataset, MDS, litdata and datasets.
         path: the archive. An interrupted import is continued.
-        kind: "edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata" or "huggingface".
+        kind: "edflow", "torch_xla", "monai", "webdataset", "mds", "litdata" or "huggingface".
         trust_pickle: True unpickles everything, which runs any code of its author. By default only plain data, numpy
             arrays and torch tensors are read.
         order: for "monai": the names of the files, with or without ".pt", in the order of the samples.

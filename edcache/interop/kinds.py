@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-Kind = Literal["edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata", "huggingface"]
+Kind = Literal["edflow", "torch_xla", "monai", "webdataset", "mds", "litdata", "huggingface"]
 Format = Literal["webdataset", "files", "parquet"]

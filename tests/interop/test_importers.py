@@ -472,7 +472,7 @@ def test_what_is_no_old_cache_is_an_error_that_says_so(tmp_path):
 def test_a_device_or_a_pipe_is_no_old_cache_nor_a_file_of_one(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", tmp_path / "pipe"):
-        for kind in ("edflow", "torch_xla", "monai", "webdataset", "tensordict", "mds", "litdata"):
+        for kind in ("edflow", "torch_xla", "monai", "webdataset", "mds", "litdata"):
             with pytest.raises(ArchiveError, match="not a regular file$"):
                 opened(path, kind)
     os.mkfifo(tmp_path / "0.pt")

@@ -175,42 +175,6 @@ def test_a_file_whose_name_is_a_command_is_a_file(tmp_path, path, monkeypatch):
     assert not os.path.exists("ran")
 
 
-# ---------------------------------------------------------------------------------------- tensordict
-
-
-def tensordict_sample(i):
-    b = torch.arange(8).reshape(4, 2).bfloat16()[i]
-    nested = {"b": b, "deep": {"c": torch.arange(4.0).double()[i]}}
-    return {"a": torch.arange(12).reshape(4, 3)[i], "n": nested, "ok": torch.tensor(i % 2 == 0)}
-
-
-def by_key(value):
-    return {k: by_key(value[k]) for k in sorted(value)} if isinstance(value, dict) else value
-
-
-@pytest.mark.parametrize("name", ["folder", "archive.tdz"])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_tensordict_reads_back_row_by_row(path, name, workers):
-    library("tensordict")
-    ds = import_cache(FOREIGN / "tensordict" / name, path, "tensordict", num_workers=workers, progress=False)
-    assert [same(by_key(ds[i]), tensordict_sample(i)) for i in range(4)] == [True] * 4
-
-
-def test_a_tensordict_that_was_cut_or_has_a_pickle_or_no_batch_is_an_error(copied, path, tmp_path):
-    tensordict = library("tensordict")
-    folder = copied("tensordict/folder")
-    os.truncate(folder / "a.memmap", 50)
-    with pytest.raises(ArchiveError, match="folder: does not open as tensordict: "):
-        import_cache(folder, path, "tensordict")
-    assert (folder / "a.memmap").stat().st_size == 50
-    tensordict.TensorDict({"x": tensordict.NonTensorData(Custom())}, [2]).memmap(tmp_path / "pickled")
-    with pytest.raises(CodecError, match="pickled: has a pickle; if you trust its author"):
-        import_cache(tmp_path / "pickled", path, "tensordict")
-    tensordict.TensorDict({"x": torch.ones(3)}, []).memmap(tmp_path / "one")
-    with pytest.raises(ArchiveError, match="one: no batch dimension, along which samples would be$"):
-        import_cache(tmp_path / "one", path, "tensordict")
-
-
 # --------------------------------------------------------------------------------------------- MONAI
 
 
@@ -320,7 +284,6 @@ PACKAGES = {
     "huggingface": "datasets",
     "mds/plain": "streaming",
     "webdataset": "webdataset",
-    "tensordict/folder": "tensordict",
 }
 
 

@@ -200,7 +200,7 @@ def test_a_sample_that_cannot_be_stored_is_named_and_the_rest_stays(path):
     with CacheWriter(path, in_memory_keys=["y"]) as w:
         w.append({"y": 1, "boxes": None})
         message = (
-            r'a.zip: sample 1: sample\["boxes"\]: cannot store set; convert it to a list, or choose codec'
+            r'a.zip: sample 1: sample\["boxes"\]: cannot store set; convert it to tensors, arrays or plain'
         )
         with pytest.raises(CodecError, match=message):
             w.append({"y": 2, "boxes": {1}})
