@@ -111,7 +111,6 @@ setup(
             "datasets>=2.14",
             "webdataset>=0.2.86",
             "monai>=1.4",
-            "tensordict>=0.15",
             "transformers>=4.40",
             "accelerate>=1",
             "matplotlib>=3.7",

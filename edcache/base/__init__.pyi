@@ -44,7 +44,6 @@ from .options import takes as takes
 from .process import MAIN_NAMES as MAIN_NAMES
 from .process import ForkLock as ForkLock
 from .process import PerProcess as PerProcess
-from .process import imported as imported
 from .process import in_threads as in_threads
 from .process import module_aliases as module_aliases
 from .process import module_name as module_name

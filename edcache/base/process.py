@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Any, Final, Generic, TypeVar
 
@@ -114,17 +113,6 @@ def module_name(thing: Any) -> str:
 def module_aliases(name: str) -> tuple[str, ...]:
     """List the names in `sys.modules` that a module of a `module_name` may have in this process."""
     return *(main for main in MAIN_NAMES if main in sys.modules and _imported_name(main) == name), name
-
-
-def imported(module: str, qualname: str) -> Iterator[Any]:
-    """Look a qualified name up in each module of a name; None if it is missing. Nothing is imported or run."""
-    for alias in module_aliases(module):
-        held: Any = sys.modules.get(alias)
-        for part in qualname.split("."):
-            is_namespace = isinstance(held, (types.ModuleType, type))
-            # Not vars(), which loads a module that waits for its first use.
-            held = object.__getattribute__(held, "__dict__").get(part) if is_namespace else None
-        yield held
 
 
 def _imported_name(main: str) -> str:

@@ -1,8 +1,6 @@
-"""Classes that a record may name: registered ones, listed ones, and imported namedtuples.
+"""Registered classes, which a record may name, as it may the classes and enums that `packages` lists.
 
-Nothing here imports a module that a record names, since its author would choose code to run. An enum, a dataclass or an
-object is built only if this process registered its class, or if `packages` lists it. A namedtuple is also looked up in
-modules that are already imported.
+Nothing here imports a module that a record names, since its author would choose code to run.
 """
 
 from __future__ import annotations
@@ -10,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from edcache import base
@@ -19,7 +16,6 @@ from edcache.base import (
     CorruptRecordError,
     MissingDependencyError,
     OptionError,
-    imported,
     module_name,
 )
 from edcache.codec import packages
@@ -175,23 +171,3 @@ def is_namedtuple_class(cls: type) -> bool:
     """True if a class is a tuple with names of fields."""
     fields: Any = getattr(cls, "_fields", None)
     return issubclass(cls, tuple) and type(fields) is tuple and all(type(name) is str for name in fields)
-
-
-def find_namedtuple(name: ClassName, fields: tuple[str, ...]) -> type[tuple[Any, ...]]:
-    """Find a registered or imported namedtuple class; raises as `lookup`."""
-    found: list[Any] = [
-        cls for cls in (_find(name), *imported(*name)) if isinstance(cls, type) and is_namedtuple_class(cls)
-    ]
-    for cls in found:
-        if cls._fields == fields:
-            return cls  # type: ignore[no-any-return]
-    raise fields_differ(name, fields, found[0]._fields) if found else _unregistered(name, "")
-
-
-@lru_cache(maxsize=256)
-def is_found(cls: Any, changes: int) -> bool:
-    """True if a namedtuple's class is found by its name; `changes`: its present value, for the cache."""
-    try:
-        return find_namedtuple(class_name(cls), cls._fields) is cls
-    except CodecError:
-        return False

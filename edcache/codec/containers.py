@@ -30,16 +30,16 @@ def disassemble(value: Any) -> Parts:
     known = classes.stored_as(cls)
     if isinstance(known, Form):
         return _disassemble_object(value, known)
-    if classes.is_namedtuple_class(cls) and len(cls._fields) == len(value):
+    is_namedtuple = classes.is_namedtuple_class(cls) and len(cls._fields) == len(value)
+    is_registered: bool = known is cls
+    if is_registered and is_namedtuple:
         if getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-        if not classes.is_found(cls, classes.changes):
-            raise Refusal(f"{type_name(value)}, which no module has; call edcache.register({cls.__name__})")
         return ("namedtuple", *class_name(cls), cls._fields), cls._fields, tuple(value)
-    if known is cls and dataclasses.is_dataclass(cls):
+    if is_registered and dataclasses.is_dataclass(cls):
         return _disassemble_dataclass(value)
     remedy = f"register it with edcache.register({cls.__name__})"
-    if not dataclasses.is_dataclass(cls):
+    if not is_namedtuple and not dataclasses.is_dataclass(cls):
         remedy = (
             "convert it to tensors, arrays or plain Python values, register its class with "
             f'edcache.register({cls.__name__}, encode=..., decode=...), or choose codec="pickle"'
@@ -159,6 +159,17 @@ def _mapping(cls: type) -> ContainerKind:
     return ContainerKind(_parse_mapping, assemble)
 
 
+def _assemble_namedtuple(keys: Keys, name: Any) -> Assemble:
+    def assemble(values: list[Any]) -> Any:
+        cls: Any = classes.lookup(name, type)
+        fields = cls._fields if classes.is_namedtuple_class(cls) else ()
+        if fields != keys:
+            raise classes.fields_differ(name, keys, fields)
+        return tuple.__new__(cls, values)
+
+    return assemble
+
+
 def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
         cls = classes.lookup(name, type)
@@ -193,10 +204,7 @@ CONTAINERS: dict[str, ContainerKind] = {
     "tuple": ContainerKind(_parse_sequence, lambda keys, _: tuple),
     "dict": _mapping(dict),
     "OrderedDict": _mapping(collections.OrderedDict),
-    "namedtuple": ContainerKind(
-        _parse_fields,
-        lambda keys, name: lambda values: tuple.__new__(classes.find_namedtuple(name, keys), values),
-    ),
+    "namedtuple": ContainerKind(_parse_fields, _assemble_namedtuple),
     "dataclass": ContainerKind(_parse_fields, _assemble_dataclass),
     "object": ContainerKind(lambda header, _: (("encode()",), parse_class(*header)), _assemble_object),
 }

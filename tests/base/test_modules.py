@@ -34,6 +34,7 @@ class Colour(enum.Enum):
 class Box:
     width: int
 
+@edcache.register
 class Point(typing.NamedTuple):
     x: int
 

@@ -296,7 +296,7 @@ def test_register_alone_takes_enums_dataclasses_and_namedtuples(bad):
         register(bad)
 
 
-def test_namedtuple_classes_are_found_by_name():
+def test_namedtuple_classes_are_registered_ones():
     text, record = encode(Point(1, 2))
     assert type(Decoder(text).decode(memoryview(record))) is Point
     for old, new in (("Point", "Elsewhere"), ("codec_samples", "no_such_module"), ("Point", "Color.RED")):
@@ -305,9 +305,9 @@ def test_namedtuple_classes_are_found_by_name():
         assert "no_such_module" not in sys.modules
 
 
-def test_a_local_namedtuple_takes_a_call_of_register():
+def test_a_namedtuple_takes_a_call_of_register():
     local = collections.namedtuple("local", "a b")
-    with pytest.raises(CodecError, match=r"local, which no module has; call edcache.register\(local\)"):
+    with pytest.raises(CodecError, match=r"local; register it with edcache.register\(local\)"):
         round_trip([local(1, "x")])
     register(local)
     assert same(round_trip([local(1, "x")]), [local(1, "x")])

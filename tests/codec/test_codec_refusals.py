@@ -38,6 +38,7 @@ class Strict:
     a: int
 
 
+@register
 class Named(collections.namedtuple("Named", "a")):
     pass
 

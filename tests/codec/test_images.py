@@ -522,7 +522,7 @@ def shown(value):
     return repr(value)
 
 
-Named = collections.namedtuple("Named", "image y")
+Named = edcache.register(collections.namedtuple("Named", "image y"))
 
 
 def test_a_lazy_cache_gives_the_same_before_and_after_it_is_stored(path, tmp_path):

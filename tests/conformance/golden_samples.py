@@ -39,7 +39,7 @@ class Box:
 
 Point = collections.namedtuple("Point", "x y")
 
-TO_REGISTER = (Colour, Access, Box)
+TO_REGISTER = (Colour, Access, Box, Point)
 
 
 def fixed(i: int) -> dict[str, Any]:

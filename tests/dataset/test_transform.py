@@ -319,7 +319,7 @@ def test_what_it_raises_for_a_batch_is_raised_as_it_is(path):
 
 # --- what a worker sends ----------------------------------------------------------------------------
 
-Point = namedtuple("Point", ["x", "y"])
+Point = edcache.register(namedtuple("Point", ["x", "y"]))
 
 
 def odd_tensors(batch):

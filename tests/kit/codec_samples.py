@@ -61,12 +61,13 @@ class Frozen:
     value: typing.Any
 
 
+@register
 class Point(typing.NamedTuple):
     x: typing.Any
     y: typing.Any = 0
 
 
-Renamed = collections.namedtuple("Renamed", ["good", "class", "good"], rename=True)
+Renamed = register(collections.namedtuple("Renamed", ["good", "class", "good"], rename=True))
 
 
 def bits(value: float) -> bytes:

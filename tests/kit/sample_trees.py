@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from hypothesis import strategies as st
 
+import edcache
 from edcache import CachedDataset, CacheWriter
 
-Pair = namedtuple("Pair", ["left", "right"])
+Pair = edcache.register(namedtuple("Pair", ["left", "right"]))
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16),
