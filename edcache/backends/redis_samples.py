@@ -142,7 +142,7 @@ class RedisDataset(Dataset[Any]):
         return value
 
 
-def _crc(index: int, data: bytearray | memoryview) -> bytes:
+def _crc(index: int, data: bytes | memoryview) -> bytes:
     return crc32(data, crc32(index.to_bytes(8, "little"))).to_bytes(_CRC_NBYTES, "little")
 
 
@@ -150,12 +150,7 @@ def _encoded(index: int, sample: Any) -> bytes:
     """Encode a sample as a value. Raises: CodecError, ImageError."""
     encoder = Encoder()
     encoded = encoder.encode(sample)
-    data = bytearray(encoder.schemas[encoded.schema].encode() + b"\0")
-    start = len(data)
-    data.extend(bytes(encoded.nbytes))
-    for offset, piece in encoded.pieces:
-        flat = memoryview(piece).cast("B")
-        data[start + offset : start + offset + len(flat)] = flat
+    data = encoder.schemas[encoded.schema].encode() + b"\0" + encoded.record()
     return _crc(index, data) + data
 
 

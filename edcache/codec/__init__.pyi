@@ -7,6 +7,7 @@ from .compression import decompress_into as decompress_into
 from .decoder import Decoder as Decoder
 from .decoder import Decoders as Decoders
 from .decoder import aliased as aliased
+from .decoder import as_read as as_read
 from .decoder import assembler as assembler
 from .decoder import decoder_of as decoder_of
 from .encoder import Encoder as Encoder
@@ -19,7 +20,6 @@ from .images import ImageFile as ImageFile
 from .images import decoded_together as decoded_together
 from .images import format_of as format_of
 from .images import leaves_of as leaves_of
-from .images import read_through as read_through
 from .pickles import PICKLE_SCHEMA as PICKLE_SCHEMA
 from .schema import Node as Node
 from .schema import stored_fields as stored_fields

@@ -191,6 +191,16 @@ def decoder_of(
     return _shared.get(key) or _shared.keep(key, Decoder(text, allow_pickle, decoding, as_arrays))
 
 
+def as_read(sample: object, codec: str, decoding: Decoding | None) -> object:
+    """Return a sample as a read of its record returns it. Raises: CodecError, ImageError."""
+    from edcache.codec.encoder import Encoder  # here, because it takes torch
+
+    encoder = Encoder(codec)
+    encoded = encoder.encode(sample)
+    decoder = decoder_of(encoder.schemas[encoded.schema], allow_pickle=True, decoding=decoding)
+    return decoder.decode(memoryview(encoded.record()))
+
+
 def assembler(node: Node) -> Assemble:
     """Return the function that makes the container at a node from a list of its children."""
     return CONTAINERS[node.kind].assemble(node.keys, node.const)

@@ -48,6 +48,14 @@ class Encoded(NamedTuple):
     nbytes: int
     pieces: list[tuple[int, Buffer]]
 
+    def record(self) -> bytearray:
+        """Return the record, in new memory."""
+        record = bytearray(self.nbytes)
+        for offset, piece in self.pieces:
+            flat = memoryview(piece).cast("B")
+            record[offset : offset + len(flat)] = flat
+        return record
+
 
 class Encoder:
     """Encoder of samples to records, which collects their schemas; for one thread at a time.
@@ -96,10 +104,7 @@ class Encoder:
         encoded = skeleton.encode(values)
         if encoded.nbytes > _LARGE:
             return None
-        record = np.zeros(encoded.nbytes, np.uint8)
-        for offset, piece in encoded.pieces:
-            flat = np.frombuffer(piece, np.uint8)
-            record[offset : offset + len(flat)] = flat
+        record = np.frombuffer(encoded.record(), np.uint8)
         most = min(most, columns.count - start, most_nbytes // max(1, len(record)) + 1, _MOST_ROWS)
         wires = columns.wires(slice(start, start + most), _walk_all)
         try:

@@ -13,14 +13,12 @@ a half, a quarter or an eighth of its size, in a fraction of the time.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import io
 import math
 import os
 import re
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
@@ -28,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import EdcacheError, ImageError, MissingDependencyError, OptionError, check_choice, shown
-from edcache.codec.classes import dataclass_fields, is_namedtuple_class
+from edcache.codec.classes import dataclass_fields
 
 if TYPE_CHECKING:
     import torch
@@ -250,28 +248,6 @@ def file_bytes(image: ImageFile) -> bytes:
 def revived(data: Any, decoding: Decoding) -> Any:
     """Decode a field from the stored bytes of an image file. Raises: as `ImageFile.decode`."""
     return ImageFile(bytes(data), decoding) if decoding.form is None else _decode_file(data, decoding)
-
-
-def read_through(sample: Any, decoding: Decoding | None) -> Any:
-    """Decode the image files of a sample as a reader does: by `decoding`, or by their own if it is None."""
-    if isinstance(sample, ImageFile):
-        return revived(file_bytes(sample), decoding or sample.decoding)
-    kind = type(sample)
-    is_plain = kind in (dict, OrderedDict, list, tuple)
-    has_fields = is_namedtuple_class(kind) or dataclasses.is_dataclass(kind)
-    children = (children_of(sample) if is_plain or has_fields else None) or []
-    read = [(key, read_through(value, decoding)) for key, value in children]
-    if all(new is value for (_, new), (_, value) in zip(read, children, strict=True)):
-        return sample
-    if isinstance(sample, dict):
-        return kind(read)
-    if isinstance(sample, list | tuple):
-        values = [value for _, value in read]
-        return values if kind is list else tuple.__new__(kind, values)
-    made = copy.copy(sample)
-    for name, value in read:
-        object.__setattr__(made, name, value)
-    return made
 
 
 def children_of(value: Any) -> list[tuple[Any, Any]] | None:

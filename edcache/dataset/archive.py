@@ -10,7 +10,7 @@ import numpy as np
 
 from edcache import base
 from edcache.base import ImageError, Ints, MissingSampleError
-from edcache.codec import Node, read_through
+from edcache.codec import Node, as_read
 from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.transforms import Draws
@@ -158,7 +158,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
                 return self._reader.read(position)
         sample = filler.get(position)
         try:
-            return read_through(sample, self._reader.decoding)
+            return as_read(sample, self._reader.head.codec, self._reader.decoding)
         except ImageError as error:
             raise self._reader.session.placed(error, position) from error
 

@@ -8,16 +8,13 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from tarfile import TarError
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from torch.utils.data import Dataset
 
 from edcache.base import ArchiveError, Ints, MissingSampleError, index_ranges
 from edcache.interop.kinds import Kind
-
-_FREE_LENGTH: Final = 1_000_000
-_LENGTH_A_SAMPLE: Final = 1_000
 
 
 class OldCache(Dataset[Any], abc.ABC):
@@ -66,11 +63,6 @@ class OldCache(Dataset[Any], abc.ABC):
         """Set the length by the indices of present samples, or to a larger one that a file states."""
         present = np.array(sorted(indices), np.int64)
         self._length = max(int(present[-1]) + 1, length or 0) if len(present) else 0
-        if self._length > _FREE_LENGTH + _LENGTH_A_SAMPLE * len(present):
-            raise ArchiveError(
-                f"{self.path}: {len(present):,} samples, and the length would be {self._length:,}; remove "
-                "the file or the number that is wrong"
-            )
         self.missing = np.setdiff1d(np.arange(self._length), present, assume_unique=True)
         if len(self.missing):
             missing = index_ranges(self.missing, 20, "")
@@ -114,14 +106,7 @@ def foreign_errors(place: str) -> Iterator[None]:
         raise ArchiveError(f"{place}: does not read as a tar: {error.args[0]}") from error
 
 
-def check_regular(path: str) -> None:
-    """Raise ArchiveError for a device or a pipe, which may have no end."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise ArchiveError(f"{path}: not a regular file")
-
-
 def read_file(path: str) -> bytes:
     """Read a file."""
-    check_regular(path)
     with foreign_errors(path), open(path, "rb") as file:
         return file.read()

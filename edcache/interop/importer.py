@@ -11,7 +11,7 @@ from edcache.base import ArchiveError, CacheKeywords, CacheOptions, OptionError,
 from edcache.dataset import CachedDataset
 from edcache.interop.import_packaged import HuggingFace, Litdata, Mds, Webdataset
 from edcache.interop.import_pickles import Edflow, Monai, TorchXla
-from edcache.interop.import_source import OldCache, check_regular, fingerprint_of
+from edcache.interop.import_source import OldCache, fingerprint_of
 from edcache.interop.kinds import Kind
 from edcache.storage import local_path
 
@@ -35,8 +35,6 @@ def old_cache(
         raise OptionError(f'{path}: order= is for "monai", this is "{kind}"')
     if not os.path.exists(path):
         raise ArchiveError(f"{path}: No such file or directory")
-    if not os.path.isdir(path):
-        check_regular(path)
     source = _SOURCES[kind](path, trust_pickle, *([] if order is None else [order]))
     if isinstance(source, OldCache) and not len(source):
         raise ArchiveError(f"{path}: no sample in this {kind} cache")

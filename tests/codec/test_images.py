@@ -543,7 +543,20 @@ def test_a_lazy_cache_gives_the_same_before_and_after_it_is_stored(path, tmp_pat
         lazy.close()
         assert list(map(shown, opened(target, decode))) == list(map(shown, first))
         assert decode == "tensor" or shown(first[:2]) != shown(samples[:2])
-        assert first[5] is samples[5]
+
+
+@pytest.mark.parametrize("codec", ["native", "pickle"])
+def test_a_lazy_cache_gives_a_computed_sample_as_its_record_reads(path, codec):
+    """An ImageFile in a pickle stays one; the samples of a source are not edited through those of the cache."""
+    samples = [{"image": ImageFile(pictures.jpeg(), "numpy"), "x": np.asfortranarray(np.ones((2, 3)))}]
+    lazy = CachedDataset(samples, path, lazy=True, codec=codec)
+    first = lazy[0]
+    lazy.close()
+    later = CachedDataset.from_cache(path, allow_pickle=codec == "pickle")[0]
+    assert type(first["image"]) is type(later["image"]) is (np.ndarray if codec == "native" else ImageFile)
+    assert first["x"].flags.c_contiguous == later["x"].flags.c_contiguous
+    first["x"][:] = 7
+    assert np.all(samples[0]["x"] == 1)
 
 
 def test_labels_beside_images_are_read_without_them(path):
