@@ -1,6 +1,6 @@
 from .classes import register as register
 from .columns import Columns as Columns
-from .compression import Compression as Compression
+from .compression import compressor as compressor
 from .compression import content_nbytes as content_nbytes
 from .compression import decompress as decompress
 from .compression import decompress_into as decompress_into

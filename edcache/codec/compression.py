@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from edcache.base import CorruptRecordError, OptionError, once, shown
 
 Buffer = Any
 
-DEFAULT_LEVEL = 3
-MAX_LEVEL = 22
+_DEFAULT_LEVEL = 3
+_MAX_LEVEL = 22
 
 _MIN_THREADED = 1 << 20
 # zstd's block of one repeated byte: 4 bytes for 128 KiB.
@@ -46,40 +45,27 @@ class _Contexts(threading.local):
 _contexts = _Contexts()
 
 
-@dataclass(frozen=True)
-class Compression:
-    """Compression of records, a value without handles: threads, fork, spawn and pickle may share it.
+def compressor(text: str | None) -> Callable[[Buffer], bytes] | None:
+    """Return the function from a C-contiguous buffer to its frame, for "zstd" or "zstd:19"; None for None.
 
-    Attributes:
-        level: of zstd, 1 to 22.
+    Raises: OptionError.
+    Cost: its first call in a thread makes a context, which holds a few MiB at high levels.
+    Safety: threads, fork, spawn and pickle may share it.
     """
+    if text is None:
+        return None
+    match = _TEXT.fullmatch(text) if isinstance(text, str) else None
+    level = int(match["level"] or _DEFAULT_LEVEL) if match else 0
+    if not 1 <= level <= _MAX_LEVEL:
+        raise OptionError(
+            f'compression={shown(text)}: choose None, "zstd" or "zstd:LEVEL", with LEVEL from 1 to {_MAX_LEVEL}'
+        )
+    return partial(_compress, level)
 
-    level: int = DEFAULT_LEVEL
 
-    @classmethod
-    def parse(cls, text: str | None) -> Compression | None:
-        """Parse "zstd", "zstd:19", or None for none. Raises: OptionError."""
-        if text is None:
-            return None
-        match = _TEXT.fullmatch(text) if isinstance(text, str) else None
-        level = int(match["level"] or DEFAULT_LEVEL) if match else 0
-        if not 1 <= level <= MAX_LEVEL:
-            raise OptionError(
-                f'compression={shown(text)}: choose None, "zstd" or "zstd:LEVEL", with LEVEL from 1 to '
-                f"{MAX_LEVEL}"
-            )
-        return cls(level)
-
-    def __str__(self) -> str:
-        return f"zstd:{self.level}"
-
-    def compress(self, data: Buffer) -> bytes:
-        """Return one frame of a C-contiguous buffer.
-
-        Cost: the first call of a thread makes its context, which holds a few MiB at high levels.
-        """
-        frame: bytes = _contexts.compressor(self.level).compress(data)
-        return frame
+def _compress(level: int, data: Buffer) -> bytes:
+    frame: bytes = _contexts.compressor(level).compress(data)
+    return frame
 
 
 def content_nbytes(frame: Buffer) -> int:

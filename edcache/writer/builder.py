@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edcache import format
 from edcache.base import CodecError, EdcacheError, Ints, LabelError, SourceError
-from edcache.codec import Columns, Compression, Encoder
+from edcache.codec import Columns, Encoder, compressor
 from edcache.format import MAX_LENGTH, Failure, Head, pa
 from edcache.labels import LabelCollector, LabelSpec
 from edcache.writer.appender import Appender
@@ -74,7 +74,7 @@ class ChunkBuilder:
         self._failure_of = failure_of
         self.failures: list[Failure] = []
         self._encoder = Encoder(head.codec)
-        self._compression = Compression.parse(head.compression)
+        self._compress = compressor(head.compression)
         self._seconds = seconds
         self._began = time.monotonic()
         self._begin(LabelCollector(spec, label_schema))
@@ -228,8 +228,8 @@ class ChunkBuilder:
         samples, offset, nbytes, schema = np.array(self._rows).reshape(-1, 4).T
         rows = np.zeros(len(samples), format.ROW)
         data, rows["flags"] = self._buffer[: self.nbytes], format.PRESENT
-        if self._compression is not None:
-            compress, raw = self._compression.compress, data
+        compress, raw = self._compress, data
+        if compress is not None:
             extents = zip(offset.tolist(), nbytes.tolist(), strict=True)
             frames = [compress(raw[at : at + size]) for at, size in extents]
             nbytes = np.fromiter(map(len, frames), np.int64, len(frames))

@@ -6,7 +6,7 @@ import uuid as uuid_module
 from typing import Any
 
 from edcache import base
-from edcache.codec import Compression
+from edcache.codec import compressor
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.writer.fingerprint import comparable, differences, stale_message
@@ -23,7 +23,7 @@ def new_head(
     uuid: bytes | None = None,
 ) -> Head:
     """Make the head of a new archive, after a check of its options."""
-    Compression.parse(compression)
+    compressor(compression)  # raises for another text
     return Head(
         uuid=uuid or uuid_module.uuid4().bytes,
         length=length,
