@@ -68,8 +68,8 @@ def register(
     shown = ".".join(class_name(cls))
     if (encode is None) != (decode is None):
         raise OptionError(f"register: {shown} comes with one of encode= and decode=; pass both")
-    if encode is None and not issubclass(cls, enum.Enum) and not is_namedtuple_class(cls):
-        if not dataclasses.is_dataclass(cls):
+    if encode is None and not issubclass(cls, enum.Enum) and namedtuple_fields(cls) is None:
+        if dataclass_fields(cls) is None:
             raise OptionError(
                 f"register: {shown} is neither an Enum subclass, nor a dataclass, nor a namedtuple; pass "
                 "encode= and decode=, which make a tree of it and it of the tree"
@@ -154,20 +154,25 @@ def member_named(cls: Any, member: str) -> Any:
     return value
 
 
-def fields_differ(name: ClassName, stored: tuple[str, ...], here: tuple[str, ...]) -> CodecError:
-    """Make the error for a class that has other fields than a record."""
-    return CodecError(
-        f"the record holds a {'.'.join(name)} with fields {', '.join(stored)}; the class "
-        f"here has {', '.join(here) or 'none'}; register one with the stored fields"
-    )
+def class_with(name: ClassName, fields: tuple[str, ...], fields_of: Callable[[Any], object]) -> Any:
+    """Look up a class whose `fields_of` are these. Raises: CodecError, also as `lookup`; MissingDependencyError."""
+    cls = lookup(name, type)
+    here = fields_of(cls)
+    if here != fields:
+        raise CodecError(
+            f"the record holds a {'.'.join(name)} with fields {', '.join(fields)}; the class "
+            f"here has {', '.join(here) if isinstance(here, tuple) else 'none'}; register one with the stored fields"
+        )
+    return cls
 
 
-def dataclass_fields(cls: Any) -> tuple[str, ...]:
-    """Return the names of a dataclass's fields, in order."""
-    return tuple(field.name for field in dataclasses.fields(cls))
+def dataclass_fields(cls: Any) -> tuple[str, ...] | None:
+    """Return the names of a dataclass's fields, in order; None for another class."""
+    return tuple(field.name for field in dataclasses.fields(cls)) if dataclasses.is_dataclass(cls) else None
 
 
-def is_namedtuple_class(cls: type) -> bool:
-    """True if a class is a tuple with names of fields."""
+def namedtuple_fields(cls: type) -> tuple[str, ...] | None:
+    """Return the names of a namedtuple's fields; None for another class."""
     fields: Any = getattr(cls, "_fields", None)
-    return issubclass(cls, tuple) and type(fields) is tuple and all(type(name) is str for name in fields)
+    is_named = issubclass(cls, tuple) and type(fields) is tuple and all(type(name) is str for name in fields)
+    return fields if is_named else None

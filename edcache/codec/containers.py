@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import dataclasses
 import enum
 import functools
 import inspect
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 
 from edcache.base import CodecError, CorruptRecordError, EdcacheError
 from edcache.codec import classes
-from edcache.codec.classes import EnumKey, class_name, dataclass_fields
+from edcache.codec.classes import EnumKey, class_name, dataclass_fields, namedtuple_fields
 from edcache.codec.leaves import Refusal, parse_class, type_name
 from edcache.codec.packages import Form
 
@@ -30,26 +29,25 @@ def disassemble(value: Any) -> Parts:
     known = classes.stored_as(cls)
     if isinstance(known, Form):
         return _disassemble_object(value, known)
-    is_namedtuple = classes.is_namedtuple_class(cls) and len(cls._fields) == len(value)
     is_registered: bool = known is cls
-    if is_registered and is_namedtuple:
-        if getattr(value, "__dict__", None):
+    fields, names = dataclass_fields(cls), namedtuple_fields(cls)
+    if names is not None and len(names) == len(value):
+        if is_registered and getattr(value, "__dict__", None):
             raise Refusal(f"{type_name(value)} with attributes beside its fields; convert it to a dict")
-        return ("namedtuple", *class_name(cls), cls._fields), cls._fields, tuple(value)
-    if is_registered and dataclasses.is_dataclass(cls):
-        return _disassemble_dataclass(value)
-    remedy = f"register it with edcache.register({cls.__name__})"
-    if not is_namedtuple and not dataclasses.is_dataclass(cls):
-        remedy = (
-            "convert it to tensors, arrays or plain Python values, register its class with "
+        if is_registered:
+            return ("namedtuple", *class_name(cls), names), names, tuple(value)
+    elif fields is None:
+        raise Refusal(
+            f"{type_name(value)}; convert it to tensors, arrays or plain Python values, register its class with "
             f'edcache.register({cls.__name__}, encode=..., decode=...), or choose codec="pickle"'
         )
-    raise Refusal(f"{type_name(value)}; {remedy}")
+    elif is_registered:
+        return _disassemble_dataclass(value, fields)
+    raise Refusal(f"{type_name(value)}; register it with edcache.register({cls.__name__})")
 
 
-def _disassemble_dataclass(value: Any) -> Parts:
+def _disassemble_dataclass(value: Any, fields: tuple[str, ...]) -> Parts:
     cls = type(value)
-    fields = dataclass_fields(cls)
     values = [getattr(value, name, _MISSING) for name in fields]
     lost = next((name for name, item in zip(fields, values, strict=True) if item is _MISSING), None)
     if lost is not None:
@@ -160,24 +158,13 @@ def _mapping(cls: type) -> ContainerKind:
 
 
 def _assemble_namedtuple(keys: Keys, name: Any) -> Assemble:
-    def assemble(values: list[Any]) -> Any:
-        cls: Any = classes.lookup(name, type)
-        fields = cls._fields if classes.is_namedtuple_class(cls) else ()
-        if fields != keys:
-            raise classes.fields_differ(name, keys, fields)
-        return tuple.__new__(cls, values)
-
-    return assemble
+    return lambda values: tuple.__new__(classes.class_with(name, keys, namedtuple_fields), values)
 
 
 def _assemble_dataclass(keys: Keys, name: Any) -> Assemble:
     def assemble(values: list[Any]) -> Any:
-        cls = classes.lookup(name, type)
-        fields = dataclass_fields(cls) if dataclasses.is_dataclass(cls) else ()
-        if fields != keys:
-            raise classes.fields_differ(name, keys, fields)
-        made: object = object.__new__(cls)
-        for field, value in zip(fields, values, strict=True):
+        made: object = object.__new__(classes.class_with(name, keys, dataclass_fields))
+        for field, value in zip(keys, values, strict=True):
             object.__setattr__(made, field, value)
         return made
 

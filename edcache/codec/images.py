@@ -254,8 +254,8 @@ def children_of(value: Any) -> list[tuple[Any, Any]] | None:
     """List (key, value) of the children of a dict, dataclass, list or tuple; None for another value."""
     if isinstance(value, Mapping):
         return list(value.items())
-    if dataclasses.is_dataclass(type(value)):
-        return [(name, getattr(value, name)) for name in dataclass_fields(value)]
+    if (fields := dataclass_fields(type(value))) is not None:
+        return [(name, getattr(value, name)) for name in fields]
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return list(zip(value._fields, value, strict=True))
     return list(enumerate(value)) if isinstance(value, list | tuple) else None
