@@ -23,9 +23,10 @@ from damage import flip
 from far import Far, is_sample, make
 from scale import scaled, seeded
 from systems import Full, Killing, Watching, ended, in_child, replace_system
+from written import write
 
 import edcache
-from edcache import CachedDataset, CacheWriter, copy_to_local, storage
+from edcache import CachedDataset, copy_to_local, storage
 from edcache.backends.mirror.blocks import BLOCK_NBYTES, RUN
 from edcache.backends.mirror.copy import copy_from, copy_local
 from edcache.backends.mirror.evict import Budget, copies_in, evict
@@ -506,8 +507,7 @@ def test_copies_that_were_not_used_for_longest_go_first(tmp_path, ssd):
             used(ssd / f"{name}.zip", 1000 - k)
     make(ssd / "mine.zip", 100)
     copy_to_local(tmp_path / "a.zip", ssd)  # which uses it
-    with CacheWriter(tmp_path / "d.zip", "a") as writer:
-        writer.append({"x": np.zeros(3000, np.uint8), "n": 100, "y": 0})
+    write(tmp_path / "d.zip", [{"x": np.zeros(3000, np.uint8), "n": 100, "y": 0}], "a")
     limit = sum(sizes[name] for name in "abc")
     copy_to_local(tmp_path / "d.zip", ssd, max_bytes=limit)
     assert sorted(p.name for p in ssd.glob("*.zip")) == ["a.zip", "d.zip", "mine.zip"]

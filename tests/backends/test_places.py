@@ -24,6 +24,7 @@ from likeness import outcome, same
 from optional import need, needs
 from range_server import serving
 from torch.utils.data import DataLoader, default_collate
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -415,8 +416,7 @@ def test_refresh_goes_on_to_a_newer_state_and_not_to_another_archive(tmp_path, l
     with serving(path.read_bytes()) as served:
         ds = opened(served)
         assert not ds.refresh()
-        with CacheWriter(path, "a") as w:
-            w.append(sample(COUNT))
+        write(path, [sample(COUNT)], "a")
         served.data, served.etag = path.read_bytes(), "v2"
         with pytest.raises(StaleArchiveError):
             ds[3]
@@ -594,8 +594,7 @@ def test_a_proxy_is_heeded(served, monkeypatch):
 @pytest.mark.parametrize("way", ["preload", "local", "offline"])
 def test_urls_that_differ_in_their_query_are_two_archives(tmp_path, way):
     def made(name):
-        with CacheWriter(tmp_path / name, uuid=name.encode() * 4) as writer:
-            writer.extend({"of": name, "x": bytes(9000)} for _ in range(9))
+        write(tmp_path / name, ({"of": name, "x": bytes(9000)} for _ in range(9)), uuid=name.encode() * 4)
         return (tmp_path / name).read_bytes()
 
     with serving(made("aaaa")) as served, serving(made("bbbb")) as other:

@@ -12,8 +12,9 @@ from likeness import same
 from optional import needs
 from range_server import serving
 from scale import scaled, seeded, thinned
+from written import write
 
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.backends.remote import http, requests
 from edcache.base import PerProcess
 from edcache.errors import (
@@ -40,8 +41,7 @@ def sample(k):
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     path = tmp_path_factory.mktemp("archive") / "a.zip"
-    with CacheWriter(path, in_memory_keys=["label"], chunk_size=64) as w:
-        w.extend(map(sample, range(COUNT)))
+    write(path, map(sample, range(COUNT)), in_memory_keys=["label"], chunk_size=64)
     return path.read_bytes()
 
 

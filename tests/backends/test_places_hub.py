@@ -12,8 +12,9 @@ import pytest
 import torch
 from likeness import same
 from torch.utils.data import DataLoader
+from written import write
 
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.errors import ArchiveNotFoundError, StorageError
 
 pytest.importorskip("huggingface_hub")
@@ -29,8 +30,7 @@ def sample(k):
 
 
 def written(path, count=COUNT):
-    with CacheWriter(path, "w", in_memory_keys=["label"], chunk_size=50) as w:
-        w.extend(sample(k) for k in range(count))
+    write(path, (sample(k) for k in range(count)), "w", in_memory_keys=["label"], chunk_size=50)
     return path.read_bytes()
 
 

@@ -11,8 +11,9 @@ import torch
 from likeness import same
 from optional import need
 from torch.utils.data import DataLoader, default_collate
+from written import write
 
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.errors import ArchiveNotFoundError, StaleArchiveError
 
 from_cache = functools.partial(CachedDataset.from_cache, local=False)
@@ -24,8 +25,7 @@ def sample(k):
 
 
 def written(path, count=COUNT, first=0):
-    with CacheWriter(path, "w", in_memory_keys=["label"], chunk_size=100) as w:
-        w.extend(sample(k + first) for k in range(count))
+    write(path, (sample(k + first) for k in range(count)), "w", in_memory_keys=["label"], chunk_size=100)
     return path.read_bytes()
 
 

@@ -12,6 +12,7 @@ import object_servers
 import pytest
 from filled import computed, note
 from likeness import same
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -103,8 +104,7 @@ def test_modes_are_as_with_files(memory, spool):
     written(url)
     with pytest.raises(ArchiveExistsError, match='memory://bucket/a.zip: exists already; use mode="a" to'):
         CacheWriter(url)
-    with CacheWriter(url, "a") as w:
-        w.append(sample(COUNT))
+    write(url, [sample(COUNT)], "a")
     assert [int(s["image"][0]) for s in CachedDataset.from_cache(url)[-2:]] == [COUNT - 1, COUNT]
     written(url, "w")
     assert len(CachedDataset.from_cache(url)) == COUNT
@@ -129,14 +129,12 @@ def test_what_an_error_interrupted_is_continued(memory, spool):
 def test_what_was_interrupted_does_not_overwrite_what_came_meanwhile(memory, tmp_path, monkeypatch, mode):
     url, folders = "memory://bucket/a.zip", [str(tmp_path / "one"), str(tmp_path / "two")]
     monkeypatch.setenv("EDCACHE_DIR", folders[0])
-    with CacheWriter(url) as w:
-        w.append(1)
+    write(url, [1])
     w = CacheWriter(url, "a")
     w.append(2)
     w.abort()
     monkeypatch.setenv("EDCACHE_DIR", folders[1])
-    with CacheWriter(url, mode) as w:
-        w.append(3)
+    write(url, [3], mode)
     published = memory.cat_file("/bucket/a.zip")
     monkeypatch.setenv("EDCACHE_DIR", folders[0])
     with pytest.raises(ArchiveExistsError, match="another archive was put there since .* was begun; delete"):
@@ -152,8 +150,7 @@ def test_what_was_interrupted_goes_on_where_nothing_came_meanwhile(memory, spool
         w.append(sample(k))
         w.flush()
         w.abort()
-    with CacheWriter(url, "a") as w:
-        w.append(sample(3))
+    write(url, [sample(3)], "a")
     labels = CachedDataset.from_cache(url).labels["label"].tolist()
     assert labels == [*(k % 7 for k in range(COUNT)), 1, 2, 3]
 

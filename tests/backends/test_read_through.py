@@ -27,6 +27,7 @@ from range_server import serving
 from scale import scaled, seeded
 from systems import Full, Killing, System, Watching, ended, in_child, replace_system
 from torch.utils.data import DataLoader
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, copy_to_local, storage, verify
@@ -329,8 +330,7 @@ def test_a_whole_copy_that_was_made_before_is_used(far, ssd):
 def test_a_copy_is_of_one_state_of_the_archive(far, ssd):
     ds = opened(far, ssd)
     read(ds, range(5))
-    with CacheWriter(far, "a") as writer:
-        writer.append({"x": np.zeros(NBYTES, np.uint8), "n": 0, "y": 0})
+    write(far, [{"x": np.zeros(NBYTES, np.uint8), "n": 0, "y": 0}], "a")
     read(ds, range(5))
     with pytest.raises(StaleArchiveError) as caught:
         read(ds, range(COUNT))

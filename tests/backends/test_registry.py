@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -167,8 +168,7 @@ def test_a_process_that_has_it_installed_finds_it(shelf, tmp_path):
 
 
 def test_whatever_takes_a_url_takes_it(shelf, tmp_path):
-    with CacheWriter(shelf, in_memory_keys=["y", "split"]) as writer:
-        writer.extend(Source(tmp_path / "log")[i] for i in range(COUNT))
+    write(shelf, (Source(tmp_path / "log")[i] for i in range(COUNT)), in_memory_keys=["y", "split"])
     with pytest.raises(ArchiveExistsError, match="train.zip: exists already"):
         CacheWriter(shelf)
     assert edcache.verify(shelf).sound

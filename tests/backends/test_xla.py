@@ -17,6 +17,7 @@ import torch
 from filled import computed
 from scale import scaled
 from torch.utils.data import DataLoader
+from written import write
 from xla_ranks import BATCH, COUNT, RANKS
 
 import edcache
@@ -66,9 +67,7 @@ def sample(i):
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     path = tmp_path_factory.mktemp("xla") / "a.zip"
-    with CacheWriter(path, in_memory_keys=["label"]) as w:
-        w.extend(map(sample, range(100)))
-    return path
+    return write(path, map(sample, range(100)), in_memory_keys=["label"])
 
 
 @pytest.fixture
@@ -166,8 +165,7 @@ def test_our_loader_brings_batches_to_the_device(ds, device, asked, tally):
 def test_our_loader_uploads_while_the_training_runs_its_graphs(tmp_path, device, tally):
     import torch_xla
 
-    with CacheWriter(tmp_path / "small.zip") as w:
-        w.extend({"x": torch.full((3,), i), "label": i} for i in range(2000))
+    write(tmp_path / "small.zip", ({"x": torch.full((3,), i), "label": i} for i in range(2000)))
     loader = CachedDataset.from_cache(tmp_path / "small.zip").loader(
         10, shuffle=True, device=device, num_threads=3
     )
@@ -197,8 +195,7 @@ def test_what_is_uploaded_may_be_written_again_at_once(device):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_our_loader_raises_what_theirs_keeps_to_itself(tmp_path, device, on_device):
     path = tmp_path / "bad.zip"
-    with CacheWriter(path) as w:
-        w.extend(torch.full((1000,), float(i)) for i in range(40))
+    write(path, (torch.full((1000,), float(i)) for i in range(40)))
     at = path.read_bytes().index(torch.full((1000,), 30.0).numpy().tobytes())
     with open(path, "r+b") as file:
         file.seek(at + 100)

@@ -23,6 +23,7 @@ import torch
 from cli_runner import RUNNER
 from damage import flip_record
 from filled import available
+from written import write
 
 from edcache import CachedDataset, CacheWriter
 from edcache.base import index_ranges
@@ -132,9 +133,7 @@ def sample(i):
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     path = tmp_path_factory.mktemp("cli") / "ten.zip"
-    with CacheWriter(path, in_memory_keys=["label", "split", "score", "when"]) as writer:
-        writer.extend(map(sample, range(10)))
-    return path
+    return write(path, map(sample, range(10)), in_memory_keys=["label", "split", "score", "when"])
 
 
 @pytest.fixture(scope="module")
@@ -160,8 +159,7 @@ def damaged(archive, tmp_path):
 def grown(tmp_path):
     """Sealed, grown by a record that replaces one, with a failure and a torn tail."""
     path = tmp_path / "grown.zip"
-    with CacheWriter(path, in_memory_keys=["label"]) as writer:
-        writer.extend(map(sample, range(10)))
+    write(path, map(sample, range(10)), in_memory_keys=["label"])
     writer = CacheWriter(path, "a")
     writer.write(3, sample(8))
     writer.flush()
@@ -385,9 +383,7 @@ def test_show_of_odd_leaves(tmp_path):
         "deep": [{"a": (1, None)}],
     }
     path = tmp_path / "odd.zip"
-    with CacheWriter(path) as writer:
-        writer.append(odd)
-        writer.append(3)
+    write(path, [odd, 3])
     rows = {line.split()[0]: line for line in run("show", path, 0).stdout.splitlines()}
     ends = {
         "bf16": "min 0, mean 0.5, max 1",
@@ -472,8 +468,7 @@ def test_labels_that_cannot_be_added_change_nothing(archive, tmp_path):
 
 def test_a_terminal_gets_no_control_characters_and_no_letters_that_it_lacks(tmp_path):
     path = tmp_path / "a.zip"
-    with CacheWriter(path, in_memory_keys=["s"]) as w:
-        w.extend({"s": text} for text in ("\x1b[31mred", "\u65e5"))
+    write(path, ({"s": text} for text in ("\x1b[31mred", "\u65e5")), in_memory_keys=["s"])
     command = [sys.executable, "-m", "edcache", "labels", str(path), "--csv"]
     plain = subprocess.run(command, check=True, capture_output=True, text=True, encoding="utf-8").stdout
     assert plain == "index,s\n0,\x1b[31mred\n1,\u65e5\n"
@@ -489,8 +484,7 @@ def test_a_terminal_gets_no_control_characters_and_no_letters_that_it_lacks(tmp_
 
 def test_a_table_has_twenty_rows_unless_more_are_asked_for(tmp_path):
     path = tmp_path / "many.zip"
-    with CacheWriter(path, in_memory_keys={"name": lambda i: "\x1b[31m"}) as writer:
-        writer.extend(range(1000))
+    write(path, range(1000), in_memory_keys={"name": lambda i: "\x1b[31m"})
     shown = run("labels", path)
     assert shown.stdout.splitlines()[1].split() == ["0", "\\x1b[31m"]
     assert shown.stdout.count("\n") == 21
@@ -745,8 +739,7 @@ def test_as_a_module_errors_are_one_line(tmp_path):
 @pytest.mark.full
 def test_a_reader_that_stops_reading_ends_it_quietly(tmp_path):
     path = tmp_path / "many.zip"
-    with CacheWriter(path, in_memory_keys={"name": lambda i: f"sample {i}"}) as writer:
-        writer.extend(range(20_000))
+    write(path, range(20_000), in_memory_keys={"name": lambda i: f"sample {i}"})
     process = start("labels", path, "--csv")
     assert process.stdout.readline() == "index,name\n"
     process.stdout.close()

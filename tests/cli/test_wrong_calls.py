@@ -15,8 +15,9 @@ import torch
 from cli_runner import RUNNER
 from damage import flipped
 from scale import scaled, seeded
+from written import write
 
-from edcache import CacheWriter, interop
+from edcache import interop
 from edcache.cli import main
 
 pytestmark = pytest.mark.filterwarnings("always")
@@ -109,8 +110,7 @@ def here(tmp_path, monkeypatch):
     """A folder with what is wrong: cut, flipped and zeroed archives, and others."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    with CacheWriter("ok.zip", in_memory_keys=["label"]) as w:
-        w.extend({"x": torch.zeros(3), "label": i} for i in range(20))
+    write("ok.zip", ({"x": torch.zeros(3), "label": i} for i in range(20)), in_memory_keys=["label"])
     data = (tmp_path / "ok.zip").read_bytes()
     for n in (0, 1, 100, 4096, 5000, len(data) // 2, len(data) - 30, len(data) - 1):
         (tmp_path / f"cut{n}.zip").write_bytes(data[:n])

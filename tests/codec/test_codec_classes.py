@@ -12,7 +12,8 @@ import typing
 import numpy as np
 import pytest
 import torch
-from codec_samples import encode, encoded_bytes, round_trip, run_script, same
+from codec_samples import encode, encoded_bytes, round_trip, run_script
+from likeness import same
 from torch.utils.data import DataLoader, default_collate
 
 from edcache import CachedDataset, collate

@@ -23,13 +23,11 @@ from codec_samples import (
     Frozen,
     Point,
     Renamed,
-    bits,
     encode,
     random_array,
     random_tensor,
     round_trip,
     run_script,
-    same,
 )
 
 from edcache.codec.classes import register

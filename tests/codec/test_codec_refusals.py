@@ -13,7 +13,8 @@ import zoneinfo
 import numpy as np
 import pytest
 import torch
-from codec_samples import Frozen, Point, encode, same
+from codec_samples import Frozen, Point, encode
+from likeness import same
 
 from edcache import CachedDataset, CacheWriter
 from edcache.codec import tensors

@@ -9,9 +9,10 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
-from codec_samples import encode, encoded_bytes, round_trip, same, samples
+from codec_samples import encode, encoded_bytes, round_trip, samples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from likeness import same
 from scale import scaled
 
 from edcache.codec.decoder import Decoder

@@ -8,7 +8,8 @@ import struct
 import numpy as np
 import pytest
 import torch
-from codec_samples import Box, Point, encode, run_script, same
+from codec_samples import Box, Point, encode, run_script
+from likeness import same
 
 from edcache.codec.decoder import Decoder, _shared
 from edcache.codec.encoder import Encoder

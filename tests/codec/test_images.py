@@ -24,9 +24,10 @@ from pictures import FILES, as_pillow, by_library
 from scale import scaled, seeded
 from systems import reading_by
 from torch.utils.data import DataLoader, default_collate
+from written import write
 
 import edcache
-from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
+from edcache import CachedDataset, Decoding, ImageFile
 from edcache.codec import images
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
@@ -40,9 +41,7 @@ START_METHODS = [m for m in ("fork", "spawn") if m in multiprocessing.get_all_st
 
 
 def written(path, samples, **options):
-    with CacheWriter(path, **options) as w:
-        w.extend(samples)
-    return path
+    return write(path, samples, **options)
 
 
 def opened(path, decode="stored", **options):

@@ -15,8 +15,9 @@ from optional import Library, needs
 from pictures import FILES, as_pillow, by_library
 from scale import scaled, seeded
 from torch.utils.data import DataLoader, default_collate
+from written import write
 
-from edcache import CachedDataset, CacheWriter, Decoding, ImageFile
+from edcache import CachedDataset, Decoding, ImageFile
 from edcache.codec.images import part_of
 from edcache.errors import ImageError, OptionError
 
@@ -25,9 +26,7 @@ pytestmark = needs("PIL")
 
 
 def written(path, files):
-    with CacheWriter(path) as w:
-        w.extend({"image": ImageFile(file, "tensor"), "y": i} for i, file in enumerate(files))
-    return path
+    return write(path, ({"image": ImageFile(file, "tensor"), "y": i} for i, file in enumerate(files)))
 
 
 def opened(path, **options):

@@ -1,4 +1,4 @@
-"""What the golden archives hold: plain generators of samples, and how to compare two samples exactly.
+"""What the golden archives hold: plain generators of samples.
 
 Nothing here imports edcache, and nothing here may change once a golden archive was made from it.
 """
@@ -182,35 +182,6 @@ def _variable(rows: int) -> dict[str, Any]:
 MIXED: list[Any] = [_scalars, _times, _arrays, _tensors, _containers]
 MIXED += [(lambda rows=rows: _variable(rows)) for rows in (1, 2, 3, 0, 5, 6, 7)]
 MIXED += [lambda: 5, lambda: "bare", lambda: torch.arange(3), lambda: None]
-
-
-def same(found: Any, expected: Any) -> bool:
-    """Whether two samples are of the same types and, bit for bit, of the same values."""
-    if type(found) is not type(expected):
-        return False
-    if isinstance(expected, torch.Tensor):
-        if found.dtype != expected.dtype or found.shape != expected.shape:
-            return False
-        pair = [t.contiguous().reshape(-1).view(torch.uint8) for t in (found, expected)]
-        return torch.equal(*pair)
-    if isinstance(expected, (np.ndarray, np.generic)):
-        return (
-            found.dtype == expected.dtype
-            and found.shape == expected.shape
-            and found.tobytes() == expected.tobytes()
-        )
-    if isinstance(expected, dict):
-        pairs = zip(found.items(), expected.items(), strict=True)
-        return len(found) == len(expected) and all(same(k, m) and same(v, w) for (k, v), (m, w) in pairs)
-    if isinstance(expected, (list, tuple)):
-        return len(found) == len(expected) and all(map(same, found, expected))
-    if dataclasses.is_dataclass(expected):
-        return same(vars(found), vars(expected))
-    if isinstance(expected, (float, complex)):
-        return repr(found) == repr(expected)
-    if isinstance(expected, dt.datetime):
-        return found == expected and (found.fold, found.tzinfo) == (expected.fold, expected.tzinfo)
-    return bool(found == expected)
 
 
 def large(i: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import reference
 import torch
+from likeness import same
 from optional import Library, need
 
 import edcache
@@ -139,7 +140,7 @@ def test_the_package_reads_the_expected_samples(name: str, path: Path) -> None:
     assert len(cache) == LENGTHS.get(name, max(expected, default=-1) + 1)
     assert cache.missing.tolist() == [i for i in range(len(cache)) if i not in expected]
     for i, sample in expected.items():
-        assert samples.same(cache[i], sample), i
+        assert same(cache[i], sample), i
     assert cache._reader.sealed == (name not in UNSEALED)
     assert cache._reader.head.uuid == samples.UUID
 
@@ -211,7 +212,7 @@ def test_a_golden_archive_can_be_continued_and_sealed(name: str, path: Path, tmp
         index = w.next_index
         w.append(one_more)
     cache = edcache.CachedDataset.from_cache(copy)
-    assert samples.same(cache[index], one_more)
-    assert all(samples.same(cache[i], sample) for i, sample in EXPECTED[name].items())
+    assert same(cache[index], one_more)
+    assert all(same(cache[i], sample) for i, sample in EXPECTED[name].items())
     assert edcache.verify(copy).sound
     assert cache._reader.sealed

@@ -11,9 +11,10 @@ import codec_samples
 import numpy as np
 import pytest
 import torch
-from codec_samples import Color, Point, encode, run_script, same, samples
+from codec_samples import Color, Point, encode, run_script, samples
 from damage import flip_record
 from hypothesis import given
+from likeness import same
 from optional import needs
 from range_server import serving
 from systems import reading_by

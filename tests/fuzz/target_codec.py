@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from codec_samples import encoded_bytes, same
+from codec_samples import encoded_bytes
 from fuzz_draw import Draw
+from likeness import same
 
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder

@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from optional import Library
 from scale import scaled
 from systems import killed_at
+from written import write, written
 
 import edcache
 from edcache import CachedDataset, CacheWriter, ImageFile
@@ -71,8 +72,7 @@ def sample(i: int) -> dict[str, Any]:
 def path(tmp_path_factory):
     """Thirty samples of several kinds, with a label that is a field, and one that was added."""
     path = tmp_path_factory.mktemp("archive") / "train.zip"
-    with CacheWriter(path, in_memory_keys=["label"], chunk_size=7) as w:
-        w.extend(map(sample, range(30)))
+    write(path, map(sample, range(30)), in_memory_keys=["label"], chunk_size=7)
     CachedDataset.from_cache(path).add_labels("split", ["train", "test"] * 15)
     return path
 
@@ -134,9 +134,7 @@ def test_a_folder_of_files_has_one_for_each_field(ds, out):
 
 
 def test_a_sample_that_is_one_leaf_is_one_file(tmp_path, out):
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend(ImageFile(picture(i, "PNG")) for i in range(3))
-    ds = CachedDataset.from_cache(tmp_path / "a.zip")
+    ds = written(tmp_path / "a.zip", (ImageFile(picture(i, "PNG")) for i in range(3)))
     edcache.export(ds, out, "files")
     assert {file.name: file.read_bytes() for file in out.iterdir()} == {
         f"{i}.png": picture(i, "PNG") for i in range(3)
@@ -169,8 +167,7 @@ def test_parquet_has_tensors_images_and_labels_as_columns(ds, out):
 
 def test_large_arrays_of_one_shape_are_bytes_in_parquet_and_the_column_says_of_what(tmp_path, out):
     made = [np.random.default_rng(i).normal(size=(3, 20, 20)).astype(np.float32) for i in range(5)]
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend({"x": x} for x in made)
+    write(tmp_path / "a.zip", ({"x": x} for x in made))
     edcache.export(tmp_path / "a.zip", out, "parquet")
     column = pq.read_table(out).column("x")
     meta = pq.read_schema(out / "part-00000.parquet").field("x").metadata
@@ -339,8 +336,7 @@ def arrow_values(column: Any) -> list[Any]:
 @given(SAMPLES, st.sampled_from(list(WRITERS)), st.sampled_from([None, "zstd"]), st.integers(1, 400))
 def test_random_samples_come_out_of_every_format_as_they_went_in(tally, samples, to, compression, size):
     with tempfile.TemporaryDirectory() as name:
-        with CacheWriter(Path(name, "a.zip"), compression=compression) as w:
-            w.extend(samples)
+        write(Path(name, "a.zip"), samples, compression=compression)
         out = Path(name, "out")
         edcache.export(Path(name, "a.zip"), out, to, shard_size=size)
         found = list(rows_of(out, to))
@@ -381,8 +377,7 @@ def test_everything_else_that_samples_hold_has_a_form(tmp_path):
         "mixed": [1, torch.ones(2)],
         "empty": [],
     }
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.append(rich)
+    write(tmp_path / "a.zip", [rich])
     edcache.export(tmp_path / "a.zip", tmp_path / "files", "files")
     folder = tmp_path / "files" / "0"
     found = {file.name: file.read_bytes() for file in folder.iterdir()}
@@ -425,8 +420,7 @@ def test_scalars_of_numpy_that_are_subclasses_of_pythons_are_plain_values(tmp_pa
 
 
 def test_a_label_column_that_is_named_as_a_field_is_renamed(tmp_path):
-    with CacheWriter(tmp_path / "b.zip") as writer:
-        writer.extend({"x": index} for index in range(2))
+    write(tmp_path / "b.zip", ({"x": index} for index in range(2)))
     ds = CachedDataset.from_cache(tmp_path / "b.zip").add_labels("x", [5, 6]).add_labels("labels.x", [7, 8])
     edcache.export(ds, tmp_path / "b", "parquet")
     (file,) = (tmp_path / "b").glob("*.parquet")
@@ -435,8 +429,7 @@ def test_a_label_column_that_is_named_as_a_field_is_renamed(tmp_path):
 
 def test_fields_that_some_samples_lack_are_null_in_tables_and_absent_in_files(tmp_path):
     samples = [{"x": np.ones(2), "y": 1}, {"x": None, "y": 2}, {"y": None}, {"x": np.ones((3,)), "y": 4}]
-    with CacheWriter(tmp_path / "a.zip") as w:
-        w.extend(samples)
+    write(tmp_path / "a.zip", samples)
     edcache.export(tmp_path / "a.zip", tmp_path / "parquet", "parquet")
     found = pq.read_table(tmp_path / "parquet").to_pylist()
     assert found == [
@@ -454,9 +447,7 @@ def test_fields_that_some_samples_lack_are_null_in_tables_and_absent_in_files(tm
 
 def archive_of(tmp_path: Path, *samples: Any, **options: Any) -> Path:
     path = tmp_path / f"{len(os.listdir(tmp_path))}.zip"
-    with CacheWriter(path, **options) as w:
-        w.extend(samples)
-    return path
+    return write(path, samples, **options)
 
 
 def refused(

@@ -18,8 +18,8 @@ import torch
 from click.testing import CliRunner
 from likeness import same
 from old_caches import edflow_samples, edflow_zip, with_index, xla_folder
+from written import write
 
-import edcache
 from edcache import CachedDataset
 from edcache.cli import main
 from edcache.errors import (
@@ -78,8 +78,7 @@ def test_an_edflow_zip_reads_back_exactly_with_its_labels(old, path, protocol):
 def test_workers_read_it_too_and_an_interrupted_import_goes_on(old, path):
     samples = edflow_samples(40)
     edflow_zip(old, samples, KEYS)
-    with edcache.CacheWriter(path, in_memory_keys={key: (key,) for key in KEYS}) as begun:
-        begun.append(with_index(samples[0], 0))
+    write(path, [with_index(samples[0], 0)], in_memory_keys={key: (key,) for key in KEYS})
     ds = import_cache(old, path, "edflow", num_workers=2, keep_existing=False, compression="zstd")
     check(ds, indexed(samples))
     before = path.read_bytes()

@@ -22,7 +22,6 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from golden_samples import same
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -32,6 +31,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from likeness import same
 from reference import walk
 from scale import SEED, scaled
 from systems import WAYS, reading_by

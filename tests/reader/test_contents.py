@@ -15,11 +15,6 @@ from edcache.reader import Reader
 from edcache.storage.file import File
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.zip"
-
-
 def write(path, indices, chunk_size=3, seal=True):
     """Sample i of the n-th write says n; its label is 10 n."""
     writer = CacheWriter(path, "a", in_memory_keys={"y": 1}, chunk_size=chunk_size, publish_seconds=None)

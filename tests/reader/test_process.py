@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from descriptors import needs_proc, open_files
+from likeness import same
 from systems import CALLS, System, replace_system, routed
 from written import write, written
 
@@ -75,15 +75,6 @@ def path(tmp_path: Path, module: ModuleType) -> Path:
     path = tmp_path / "shared.zip"
     CachedDataset(module.Source(), path, in_memory_keys=["y", "name"], chunk_size=16).close()
     return path
-
-
-def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
-    return (
-        list(found) == list(expected)
-        and torch.equal(torch.as_tensor(found["image"]), expected["image"])
-        and np.array_equal(np.asarray(found["x"]), expected["x"])
-        and (found["name"], int(found["y"])) == (expected["name"], expected["y"])
-    )
 
 
 # --- reading ---

@@ -10,9 +10,10 @@ import fsspec
 import pytest
 from click.testing import CliRunner
 from systems import Killing, ended, in_child, replace_system
+from written import write
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.cli import main
 from edcache.writer import temporary
 
@@ -29,15 +30,13 @@ def copy(top):
 
 
 def writing(top):
-    with CacheWriter(top / "a.zip", "w", chunk_size=10) as writer:
-        writer.extend(range(COUNT))
+    write(top / "a.zip", range(COUNT), "w", chunk_size=10)
 
 
 def spooled(top):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EDCACHE_DIR", str(top))
-        with CacheWriter("memory://temporary/a.zip", "a") as writer:
-            writer.append(1)
+        write("memory://temporary/a.zip", [1], "a")
 
 
 OPERATIONS = {
@@ -58,10 +57,8 @@ OPERATIONS = {
 def make(top):
     """a.zip, sealed, and b.zip, to be compacted."""
     for name in ("a.zip", "b.zip"):
-        with CacheWriter(top / name, chunk_size=10) as writer:
-            writer.extend({"x": i} for i in range(COUNT))
-    with CacheWriter(top / "b.zip", "a") as writer:
-        writer.write(0, {"x": 0})
+        write(top / name, ({"x": i} for i in range(COUNT)), chunk_size=10)
+    write(top / "b.zip", [{"x": 0}], "a", indices=[0])
     fsspec.filesystem("memory").pipe_file("/temporary/a.zip", (top / "a.zip").read_bytes())
 
 

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, cachable
@@ -132,8 +133,7 @@ def test_an_export_goes_where_it_was_to_go(home, tmp_path):
 def test_a_folder_above_a_link_is_not_that_above_its_name(home, tmp_path):
     (tmp_path / "far" / "inner").mkdir(parents=True)
     (home / "link").symlink_to(tmp_path / "far" / "inner")
-    with CacheWriter("link/../a.zip", "w") as writer:
-        writer.append(1)
+    write("link/../a.zip", [1], "w")
     assert (tmp_path / "far" / "a.zip").exists()
     ds = CachedDataset.from_cache("link/../a.zip")
     assert ds.refresh() is False
@@ -265,8 +265,7 @@ def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
 
 @pytest.mark.full
 def test_the_command_line_too(tmp_path):
-    with CacheWriter(tmp_path / "full.zip") as writer:
-        writer.append({"x": 1})
+    write(tmp_path / "full.zip", [{"x": 1}])
     told = without_folder(
         tmp_path,
         """

@@ -18,6 +18,7 @@ import pytest
 from cli_runner import RUNNER
 from damage import flip, flip_in_root
 from systems import System, ended, in_child, replace_system
+from written import write
 
 from edcache import CachedDataset, CacheWriter, format
 from edcache.cli import main
@@ -184,8 +185,7 @@ def test_caches_counts_as_the_reader_does(cache: Path, digits: Any) -> None:
     archive(cache / "b.zip", present=0)
     used(cache / "b.zip", 1)
     CachedDataset(digits.make("train", 7), cache / "c.zip", lazy=True).close()
-    with CacheWriter(cache / "d.zip") as writer:
-        writer.write(5, "x")
+    write(cache / "d.zip", ["x"], indices=[5])
     CachedDataset(Gaps(), cache / "final.zip", on_error="skip_final")
     CachedDataset(Gaps(), cache / "again.zip", on_error="skip")
     with pytest.raises(KeyboardInterrupt):

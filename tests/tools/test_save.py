@@ -20,9 +20,9 @@ import pytest
 import reference
 from damage import flip, flip_record, flipped
 from filled import available
-from golden_samples import same
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from likeness import same
 from scale import scaled, seeded, thinned
 from systems import Full, killed_at, replace_system
 

@@ -9,6 +9,7 @@ import pytest
 import reference
 from damage import flip, flip_record
 from systems import System, replace_system
+from written import write
 
 import edcache
 from edcache import CacheWriter
@@ -41,8 +42,7 @@ def make(path, kind):
         with open(path, "ab") as file:
             file.write(b"half a chunk" * 100)
     if kind == "grown":
-        with CacheWriter(path, "a") as w:
-            w.extend(map(sample, range(20, 25)))
+        write(path, map(sample, range(20, 25)), "a")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -143,8 +143,7 @@ def test_a_quick_look_finds_what_leads_to_the_records(tmp_path, place):
 
 def test_a_quick_look_reads_no_record(tmp_path):
     path = tmp_path / "a.zip"
-    with CacheWriter(path) as w:
-        w.extend(np.full(10_000, i) for i in range(100))
+    write(path, (np.full(10_000, i) for i in range(100)))
     flip_record(path, 50, at=100)
 
     class Counting(System):
@@ -167,8 +166,7 @@ def test_a_quick_look_reads_no_record(tmp_path):
 
 def test_a_large_chunk_takes_no_more_memory_than_a_small_one(tmp_path):
     path = tmp_path / "a.zip"
-    with CacheWriter(path, chunk_nbytes=1 << 30) as w:
-        w.extend(np.full(500_000, i) for i in range(10))
+    write(path, (np.full(500_000, i) for i in range(10)), chunk_nbytes=1 << 30)
 
     class Measuring(System):
         largest = 0
@@ -233,8 +231,7 @@ def test_records_over_many_windows_are_checked_to_the_last_byte(tmp_path):
 
 def test_many_damaged_records_of_a_chunk_are_not_as_many_lines(tmp_path):
     path = tmp_path / "a.zip"
-    with CacheWriter(path) as w:
-        w.extend(np.full(50, i) for i in range(100))
+    write(path, (np.full(50, i) for i in range(100)))
     offset = int(edcache.reader.Reader(path).rows["offset"][0])
     problems = problems_of(path, offset, b"\xff" * 40_000)
     assert sum(": record " in line for line in problems) == 20

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import reference
+from likeness import same
 from scale import thinned
 from systems import Rebooted, replace_system
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, EdcacheError
@@ -27,20 +29,11 @@ def sample(i: int) -> dict[str, Any]:
     return {"x": np.full(40, i, np.int32), "y": i, "text": f"sample {i}" * (1 + i % 3)}
 
 
-def same(found: Any, i: int) -> bool:
-    expected = sample(i)
-    return (
-        list(found) == list(expected)
-        and np.array_equal(found["x"], expected["x"])
-        and (found["y"], found["text"]) == (i, expected["text"])
-    )
-
-
 def readable(path: Path) -> int:
     """How many samples read, each compared with what was written; they are the first ones."""
     with CachedDataset.from_cache(path, allow_partial=True) as cache:
         assert cache.missing.size == 0
-        assert all(same(cache[i], i) for i in range(len(cache)))
+        assert all(same(cache[i], sample(i)) for i in range(len(cache)))
         assert cache.labels["y"].tolist() == list(range(len(cache)))
         return len(cache)
 
@@ -87,7 +80,7 @@ def test_a_file_ends_before_a_chunk_that_a_power_cut_took(
     _without_payload(path, 1, nth, keeps_table=keeps_table)
     lost = range(3 * nth, 3 * nth + 3)
     cache = CachedDataset.from_cache(path, allow_partial=True)
-    assert all(same(cache[i], i) for i in range(len(cache)) if i not in lost)
+    assert all(same(cache[i], sample(i)) for i in range(len(cache)) if i not in lost)
     for i in set(lost) & set(range(len(cache))):
         with pytest.raises((MissingSampleError, CorruptRecordError)):
             cache[i]
@@ -106,8 +99,7 @@ def test_a_file_ends_before_a_chunk_that_a_power_cut_took(
 def test_what_was_synced_is_not_read_again_after_a_power_cut(tmp_path: Path) -> None:
     """Behind a seal only what is newer is checked, so that opening does not read a large archive."""
     path = tmp_path / "cut.zip"
-    with CacheWriter(path, publish_seconds=None) as w:
-        w.extend({"x": np.full(50_000, i)} for i in range(9))
+    write(path, ({"x": np.full(50_000, i)} for i in range(9)), publish_seconds=None)
     w = CacheWriter(path, "a", publish_seconds=None)
     w.append({"x": np.full(10, 9)})
     w.abort()
@@ -216,8 +208,7 @@ def test_a_killed_creator_leaves_what_the_next_call_replaces(tmp_path: Path) -> 
                 elif way == "decorator":
                     edcache.cachable(path)(lambda: [1, 2, 3])()
                 else:
-                    with edcache.CacheWriter(path, "a") as w:
-                        w.extend([1, 2, 3])
+                    write(path, [1, 2, 3], "a")
                 assert list(CachedDataset.from_cache(path)) == [1, 2, 3]
             except EdcacheError as error:
                 problems.append(f"{way}, {cut} bytes: {type(error).__name__}: {error}")

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import Subset, TensorDataset
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter
@@ -401,8 +402,7 @@ def test_labels_of_a_tuple_are_its_values_of_each_sample(tmp_path, box):
     rows = [tuple(None if part is None else int(part[k]) for part in box) for k in range(3)]
     with CacheWriter(tmp_path / "a.zip", in_memory_keys=["box"]) as writer:
         writer.extend_columns({"box": box})
-    with CacheWriter(tmp_path / "b.zip", in_memory_keys=["box"]) as writer:
-        writer.extend({"box": row} for row in rows)
+    write(tmp_path / "b.zip", ({"box": row} for row in rows), in_memory_keys=["box"])
     for name in ("a.zip", "b.zip"):
         labels = CachedDataset.from_cache(tmp_path / name).labels.table["box"]
         assert labels.to_pylist() == [list(row) for row in rows]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from filled import available, computed, note, processes
+from written import write
 
 import edcache
 from edcache import CachedDataset
@@ -325,11 +326,9 @@ def test_an_archive_that_only_failed_samples_keep_open_says_so(path, log):
 
 def test_skipped_failures_survive_growth_and_compaction(path, log):
     fill(Source(log, at={7: "raise"}), path, 0, on_error="skip_final")
-    with edcache.CacheWriter(path, "a", in_memory_keys=["y"]) as w:
-        w.append(sample(COUNT))
+    write(path, [sample(COUNT)], "a", in_memory_keys=["y"])
     assert [error.index for error in CachedDataset.from_cache(path, allow_partial=True).errors] == [7]
-    with edcache.CacheWriter(path, "a", in_memory_keys=["y"]) as w:
-        w.write(7, sample(7))
+    write(path, [sample(7)], "a", indices=[7], in_memory_keys=["y"])
     assert CachedDataset.from_cache(path, allow_partial=True).errors == []
     check_whole(path, COUNT + 1)
 

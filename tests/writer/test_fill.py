@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from written import write
 
 import edcache
 from edcache import CachedDataset
@@ -133,8 +134,7 @@ def test_an_empty_source_gives_a_sealed_empty_archive(path):
 
 
 def test_an_archive_with_more_samples_than_its_source_is_noticed(path):
-    with edcache.CacheWriter(path) as w:
-        w.extend(range(10))
+    write(path, range(10))
     with pytest.raises(StaleCacheError, match="begun for 10 samples, the source has 5 now"):
         CachedDataset([0] * 5, path, fingerprint={"type": "any"})
 
@@ -144,8 +144,7 @@ def test_an_archive_with_more_samples_than_its_source_is_noticed(path):
 
 @pytest.mark.parametrize("lazy", [False, True])
 def test_an_archive_that_was_written_without_a_dataset_becomes_as_long_as_the_one_it_gets(path, lazy):
-    with edcache.CacheWriter(path) as w:
-        w.append(0)
+    write(path, [0])
     source = list(range(3))
     cache = CachedDataset(source, path, lazy=lazy, progress=False, fingerprint=False)
     assert len(cache) == 3
@@ -164,8 +163,7 @@ def test_the_last_sample_of_a_dataset_that_fails_is_missing_from_an_archive_writ
                 raise KeyError(index)
             return index
 
-    with edcache.CacheWriter(path) as w:
-        w.append(0)
+    write(path, [0])
     cache = CachedDataset(Source(), path, on_error="skip_final", progress=False, fingerprint=False)
     assert (len(cache), cache.missing.tolist(), cache.complete) == (3, [2], True)
     with pytest.raises(edcache.errors.MissingSampleError, match="sample 2 failed when it was made"):

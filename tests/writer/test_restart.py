@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from damage import flip
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, cachable
@@ -114,8 +115,7 @@ def test_a_new_writer_begins_where_one_failed(path: Path) -> None:
     for mode in ("x", "a"):
         path.unlink()
         CacheWriter(path, in_memory_keys=["yy"], codec="pickle").abort()
-        with CacheWriter(path, mode, in_memory_keys=["y"], codec="native") as w:
-            w.append({"y": 1})
+        write(path, [{"y": 1}], mode, in_memory_keys=["y"], codec="native")
         assert CachedDataset.from_cache(path).labels["y"].tolist() == [1]
 
 
@@ -133,8 +133,7 @@ def test_a_chunk_with_a_damaged_header_is_not_taken_for_nothing(path: Path) -> N
 def test_who_has_what_was_begun_anew_open_is_told(path: Path) -> None:
     CacheWriter(path, in_memory_keys=["yy"]).abort()
     reader = CachedDataset.from_cache(path, allow_partial=True)
-    with CacheWriter(path, in_memory_keys=["y"]) as w:
-        w.append({"y": 1})
+    write(path, [{"y": 1}], in_memory_keys=["y"])
     with pytest.raises(StaleArchiveError):
         reader.refresh()
 
@@ -143,8 +142,7 @@ def test_who_has_what_was_begun_anew_open_is_told(path: Path) -> None:
 def test_zeros_are_overwritten_only_as_far_as_a_head_reaches(path: Path, pages: int) -> None:
     path.write_bytes(bytes(4096 * pages))
     if pages == 1:
-        with CacheWriter(path, "a") as w:
-            w.append(1)
+        write(path, [1], "a")
         assert edcache.verify(path).sound
         return
     with pytest.raises(CorruptArchiveError):

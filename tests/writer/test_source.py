@@ -24,8 +24,9 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
+from written import write
 
-from edcache import CachedDataset, CacheWriter, cachable
+from edcache import CachedDataset, cachable
 from edcache.display import provenance
 from edcache.errors import OptionError, StaleCacheError
 from edcache.reader import Reader
@@ -665,8 +666,7 @@ def test_what_changed_is_named_where_all_is_too_long_for_the_head(tmp_path: Path
 
 def test_an_archive_that_says_nothing_of_its_source_warns_once(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
-    with CacheWriter(path) as writer:
-        writer.extend(range(COUNT))
+    write(path, range(COUNT))
     CachedDataset(Source(), path, fingerprint=False)
     with pytest.warns(
         RuntimeWarning, match="a.zip: says nothing about the source that it was made of"

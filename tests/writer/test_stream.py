@@ -43,11 +43,6 @@ class Stream(IterableDataset):
             yield [1] if i in self.odd_at else sample(i)
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.zip"
-
-
 def store(source, path, **options):
     return CachedDataset(source, path, in_memory_keys=["y"], **options)
 

@@ -12,9 +12,10 @@ import pytest
 import torch
 from filled import computed, note
 from scale import scaled
+from written import write
 
 import edcache
-from edcache import CachedDataset, CacheWriter
+from edcache import CachedDataset
 from edcache.backends.objects import Spool
 from edcache.writer.store import store_at
 
@@ -130,8 +131,7 @@ def test_threads_say_once_what_was_there_before_them(tmp_path, way, capfd, monke
     if way != "a file":
         return
     path.unlink()
-    with CacheWriter(path, in_memory_keys=["y"]) as w:
-        w.extend(Source(log)[i] for i in range(50))
+    write(path, (Source(log)[i] for i in range(50)), in_memory_keys=["y"])
     run_ranks(lambda rank: CachedDataset(Source(log), path, grow=True, fingerprint=False))
     first, *_, last = capfd.readouterr().err.splitlines()
     assert first == f"a.zip: 50 of {COUNT} already cached"
@@ -175,8 +175,7 @@ def test_a_rank_that_comes_to_its_end_after_another_uploaded_takes_what_is_there
 
 def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
     url = "memory://bucket/large.zip"
-    with CacheWriter(url) as w:
-        w.extend(np.full(1 << 20, i, np.uint8) for i in range(20))
+    write(url, (np.full(1 << 20, i, np.uint8) for i in range(20)))
     whole = fsspec.filesystem("memory").cat_file("/bucket/large.zip")
 
     def rank(place):
@@ -192,8 +191,7 @@ def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
 
 def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
     url = "memory://bucket/small.zip"
-    with CacheWriter(url) as w:
-        w.append(1)
+    write(url, [1])
     spooled = Spool(store_at(url))
     spool.mkdir(exist_ok=True)
     with open(f"{spooled.path}.edcache.new", "wb") as file:

@@ -15,6 +15,7 @@ import torch
 from codec_samples import encoded_bytes
 from damage import flip
 from systems import Full, Rebooted, System, replace_system
+from written import write
 
 import edcache
 from edcache import CachedDataset, CacheWriter, format
@@ -39,11 +40,6 @@ from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "a.zip"
-
-
 def contents(path):
     ds = CachedDataset.from_cache(path, allow_partial=True)
     missing = set(ds.missing.tolist())
@@ -51,8 +47,7 @@ def contents(path):
 
 
 def test_x_refuses_a_path_that_exists(path):
-    with CacheWriter(path) as w:
-        w.append(1)
+    write(path, [1])
     with pytest.raises(ArchiveExistsError, match='exists already; use mode="a" to continue or grow it'):
         CacheWriter(path)
     with pytest.raises(OptionError, match="mode='r'; choose 'x' .new., 'a'"):
@@ -93,8 +88,7 @@ def test_an_exception_leaves_an_unsealed_archive_that_opens_and_continues(path):
         raise RuntimeError("in the block")
     assert not Reader(path, allow_partial=True).sealed
     assert contents(path) == {0: "a", 1: "b", 2: "c"}
-    with CacheWriter(path, "a") as w:
-        w.append("d")
+    write(path, ["d"], "a")
     assert contents(path) == {0: "a", 1: "b", 2: "c", 3: "d"}
     assert Reader(path).sealed
 
@@ -114,8 +108,7 @@ def test_w_shows_the_old_archive_until_the_new_one_is_sealed(path):
 
 
 def test_w_leaves_the_old_archive_and_a_resumable_one_beside_it_on_an_exception(path):
-    with CacheWriter(path) as w:
-        w.append("old")
+    write(path, ["old"])
     with pytest.raises(ValueError, match="no"), CacheWriter(path, "w") as w:
         w.append("new")
         raise ValueError("no")
@@ -127,8 +120,7 @@ def test_a_replacement_follows_a_link_and_replaces_no_pipe(tmp_path):
     (tmp_path / "big").mkdir()
     (tmp_path / "a.zip").symlink_to(tmp_path / "big" / "a.zip")
     for value in (1, 2):
-        with CacheWriter(tmp_path / "a.zip", "w") as writer:
-            writer.append(value)
+        write(tmp_path / "a.zip", [value], "w")
         assert (tmp_path / "a.zip").is_symlink()
         assert list(CachedDataset.from_cache(tmp_path / "big" / "a.zip")) == [value]
     CachedDataset([3], tmp_path / "a.zip", keep_existing=False, progress=False)
@@ -224,19 +216,16 @@ def test_options_that_contradict_the_archive_are_refused(path):
     ):
         with pytest.raises(OptionError, match=message):
             CacheWriter(path, "a", **options)
-    with CacheWriter(path, "a") as w:
-        w.append({"y": 5})
+    write(path, [{"y": 5}], "a")
     assert CachedDataset.from_cache(path).labels["y"].tolist() == [5]
 
 
 def test_labels_made_by_functions_must_be_given_again(path):
     keys = {"parity": lambda s: s % 2}
-    with CacheWriter(path, in_memory_keys=keys) as w:
-        w.append(3)
+    write(path, [3], in_memory_keys=keys)
     with pytest.raises(OptionError, match=r"functions made its labels \['parity'\]; pass the same"):
         CacheWriter(path, "a")
-    with CacheWriter(path, "a", in_memory_keys=keys) as w:
-        w.append(4)
+    write(path, [4], "a", in_memory_keys=keys)
     assert CachedDataset.from_cache(path).labels["parity"].tolist() == [1, 0]
 
 
@@ -251,8 +240,7 @@ def test_the_same_samples_give_the_same_bytes(tmp_path):
 def test_compressed_samples_come_back_and_take_less_room(tmp_path, compression):
     samples = [{"text": "all work and no play " * (i % 5 + 1), "n": i} for i in range(400)]
     for name, option in (("plain", None), ("packed", compression)):
-        with CacheWriter(tmp_path / name, compression=option, chunk_size=100) as w:
-            w.extend(samples)
+        write(tmp_path / name, samples, compression=option, chunk_size=100)
     assert list(CachedDataset.from_cache(tmp_path / "packed")) == samples
     nbytes = {name: int(Reader(tmp_path / name).rows["nbytes"].sum()) for name in ("plain", "packed")}
     assert nbytes["packed"] < 0.9 * nbytes["plain"]
@@ -265,14 +253,12 @@ def test_compressed_samples_come_back_and_take_less_room(tmp_path, compression):
 def test_space_over_the_payload(path, nbytes, count, most):
     """12 % for 800-byte samples, 2 % from 10 kB up, labels included."""
     samples = np.zeros((count, nbytes), np.uint8)
-    with CacheWriter(path, in_memory_keys={"y": 1}) as w:
-        w.extend((row, i) for i, row in enumerate(samples))
+    write(path, ((row, i) for i, row in enumerate(samples)), in_memory_keys={"y": 1})
     assert path.stat().st_size <= most * count * (nbytes + 8)
 
 
 def test_a_sample_larger_than_a_chunk_is_a_chunk_of_its_own(path):
-    with CacheWriter(path, chunk_nbytes=1000) as w:
-        w.extend([bytes(10), bytes(5000), bytes(10)])
+    write(path, [bytes(10), bytes(5000), bytes(10)], chunk_nbytes=1000)
     assert [len(s) for s in contents(path).values()] == [10, 5000, 10]
 
 
@@ -287,8 +273,7 @@ def test_a_foreign_file_is_left_alone(path):
 
 
 def test_a_damaged_head_is_not_written_over(path):
-    with CacheWriter(path) as w:
-        w.append(1)
+    write(path, [1])
     flip(path, 500)
     data = path.read_bytes()
     with pytest.raises(CorruptArchiveError, match="the head's 3,904 bytes fail their crc32"):
@@ -365,8 +350,7 @@ def test_a_replaced_or_deleted_archive_takes_no_more_chunks(path, tmp_path):
         w = CacheWriter(path, "w")
         w.append(0)
         w.seal()
-        with CacheWriter(tmp_path / "other.zip", "w") as other:
-            other.append(7)
+        write(tmp_path / "other.zip", [7], "w")
         w.append(1)
         w.flush()  # it knows its own new name
         w.append(2)
@@ -378,8 +362,7 @@ def test_a_replaced_or_deleted_archive_takes_no_more_chunks(path, tmp_path):
 
 
 def test_folders_above_the_path_are_made(tmp_path):
-    with CacheWriter(tmp_path / "a" / "b" / "c.zip") as w:
-        w.append(1)
+    write(tmp_path / "a" / "b" / "c.zip", [1])
     assert contents(tmp_path / "a" / "b" / "c.zip") == {0: 1}
 
 
@@ -532,10 +515,8 @@ def test_a_filler_that_finds_no_place_fills_unseen(path):
 
 
 def test_a_record_larger_than_any_head_does_not_look_like_one_that_was_never_created(path):
-    with CacheWriter(path) as w:
-        w.append(np.zeros(6 << 20, np.uint8))
-    with CacheWriter(path, "a") as w:
-        w.append(1)
+    write(path, [np.zeros(6 << 20, np.uint8)])
+    write(path, [1], "a")
     assert len(Reader(path)) == 2
 
 
@@ -617,8 +598,7 @@ def test_what_lies_between_the_leaves_of_a_record_is_zero_whatever_was_there(pat
     encoder = Encoder()
     samples = [{"x": np.full(n, 255, np.uint8), "y": "a" * (n % 7)} for n in (90_001, 80_003, 70_005, 60_001)]
     encoded = [encoded_bytes(encoder.encode(sample)) for sample in samples]
-    with CacheWriter(path, chunk_size=1) as w:
-        w.extend(samples)
+    write(path, samples, chunk_size=1)
     reader = Reader(path)
     assert [bytes(reader.session.fetch(k)[0]) for k in range(4)] == encoded
 
@@ -672,8 +652,7 @@ def test_after_a_sync_that_failed_nothing_more_is_written(path):
         for use in (lambda: w.append(1), w.close):
             with pytest.raises(StorageError, match=IN_DOUBT):
                 use()
-    with CacheWriter(path, "a") as w:
-        w.append(1)
+    write(path, [1], "a")
     assert contents(path) == {0: 0, 1: 1}
 
 
@@ -683,8 +662,7 @@ def test_a_replacement_that_cannot_be_begun_keeps_no_other_out(path):
         pytest.raises(StorageError, match="a.zip.edcache.new: writing 4,096 bytes at"),
     ):
         CacheWriter(path, "w")
-    with CacheWriter(path, "w") as w:
-        w.append(1)
+    write(path, [1], "w")
     assert contents(path) == {0: 1}
 
 
