@@ -29,7 +29,7 @@ from codec_samples import (
     round_trip,
     run_script,
 )
-from likeness import same
+from likeness import bits, same
 
 from edcache.codec.classes import register
 from edcache.codec.decoder import Decoder

@@ -394,7 +394,7 @@ def test_code_looks_into_a_registry_and_not_into_a_list_of_files() -> None:
     finally:
         sys.setprofile(None)
     assert {"test_fingerprint:of_many", "test_fingerprint:Size", "test_fingerprint:Scaler"} <= code.keys()
-    assert looked < 10_000
+    assert looked < len(FILES)  # to parse this file are some 40,000 calls
 
 
 @pytest.mark.parametrize("is_class", [False, True])
