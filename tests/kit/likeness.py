@@ -12,8 +12,9 @@ import torch
 def bits(value):
     """Return the bytes of a number or tensor: those of nan and of -0.0 too."""
     if isinstance(value, torch.Tensor):
-        flat = value.resolve_neg().contiguous().reshape(-1)
-        return flat.view(torch.uint8) if value.numel() else flat
+        if not value.numel():
+            return torch.empty(0)  # Tensors of some dtypes are not compared, empty ones too.
+        return value.resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     return struct.pack("<d", value)
 
 
