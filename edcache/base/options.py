@@ -229,6 +229,7 @@ class FillKeywords(TypedDict, total=False):
 
     multiprocessing_context: Any
     executor: Any
+    batch_size: int | None
     progress: Show
     on_error: OnError
     timeout: float | None
@@ -248,11 +249,15 @@ class FillOptions(Options):
         executor: computes the samples instead of worker processes. It is any `concurrent.futures.Executor`: Python's
             pools, loky, mpi4py, Dask (`client.get_executor()`), Ray (docs/howto/clusters.md). Its processes return
             encoded samples, and this process writes them; they need not see its disk.
+        batch_size: the number of samples in a call of the source's `__getitems__`, if it has one; a killed process
+            loses so many. `__getitems__(indices)` returns a list of samples, or a dict or tuple of columns. If it
+            raises, halves of the batch are tried, down to the sample that raises. None takes up to 64.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes and log
             files get a line now and then. A function is called with (samples present, all samples) instead.
         on_error: the treatment of a sample that cannot be computed. "raise" ends the fill. "skip" records the failure
             (see `errors`), and a later fill tries again. "skip_final" records it as absent for good.
-        timeout: seconds for one sample. A sample that takes longer, in C code too, counts as one that raised.
+        timeout: seconds for one sample, and for each of a batch. A sample that takes longer, in C code too, counts as
+            one that raised.
         grow: True appends the new samples of a source with len() that became longer. False raises StaleCacheError for
             it; both do if its first samples changed.
     """
@@ -260,6 +265,7 @@ class FillOptions(Options):
     num_workers: Workers = 0
     multiprocessing_context: Any = None
     executor: Any = None
+    batch_size: int | None = None
     progress: Show = None
     on_error: OnError = "raise"
     timeout: float | None = None
@@ -268,6 +274,8 @@ class FillOptions(Options):
     def _check(self) -> None:
         check_choice("on_error", self.on_error, get_args(OnError))
         check_workers(self.num_workers)
+        if self.batch_size is not None:
+            check_count("batch_size", self.batch_size)
         if not (self.progress is None or isinstance(self.progress, bool) or callable(self.progress)):
             raise OptionError(
                 f"progress={shown(self.progress)}; give True, False, None or a function", option="progress"

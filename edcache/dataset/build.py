@@ -42,7 +42,7 @@ class Building:
         head = writer.new_head(
             spec,
             length=length,
-            claim_size=writer.claim_size(length or 0),
+            claim_size=writer.claim_size(length or 0, options.batch_size),
             codec=options.codec or "native",
             compression=options.compression,
             fingerprint=fingerprint,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -160,23 +160,25 @@ class ChunkBuilder:
         self._rows.frombytes(_pack_row(index, offset, nbytes, schema))
         self.nbytes = offset + whole
 
-    def add_columns(self, index: int, columns: Columns, start: int) -> int:
+    def add_columns(self, indices: Sequence[int], columns: Columns, start: int) -> int:
         """Add samples from the row `start` on, until the chunk is full at the most; returns how many.
+
+        indices: of all rows.
 
         Rows that differ in structure are added one by one, as by `add`, which names the one that is refused.
         """
         if start >= columns.singly_until:
             try:
-                count = self._add_run(index, columns, start)
+                count = self._add_run(indices, columns, start)
             except (CodecError, LabelError):
                 count = 0
             if count:
                 return count
             columns.singly_until = start + _SINGLY
-        self.add(index, columns.at(start))
+        self.add(indices[start], columns.at(start))
         return 1
 
-    def _add_run(self, index: int, columns: Columns, start: int) -> int:
+    def _add_run(self, indices: Sequence[int], columns: Columns, start: int) -> int:
         """Add rows of one structure together; returns how many, 0 if they are to be added one by one."""
         room = max(0, self._most_nbytes - self.nbytes)
         run = self._encoder.encode_columns(columns, start, self._most - len(self), room)
@@ -190,10 +192,10 @@ class ChunkBuilder:
         first, last = int(offset[0]), int(offset[-1])
         buffer = np.frombuffer(self._room(first, last - first), np.uint8)
         rows = slice(start, start + count)
-        self._collector.add_columns(index, columns.at(rows), count, lambda k: columns.at(start + k))
+        self._collector.add_columns(indices[start], columns.at(rows), count, lambda k: columns.at(start + k))
         buffer[self.nbytes : first] = 0
         run.write(buffer[first:last], offset)
-        numbers = np.arange(index, index + count), offset[:-1], nbytes, np.full(count, run.schema)
+        numbers = np.array(indices[rows]), offset[:-1], nbytes, np.full(count, run.schema)
         self._rows.frombytes(np.stack(numbers, axis=1).data.cast("B"))
         self.nbytes = int(ends[-1])
         return count

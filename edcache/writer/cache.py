@@ -173,7 +173,8 @@ class CacheWriter:
         start = 0
         while start < given.count:
             self._check_usable()
-            start += self._builder.add_columns(self.next_index, given, start)
+            first = self.next_index - start
+            start += self._builder.add_columns(range(first, first + given.count), given, start)
             if self._builder.is_due:
                 self.flush()
 

@@ -36,7 +36,7 @@ def encode_samples(job: Job, indices: list[int]) -> _Encoded:
     chunks: list[Chunk] = []
     error: Carried | None = None
     try:
-        for _ in Fetcher(job, builder).compute(indices):
+        for _ in Fetcher(job, builder).compute([indices]):
             if builder.is_full:
                 chunks.append(builder.take())  # noqa: PERF401 - those before an error stay
     except EdcacheError as raised:

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import connection
 from typing import Any, Final
 
@@ -42,8 +42,8 @@ _STOP_SECONDS: Final = 1.5
 class _Worker:
     """Worker process.
 
-    place: int64 [2], written by the worker alone: the index of the sample that it computes, counted from 1,
-        or 0; when it began, as of `time.monotonic_ns`.
+    place: int64 [3], written by the worker alone: the first index that it computes, counted from 1, or 0; when it
+        began, as of `time.monotonic_ns`; how many samples it computes at once.
     results: the worker's last word, see `work`. is_late: its sample took longer than the timeout.
     """
 
@@ -101,7 +101,7 @@ class Crew:
         end = None
         number = next(self._numbers)
         try:
-            place = self._context.RawArray("q", 2)
+            place = self._context.RawArray("q", 3)
             results, end = self._context.Pipe(duplex=False)
             process = self._context.Process(
                 target=work, args=(self._job, place, number, end), name=f"{_NAME}{number}"
@@ -136,17 +136,21 @@ class Crew:
             )
         if message is not None:
             if not worker.is_late:
-                self._note_death(message, worker.process.exitcode)
+                self._note_death(message, worker.place[2], worker.process.exitcode)
             self._start()
 
     def _check_timeout(self, worker: _Worker) -> None:
         timeout = self._options.timeout
-        # In this order: a sample that the worker begins meanwhile has begun later.
-        index, began = worker.place[0] - 1, worker.place[1]
+        # In this order: a batch that the worker begins meanwhile has begun later.
+        index, began, count = worker.place[0] - 1, worker.place[1], worker.place[2]
         if timeout is None or index < 0:
             return
-        late = (time.monotonic_ns() - began) / 1e9 - timeout
-        if late > 0 and not worker.is_late:
+        late = (time.monotonic_ns() - began) / 1e9 - timeout * count
+        if late > 0 and count > 1 and not worker.is_late:
+            self._suspect(index)
+            worker.is_late = True
+            worker.process.terminate()
+        elif late > 0 and not worker.is_late:
             text = f"took longer than timeout={timeout:g} seconds"
             if self._options.on_error == "raise":
                 raise SourceError(f"{self._path}: sample {index} {text}", path=self._path, index=index)
@@ -158,10 +162,19 @@ class Crew:
         elif late > _STOP_SECONDS:
             worker.process.kill()
 
-    def _note_death(self, index: int, exitcode: int | None) -> None:
-        """Count a worker that ended; raise SourceError if many did that computed no sample."""
+    def _suspect(self, index: int) -> None:
+        """Let workers that start from now on compute the samples of a batch one by one: one of them is to blame."""
+        self._job = replace(self._job, suspects=self._job.suspects | {index})
+
+    def _note_death(self, index: int, size: int, exitcode: int | None) -> None:
+        """Count a worker that ended while it computed `size` samples; SourceError if many did that computed none."""
+        ending = _ending(exitcode)
+        if index >= 0 and size > 1:
+            logger.warning("%s: the process that computed %d samples ended (%s)", self._path, size, ending)
+            self._suspect(index)
+            return
         self._deaths[index] += 1
-        count, ending = self._deaths[index], _ending(exitcode)
+        count = self._deaths[index]
         if index >= 0:
             logger.warning("%s: the process that computed sample %d ended (%s)", self._path, index, ending)
             if count == _DEATHS:

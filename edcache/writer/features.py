@@ -25,8 +25,8 @@ _NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
 # Features whose values are stored in the table, and made by no code of the user's nor a decoder of images or sounds.
 _DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Array{n}D" for n in range(2, 6))}
 _Converter = Callable[[Any], Any]
-ColumnsOf = Callable[[slice | list[int]], Columns]
-"""Returns samples of a source as columns; if it raises, the samples are taken one by one."""
+Ask = Callable[[list[int]], Any]
+"""Gives samples of a source: a list of them, Columns, or a dict or a tuple of columns."""
 
 
 def declared(source: Any) -> Any:
@@ -66,15 +66,30 @@ class _Items(Dataset[Any]):
         return {"index": index, **items}
 
 
-def columns_of(source: Any) -> ColumnsOf | None:
-    """Return a function that gives samples of a source as columns; None unless they are rows of plain data."""
+def batches_of(source: Any) -> tuple[Ask | None, bool]:
+    """Return a function that gives many samples of a source, or None; and True if it takes any number of them.
+
+    Rows of plain data that no code makes are columns. Of any other source its `__getitems__` is asked.
+    """
     if type(source) is Subset:
-        inner, indices = columns_of(source.dataset), source.indices
-        return inner and (lambda rows: inner([*map(operator.index, indices[rows])]))  # type: ignore[index]
+        inner, is_any = batches_of(source.dataset)
+        indices = source.indices
+        return inner and (lambda rows: inner([operator.index(indices[row]) for row in rows])), is_any
+    ask = _columns_of(source)
+    if ask is not None:
+        return ask, True
+    datasets: Any = sys.modules.get("datasets")
+    # Values of its batches may have other types than those of its rows.
+    is_table = datasets is not None and isinstance(source, datasets.Dataset)
+    return None if is_table else getattr(source, "__getitems__", None), False
+
+
+def _columns_of(source: Any) -> Ask | None:
+    """Return a function that gives samples as columns; None unless they are rows of plain data."""
     if type(source) is TensorDataset:
         tensors = source.tensors
         if all(type(tensor) is torch.Tensor and len(tensor) == len(source) for tensor in tensors):
-            return lambda rows: Columns(tuple(tensor[rows] for tensor in tensors))
+            return lambda rows: Columns(tuple(tensor[_run(rows)] for tensor in tensors))
         return None
     converters, table = (source.converters, source.source) if type(source) is _FeatureRows else ({}, source)
     datasets: Any = sys.modules.get("datasets")
@@ -89,9 +104,15 @@ def columns_of(source: Any) -> ColumnsOf | None:
     is_plain = is_plain and not any(hasattr(feature, "shape") for feature in features)
     if is_plain and not any(column.null_count for column in table.data.columns):
         with suppress(Exception):  # one by one, the sample raises it, if any does
-            _arrays(table, slice(0, 1))
+            _arrays(table, [0])
             return partial(_arrays, table)
     return None
+
+
+def _run(rows: list[int]) -> slice | list[int]:
+    """Rows that follow one another as a slice, which copies nothing."""
+    is_run = rows[-1] - rows[0] + 1 == len(rows)
+    return slice(rows[0], rows[-1] + 1) if is_run and rows[0] >= 0 else rows
 
 
 def _is_data(feature: Any) -> bool:
@@ -100,8 +121,8 @@ def _is_data(feature: Any) -> bool:
     return type(feature).__name__ in _DATA and _is_data(getattr(feature, "feature", []))
 
 
-def _lists(table: Any, converters: dict[str, _Converter], rows: slice | list[int]) -> Columns:
-    columns = table[rows]
+def _lists(table: Any, converters: dict[str, _Converter], rows: list[int]) -> Columns:
+    columns = table[_run(rows)]
     return Columns(
         {
             name: list(map(converters[name], values) if name in converters else values)
@@ -110,11 +131,10 @@ def _lists(table: Any, converters: dict[str, _Converter], rows: slice | list[int
     )
 
 
-def _arrays(table: Any, rows: slice | list[int]) -> Columns:
-    """Do as `ColumnsOf`; TypeError if a row has another type, as have floats with the format of numpy."""
-    columns = Columns(dict(table[rows]))
-    first = rows[0] if isinstance(rows, list) else rows.start
-    for one, other in zip(table[first].items(), columns.at(0).items(), strict=True):
+def _arrays(table: Any, rows: list[int]) -> Columns:
+    """Return columns of rows; TypeError if a row has another type, as have floats with the format of numpy."""
+    columns = Columns(dict(table[_run(rows)]))
+    for one, other in zip(table[rows[0]].items(), columns.at(0).items(), strict=True):
         if [*map(_kind, one)] != [*map(_kind, other)]:
             raise TypeError(f"{one} is {other} in its column")
     return columns

@@ -141,4 +141,4 @@ def _drive(job: Job, appender: Appender, presence: Presence, progress: base.Prog
 
         Crew(job, workers, appender, look).run()
     else:
-        Part(job, appender, presence, lambda index: None, progress.advance).run(claims)
+        Part(job, appender, presence, lambda index, count: None, progress.advance).run(claims)

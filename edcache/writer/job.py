@@ -31,6 +31,7 @@ class Job:
         source: has __len__ and __getitem__(int). head: of the archive, if it does not exist yet.
         since: entries of the archive from this sequence number on are of this fill.
         name: of the archive as progress shows it; the path may be of a file that stands for it.
+        suspects: first indices of batches that ended their process; their samples are computed one by one.
     """
 
     source: Any
@@ -42,6 +43,7 @@ class Job:
     options: base.FillOptions = base.FillOptions()  # noqa: RUF009 - it is frozen
     since: int = 0
     name: str = ""
+    suspects: frozenset[int] = frozenset()
 
     @property
     def length(self) -> int:
@@ -209,9 +211,9 @@ def carried(error: BaseException) -> Carried:
     return Carried(error, text)
 
 
-def claim_size(length: int) -> int:
-    """Number of consecutive samples that one process computes at a time: so few that all end together."""
-    return min(64, max(1, length // 100))
+def claim_size(length: int, batch_size: int | None = None) -> int:
+    """Number of consecutive samples that one process computes at a time: a batch, or so few that all end together."""
+    return batch_size or min(64, max(1, length // 100))
 
 
 def worker_count(asked: int | str | None) -> int:

@@ -8,6 +8,8 @@ and none waits for a dead one. Of fast samples a process locks many claims by on
 from __future__ import annotations
 
 import time
+from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -111,10 +113,12 @@ class Part:
         self._builder = job.builder(appender)
         self._claim_size = appender.head.claim_size
         self._fetcher = Fetcher(job, self._builder, before, after)
-        # Locked claims whose samples are not all published.
-        self._held: list[range] = []
+        self._batch_size = job.options.batch_size or self._claim_size
+        # Locked claims, and the number of samples to compute that were locked up to the last of them.
+        self._held: deque[tuple[range, int]] = deque()
+        self._locked = self._computed = 0
         # Claims to lock by one call.
-        self._most = 1
+        self._least = self._most = -(-self._batch_size // self._claim_size)
         # Samples published here that `presence` has not counted yet.
         self._unseen = 0
 
@@ -125,39 +129,62 @@ class Part:
         """
         try:
             while claims:
-                of_others = self._compute_free(claims)
+                of_others: list[int] = []
+                self._compute(self._lock_free(claims, of_others))
                 # Nothing is locked while waiting, so that two fills cannot wait for each other.
                 self._publish()
                 self._look()
                 claims = [claim for claim in of_others if self._presence.missing_in(claim)]
                 if claims:
-                    self._before(-1)
+                    self._before(-1, 0)
                     self._claims.wait(claims[0])
                     self._after(0, 0)
-                    self._compute(range(claims[0], claims[0] + 1))
+                    self._compute(self._missing(range(claims[0], claims[0] + 1)))
                     # The others may be free too: their holder may have ended.
                     del claims[0]
         finally:
             self._publish()
             self._presence.update()
 
-    def _compute_free(self, claims: list[int]) -> list[int]:
-        """Compute the claims that no other process has locked; returns the others."""
-        of_others, position = [], 0
+    def _compute(self, batches: Iterator[list[int]]) -> None:
+        """Compute batches of samples in locked claims, and publish each chunk that is due."""
+        for count in self._fetcher.compute(batches):
+            self._computed += count
+            if self._builder.is_due:
+                self._publish(is_computing=True)
+
+    def _lock_free(self, claims: list[int], of_others: list[int]) -> Iterator[list[int]]:
+        """Lock the claims that no other process has, and yield the missing samples; list the others."""
+        position = 0
         while position < len(claims):
             first = claims[position]
             if not self._presence.missing_in(first):
                 position += 1
                 continue
-            ahead = claims[position : position + min(self._most, 1 + (len(claims) - position) // _RUN_PART)]
+            most = min(self._most, 1 + (len(claims) - position) // _RUN_PART)
+            ahead = claims[position : position + max(self._least, most)]
             most = next((k for k, claim in enumerate(ahead) if claim != first + k), len(ahead))
             count = self._claims.claim(first, most)
             if count:
-                self._compute(range(first, first + count))
+                yield from self._missing(range(first, first + count))
             else:
                 of_others.append(first)
             position += max(1, count)
-        return of_others
+
+    def _missing(self, claims: range) -> Iterator[list[int]]:
+        """Yield the samples that are missing in claims that this process has locked, in batches."""
+        # Their last holder published before it freed them, so now is the time to look.
+        self._look()
+        began, missing = time.monotonic(), self._presence.missing_in(claims.start, len(claims))
+        self._locked += len(missing)
+        self._held.append((claims, self._locked))
+        size = max(1, len(missing)) if self._fetcher.takes_any else self._batch_size
+        for start in range(0, len(missing), size):
+            yield missing[start : start + size]
+        seconds = time.monotonic() - began
+        self._most = max(self._least, int(len(claims) * _RUN_SECONDS / max(seconds, 1e-6)))
+        if not len(self._builder) and not self._builder.failures:
+            self._release(is_computing=True)
 
     def _look(self) -> None:
         """Count the samples that other processes have published."""
@@ -165,20 +192,6 @@ class Part:
         self._unseen = 0
         if others > 0:
             self._after(others, 0)
-
-    def _compute(self, claims: range) -> None:
-        """Compute the samples that are missing in claims that this process has locked."""
-        self._held.append(claims)
-        # Their last holder published before it freed them, so now is the time to look.
-        self._look()
-        began = time.monotonic()
-        for _ in self._fetcher.compute(self._presence.missing_in(claims.start, len(claims))):
-            if self._builder.is_due:
-                self._publish(is_computing=True)
-        seconds = time.monotonic() - began
-        self._most = max(1, int(len(claims) * _RUN_SECONDS / max(seconds, 1e-6)))
-        if not len(self._builder) and not self._builder.failures:
-            self._release()
 
     def _publish(self, is_computing: bool = False) -> None:
         """Publish the pending samples and free the claims, but for the ones that are being computed."""
@@ -188,7 +201,7 @@ class Part:
             self._release(is_computing)
 
     def _release(self, is_computing: bool = False) -> None:
-        while len(self._held) > is_computing:
-            claims = self._held[0]
+        while self._held and not (is_computing and self._held[0][1] > self._computed):
+            claims, _ = self._held[0]
             self._claims.release(claims.start, len(claims))
-            del self._held[0]
+            self._held.popleft()

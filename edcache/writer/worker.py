@@ -67,9 +67,10 @@ class _Turn:
         self._is_open = self._is_asked = False
         self.index = -1
 
-    def begin(self, index: int) -> None:
-        """Note that a sample will be computed now, or a claim waited for (-1)."""
+    def begin(self, index: int, count: int) -> None:
+        """Note that `count` samples will be computed now, or a claim waited for (-1)."""
         self.index = index
+        self._place[2] = count
         self._place[1] = time.monotonic_ns()
         self._place[0] = index + 1
         self._is_open = True

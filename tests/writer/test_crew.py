@@ -397,7 +397,7 @@ def test_a_sample_that_a_second_worker_had_begun_is_set_aside_once(path, log):
     with closing(job.open()) as appender:
         crew = Crew(job, 2, appender, lambda: None)
         for _ in range(4):
-            crew._note_death(50, -signal.SIGKILL)
+            crew._note_death(50, 1, -signal.SIGKILL)
         assert list(appender.chain.failures) == [50]
         assert appender.chain.failures[50][0] == appender.chain.cursor.number - 1
 
