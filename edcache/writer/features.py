@@ -67,21 +67,31 @@ class _Items(Dataset[Any]):
 
 
 def batches_of(source: Any) -> tuple[Ask | None, bool]:
-    """Return a function that gives many samples of a source, or None; and True if it takes any number of them.
-
-    Rows of plain data that no code makes are columns. Of any other source its `__getitems__` is asked.
-    """
+    """Return a function that gives many samples of a source, or None; and True if it takes any number of them."""
     if type(source) is Subset:
         inner, is_any = batches_of(source.dataset)
         indices = source.indices
         return inner and (lambda rows: inner([operator.index(indices[row]) for row in rows])), is_any
     ask = _columns_of(source)
-    if ask is not None:
-        return ask, True
+    return (_getitems(source), False) if ask is None else (ask, True)
+
+
+def _getitems(source: Any) -> Ask | None:
+    """Return the method `__getitems__` if it gives the same samples as `__getitem__`.
+
+    It may not if a class overrides `__getitem__` alone, or hands on attributes by `__getattr__`. Batches of a table
+    of `datasets` may have other types than its rows.
+    """
     datasets: Any = sys.modules.get("datasets")
-    # Values of its batches may have other types than those of its rows.
-    is_table = datasets is not None and isinstance(source, datasets.Dataset)
-    return None if is_table else getattr(source, "__getitems__", None), False
+    if datasets is not None and isinstance(source, datasets.Dataset):
+        return None
+    for kind in type(source).__mro__:
+        if "__getitems__" in vars(kind):
+            ask: Ask = source.__getitems__
+            return ask
+        if "__getitem__" in vars(kind):
+            return None
+    return None
 
 
 def _columns_of(source: Any) -> Ask | None:

@@ -47,7 +47,7 @@ class Fetcher:
             yield from self._compute(indices)
 
     def _compute(self, indices: list[int]) -> Iterator[int]:
-        """Add the samples of a batch; if it raises, those of its halves, down to the sample that raises."""
+        """Add the samples of a batch; if the source raises, try its halves, down to the sample that raises."""
         if self._ask is None or self._job.suspects.intersection(indices):
             for index in indices:
                 self._compute_one(index)

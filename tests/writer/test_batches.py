@@ -179,3 +179,31 @@ def test_a_batch_size_is_a_count(tmp_path, log):
     for given in (0, -1, 2.5, "8"):
         with pytest.raises(OptionError, match="batch_size"):
             edcache.cachable(batch_size=given)
+
+
+class Transformed(Batches):
+    def __getitem__(self, index):
+        return {**super().__getitem__(index), "index": index}
+
+
+class Wrapped:
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        if name.startswith("__edcache"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __len__(self):
+        return len(self.inner)
+
+    def __getitem__(self, index):
+        return {**self.inner[index], "index": index}
+
+
+@pytest.mark.parametrize("wrap", [Transformed, lambda log: Wrapped(Batches(log))])
+def test_a_getitem_of_its_own_is_not_passed_over(tmp_path, wrap):
+    ds = CachedDataset(wrap(tmp_path / "log"), tmp_path / "a.zip", fingerprint=False)
+    assert [ds[index]["index"] for index in range(COUNT)] == list(range(COUNT))
+    assert all(len(call) == 1 for call in calls(tmp_path / "log"))
