@@ -69,10 +69,6 @@ setup(
         "gs": ["gcsfs>=2024.2", "aiohttp>=3.9"],
         "redis": ["redis[hiredis]>=5"],
         "xla": ["torch_xla>=2.2"],
-        "huggingface": ["datasets>=2.14"],
-        "litdata": ["litdata>=0.2.30"],
-        "mds": ["mosaicml-streaming>=0.7"],
-        "webdataset": ["webdataset>=0.2.86"],
         "fuzz": [ATHERIS, "hypothesis>=6.100"],
         # fsspec and aiohttp: edcache reads http by them.
         "bench": [

@@ -2,8 +2,7 @@
 
     scripts/generate foreign tests/conformance/golden/foreign
 
-Needs edflow 0.4.0, webdataset, monai, mosaicml-streaming, litdata and datasets; the tests that
-read what it wrote need the last two alone. What the samples are is told in
+Needs edflow 0.4.0 and monai; the tests that read what it wrote need neither. The samples are described in
 tests/interop/test_importers_foreign.py.
 """
 
@@ -15,11 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
-
-
-def picture(i):
-    return np.full((4, 5, 3), 10 * i, np.uint8)
 
 
 def edflow_module():
@@ -89,22 +83,6 @@ def make_edflow(root):
     assert [found[i]["name"] for i in range(7)] == found.labels["name"]
 
 
-def make_webdataset(root):
-    import webdataset
-
-    for shard in range(2):
-        with webdataset.TarWriter(str(root / f"shard-{shard}.tar"), mtime=0) as writer:
-            for i in range(2 * shard, 2 * shard + 2):
-                sample = {"cls": i, "json": {"x": [i]}, "txt": f"té{i}", "npy": np.arange(i, dtype="f4")}
-                sample |= {
-                    "pyd": {"k": np.arange(i)},
-                    "pth": torch.arange(i),
-                    "png": picture(i),
-                    "raw.bin": b"xy",
-                }
-                writer.write({"__key__": f"a/s{i}", **sample})
-
-
 def make_monai(root):
     from monai.data import PersistentDataset
     from monai.transforms import Transform
@@ -128,80 +106,10 @@ def make_monai(root):
     (root / "order.txt").write_text("\n".join(names) + "\n")
 
 
-def make_mds(root):
-    from streaming import MDSWriter
-
-    columns = {
-        "a": "int",
-        "x": "ndarray",
-        "fixed": "ndarray:float32:2,2",
-        "typed": "ndarray:int16",
-        "t": "str",
-    }
-    columns |= {"b": "bytes", "u8": "uint8", "f": "float64", "si": "str_int", "sf": "str_float", "j": "json"}
-    columns |= {"p": "pkl", "im": "png"}
-    for name, compression in (("plain", None), ("zstd", "zstd:3")):
-        with MDSWriter(
-            out=str(root / name), columns=columns, size_limit=1000, compression=compression
-        ) as writer:
-            for i in range(4):
-                sample = {"a": i, "x": np.arange(i + 1, dtype="f4"), "fixed": np.ones((2, 2), "f4") * i}
-                sample |= {
-                    "typed": np.ones((2, 300), "i2")[:, : 2 + 298 * (i == 3)],
-                    "t": f"t{i}",
-                    "b": b"x" * i,
-                }
-                sample |= {
-                    "u8": i,
-                    "f": i / 2,
-                    "si": i * 10**30,
-                    "sf": 0.1 * i,
-                    "j": {"k": [i]},
-                    "p": {"z": (i,)},
-                }
-                writer.write({**sample, "im": Image.fromarray(picture(i))})
-
-
-def litdata_sample(i):
-    return {"a": i, "x": np.arange(3) * i, "t": [f"t{i}", torch.ones(2) * i]}
-
-
-def litdata_pickled(i):
-    return {"a": {1, i}}
-
-
-def litdata_bytes(i):
-    return {"a": i, "b": bytes([i]) * 300}
-
-
-def make_litdata(root):
-    import litdata
-
-    functions = {"plain": litdata_sample, "pickled": litdata_pickled, "bytes": litdata_bytes}
-    for name, function in functions.items():
-        out = str(root / name)
-        litdata.optimize(fn=function, inputs=list(range(4)), output_dir=out, chunk_bytes="1MB", num_workers=1)
-
-
-def make_huggingface(root):
-    import datasets
-
-    rows = {"a": [0, 1, 2, 3], "t": ["w", "x", "y", None], "l": [[1.0], [2.0, 3.0], [], [4.5]]}
-    rows["im"] = [Image.fromarray(picture(i)) for i in range(4)]
-    datasets.Dataset.from_dict(rows).save_to_disk(str(root))
-
-
 if __name__ == "__main__":
     target = Path(sys.argv[1])
     shutil.rmtree(target, ignore_errors=True)
-    for make in (
-        make_edflow,
-        make_webdataset,
-        make_monai,
-        make_mds,
-        make_litdata,
-        make_huggingface,
-    ):
+    for make in (make_edflow, make_monai):
         folder = target / make.__name__.removeprefix("make_")
         folder.mkdir(parents=True)
         make(folder)

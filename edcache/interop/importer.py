@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edcache.base import ArchiveError, CacheKeywords, CacheOptions, OptionError, takes
 from edcache.dataset import CachedDataset
-from edcache.interop.import_packaged import HuggingFace, Litdata, Mds, Webdataset
 from edcache.interop.import_pickles import Edflow, Monai, TorchXla
 from edcache.interop.import_source import OldCache, fingerprint_of
 from edcache.interop.kinds import Kind
@@ -20,14 +19,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("edcache")
 
-_SOURCES: Final[dict[Kind, Callable[..., OldCache | Webdataset]]] = {
-    source.kind: source for source in (Edflow, TorchXla, Monai, Webdataset, Mds, Litdata, HuggingFace)
+_SOURCES: Final[dict[Kind, Callable[..., OldCache]]] = {
+    "edflow": Edflow,
+    "torch_xla": TorchXla,
+    "monai": Monai,
 }
 
 
 def old_cache(
     path: str, kind: Kind, *, trust_pickle: bool = False, order: Sequence[str] | None = None
-) -> OldCache | Webdataset:
+) -> OldCache:
     """Open a cache of another system as a source dataset; arguments and errors as of `import_cache`."""
     if kind not in _SOURCES:
         raise OptionError(f"kind={kind!r}; choose one of {', '.join(_SOURCES)}")
@@ -36,7 +37,7 @@ def old_cache(
     if not os.path.exists(path):
         raise ArchiveError(f"{path}: No such file or directory")
     source = _SOURCES[kind](path, trust_pickle, *([] if order is None else [order]))
-    if isinstance(source, OldCache) and not len(source):
+    if not len(source):
         raise ArchiveError(f"{path}: no sample in this {kind} cache")
     return source
 
@@ -57,9 +58,9 @@ def import_cache(
     Notes on the old cache are logged as warnings of the logger "edcache".
 
     Args:
-        old: the file or folder. Their own libraries read webdataset, MDS, litdata and datasets.
+        old: the file or folder.
         path: the archive. An interrupted import is continued.
-        kind: "edflow", "torch_xla", "monai", "webdataset", "mds", "litdata" or "huggingface".
+        kind: "edflow", "torch_xla" or "monai".
         trust_pickle: True unpickles everything, which runs any code of its author. By default only plain data, numpy
             arrays and torch tensors are read.
         order: for "monai": the names of the files, with or without ".pt", in the order of the samples.
@@ -72,14 +73,13 @@ def import_cache(
         ArchiveError: there is no such cache, or it is damaged; samples that were read before are kept,
             on_error="skip" goes on.
         CodecError: "train.zip: example_3.p needs module.Class; ...".
-        MissingDependencyError: "...: reading it takes a package; install it with: pip install edcache[mds]".
 
     >>> import_cache("cached/train.zip", "train.zip", "edflow", num_workers=4)
     """
     where = os.fspath(local_path(old))
     source = old_cache(where, kind, trust_pickle=trust_pickle, order=order)
     if keywords.get("on_error") in (None, "raise"):
-        source.first()  # raises its own error at once, if a package is missing
+        source.first()  # raises its own error at once
     for note in source.notes:
         logger.warning("%s: %s", where, note)
     if len(source.missing):

@@ -655,7 +655,7 @@ WRONG = {
     "build digits:mak -o new.zip": "AttributeError: module 'digits' has no attribute 'mak'",
     "build digits:number -o new.zip": '"digits:number" is 7, not a function that makes a dataset',
     "build digits:broken -o new.zip": "digits:broken raised RuntimeError: no data; here; EDCACHE_DEBUG=1",
-    "import old.tar.gz -o new.zip --from webdataset": "old.tar.gz: No such file or directory",
+    "import old.zip -o new.zip --from edflow": "old.zip: No such file or directory",
     "images nowhere -o new.zip": "nowhere: No such file or directory",
 }
 WRONG_USAGE = {

@@ -9,7 +9,7 @@ import pytest
 import torch
 from optional import Library
 
-from edcache import CachedDataset, import_cache
+from edcache import CachedDataset
 from edcache.writer.features import declared
 
 datasets = Library("datasets")
@@ -101,7 +101,7 @@ def test_a_source_gives_arrays_of_the_declared_dtype(source, tmp_path, options):
 
 def test_a_folder_that_datasets_saved_does_too(source, tmp_path):
     source.save_to_disk(tmp_path / "saved")
-    ds = import_cache(tmp_path / "saved", tmp_path / "a.zip", "huggingface", progress=False)
+    ds = CachedDataset(datasets.load_from_disk(tmp_path / "saved"), tmp_path / "a.zip", progress=False)
     check(ds[0], FULL)
     check(ds[1], HOLES)
 
