@@ -143,11 +143,8 @@ def build(factory: str, arguments: Sequence[str], version: str | None, **options
 @click.option(
     "--decode", type=click.Choice(["pil", "numpy", "tensor"]), default="pil", help="Form of images at a read."
 )
-@click.option(
-    "--extension", "extensions", multiple=True, metavar=".EXT", help="Files that count; repeatable."
-)
 @flags("num_workers", "on_error", "progress", "keep_existing", "as_json")
-def images(folder: str, decode: Any, extensions: Sequence[str], **options: Any) -> None:
+def images(folder: str, decode: Any, **options: Any) -> None:
     """Fill an archive with a tree of image files, as they are.
 
     FOLDER has a folder for each class: FOLDER/dog/1.jpg. Samples are {"image", "label", "path"}; label, path and
@@ -158,8 +155,7 @@ def images(folder: str, decode: Any, extensions: Sequence[str], **options: Any) 
     Example:
       edcache images imagenet/train -o train.zip --decode tensor -j 8
     """
-    source = partial(interop.image_folder, folder, decode, extensions or interop.EXTENSIONS)
-    _fill(source, dataset.CachedDataset, **options)
+    _fill(partial(interop.image_folder, folder, decode), dataset.CachedDataset, **options)
 
 
 def _fill(

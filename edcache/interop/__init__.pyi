@@ -1,5 +1,4 @@
 from .export import export as export
-from .folders import EXTENSIONS as EXTENSIONS
 from .folders import image_folder as image_folder
 from .importer import import_cache as import_cache
 from .kinds import Format as Format

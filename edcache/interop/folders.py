@@ -5,9 +5,9 @@ from __future__ import annotations
 import operator
 import os
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -15,23 +15,19 @@ from torch.utils.data import Dataset
 from edcache.base import OptionError, SampleIndexError, warn
 from edcache.codec import Decode, ImageFile
 
-EXTENSIONS = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_EXTENSIONS: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
-def image_folder(
-    root: str | os.PathLike[str],
-    decode: Decode = "pil",
-    extensions: str | Iterable[str] = EXTENSIONS,
-) -> ImageFolder:
+def image_folder(root: str | os.PathLike[str], decode: Decode = "pil") -> ImageFolder:
     """Open a tree of images with a folder for each class: root/dog/xxx.png, root/dog/nested/yyy.jpg.
 
     Args:
         decode: the default decoding of readers, see `edcache.ImageFile`.
-        extensions: of image files, in any case.
     Returns:
         A map-style dataset of {"image": ImageFile, "label": int, "path": str}, with `classes` (the folders' names,
-        sorted) and `class_to_idx`; paths are relative to root, with slashes. Order and labels are as in torchvision's
-        ImageFolder. The label columns of its cache are "label", "path" and "class_name": `ds.filter(class_name="dog")`.
+        sorted) and `class_to_idx`; paths are relative to root, with slashes. Files count by the endings of the formats
+        that an ImageFile has, in any case. Order and labels are as in torchvision's ImageFolder. The label columns of
+        its cache are "label", "path" and "class_name": `ds.filter(class_name="dog")`.
         Images in root itself, which have no class, are left out with a warning.
     Raises:
         OptionError: there is no such folder, it has no folders in it, or one of them has no image.
@@ -41,7 +37,7 @@ def image_folder(
 
     >>> ds = edcache.CachedDataset(edcache.image_folder("imagenet/train", decode="tensor"), "train.zip")
     """
-    return ImageFolder(root, decode, extensions)
+    return ImageFolder(root, decode)
 
 
 def _class_name(sample: dict[str, Any]) -> str:
@@ -54,19 +50,12 @@ class ImageFolder(Dataset[dict[str, Any]]):
 
     in_memory_keys: ClassVar[dict[str, Any]] = {"label": "label", "path": "path", "class_name": _class_name}
 
-    def __init__(
-        self,
-        root: str | os.PathLike[str],
-        decode: Decode,
-        extensions: str | Iterable[str],
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str], decode: Decode) -> None:
         # Not `root`, which a CachedDataset takes for a part of its own path.
         self.folder = os.fspath(root)
         # Raises for a decoding that an archive does not store.
         self.decoding = ImageFile(b"", decode).decoding
-        named = (extensions,) if isinstance(extensions, str) else tuple(extensions)
-        self.extensions = tuple(extension.lower() for extension in named)
-        self.classes, loose = _folders(self.folder, self.extensions)
+        self.classes, loose = _folders(self.folder)
         if loose:
             warn(
                 f"{self.folder}: {len(loose):,} images lie in the folder itself, and have no class: "
@@ -76,11 +65,10 @@ class ImageFolder(Dataset[dict[str, Any]]):
         self.paths: list[str] = []
         self._labels = array("q")
         for number, name in enumerate(self.classes):
-            files = list(_files(self.folder, name, self.extensions))
+            files = list(_files(self.folder, name))
             if not files:
                 raise OptionError(
-                    f"{self.folder}: the folder {name!r} has no {', '.join(self.extensions)} file; remove "
-                    "it, or pass extensions="
+                    f"{self.folder}: the folder {name!r} has no {', '.join(_EXTENSIONS)} file; remove it"
                 )
             self.paths += files
             self._labels.extend([number] * len(files))
@@ -114,7 +102,7 @@ class ImageFolder(Dataset[dict[str, Any]]):
         return {"names": self.paths, "sizes and times": stats, "decode": ", ".join(decode)}
 
 
-def _folders(root: str, extensions: tuple[str, ...]) -> tuple[list[str], list[str]]:
+def _folders(root: str) -> tuple[list[str], list[str]]:
     """List the folders of a folder, which are the classes, and the images beside them; both sorted."""
     try:
         with os.scandir(root) as entries:
@@ -124,12 +112,12 @@ def _folders(root: str, extensions: tuple[str, ...]) -> tuple[list[str], list[st
     folders = sorted(name for name in is_folder if is_folder[name])
     if not folders:
         raise OptionError(f"{root}: no folder in it; an image folder has one for each class: root/dog/1.jpg")
-    images = (name for name in is_folder if not is_folder[name] and name.lower().endswith(extensions))
+    images = (name for name in is_folder if not is_folder[name] and name.lower().endswith(_EXTENSIONS))
     return folders, sorted(images)
 
 
-def _files(root: str, name: str, extensions: tuple[str, ...]) -> Iterator[str]:
+def _files(root: str, name: str) -> Iterator[str]:
     """Yield the files of a class, in the order of torchvision's ImageFolder."""
     for folder, _, files in sorted(os.walk(os.path.join(root, name), followlinks=True)):
         inside = os.path.relpath(folder, root).replace(os.sep, "/")
-        yield from (f"{inside}/{file}" for file in sorted(files) if file.lower().endswith(extensions))
+        yield from (f"{inside}/{file}" for file in sorted(files) if file.lower().endswith(_EXTENSIONS))

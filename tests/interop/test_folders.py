@@ -235,15 +235,6 @@ def test_a_file_that_goes_while_it_is_cached_fails_its_sample(root, path):
     )
 
 
-def test_extensions_choose_the_files(root):
-    assert [s["path"] for s in image_folder(root / "..", extensions=".png")] == ["tree/cat/2.png"]
-    with pytest.raises(OptionError) as caught:
-        image_folder(root, extensions=[".png", ".Txt"])
-    assert str(caught.value) == (
-        f"{root}: the folder 'eel' has no .png, .txt file; remove it, or pass extensions="
-    )
-
-
 def test_an_archive_of_a_folder_stores_no_size(root):
     with pytest.raises(OptionError, match="an archive stores none"):
         image_folder(root, decode=edcache.Decoding("tensor", size=8))
