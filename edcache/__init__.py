@@ -31,7 +31,7 @@ The rooms, lowest floor first. Imports go down only, and take from another room 
     4  display   pictures, trees, summaries, HTML
     4  writer    append, seal and fill; fingerprints of sources; the base of backends
     5  dataset   datasets of the user: CachedDataset, views, samplers, loaders, @cachable
-    5  backends  places of archives: files, remote, mirror, shm, redis
+    5  backends  places of archives: files, remote, mirror, shm; samples in Redis
     6  tools     verify, digest, housekeeping
     6  interop   caches of other systems, files of other formats, folders of images
     7  cli       parse, call one function, print, exit code

@@ -1,4 +1,4 @@
-"""Files, objects behind a URL, shared memory, Redis. Below, only the registry of `storage` names them."""
+"""Files, objects behind a URL, shared memory; samples in Redis. Below, only the registry of `storage` names them."""
 
 from lazy_loader import attach_stub
 

@@ -1,33 +1,38 @@
-"""A Redis server, and a sealed archive there: uploaded in pieces, replaced as a whole.
+"""Samples in a Redis server, each under a key of its own, computed at their first use.
 
-PREFIX:archive      "ID NBYTES": the upload that is read
-PREFIX:ID:NUMBER    a piece of it, of 1 MiB but for the last
+PREFIX:SOURCE:INDEX    "claimed", while a process computes the sample; then the sample: a crc32 of the index,
+                       u64, and of all that follows; the schema as text; a zero byte; the record
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import operator
 import os
-import re
-import uuid
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from typing import Any, Final, NoReturn
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
-from edcache import base
-from edcache.backends import ObjectStore, Url
-from edcache.base import ArchiveNotFoundError, StaleArchiveError, StorageError
-from edcache.storage import ByteSource
+from torch.utils.data import Dataset
 
-_PIECE_NBYTES: Final = 1 << 20
-# The pieces of an upload that failed, or of a killed process, expire after a day.
-_UPLOAD_SECONDS: Final = 86_400
+from edcache import base, writer
+from edcache.backends import Url
+from edcache.base import EdcacheError, StorageError
+from edcache.codec import Encoder, decoder_of
+from edcache.format import crc32
+
 _TIMEOUT_SECONDS: Final = 10
-_EVICTED: Final = "a part of the archive was evicted, or has expired; build it again"
-_UPLOAD: Final = re.compile(rb"(\w+) (\d{1,15})")
+_CRC_NBYTES: Final = 4
+_CLAIM: Final = b"claimed"
+# The claim of a killed process expires after 10 s.
+_CLAIM_MS: Final = 10_000
+_LOOK_SECONDS: Final = 0.02
 
 
-class Server:
+class _Server:
     """A Redis server. Each process connects by itself, at its first command.
 
     Attributes:
@@ -55,45 +60,36 @@ class Server:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Server, (self._url,)
+        return _Server, (self._url,)
 
-    def ask(self, *commands: tuple[str | bytes | int, ...], reply: type = object) -> list[Any]:
-        """Send commands, such as ("GETRANGE", key, 0, 9), in one round trip; returns their answers.
-
-        Args:
-            reply: the type of each answer.
-        Raises: StorageError for the first command that failed.
-        """
+    def ask(self, *command: str | bytes | int) -> Any:
+        """Send a command, such as ("GET", key), and return its answer. Raises: StorageError."""
         try:
             import redis
         except ImportError:
             raise base.MissingDependencyError(
                 f"{self.path}: Redis needs redis-py; install it with: pip install edcache[redis]"
             ) from None
+        failed: Exception
         try:
-            pipeline = self._clients.get(self._connected).pipeline(transaction=False)
-            for command in commands:
-                pipeline.execute_command(*command)
-            # redis-py would quote the command in the error that it raises, with the bytes of a record.
-            answers: list[Any] = pipeline.execute(raise_on_error=False)
-            failed = next((answer for answer in answers if isinstance(answer, Exception)), None)
+            return self._clients.get(self._connected).execute_command(*command)
         except Exception as error:  # noqa: BLE001 - also TypeError for unknown options, and replies out of protocol
             failed = error
-        if failed is None and all(isinstance(answer, reply) for answer in answers):
-            return answers
-        text = "a reply of another type" if failed is None else self._url.scrubbed(str(failed))
+        # Not within the except block, whose error may have credentials in its text.
+        text = self._url.scrubbed(str(failed))
         if isinstance(failed, redis.AuthenticationError):
             text += "; give its password in the URL or in EDCACHE_REDIS_PASSWORD; no pickle carries it"
-        raise self.error(text)
+        raise self._error(text)
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
         """Get the values of keys, None for an absent one, in one round trip."""
-        (found,) = self.ask(("MGET", *keys), reply=list)
-        if len(found) != len(keys) or not all(isinstance(value, bytes | None) for value in found):
-            raise self.error("a reply of another type")
+        found = self.ask("MGET", *keys)
+        is_sound = isinstance(found, list) and len(found) == len(keys)
+        if not is_sound or not all(isinstance(value, bytes | None) for value in found):
+            raise self._error("a reply of another type")
         return list(found)
 
-    def error(self, text: str) -> StorageError:
+    def _error(self, text: str) -> StorageError:
         """Return the error for an answer that cannot be used."""
         return StorageError(f"{self.path}: the server does not do as it is asked: {text}", path=self.path)
 
@@ -112,104 +108,131 @@ class Server:
         return redis.Redis.from_url(f"{place}?{urlencode(self._query)}", **(options | self._url.options))
 
 
-class _Upload(ByteSource):
-    """The archive under a prefix, as one upload left it. When another takes its place, reading raises."""
+class RedisDataset(Dataset[Any]):
+    """A map-style dataset whose samples a Redis server keeps from their first use on, for several hosts.
 
-    by_request = True
+    A sample that the server has evicted or forgotten, that has expired, or whose bytes are damaged is
+    computed again.
 
-    def __init__(self, server: Server) -> None:
-        self.path, self._server = server.path, server
-        found = self.identity_at(server)
-        if found is None:
-            text = f"{self.path}: no archive under this prefix; build it first"
-            raise ArchiveNotFoundError(text, path=self.path)
-        self._id, self._nbytes = found
-        pieces = self.keys(server, found)
-        if server.ask(("EXISTS", *pieces)) != [len(pieces)]:
-            raise ArchiveNotFoundError(f"{self.path}: {_EVICTED}", path=self.path)
+    Args:
+        source: the dataset, with __len__ and __getitem__(int).
+        url: "redis://host:6379/0?prefix=name" ("rediss://" for TLS, "unix:///run/redis.sock?prefix=name" for
+            a socket). "&ttl=86400" lets each sample expire that many seconds after it was computed.
+        transform: a function that each sample goes through whenever it is read.
+        fingerprint: identifies the source, as for CachedDataset. Sources that differ in it or in their length
+            have different keys, so that none gets the samples of another. False: all have the same.
+    Raises:
+        SourceError: "redis://host/0?prefix=name: the source raised at index 30: ValueError: ...".
+        CodecError: a sample cannot be stored.
+        StorageError: the server does not answer, or refuses the password.
+    Warns: RuntimeWarning, once, if the server answers but keeps nothing, as when its memory is full and it
+        evicts nothing. Samples that it does not have are computed at every read then.
 
-    @staticmethod
-    def identity_at(server: Server) -> tuple[str, int] | None:
-        """Return the id of the present upload and the bytes of its archive; None if there is no archive."""
-        (found,) = server.values([f"{server.prefix}:archive"])
-        upload = _UPLOAD.fullmatch(found or b"")
-        if found is not None and upload is None:
-            raise server.error(f"another program keeps {server.prefix}:archive; choose another prefix")
-        return None if upload is None else (upload[1].decode(), int(upload[2]))
+    Cost: one round trip for a batch, and two for each sample that is computed. A process waits for a sample
+    that another one computes, for 10 s at most: one that takes longer may be computed twice.
+    Safety: threads, fork, spawn, forkserver. A pickle has no password, but for a process that multiprocessing
+    spawns; elsewhere $EDCACHE_REDIS_PASSWORD has it.
+    """
 
-    @staticmethod
-    def keys(server: Server, identity: tuple[str, int]) -> list[str]:
-        """Return the keys of the pieces of an upload."""
-        upload, nbytes = identity
-        return [f"{server.prefix}:{upload}:{k}" for k in range(-(-nbytes // _PIECE_NBYTES))]
+    path, _length = "redis", 0
 
-    def size(self) -> int:
-        return self._nbytes
+    def __init__(
+        self,
+        source: Any,
+        url: str,
+        *,
+        transform: Callable[[Any], Any] | None = None,
+        fingerprint: dict[str, Any] | bool | None = None,
+    ) -> None:
+        url = Url(url)  # from here on no local holds a password
+        self._server = server = _Server(url)
+        source = writer.by_items(source)
+        self.source, self.transform, self.path = source, transform, server.path
+        self._length = writer.length_of(source, self.path)
+        origin = writer.chosen_fingerprint(source, fingerprint)
+        # Without its code: a change of code is a warning, and no other key.
+        described = origin and [{k: v for k, v in origin.items() if k != "code"}, self._length]
+        text = json.dumps(described, sort_keys=True)
+        self._stem = f"{server.prefix}:{hashlib.sha256(text.encode()).hexdigest()[:16]}:"
 
-    def identity(self) -> tuple[str, int]:
-        return self._id, self._nbytes
+    def __len__(self) -> int:
+        return self._length
 
-    def tag(self) -> tuple[object, ...]:
-        return self.path, self._id
+    def __repr__(self) -> str:
+        return f"RedisDataset({self.path!r}, {self._length:,} samples)"
 
-    def reopened(self) -> _Upload:
-        return _Upload(self._server)
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
 
-    def check_unchanged(self) -> None:
-        """See `ByteSource`: one round trip."""
-        if self.identity_at(self._server) != self.identity():
-            text = f"{self.path}: another archive took its place; open it again"
-            raise StaleArchiveError(text, path=self.path)
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        """Read the samples at indices in [-len(self), len(self)), by one round trip if the server has them."""
+        positions = [operator.index(index) for index in indices]
+        for index in positions:
+            if not -self._length <= index < self._length:
+                text = f"{self.path}: index {index} not in [{-self._length:,}, {self._length:,})"
+                raise base.SampleIndexError(text, path=self.path, index=index)
+        positions = [index % self._length for index in positions]
+        values = self._values(positions)
+        samples = [_decoded(values[index]) for index in positions]
+        return samples if self.transform is None else list(map(self.transform, samples))
 
-    def pread(self, offset: int, nbytes: int) -> bytes:
-        return bytes(self.read_many([(offset, nbytes)])[0])
+    def _values(self, indices: list[int]) -> dict[int, bytes]:
+        """Get the values of samples; an absent one is computed, or waited for while another process computes it."""
+        values: dict[int, bytes] = {}
+        absent, end = list(dict.fromkeys(indices)), time.monotonic() + _CLAIM_MS / 1000
+        while absent:
+            found = self._server.values([f"{self._stem}{index}" for index in absent])
+            for index, value in zip(absent, found, strict=True):
+                if value is not None and _crc(index, memoryview(value)[_CRC_NBYTES:]) == value[:_CRC_NBYTES]:
+                    values[index] = value
+                elif (
+                    value not in (None, _CLAIM)  # damaged, or of another program
+                    or (value is None and self._set(index, _CLAIM, "NX", "PX", _CLAIM_MS))
+                    or time.monotonic() > end
+                ):
+                    values[index] = self._computed(index)
+            absent = [index for index in absent if index not in values]
+            if absent:
+                time.sleep(_LOOK_SECONDS)
+        return values
 
-    def read_many(self, extents: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """See `ByteSource`: one round trip."""
-        commands: list[tuple[str | int, ...]] = []
-        sizes: list[int] = []
-        for start, nbytes in extents:
-            end = min(start + nbytes, self._nbytes)
-            sizes.append(max(end - start, 0))
-            for low in range(start - start % _PIECE_NBYTES, end, _PIECE_NBYTES):
-                key = f"{self._server.prefix}:{self._id}:{low // _PIECE_NBYTES}"
-                commands.append(("GETRANGE", key, max(start - low, 0), min(end - low, _PIECE_NBYTES) - 1))
-        data = memoryview(b"".join(self._server.ask(*commands, reply=bytes) if commands else ()))
-        if len(data) != sum(sizes):
-            self.check_unchanged()
-            raise self._server.error(_EVICTED)
-        return [data[end - nbytes : end] for end, nbytes in zip(accumulate(sizes), sizes, strict=True)]
+    def _set(self, index: int, value: bytes, *options: str | int) -> bool:
+        """Set a value; True if it was set, or if the server refuses it, as when its memory is full."""
+        try:
+            return bool(self._server.ask("SET", f"{self._stem}{index}", value, *options))
+        except StorageError as error:
+            message = f"{error}; samples that it does not have are computed at every read"
+            base.warn(message, once=(self.path, "full"))
+            return True
 
-    def map(self, nbytes: int) -> NoReturn:
-        raise StorageError(f"{self.path}: mapping {nbytes:,} bytes: they are in a server", path=self.path)
+    def _computed(self, index: int) -> bytes:
+        """Compute a sample in this process, and set its value."""
+        try:
+            value = _encoded(index, self.source[index])
+        except Exception as error:
+            with suppress(StorageError):  # the claim expires
+                self._server.ask("UNLINK", f"{self._stem}{index}")
+            if isinstance(error, EdcacheError):
+                raise error.within(f"{self.path}: sample {index}", self.path, index) from error
+            text = f"the source raised at index {index}: {type(error).__name__}: {error}"
+            raise base.SourceError(f"{self.path}: {text}", path=self.path, index=index) from error
+        self._set(index, value, *self._server.expiry)
+        return value
 
-    def close(self) -> None:
-        """See `ByteSource`: connections are closed with the last reference to them."""
+
+def _crc(index: int, data: bytes | memoryview) -> bytes:
+    return crc32(data, crc32(index.to_bytes(8, "little"))).to_bytes(_CRC_NBYTES, "little")
 
 
-class RedisStore(ObjectStore):
-    """A URL of a Redis server, with more options of redis-py; its prefix names one archive."""
+def _encoded(index: int, sample: Any) -> bytes:
+    """Encode a sample as a value. Raises: CodecError, ImageError."""
+    encoder = Encoder()
+    encoded = encoder.encode(sample)
+    data = encoder.schemas[encoded.schema].encode() + b"\0" + encoded.record()
+    return _crc(index, data) + data
 
-    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        self._server = Server(Url(text, storage_options))
-        super().__init__(self._server.path)
 
-    def open(self) -> _Upload:
-        return _Upload(self._server)
-
-    def put(self, path: str, tell: Callable[[int, int], object]) -> None:
-        """See the base class. The pieces of the earlier archive are deleted after the new one is named."""
-        server, new = self._server, (uuid.uuid4().hex, os.path.getsize(path))
-        pieces = _Upload.keys(server, new)
-        with open(path, "rb") as file:
-            for key in pieces:
-                server.ask(("SET", key, file.read(_PIECE_NBYTES), "EX", _UPLOAD_SECONDS))
-                tell(file.tell(), new[1])
-        keep = ("EXPIRE", *server.expiry[1:]) if server.expiry else ("PERSIST",)
-        kept = server.ask(*((keep[0], key, *keep[1:]) for key in pieces))
-        if not all(kept):
-            raise server.error(_EVICTED)
-        before = _Upload.identity_at(server)
-        server.ask(("SET", f"{server.prefix}:archive", f"{new[0]} {new[1]}", *server.expiry))
-        if before is not None:
-            server.ask(("UNLINK", *_Upload.keys(server, before)))
+def _decoded(value: bytes) -> Any:
+    """Decode the sample in a sound value, as a copy."""
+    end = value.index(b"\0", _CRC_NBYTES)
+    return decoder_of(value[_CRC_NBYTES:end].decode()).decode(memoryview(value)[end + 1 :])

@@ -51,8 +51,7 @@ class CachedDataset(ArchiveDataset[T_co]):
             opens an archive that exists.
         path: the archive file. Without a path it is `<root>/cached/<name>.zip`, where `root` and `name` are attributes
             of the source. "shm://name" is an archive in shared memory, for all processes of the user on this host; it
-            is freed when the last of them closes it or ends. "redis://host:6379/0?prefix=name" (rediss:// for TLS,
-            unix:// for a socket) is an archive in a Redis server; see the guide to Redis.
+            is freed when the last of them closes it or ends.
         fingerprint: identifies the source, and must equal the archive's. By default it is made from the class of
             the source and its attributes, including the datasets that it wraps. A JSON-able dict replaces it.
             False compares nothing.

@@ -26,13 +26,11 @@ from edcache.storage.source import ByteSource
 GROUP: Final = "edcache.backends"
 _FILES: Final = "edcache.backends.file_store:FileStore"
 _OBJECTS: Final = "edcache.backends.remote.object:RemoteStore"
-_REDIS: Final = "edcache.backends.redis:RedisStore"
 _MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"
 _BACKENDS: Final = {
     "": _FILES,
     "file": _FILES,
     "shm": _MEMORY,
-    **dict.fromkeys(("redis", "rediss", "unix"), _REDIS),
     **dict.fromkeys(("http", "https", "s3", "s3a", "gs", "gcs", "hf"), _OBJECTS),
 }
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
@@ -127,7 +125,7 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     """Where an archive is, and will be whichever folder this process works in then; nothing is opened.
 
     Args:
-        path: of a file, or a URL: http, https, s3, gs, hf, redis, whatever fsspec knows or a backend is
+        path: of a file, or a URL: http, https, s3, gs, hf, whatever fsspec knows or a backend is
             installed for; "file://" is a path. A Location is returned as it is.
         storage_options: for the engine that reads a URL; OptionError where they are no dict or for a path.
     """

@@ -674,7 +674,6 @@ def raising(served):
         lambda: from_cache(s3, storage_options=bad | once),
         lambda: from_cache(s3, storage_options=bad | once | {"client_kwargs": SECRET}),
         lambda: CacheWriter(url, storage_options=OPTIONS | once),
-        lambda: from_cache(redis),
         lambda: RedisDataset([1], redis)[0],
         lambda: RedisDataset([1], redis.partition("?")[0]),
     )

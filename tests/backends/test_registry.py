@@ -191,7 +191,7 @@ def test_a_path_is_told_from_a_url_once(shelf, tmp_path, monkeypatch):
         assert store_at(path).local_path() == str(tmp_path / path.removeprefix("file:///")).replace(
             f"{tmp_path}{tmp_path}", str(tmp_path)
         )
-    for url in ("https://h/a.zip", "s3://b/a.zip", "zip://a.zip::https://h/b.zip", "redis://h/0?prefix=a"):
+    for url in ("https://h/a.zip", "s3://b/a.zip", "zip://a.zip::https://h/b.zip"):
         with pytest.raises(OptionError, match="this takes"):
             located(url).local_path()
     with pytest.raises(OptionError, match="train.zip: storage_options are for URLs, and this is a path"):

@@ -154,7 +154,7 @@ def test_commands_that_read_no_sample_take_no_torch_and_filter_as_a_dataset_does
 
 
 def test_what_reads_an_archive_anywhere_is_there_before_torch():
-    modules = [f"edcache.backends.{name}" for name in ("redis", "mirror.copy", "remote.http", "shm")]
+    modules = [f"edcache.backends.{name}" for name in ("mirror.copy", "remote.http", "shm")]
     code = f"import sys, {', '.join(modules)}; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert answer.stdout == "False\n", answer.stderr
