@@ -3,7 +3,7 @@
     edflow       CachedDataset, PathCachedDataset, cachable
     torch_xla    CachedDataset
     monai        CacheDataset, PersistentDataset; it imports MONAI
-    kappadata    RedisDataset, PercentFilterWrapper, OversamplingWrapper
+    kappadata    RedisDataset
 
 docs/migrating.md has old code beside new code, and the differences.
 """

@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, TensorDataset
 
 import edcache
 from edcache import View
-from edcache.compat import edflow, kappadata, torch_xla
+from edcache.compat import edflow, torch_xla
 from edcache.errors import (
     ArchiveNotFoundError,
     OptionError,
@@ -294,24 +294,3 @@ def test_a_dataset_of_items_is_cached_by_its_items(tmp_path, kind):
     assert edcache.CachedDataset(kind([2, 0, 1]), tmp_path / "k.zip").complete
     with pytest.raises(StaleCacheError):
         edcache.CachedDataset(kind([2, 0, 2]), tmp_path / "k.zip")
-
-
-def test_wrappers_round_as_those_of_kappadata_do(tmp_path):
-    """The numbers are what kappadata 1.0.7 and 1.4.15 have."""
-    classes = [0] * 13 + [1] * 7 + [2] * 4 + [0, 2, 1, 2]
-    ds = edcache.CachedDataset(Items(classes), tmp_path / "k.zip", in_memory_keys=["class"], progress=False)
-    rows = kappadata.OversamplingWrapper(ds).indices.tolist()
-    assert rows == [*range(28), 20, 21, 22, 23, 25, 27]
-    bounds = {
-        (0.25, 0.75, False, False): (7, 21),
-        (0.29, 0.57, False, False): (8, 15),
-        (0.29, 0.57, True, False): (9, 15),
-        (0.29, 0.57, True, True): (9, 16),
-        (None, 0.1, False, True): (0, 3),
-        (0.9, None, True, False): (26, 28),
-        (0.5, 0.0, False, False): (14, 28),
-        (0.8, 0.2, False, False): (22, 22),
-    }
-    for given, (start, stop) in bounds.items():
-        rows = kappadata.PercentFilterWrapper(ds, *given).indices.tolist()
-        assert rows == list(range(start, stop)), given
