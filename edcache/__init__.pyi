@@ -10,6 +10,8 @@ from .dataset import CachedDataset as CachedDataset
 from .dataset import View as View
 from .dataset import cachable as cachable
 from .dataset import concat as concat
+from .dataset import map as map
+from .dataset import mapped as mapped
 from .dataset import mix as mix
 from .dataset import zip_fields as zip_fields
 from .errors import CorruptArchiveError as CorruptArchiveError

@@ -7,6 +7,8 @@ from .chunk import Chunk as Chunk
 from .description import qualified_name as qualified_name
 from .features import by_items as by_items
 from .features import declared as declared
+from .fetcher import After as After
+from .fetcher import Before as Before
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
 from .fingerprint import changed_code as changed_code

@@ -44,12 +44,14 @@ class _Worker:
 
     place: int64 [3], written by the worker alone: the first index that it computes, counted from 1, or 0; when it
         began, as of `time.monotonic_ns`; how many samples it computes at once.
-    results: the worker's last word, see `work`. is_late: its sample took longer than the timeout.
+    results: the worker's last word, see `work`. slot: of its crew, from 0; the worker in its place gets the same.
+    is_late: its sample took longer than the timeout.
     """
 
     process: Any
     results: Any
     place: Any
+    slot: int
     is_late: bool = False
 
 
@@ -81,8 +83,8 @@ class Crew:
         if process.name.startswith(_NAME) and getattr(process, "_inheriting", False):
             os._exit(_NO_GUARD)
         try:
-            for _ in range(self._size):
-                self._start()
+            for slot in range(self._size):
+                self._start(slot)
             while self._workers:
                 events = [event for w in self._workers for event in (w.results, w.process.sentinel)]
                 connection.wait(events, _TICK_SECONDS)
@@ -97,17 +99,17 @@ class Crew:
         if self._failures and self._options.on_error == "raise":
             raise SourceError(f"{self._path}: {'; '.join(self._failures)}", path=self._path)
 
-    def _start(self) -> None:
+    def _start(self, slot: int) -> None:
         end = None
         number = next(self._numbers)
         try:
             place = self._context.RawArray("q", 3)
             results, end = self._context.Pipe(duplex=False)
             process = self._context.Process(
-                target=work, args=(self._job, place, number, end), name=f"{_NAME}{number}"
+                target=work, args=(self._job, place, slot, number, end), name=f"{_NAME}{number}"
             )
             process.start()
-            self._workers.append(_Worker(process, results, place))
+            self._workers.append(_Worker(process, results, place, slot))
         except OSError as error:
             raise storage_error(self._path, "starting a worker process", error) from error
         except Exception as error:
@@ -137,7 +139,7 @@ class Crew:
         if message is not None:
             if not worker.is_late:
                 self._note_death(message, worker.place[2], worker.process.exitcode)
-            self._start()
+            self._start(worker.slot)
 
     def _check_timeout(self, worker: _Worker) -> None:
         timeout = self._options.timeout

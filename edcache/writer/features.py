@@ -76,6 +76,12 @@ def batches_of(source: Any) -> tuple[Ask | None, bool]:
     return (_getitems(source), False) if ask is None else (ask, True)
 
 
+def gives_batches(source: Any) -> bool:
+    """True if a source computes samples in batches, by `__getitems__`."""
+    ask, takes_any = batches_of(source)
+    return ask is not None and not takes_any
+
+
 def _getitems(source: Any) -> Ask | None:
     """Return the method `__getitems__` if it gives the same samples as `__getitem__`.
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from edcache.base import SourceError
+from edcache.base import EdcacheError, SourceError
 from edcache.codec import Columns
 from edcache.writer.builder import ChunkBuilder
-from edcache.writer.features import batches_of
+from edcache.writer.features import Ask, batches_of
 from edcache.writer.job import Job
 
 Before: TypeAlias = Callable[[int, int], object]
@@ -36,6 +36,8 @@ class Fetcher:
         self._job, self._builder = job, builder
         self._before, self._after = before, after
         self._ask, self.takes_any = batches_of(job.source)
+        # See `dataset/mapped.py:MappedOnDevices`.
+        self._stream = getattr(job.source, "__edcache_stream__", None)
 
     def compute(self, batches: Iterable[list[int]]) -> Iterator[int]:
         """Add the samples of batches of rising indices.
@@ -43,8 +45,18 @@ class Fetcher:
         Yields: the number of samples that were added or refused since the last one; the chunk may be published then.
         Raises: SourceError, CodecError, LabelError, for a sample that is refused, unless failures are kept.
         """
-        for indices in batches:
-            yield from self._compute(indices)
+        if self._stream is None:
+            for indices in batches:
+                yield from self._compute(indices)
+            return
+        for indices, results in self._stream(iter(batches), self._before, self._after, self._job.suspects):
+            self._after(0, 0)
+            made = None
+            with suppress(
+                EdcacheError
+            ):  # it makes no columns; by `source[index]`, the error names the sample
+                made = _counted(results, len(indices))
+            yield from self._compute(indices) if made is None else self._add(indices, made)
 
     def _compute(self, indices: list[int]) -> Iterator[int]:
         """Add the samples of a batch; if the source raises, try its halves, down to the sample that raises."""
@@ -54,14 +66,8 @@ class Fetcher:
                 yield 1
             return
         made = self._made(indices, self._ask)
-        if isinstance(made, Columns):
-            yield from self._add_columns(indices, made)
-        elif made is not None:
-            for index, sample in zip(indices, made, strict=True):
-                nbytes = self._builder.nbytes
-                self._builder.add(index, sample)
-                self._after(1, self._builder.nbytes - nbytes)
-                yield 1
+        if made is not None:
+            yield from self._add(indices, made)
         elif len(indices) == 1:
             self._compute_one(indices[0])
             yield 1
@@ -70,24 +76,24 @@ class Fetcher:
             yield from self._compute(indices[:half])
             yield from self._compute(indices[half:])
 
-    def _made(self, indices: list[int], ask: Callable[[list[int]], Any]) -> Columns | list[Any] | None:
+    def _made(self, indices: list[int], ask: Ask) -> Columns | list[Any] | None:
         """Ask for a batch; None if the source raises, or gives another number of samples."""
         self._before(indices[0], len(indices))
         try:
             with suppress(Exception):  # by `source[index]`, the error names the sample
-                made = ask(indices)
-                columns = made if isinstance(made, list | Columns) else Columns(made)
-                count = columns.count if isinstance(columns, Columns) else len(columns)
-                return columns if count == len(indices) else None
+                return _counted(ask(indices), len(indices))
         finally:
             self._after(0, 0)
         return None
 
-    def _add_columns(self, indices: list[int], columns: Columns) -> Iterator[int]:
+    def _add(self, indices: list[int], made: Columns | list[Any]) -> Iterator[int]:
         row = 0
         while row < len(indices):
-            nbytes = self._builder.nbytes
-            count = self._builder.add_columns(indices, columns, row)
+            nbytes, count = self._builder.nbytes, 1
+            if isinstance(made, Columns):
+                count = self._builder.add_columns(indices, made, row)
+            else:
+                self._builder.add(indices[row], made[row])
             row += count
             self._after(count, self._builder.nbytes - nbytes)
             yield count
@@ -104,3 +110,10 @@ class Fetcher:
             self._builder.add(index, sample)
         finally:
             self._after(1, self._builder.nbytes - nbytes)
+
+
+def _counted(made: Any, count: int) -> Columns | list[Any] | None:
+    """Return samples as a list or Columns; None if they are not `count`. Raises: as Columns does."""
+    columns = made if isinstance(made, list | Columns | None) else Columns(made)
+    length = columns.count if isinstance(columns, Columns) else len(columns or ())
+    return columns if length == count else None

@@ -7,7 +7,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edcache import base, storage
@@ -51,6 +51,11 @@ class Job:
         assert self.head.length is not None
         return self.head.length
 
+    def of_worker(self, slot: int) -> Job:
+        """Return the job with the source as one worker computes it, if the source tells workers apart."""
+        own = getattr(self.source, "__edcache_worker__", None)
+        return self if own is None else replace(self, source=own(slot))
+
     def open(self) -> Appender:
         """Open the archive, made if it is not there yet; of a longer source it gets the length, as `grow` allows.
 
@@ -78,11 +83,18 @@ class Job:
                 changes["fingerprint"] = comparable(fingerprint, chain.origin.fingerprint, self.source, None)
             appender.amend(**changes)
 
-    def builder(self, appender: Appender | None = None, *, keeps_failures: bool = True) -> ChunkBuilder:
+    def builder(
+        self,
+        appender: Appender | None = None,
+        *,
+        keeps_failures: bool = True,
+        seconds: float | None = None,
+    ) -> ChunkBuilder:
         """Make a builder of chunks with the label columns that the archive was begun with.
 
         appender: the archive; None in a process that need not see it.
         keeps_failures: False lets every sample that is refused raise, with any `on_error`.
+        seconds: from one publication to the next, as of ChunkBuilder.
         """
         head = self.head if appender is None else appender.head
         return ChunkBuilder(
@@ -92,6 +104,7 @@ class Job:
             self.chunk_size,
             failure_of=self.failure_of if keeps_failures else None,
             label_schema=None if appender is None else appender.label_schema(),
+            seconds=seconds,
         )
 
     def compute(self, index: int) -> Any:

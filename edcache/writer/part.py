@@ -16,6 +16,7 @@ import numpy as np
 
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
+from edcache.writer.features import gives_batches
 from edcache.writer.fetcher import After, Before, Fetcher
 from edcache.writer.job import Job
 
@@ -27,6 +28,9 @@ MISSING, RETRIED, FAILED, ABSENT, PRESENT = range(5)
 # waits long for the one with the last claims, also if samples take longer than those before them.
 _RUN_SECONDS: Final = 0.25
 _RUN_PART: Final = 64
+# Batches are computed by models most often, and dear: of theirs a kill costs so long, and the one that is computed. A
+# publication takes a millisecond.
+_BATCH_SECONDS: Final = 0.05
 
 
 class Presence:
@@ -110,7 +114,8 @@ class Part:
         self._appender, self._claims = appender, appender.claims
         self._presence = presence
         self._before, self._after = before, after
-        self._builder = job.builder(appender)
+        seconds = _BATCH_SECONDS if gives_batches(job.source) else None
+        self._builder = job.builder(appender, seconds=seconds)
         self._claim_size = appender.head.claim_size
         self._fetcher = Fetcher(job, self._builder, before, after)
         self._batch_size = job.options.batch_size or self._claim_size

@@ -26,19 +26,20 @@ class Stopped(KeyboardInterrupt):
     """End of the fill for this worker; the samples that it has computed are to be published."""
 
 
-def work(job: Job, place: Any, number: int, results: Any) -> None:
+def work(job: Job, place: Any, slot: int, number: int, results: Any) -> None:
     """Fill together with others until nothing is missing.
 
     Sends to `results`: None if nothing is missing; the index that it computed, or -1, if a signal ended it;
     else its error, as `Carried`.
 
     Args:
-        place: as of `crew._Worker`.
+        place, slot: as of `crew._Worker`. number: of all workers of the fill, also of ended ones.
     """
     turn = _Turn(place)
     _prepare(turn, number)
     message: Any = None
     try:
+        job = job.of_worker(slot)
         with closing(job.open()) as appender:
             appender.claims.join_fillers()
             presence = Presence(appender, job.length, job.since)

@@ -1,0 +1,113 @@
+"""Compute batches on devices: which ones, the function on one, and results on their way back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from edcache.base import OptionError, shown
+
+Function: TypeAlias = Callable[[Any], Any]
+Devices: TypeAlias = str | torch.device | Sequence[str | torch.device] | None
+
+
+def devices_of(fn: Function, asked: Devices) -> list[torch.device]:
+    """Return the devices of `map(devices=)`; none if the function computes where it is called.
+
+    Raises: OptionError, one is no device, or is not here.
+    """
+    if asked is None:
+        return [place for place in [_place_of(fn)] if place.type != "cpu"]
+    if asked == "auto":
+        rank, count = os.environ.get("LOCAL_RANK"), torch.cuda.device_count()
+        asked = (
+            ["cpu"]
+            if not count
+            else [f"cuda:{k}" for k in range(count)]
+            if rank is None
+            else [f"cuda:{rank}"]
+        )
+    names = [asked] if isinstance(asked, str | torch.device) else list(asked)
+    try:
+        devices = [torch.device(name) for name in names]
+        for device in {*devices}:
+            torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise OptionError(f"devices={shown(asked)}: {error}", option="devices") from error
+    if not devices:
+        raise OptionError('devices=[]; give at least one device, "auto" or None', option="devices")
+    return devices
+
+
+def _place_of(fn: Function) -> torch.device:
+    if isinstance(fn, torch.nn.Module):
+        for tensor in itertools.chain(fn.parameters(), fn.buffers()):
+            return tensor.device
+    return torch.device("cpu")
+
+
+def check_frozen(fn: Function) -> Function:
+    """Return a function; OptionError if it is a module in training mode, or a method of one."""
+    module = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
+    if isinstance(module, torch.nn.Module) and module.training:
+        raise OptionError(
+            f"fn is a {type(module).__name__} in training mode; call .eval() on it first", option="fn"
+        )
+    return fn
+
+
+class OnDevice:
+    """Function of batches on a device.
+
+    fn: a module, which is moved there, or a function of the device that returns the function.
+    """
+
+    def __init__(self, fn: Function, device: torch.device) -> None:
+        self._device = device
+        self._fn = fn.to(device) if isinstance(fn, torch.nn.Module) else check_frozen(fn(device))
+
+    def launch(self, batch: Any) -> Pending:
+        """Compute a batch; on a GPU the result arrives later."""
+        with torch.no_grad():
+            if self._device.type != "cuda":
+                made = self._fn(_map_tensors(batch, lambda tensor: tensor.to(self._device)))
+                return Pending(_map_tensors(made, torch.Tensor.cpu), None)
+            with torch.cuda.device(self._device):
+                made = self._fn(
+                    _map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+                )
+                # Into pinned memory, while the device goes on.
+                made = _map_tensors(made, lambda tensor: tensor.to("cpu", non_blocking=True))
+                arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                arrived.record()
+                return Pending(made, arrived)
+
+
+class Pending:
+    """Result of a batch on its way from the device."""
+
+    def __init__(self, made: Any, arrived: torch.cuda.Event | None) -> None:
+        self._made, self._arrived = made, arrived
+
+    def result(self) -> Any:
+        """Wait for it. Raises: as the device does, also for an earlier launch."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._made
+
+
+def _map_tensors(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Copy a tree of dicts, lists and tuples with other tensors."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {key: _map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_map_tensors(item, change) for item in value))
+    if type(value) in (list, tuple):
+        return type(value)(_map_tensors(item, change) for item in value)
+    return value

@@ -1,0 +1,406 @@
+"""`map`: a cache of the results of a function, most often a frozen model, of the samples of a dataset."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from copy import copy
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from edcache import base, writer
+from edcache.base import CacheOptions, EdcacheError, OptionError, takes
+from edcache.codec import Columns
+from edcache.dataset.cached import CachedDataset
+from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of
+from edcache.dataset.indexing import Readable
+from edcache.writer import After, Before
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+Bucket: TypeAlias = tuple[list[int], Any]
+"""Samples of one shape in a batch: their positions in it, and the samples collated."""
+Stream: TypeAlias = Callable[[Iterator[list[int]], Before, After, Set[int]], Iterator[tuple[list[int], Any]]]
+
+
+@takes(CacheOptions, without=("batch_size",))
+def map(  # type: ignore[misc]  # it has a batch_size of its own
+    fn: Function,
+    source: Any,
+    path: str | os.PathLike[str],
+    *,
+    batch_size: int | None = None,
+    devices: Devices = None,
+    keep: str | Sequence[str] = (),
+    version: object = None,
+    **keywords: Unpack[base.CacheKeywords],
+) -> CachedDataset[Any]:
+    """Cache the results of a function of the samples of a dataset: latents, embeddings, features, logits.
+
+    Args:
+        fn: a function of a sample; with `batch_size` of a batch, as `default_collate` makes it. It returns a dict or a
+            tuple of tensors or lists, with one item for each sample; one tensor [n, ...]; or a list of n samples. An
+            nn.Module must be in evaluation mode. Gradients are off.
+        source: a map-style dataset, a cache, or a view.
+        path: the archive of the results, as of `CachedDataset`.
+        batch_size: the number of samples in a call of `fn`. A killed process loses the batch that it computes, and the
+            results of the last 0.05 seconds. Samples of several shapes are a batch for each shape. If `fn` raises, as
+            for want of memory, halves of the batch are tried, down to the sample that raises.
+        devices: "cuda:0", a list of devices, or "auto": all CUDA devices of the machine, or under torchrun the one of
+            this rank. One process computes on each. `fn` is then an nn.Module, which is moved to the device, or a
+            function of the device that returns the function of a batch. Batches are moved to the device, and results
+            back. The default is the device of the parameters of `fn`, if it has any and it is not the CPU.
+        keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
+            stays a label. Numbers, which were collated, are kept as Python numbers.
+        version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
+        keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each.
+    Returns:
+        A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` is not called.
+    Raises:
+        OptionError: "fn is a Linear in training mode; call .eval() on it first".
+        SourceError, StaleCacheError: as `CachedDataset` raises them. `fn` with the values that it holds, as the weights
+            of a module, `source`, `keep` and `version` identify the results.
+
+    Safety: any number of processes may make the same call. They share the work, and none computes a batch of another.
+
+    >>> encoder = load_encoder().eval()
+    >>> latents = edcache.map(encoder, images, "latents.zip", batch_size=64, devices="auto", keep="label")
+    """
+    options: dict[str, Any] = dict(keywords)
+    keep = [keep] if isinstance(keep, str) else list(keep)
+    labels = [name for name in keep if isinstance(source, Readable) and name in source.labels]
+    if labels:
+        options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels)
+    if batch_size is None:
+        if devices is not None:
+            raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
+        return CachedDataset(Mapped(fn, source, keep, labels, version), path, **options)
+    base.check_count("batch_size", batch_size)
+    batches = MappedBatches(fn, source, keep, labels, version)
+    if places := devices_of(fn, devices):
+        batches.compute_on(places, options.get("num_workers", 0))
+        options = _for_devices(places, options)
+    return CachedDataset(batches, path, batch_size=batch_size, **options)
+
+
+def _for_devices(devices: Sequence[torch.device], options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a fill that has a process for each device; one device is this process's."""
+    if options.get("executor") is not None:
+        text = "devices= are of this machine; with executor= fn finds its own"
+        raise OptionError(text, option="devices")
+    asked = options.get("multiprocessing_context")
+    context = asked if asked is not None or devices[0].type == "cpu" else "spawn"  # a fork cannot use CUDA
+    return options | {
+        "num_workers": 0 if len(devices) == 1 else len(devices),
+        "multiprocessing_context": context,
+    }
+
+
+def _with_labels(keys: Any, labels: list[str]) -> Any:
+    """Add the labels that are kept to `in_memory_keys`."""
+    if isinstance(keys, Mapping):
+        return {**{name: name for name in labels}, **keys}
+    return [*labels, *(key for key in keys or () if key not in labels)]
+
+
+class _Map(Protocol):
+    """Function that `mapped` makes."""
+
+    def __call__(self, source: Any, path: str | os.PathLike[str] | None = None) -> CachedDataset[Any]:
+        """Return the cache of the results for a source. path: in the place of the decorator's."""
+        ...
+
+
+def mapped(path: str | os.PathLike[str] | None = None, **options: Any) -> Callable[[Function], _Map]:
+    """Turn a function of a sample, or of a batch, into one of a dataset: it returns the cache of the results.
+
+    Args:
+        path: the archive. A call may give another one.
+        options: as of `map`.
+
+    >>> @edcache.mapped("features.zip", batch_size=256, num_workers=8)
+    ... def features(batch):
+    ...     return {"histogram": histograms(batch["image"])}
+    >>> train = features(images)
+    >>> test = features(test_images, "test-features.zip")
+    """
+
+    def decorate(fn: Function) -> _Map:
+        @functools.wraps(fn)
+        def call(source: Any, path: str | os.PathLike[str] | None = path) -> CachedDataset[Any]:
+            if path is None:
+                raise OptionError(f"{fn.__name__}() got no path; give it one, or @mapped", option="path")
+            return map(fn, source, path, **options)
+
+        return call
+
+    return decorate
+
+
+class Mapped(Dataset[Any]):
+    """Source of a mapped cache: results of a function of single samples.
+
+    Its public attributes identify it (writer/description.py).
+    """
+
+    def __init__(
+        self, fn: Function, source: Any, keep: list[str], labels: list[str], version: object
+    ) -> None:
+        self.fn, self.source, self.keep, self.version = check_frozen(fn), source, keep, version
+        self._labels = labels
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        sample = self.source[index]
+        with torch.no_grad():
+            made = self.fn(sample)
+        labels = {name: values[0] for name, values in self._labels_of([index]).items()}
+        return self._with_kept(made, labels, sample, lambda field: field)
+
+    def _labels_of(self, indices: list[int]) -> dict[str, list[Any]]:
+        """Return the labels to keep of some samples."""
+        if not self._labels:
+            return {}
+        rows = self.source.labels.take(np.array(indices))
+        return {name: rows.to_list(name) for name in self._labels}
+
+    def _with_kept(self, made: Any, labels: dict[str, Any], sample: Any, convert: Function) -> Any:
+        """Put labels, and converted fields of `sample`, before the fields of a result, as `keep` names them."""
+        if not self.keep:
+            return made
+        if not isinstance(made, Mapping):
+            raise OptionError(
+                f"keep= adds fields to those of fn, which returned {base.described(made)}; let it return a dict",
+                option="keep",
+            )
+        return {name: labels[name] if name in labels else convert(sample[name]) for name in self.keep} | dict(
+            made
+        )
+
+
+class MappedBatches(Mapped):
+    """Source of a mapped cache: results of a function of batches, which are computed here, or on devices."""
+
+    _devices: Sequence[torch.device] = ()
+    _readers = 0
+    _on_device: OnDevice | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_on_device": None}
+
+    def compute_on(self, devices: Sequence[torch.device], readers: base.Workers) -> None:
+        """Compute on devices, each process of a fill on one. readers: processes that read ahead for each."""
+        # Not all processors for each, if "auto" counts them.
+        count = writer.worker_count(readers)
+        self._devices = devices
+        self._readers = count if isinstance(readers, int) else max(1, count // len(devices))
+
+    def __edcache_worker__(self, slot: int) -> MappedBatches:
+        """Return this source as one of the processes of a fill computes it: on the device of its number."""
+        own = copy(self)
+        own._devices = [self._devices[slot % len(self._devices)]] if self._devices else ()
+        return own
+
+    def __getitem__(self, index: int) -> Any:
+        made = self.__getitems__([index])
+        samples = _samples(made)
+        if len(samples) != 1:
+            raise OptionError(
+                f"fn returned {base.described(made)}, {len(samples)} results, for a batch of one sample"
+            )
+        return samples[0]
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self._joined(indices, [(bucket, self._call(bucket[1])) for bucket in self.read(indices)])
+
+    def read(self, indices: list[int]) -> list[Bucket]:
+        """Read and collate samples of the source: all, or the samples of each shape."""
+        whole = [*range(len(indices))]
+        if isinstance(self.source, Readable):
+            with suppress(RuntimeError, OptionError):  # they differ in shape, or in fields
+                return [(whole, self.source.batch(indices))]
+        many = getattr(self.source, "__getitems__", None)  # as a DataLoader asks
+        samples = [self.source[index] for index in indices] if many is None else many(indices)
+        with suppress(RuntimeError, KeyError):
+            return [(whole, default_collate(samples))]
+        by_shape: dict[Any, list[int]] = {}
+        for position, sample in enumerate(samples):
+            by_shape.setdefault(_shape(sample), []).append(position)
+        return [
+            (positions, default_collate([samples[position] for position in positions]))
+            for positions in by_shape.values()
+        ]
+
+    def _call(self, batch: Any) -> Any:
+        if self._devices:
+            return self._launch(batch).result()
+        with torch.no_grad():
+            return self.fn(batch)
+
+    def _launch(self, batch: Any) -> Pending:
+        if self._on_device is None:
+            self._on_device = OnDevice(self.fn, self._devices[0])
+        return self._on_device.launch(batch)
+
+    def _joined(self, indices: list[int], results: list[tuple[Bucket, Any]]) -> Any:
+        """Return the results of the buckets of a batch, with the fields that are kept: columns, or a list."""
+        made = [
+            self._columns([indices[k] for k in positions], batch, one) for (positions, batch), one in results
+        ]
+        if len(made) == 1:
+            return made[0]
+        positions = [position for (positions, _), _ in results for position in positions]
+        samples = [sample for one in made for sample in _samples(one)]
+        return [samples[k] for k in np.argsort(positions)]
+
+    def _columns(self, indices: list[int], batch: Any, made: Any) -> Any:
+        kept = self._with_kept(_plain(made), self._labels_of(indices), batch, _plain_numbers)
+        return list(kept) if isinstance(kept, torch.Tensor | np.ndarray) else kept
+
+    @property
+    def __edcache_stream__(self) -> Stream | None:
+        """Function that computes many batches, if it is not better to ask for them one by one."""
+        return self._stream if self._devices else None
+
+    def _stream(
+        self, batches: Iterator[list[int]], before: Before, after: After, suspects: Set[int]
+    ) -> Iterator[tuple[list[int], Any]]:
+        """Compute batches, while processes read the next ones and the caller stores the last one.
+
+        Args:
+            before: called with the first index of a batch and its number of samples, before waiting for it.
+            after: called with (0, 0) before the next batch is taken from `batches`.
+            suspects: indices; a batch with one of them is neither read nor computed.
+        Yields: in the order of `batches` the indices, and the results as of `__getitems__`; None for a batch that is
+            not computed, because reading it or the function raised.
+        """
+        pulled: deque[list[int]] = deque()
+
+        def pull() -> Iterator[list[int]]:
+            while True:
+                after(0, 0)
+                indices = next(batches, None)
+                if indices is None:
+                    return
+                pulled.append(indices)
+                before(pulled[0][0], len(pulled[0]))
+                yield indices if suspects.isdisjoint(indices) else []
+
+        while True:
+            loader = DataLoader(
+                _Reading(self),
+                batch_size=None,
+                sampler=pull(),
+                num_workers=self._readers,
+                collate_fn=_unchanged,
+                pin_memory=self._devices[0].type == "cuda",
+            )
+            try:
+                yield from self._computed(iter(loader), pulled, before)
+                return
+            except EdcacheError:  # of the archive, when a claim is taken
+                raise
+            except RuntimeError as error:  # a reader was killed
+                base.warn(f"{error}; the batches that were to be read are computed one by one")
+                while pulled:
+                    yield pulled.popleft(), None
+
+    def _computed(
+        self,
+        read: Iterator[list[Bucket]],
+        pulled: deque[list[int]],
+        before: Before,
+    ) -> Iterator[tuple[list[int], Any]]:
+        """Launch each batch that was read, and then yield the one before it, whose results arrive meanwhile.
+
+        pulled: indices of the batches that are not yielded yet; this takes them out.
+        """
+        # Results of a CPU are there when the function returns; a killed process then loses one batch, not two.
+        ahead = 1 if self._devices[0].type == "cuda" else 0
+        launched: deque[list[tuple[Bucket, Pending]]] = deque()
+        while True:
+            if len(pulled) > len(launched):
+                before(pulled[len(launched)][0], len(pulled[len(launched)]))
+            buckets = next(read, None)
+            if buckets is not None:
+                indices = pulled[len(launched)]
+                before(indices[0], len(indices))
+                launched.append(self._launched(buckets))
+            while len(launched) > (0 if buckets is None else ahead):
+                made = self._arrived(pulled[0], launched.popleft())
+                yield pulled.popleft(), made
+            if buckets is None:
+                return
+
+    def _launched(self, buckets: list[Bucket]) -> list[tuple[Bucket, Pending]]:
+        try:
+            return [(bucket, self._launch(bucket[1])) for bucket in buckets]
+        except Exception:  # noqa: BLE001 - the sample raises it again when the caller tries halves
+            return []
+
+    def _arrived(self, indices: list[int], launched: list[tuple[Bucket, Pending]]) -> Any:
+        try:
+            return (
+                self._joined(indices, [(bucket, one.result()) for bucket, one in launched])
+                if launched
+                else None
+            )
+        except Exception:  # noqa: BLE001 - as above; a device raises after the launch, too
+            return None
+
+
+class _Reading(Dataset[Any]):
+    """Batches of a source, by their indices; none of a batch that cannot be read."""
+
+    def __init__(self, mapped: MappedBatches) -> None:
+        self._mapped = mapped
+
+    def __getitem__(self, indices: Any) -> list[Bucket]:
+        try:
+            return self._mapped.read(indices)
+        except Exception:  # noqa: BLE001 - read alone, the sample raises it again
+            return []
+
+
+def _unchanged(buckets: Any) -> Any:
+    return buckets
+
+
+def _samples(columns: Any) -> list[Any]:
+    """Split columns into samples."""
+    if isinstance(columns, list):
+        return columns
+    tree = Columns(columns)
+    return [tree.at(k) for k in range(tree.count)]
+
+
+def _plain(made: Any) -> Any:
+    """Turn the result of a library into columns: its own kind of dict into a dict, a nested tensor into a list."""
+    if isinstance(made, torch.Tensor):
+        return list(made.unbind()) if made.is_nested else made
+    if isinstance(made, Mapping):
+        return {key: _plain(value) for key, value in made.items()}
+    return tuple(_plain(value) for value in made) if type(made) is tuple else made
+
+
+def _plain_numbers(column: Any) -> Any:
+    """Turn a collated tensor of numbers, one of each sample, into a list of Python numbers."""
+    return column.tolist() if isinstance(column, torch.Tensor) and column.ndim == 1 else column
+
+
+def _shape(sample: Any) -> Any:
+    """Return what samples of one batch must have in common: structure, and the shapes of arrays."""
+    if isinstance(sample, Mapping):
+        return tuple((key, _shape(value)) for key, value in sample.items())
+    if isinstance(sample, list | tuple):
+        return tuple(_shape(value) for value in sample)
+    return tuple(sample.shape) if isinstance(sample, torch.Tensor | np.ndarray) else None

@@ -1,0 +1,413 @@
+"""`map`: results of a function are stored as a loop over batches computes them, in any number of processes."""
+
+import functools
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter, OrderedDict
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset
+
+import edcache
+from edcache import CachedDataset, OptionError, SourceError, StaleCacheError
+from tests.kit.likeness import same
+from tests.kit.scale import scaled
+
+COUNT = 60
+
+
+class Images(Dataset):
+    """Samples whose images have three sizes, in an order that repeats none for long."""
+
+    def __init__(self, count=COUNT, sizes=3):
+        self.count, self.sizes = count, sizes
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        image = torch.arange(4.0 + index * index % self.sizes) + index
+        return {"image": image, "label": index % 5, "name": f"image-{index}"}
+
+
+def halves(batch):
+    return {"half": batch["image"] / 2}
+
+
+def half_of(index, sizes=3):
+    return (torch.arange(4.0 + index * index % sizes) + index) / 2
+
+
+def on(make, device):
+    return make
+
+
+WAYS = {
+    "here": {},
+    "two processes": {"num_workers": 2},
+    "a device": {"devices": "cpu"},
+    "a device with readers": {"devices": "cpu", "num_workers": 2},
+    "two devices with readers": {"devices": ["cpu", "cpu"], "num_workers": 1},
+}
+
+
+def mapped(fn, source, path, batch_size=8, **options):
+    """As `edcache.map`; with devices, the function of a batch is made by one of the device."""
+    if "devices" in options and not isinstance(fn, torch.nn.Module):
+        fn = functools.partial(on, fn)
+    return edcache.map(fn, source, path, batch_size=batch_size, progress=False, **options)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_results_are_those_of_a_loop_and_fields_go_along(tmp_path, way):
+    ds = mapped(halves, Images(), tmp_path / "m.zip", keep=["label", "name"], **WAYS[way])
+    assert len(ds) == COUNT
+    assert ds.complete
+    for index in range(COUNT):
+        assert same(ds[index], {"label": index % 5, "name": f"image-{index}", "half": half_of(index)})
+
+
+FLOATS = torch.tensor([[1.5, -0.0, float("nan")], [float("inf"), 2.0**-130, 3.0]])
+FORMS = {
+    "dict": lambda rows: {"y": rows, "n": list(range(len(rows)))},
+    "tuple": lambda rows: (rows, rows[:, 0]),
+    "tensor": lambda rows: rows,
+    "array": lambda rows: rows.numpy(),
+    "list": lambda rows: [row[: 1 + k % 3] for k, row in enumerate(rows)],
+    "ragged column": lambda rows: {"y": [row[: k % 3] for k, row in enumerate(rows)]},
+    "nested tensor": lambda rows: {
+        "y": torch.nested.nested_tensor([row[: 1 + k % 3] for k, row in enumerate(rows)], layout=torch.jagged)
+    },
+    "bfloat16": lambda rows: rows.bfloat16(),
+    "float8": lambda rows: {"y": rows.to(torch.float8_e4m3fn)},
+    "transposed": lambda rows: {"y": rows.T.contiguous().T},
+    "a library's dict": lambda rows: type("Output", (OrderedDict,), {})(y=rows, z=(rows, rows + 1)),
+}
+
+
+def at(made, k):
+    """Return sample k of a result, by a rule of its own."""
+    if isinstance(made, dict):
+        return {key: at(value, k) for key, value in made.items()}
+    if isinstance(made, tuple):
+        return tuple(at(value, k) for value in made)
+    if isinstance(made, torch.Tensor) and made.is_nested:
+        return made.unbind()[k]
+    return made[k]
+
+
+@pytest.mark.parametrize("way", ["here", "a device"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_of_a_result_comes_back_bit_by_bit(tmp_path, form, way):
+    rows = FLOATS.repeat(5, 1) * torch.arange(1.0, 11.0)[:, None]
+    ds = mapped(FORMS[form], list(rows), tmp_path / "m.zip", batch_size=4, **WAYS[way])
+    for start in range(0, 10, 4):
+        made = FORMS[form](rows[start : start + 4])
+        for k in range(len(rows[start : start + 4])):
+            assert same(ds[start + k], at(made, k))
+
+
+def test_a_source_of_edcache_is_read_in_batches_and_its_labels_stay_labels(tmp_path):
+    source = CachedDataset(Images(sizes=1), tmp_path / "s.zip", in_memory_keys=["label"], progress=False)
+    view = source.filter(label=[1, 2])
+    ds = mapped(halves, view, tmp_path / "m.zip", keep="label", in_memory_keys={"first": lambda sample: float(sample["half"][0])})
+    wanted = [index for index in range(COUNT) if index % 5 in (1, 2)]
+    assert ds.labels["label"].tolist() == [index % 5 for index in wanted]
+    assert ds.labels["first"].tolist() == [index / 2 for index in wanted]
+    assert all(same(ds[k], {"label": i % 5, "half": half_of(i, 1)}) for k, i in enumerate(wanted))
+    assert len(ds.filter(label=2)) == COUNT // 5
+
+
+def test_labels_are_kept_exactly_where_no_field_has_them(tmp_path):
+    names = [None if index % 4 == 0 else f"n{index}" for index in range(COUNT)]
+    source = CachedDataset(Images(), tmp_path / "s.zip", progress=False).add_labels("who", names)
+    ds = mapped(halves, source, tmp_path / "m.zip", keep="who", devices="cpu")
+    assert [sample["who"] for sample in ds] == names
+    assert ds.labels.to_list("who") == names
+
+
+def test_without_batch_size_the_function_gets_samples(tmp_path):
+    def shout(sample):
+        assert not torch.is_grad_enabled()
+        return {"name": sample["name"].upper()}
+
+    ds = edcache.map(shout, Images(), tmp_path / "m.zip", keep="label", num_workers=2, progress=False)
+    assert ds[7] == {"label": 2, "name": "IMAGE-7"}
+
+
+@given(
+    sizes=st.integers(1, 7),
+    batch=st.integers(1, 20),
+    count=st.integers(0, 40),
+    way=st.sampled_from(sorted(WAYS)[:3]),
+)
+@settings(max_examples=scaled(25), deadline=None)
+def test_any_batch_size_and_any_shapes_give_the_same_samples(tmp_path_factory, sizes, batch, count, way):
+    path = tmp_path_factory.mktemp("map") / "m.zip"
+    ds = mapped(halves, Images(count, sizes), path, batch_size=batch, **WAYS[way])
+    assert len(ds) == count
+    assert all(same(ds[index], {"half": half_of(index, sizes)}) for index in range(count))
+
+
+class Logged:
+    """A function of a batch that writes a line for each call, and may fail."""
+
+    def __init__(self, log, most=None, bad=()):
+        self._log, self._most, self._bad = log, most, bad
+
+    def __call__(self, batch):
+        numbers = [int(name.split("-")[1]) for name in batch["name"]]
+        with open(self._log, "a") as file:
+            file.write(" ".join(map(str, numbers)) + "\n")
+        if self._most is not None and len(numbers) > self._most:
+            raise torch.OutOfMemoryError(f"no room for {len(numbers)} samples")
+        for number in numbers:
+            if number in self._bad:
+                raise ValueError(f"number {number} is bad")
+        return {"half": batch["image"] / 2}
+
+
+def calls(log):
+    return [[int(number) for number in line.split()] for line in log.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("way", ["here", "a device", "a device with readers"])
+def test_a_batch_without_room_is_halved(tmp_path, way):
+    log = tmp_path / "log"
+    ds = mapped(Logged(log, most=3), Images(sizes=1), tmp_path / "m.zip", **WAYS[way])
+    assert all(same(ds[index], {"half": half_of(index, 1)}) for index in range(COUNT))
+    computed = Counter(number for call in calls(log) if len(call) <= 3 for number in call)
+    assert computed == Counter(range(COUNT))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_sample_that_raises_is_named_and_the_others_are_kept(tmp_path, way):
+    path, log = tmp_path / "m.zip", tmp_path / "log"
+    with pytest.raises(SourceError, match="at index 29: ValueError: number 29 is bad") as caught:
+        mapped(Logged(log, bad=[29]), Images(), path, **WAYS[way])
+    assert caught.value.index == 29
+    ds = mapped(Logged(log, bad=[29]), Images(), path, on_error="skip", **WAYS[way])
+    assert [failure.index for failure in ds.errors] == ds.missing.tolist() == [29]
+    assert all(same(ds[index], {"half": half_of(index)}) for index in range(COUNT) if index != 29)
+
+
+class Unreadable(Images):
+    def __getitem__(self, index):
+        if index == 11:
+            raise OSError("the disk is gone")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sample_that_cannot_be_read_is_named(tmp_path, way):
+    with pytest.raises(SourceError, match="at index 11: OSError: the disk is gone"):
+        mapped(halves, Unreadable(), tmp_path / "m.zip", **WAYS[way])
+
+
+class Deadly(Images):
+    """A source whose sample 11 kills the process that reads it, unless the file `alive` exists."""
+
+    def __init__(self, alive):
+        super().__init__()
+        self._alive = alive
+
+    def __getitem__(self, index):
+        if index == 11 and not os.path.exists(self._alive):
+            if self._alive.parent.joinpath("once").exists():
+                self._alive.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+def test_a_reader_that_is_killed_loses_nothing(tmp_path):
+    alive = tmp_path / "alive"
+    (tmp_path / "once").touch()
+    with pytest.warns(RuntimeWarning, match="computed one by one"):
+        ds = mapped(halves, Deadly(alive), tmp_path / "m.zip", devices="cpu", num_workers=1)
+    assert alive.exists()
+    assert all(same(ds[index], {"half": half_of(index)}) for index in range(COUNT))
+
+
+def test_a_sample_that_ends_every_process_is_set_aside(tmp_path):
+    ds = mapped(
+        halves, Deadly(tmp_path / "alive"), tmp_path / "m.zip", devices=["cpu", "cpu"], on_error="skip"
+    )
+    assert ds.missing.tolist() == [11]
+    assert "ended its process 3 times" in ds.errors[0].message
+
+
+def test_each_process_has_a_device_of_its_own_also_after_a_death(tmp_path):
+    def on_device(log, device):
+        def compute(batch):
+            first = int(batch["name"][0].split("-")[1])
+            time.sleep(0.02)
+            with open(log, "a") as file:
+                file.write(f"{os.getpid()} {device} {first}\n")
+            if first == 16 and not os.path.exists(f"{log}.died"):
+                open(f"{log}.died", "w").close()
+                os.kill(os.getpid(), signal.SIGKILL)
+            return {"half": batch["image"] / 2}
+
+        return compute
+
+    log = tmp_path / "log"
+    ds = edcache.map(
+        functools.partial(on_device, log),
+        Images(200, 1),
+        tmp_path / "m.zip",
+        batch_size=8,
+        devices=["cpu", "cpu:0"],
+        multiprocessing_context="fork",
+        progress=False,
+    )
+    assert all(same(ds[index], {"half": half_of(index, 1)}) for index in range(200))
+    devices = dict(line.split()[:2] for line in log.read_text().splitlines())
+    assert len(devices) == 3
+    assert {*devices.values()} == {"cpu", "cpu:0"}
+
+
+def test_a_module_must_be_in_evaluation_mode(tmp_path):
+    module = torch.nn.Linear(4, 2)
+    for fn in (module, module.forward):
+        with pytest.raises(OptionError, match=r"fn is a Linear in training mode; call .eval\(\) on it first"):
+            edcache.map(fn, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2)
+    with pytest.raises(SourceError, match="Linear in training mode"):
+        edcache.map(
+            lambda device: module, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2, devices="cpu"
+        )
+
+
+def test_weights_values_and_source_identify_the_results(tmp_path):
+    def linear(seed):
+        torch.manual_seed(seed)
+        return torch.nn.Linear(4, 2).eval()
+
+    rows, path = list(torch.ones(10, 4)), tmp_path / "m.zip"
+    first = mapped(linear(0), rows, path)
+    assert torch.allclose(first[3], linear(0)(rows[3]))
+    assert mapped(linear(0), rows, path, batch_size=3, devices="cpu")[3].equal(first[3])
+    for other in (
+        lambda: mapped(linear(1), rows, path),
+        lambda: mapped(linear(0), list(torch.zeros(10, 4)), path),
+        lambda: mapped(linear(0), rows, path, version=2),
+        lambda: mapped(halves, rows, path),
+    ):
+        with pytest.raises(StaleCacheError):
+            other()
+
+
+def test_the_decorator_makes_a_function_of_datasets(tmp_path):
+    @edcache.mapped(tmp_path / "a.zip", batch_size=8, progress=False)
+    def doubled(batch):
+        """Double."""
+        return {"twice": batch["image"] * 2}
+
+    assert doubled.__doc__ == "Double."
+    assert same(doubled(Images())[3]["twice"], half_of(3) * 4)
+    assert doubled(Images(10), tmp_path / "b.zip").path == str(tmp_path / "b.zip")
+
+    @edcache.mapped()
+    def nowhere(sample):
+        return sample
+
+    with pytest.raises(OptionError, match=r"nowhere\(\) got no path"):
+        nowhere(Images())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"batch_size": None, "devices": "cpu"}, "devices= takes batch_size="),
+        ({"devices": "gpu"}, "devices='gpu'"),
+        ({"devices": []}, "at least one device"),
+        ({"devices": "cpu", "num_workers": -1}, "num_workers=-1"),
+        ({"devices": "cpu", "executor": ThreadPoolExecutor(1)}, "devices= are of this machine"),
+    ],
+)
+def test_options_that_cannot_be(tmp_path, options, message):
+    with pytest.raises(OptionError, match=message):
+        edcache.map(halves, Images(), tmp_path / "m.zip", **{"batch_size": 8} | options)
+    assert not (tmp_path / "m.zip").exists()
+
+
+def test_keep_takes_a_dict(tmp_path):
+    with pytest.raises(SourceError, match="keep= adds fields to those of fn, which returned"):
+        mapped(lambda batch: batch["image"], Images(), tmp_path / "m.zip", keep="label")
+
+
+def test_an_executor_and_a_lazy_cache_compute_the_same(tmp_path):
+    with ThreadPoolExecutor(2) as executor:
+        by_tasks = mapped(halves, Images(), tmp_path / "a.zip", executor=executor)
+    lazy = mapped(halves, Images(), tmp_path / "b.zip", lazy=True, devices="cpu")
+    for index in range(COUNT):
+        assert same(by_tasks[index], {"half": half_of(index)})
+        assert same(lazy[index], {"half": half_of(index)})
+
+
+_KILLED = """
+import random, sys, time
+import torch, edcache
+from tests.dataset.test_mapped import Images
+
+log, path, ways = sys.argv[1:]
+
+def fn(batch):
+    with open(log, "a") as file:
+        file.write(" ".join(batch["name"]) + chr(10))
+    time.sleep(0.06)
+    return {"half": batch["image"] / 2}
+
+def make(device):
+    return fn
+
+if __name__ == "__main__":
+    way = eval(ways)
+    edcache.map(make if "devices" in way else fn, Images(400, 1), path, batch_size=16, progress=False, **way)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("way", ["here", "a device with readers"])
+def test_killed_processes_lose_at_most_the_batch_that_they_compute(tmp_path, way):
+    script, log, path = tmp_path / "fill.py", tmp_path / "log", tmp_path / "m.zip"
+    script.write_text(_KILLED)
+    log.touch()
+    draw, kills = random.Random(way), 0
+    command = [sys.executable, str(script), str(log), str(path), repr(WAYS[way])]
+    while True:
+        # Two processes share the work, and both are killed once both have begun.
+        pair = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        began = len(calls_of_names(log))
+        deadline = time.monotonic() + 60
+        while len(calls_of_names(log)) < began + 3 and any(one.poll() is None for one in pair):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        if kills < 4:
+            time.sleep(draw.uniform(0, 0.2))
+            for one in pair:
+                if one.poll() is None:
+                    one.kill()
+                    kills += 1
+        errors = [one.communicate()[1] for one in pair]
+        if all(one.returncode == 0 for one in pair):
+            break
+        assert all(one.returncode in (0, -signal.SIGKILL) for one in pair), errors
+    ds = CachedDataset.from_cache(path)
+    assert ds.complete
+    assert all(same(ds[index], {"half": half_of(index, 1)}) for index in range(400))
+    computed = sum(map(len, calls_of_names(log)))
+    # One batch that is computed, and one whose results were not appended yet.
+    assert 400 <= computed <= 400 + kills * 2 * 16
+
+
+def calls_of_names(log):
+    return [line.split() for line in log.read_text().splitlines()]
