@@ -228,7 +228,6 @@ class File(Handle, ByteSource):
         A file opened with "r" can share. A forked child shares too, and the lock ends with the last copy of
         the descriptor. Nothing on macOS.
         """
-        self.keep()
         self._lock(calls.share, start)
 
     def _lock(self, call: Callable[..., object], *arguments: Any) -> None:

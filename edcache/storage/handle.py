@@ -1,34 +1,24 @@
-"""An open file, whose descriptor may be closed while other files need theirs.
-
-OPEN       has a descriptor
-RESTING    has none; the next call opens the path again, which must lead to the same file
-CLOSED     has none, and every call raises ArchiveError
-
-OPEN --_close_first()--> RESTING --a call--> OPEN; both --close()--> CLOSED
-
-Only a file that is read rests: with their descriptor end the locks of a file, and a file in shared memory.
-"""
+"""An open file, whose descriptor no thread closes while another one uses it."""
 
 from __future__ import annotations
 
-import errno
 import os
+import resource
 import stat
 import sys
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, TypeVar
 
 from edcache import base
-from edcache.base import ArchiveError, ArchiveNotFoundError, StaleArchiveError, StorageError
+from edcache.base import ArchiveError, ArchiveNotFoundError, StorageError
 from edcache.storage import calls, memory
 from edcache.storage.errors import storage_error, with_errno
 from edcache.storage.paths import absolute
 
-# Files that are read, and have a descriptor. A process may have 1,024 of these, and thousands of archives.
-_MOST_OPEN: Final = 128
+# A process may have 1,024 files open by default, and thousands of archives.
+_MOST_OPEN: Final = 1 << 16
 
 T = TypeVar("T")
 
@@ -51,6 +41,7 @@ class Descriptor(int):
             # In one instruction: an interrupt between two would lose the number (tests/faults).
             [descriptor] = map(cls, map(calls.open, (path,), (flags,), (0o666,)))
             if not memory.is_in_memory(path) or memory.hold(path, int(descriptor)):
+                _allow_more(descriptor)
                 return descriptor
             descriptor.close()
 
@@ -73,13 +64,20 @@ class Descriptor(int):
                     self.refusals.append(error)
 
 
+def _allow_more(descriptor: int) -> None:
+    """Raise the soft limit of open files once half of it is in use, as far as the hard limit allows."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_OPEN if hard == resource.RLIM_INFINITY else min(hard, _MOST_OPEN)
+    if soft // 2 < descriptor and soft < most:
+        with suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 _writable: weakref.WeakSet[Handle] = weakref.WeakSet()
-# Files that may rest and have a descriptor, the first opened first.
-_readers: OrderedDict[weakref.ref[Handle], None] = OrderedDict()
 
 
 class Handle:
-    """One open regular file, whose descriptor no thread closes while another one uses it.
+    """One open regular file.
 
     Attributes:
         path: as given. absolute: the absolute path. writable: whether writes and locks are allowed.
@@ -89,16 +87,11 @@ class Handle:
     def __init__(self, path: str, mode: str) -> None:
         self.path, self.absolute = path, absolute(path)
         self.writable, self.closed = mode != "r", False
-        self._reference = weakref.ref(self)
-        self._refusals: list[OSError] = []
         made = {"r": 0, "r+": 0, "a": os.O_CREAT, "x": os.O_CREAT | os.O_EXCL}[mode]
         # O_NONBLOCK: opening a FIFO must not wait for its other end.
         flags = made | (os.O_RDWR if self.writable else os.O_RDONLY) | os.O_NONBLOCK
         self._descriptor: Descriptor | None = self._opened(flags)
-        # A descriptor that is never closed for other files.
-        self._kept: Descriptor | None = None
-        if self.writable or memory.is_in_memory(self.absolute):
-            self.keep()
+        self._descriptor.refusals = self._refusals = list[OSError]()
         if self.writable:
             _writable.add(self)
         try:
@@ -109,11 +102,6 @@ class Handle:
         except BaseException:
             self.close()
             raise
-        self._may_rest()
-
-    def keep(self) -> None:
-        """Never let the file rest: it will be locked, for instance."""
-        self._kept = self._held()
 
     def close(self) -> None:
         """Close the file and release its locks; a second call does nothing.
@@ -124,22 +112,14 @@ class Handle:
             # A fork just as the file was opened has its descriptor too, and so the locks until it ends.
             with suppress(OSError):
                 self._call(calls.unlock, 0, 0)
-        self.closed = True
-        self._kept = self._descriptor = None
-        _readers.pop(self._reference, None)
+        self.closed, self._descriptor = True, None
         if self._refusals:
             refusal = self._refusals.pop()
             raise storage_error(self.path, "closing it", refusal) from refusal
 
     def _opened(self, flags: int) -> Descriptor:
         try:
-            try:
-                descriptor = Descriptor.open(self.absolute, flags)
-            except OSError as error:
-                if error.errno != errno.EMFILE or not _readers:
-                    raise
-                _close_first(but=0)
-                descriptor = Descriptor.open(self.absolute, flags)
+            return Descriptor.open(self.absolute, flags)
         except FileNotFoundError as error:
             text = f"{self.path}: no such file; check the path, or build the cache first"
             raise with_errno(ArchiveNotFoundError(text, path=self.path), error) from None
@@ -148,36 +128,12 @@ class Handle:
             raise with_errno(base.ArchiveExistsError(text, path=self.path), error) from None
         except OSError as error:
             raise storage_error(self.path, "opening it", error) from error
-        descriptor.refusals = self._refusals
-        return descriptor
-
-    def _held(self) -> Descriptor:
-        """Return the descriptor, which stays open as long as the caller has this reference."""
-        descriptor = self._kept if self._descriptor is None else self._descriptor
-        if descriptor is not None:
-            return descriptor
-        if self.closed:
-            raise ArchiveError(f"{self.path}: closed; open it again", path=self.path)
-        descriptor = self._opened(os.O_RDONLY)
-        if identity_of(calls.stat(int(descriptor))) != self._identity:
-            raise StaleArchiveError(
-                f"{self.path}: replaced since it was opened; open it again", path=self.path
-            )
-        self._descriptor = descriptor
-        self._may_rest()
-        return descriptor
-
-    def _may_rest(self) -> None:
-        """Count an open file, and let others rest if there are too many."""
-        if self._kept is None:
-            _readers[self._reference] = None
-            _close_first(but=_MOST_OPEN)
-        if self.closed:  # by another thread, meanwhile
-            self.close()
 
     def _call(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Call the system with the descriptor, or raise ArchiveError."""
-        descriptor = self._held()
+        """Call the system with the descriptor, which stays open until it returns, or raise ArchiveError."""
+        descriptor = self._descriptor
+        if descriptor is None:
+            raise ArchiveError(f"{self.path}: closed; open it again", path=self.path)
         try:
             return call(int(descriptor), *arguments)
         finally:
@@ -194,23 +150,11 @@ class Handle:
         return self._ask("asking for its size", calls.stat)
 
 
-def _close_first(but: int) -> None:
-    """Let the files that were opened first rest, until at most this many have a descriptor."""
-    if len(_readers) > but:
-        for reference in [reference for reference in list(_readers) if reference() is None]:
-            _readers.pop(reference, None)
-    while len(_readers) > but:
-        with suppress(KeyError):  # another thread took the last one
-            handle = _readers.popitem(last=False)[0]()
-            if handle is not None:
-                handle._descriptor = None
-
-
 def _close_inherited() -> None:
     """Close the parent's writable files in a forked child: their locks would outlive the parent."""
     for handle in list(_writable):
         descriptor = handle._descriptor
-        handle.closed, handle._descriptor, handle._kept = True, None, None
+        handle.closed, handle._descriptor = True, None
         if descriptor is not None:
             descriptor.close()  # a thread of the parent's may have been in a call
 

@@ -167,22 +167,6 @@ def test_a_row_that_points_out_of_its_file_is_not_followed(tmp_path, verify):
         ds.batch([3, 24])
 
 
-def test_archives_that_are_open_hold_few_descriptors(paths, monkeypatch):
-    """Of mapped ones a bounded number stays open, so that a probe of the page cache opens no file again."""
-    monkeypatch.setattr("edcache.storage.handle._MOST_OPEN", 2)
-    ds = CachedDataset.from_cache(paths)
-
-    def held():
-        links = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-        return [path for path in map(os.path.realpath, links) if path in map(str, paths)]
-
-    indices = list(range(240))
-    before = ds.batch(indices)
-    assert not ds.parts[0]._reader.session.has_writer
-    assert len(held()) <= 3 < len(paths)
-    assert same(ds.batch(indices), before)
-
-
 def test_an_archive_that_is_deleted_or_replaced_is_read_on(tmp_path):
     paths = several(tmp_path, 3)
     ds = CachedDataset.from_cache(paths)
