@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class ByteSource(ABC):
             object changes, reading raises an error.
         is_live: other processes may append to it while it is open.
         is_copy: it is a copy of a sealed archive, which may be partial.
-        has_ranges: parts of it can be read; if not, all of it by `download`, and its first page.
         token: opens the same copy in another process. It pickles.
         ahead: fetches bytes before they are read; None if nothing is missing, or nothing is kept.
     Raises: StorageError, the bytes cannot be read.
@@ -66,7 +65,6 @@ class ByteSource(ABC):
     by_request: bool = False
     is_live: bool = False
     is_copy: bool = False
-    has_ranges: bool = True
     token: Any = None
     ahead: Prefetch | None = None
 
@@ -118,10 +116,6 @@ class ByteSource(ABC):
     def known(self, offset: int, nbytes: int) -> memoryview | None:
         """Bytes that are in memory already, as they came with its opening; None for others."""
         return None
-
-    def download(self, write: Callable[[int, bytes], object]) -> None:
-        """Read all of a source without ranges by one request; `write(offset, piece)` takes the pieces."""
-        raise NotImplementedError
 
     @abstractmethod
     def map(self, nbytes: int) -> memoryview:

@@ -8,16 +8,13 @@ from pathlib import Path
 import object_servers
 import pytest
 import torch
-from click.testing import CliRunner
 from likeness import same
 from optional import need
 from range_server import serving
 
 import edcache
 from edcache import CachedDataset, CacheWriter
-from edcache.base import human_bytes
-from edcache.cli import main
-from edcache.errors import ArchiveError, ArchiveNotFoundError, StaleArchiveError, StorageError
+from edcache.errors import ArchiveNotFoundError, StaleArchiveError, StorageError
 
 COUNT = 600
 SECRET = "s3cr3t-t0ken"
@@ -114,48 +111,15 @@ def test_credentials_are_in_no_side_file_and_no_pickle(served, ssd):
         assert file.is_dir() or SECRET.encode() not in file.read_bytes()
 
 
-# --- a server without ranges ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def plain(far, tmp_path):
-    """The URL of the archive at Python's own server, which sends no ranges."""
+def test_a_server_without_ranges_is_an_error_that_says_what_to_do(far, tmp_path):
+    """Python's own server is one."""
     need("aiohttp")
     port = object_servers.free_port()
     shutil.copy(far, tmp_path / "train.zip")
     command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1", "-d", str(tmp_path)]
     with object_servers.running(command, f"http://127.0.0.1:{port}", tmp_path / "log"):
-        yield f"http://127.0.0.1:{port}/train.zip"
-
-
-@pytest.mark.parametrize("way", ["copy", "local"])
-def test_a_server_without_ranges_is_asked_once_for_all_of_it(far, plain, tmp_path, caplog, way):
-    if way == "copy":
-        done = CliRunner().invoke(main, ["copy", plain, str(tmp_path / "ssd")])
-        assert done.exit_code == 0
-        ds = CachedDataset.from_cache(tmp_path / "ssd" / "train.zip")
-    else:
-        ds = CachedDataset.from_cache(plain, local=tmp_path / "ssd")
-        assert same(pickle.loads(pickle.dumps(ds))[4], sample(4))
-    assert same([ds[k] for k in range(COUNT)], [sample(k) for k in range(COUNT)])
-    assert same(CachedDataset.from_cache(plain, local=tmp_path / "ssd")[7], sample(7))
-    nbytes = human_bytes(far.stat().st_size)
-    told = f"{plain}: the server sends no ranges of it, so all {nbytes} are fetched by one request"
-    assert caplog.messages.count(told) == 1
-
-
-def test_without_a_copy_a_server_without_ranges_is_an_error(plain):
-    message = "the server sends this file as a whole; edcache copy takes it so, and local=FOLDER; asked once"
-    with pytest.raises(StorageError, match=message):
-        CachedDataset.from_cache(plain, local=False)
-
-
-def test_what_is_not_sealed_or_no_archive_is_told_of_a_server_without_ranges(plain, tmp_path):
-    with CacheWriter(tmp_path / "open.zip") as w:
-        w.extend(map(sample, range(9)))
-        w.flush()
-        with pytest.raises(ArchiveError, match=r"open\.zip: .*seal"):
-            edcache.copy_to_local(plain.replace("train", "open"), tmp_path / "ssd")
-    (tmp_path / "page.zip").write_text("<html>" * 9999)
-    with pytest.raises(ArchiveError, match=r"page\.zip: not an edcache archive"):
-        edcache.copy_to_local(plain.replace("train", "page"), tmp_path / "ssd")
+        message = (
+            "200 for a range: the server sends files as a whole only; download it with curl -O; asked once"
+        )
+        with pytest.raises(StorageError, match=message):
+            CachedDataset.from_cache(f"http://127.0.0.1:{port}/train.zip")

@@ -38,7 +38,6 @@ class Far:
     """
 
     by_request = False
-    has_ranges = True
 
     def __init__(self, data: bytes, path: str = "far://bucket/train.zip", delay: float = 0.0) -> None:
         self.data, self.path, self.delay = data, path, delay

@@ -267,20 +267,6 @@ class Fetcher(Prefetch):
             self.map.mark(side, low, high)
         return len(kept) == len(blocks)
 
-    def download(self, side: File, tell: Callable[[int, int], object] | None) -> None:
-        """Fetch all of an origin without ranges, by one request."""
-        note, out = self.pinned.note, self._opened_out()
-        text = "%s: the server sends no ranges of it, so all %s are fetched by one request"
-        logger.warning(text, note.origin, base.human_bytes(note.nbytes))
-
-        def write(offset: int, piece: bytes) -> None:
-            out.pwrite(offset, piece)
-            if tell is not None:
-                tell(offset + len(piece), note.nbytes)
-
-        self.origin.source.download(write)
-        self.map.mark(side, 0, self.map.count)
-
     def _opened_out(self) -> File:
         """Return the copy, open for writing; a child that was forked meanwhile opens it for itself."""
         if self._out is None or self._out.closed:

@@ -36,7 +36,7 @@ def complete(
     fetched = 0
     with closing(File.open(copy + PARTIAL, "r+")) as partial:
         for _ in range(2):
-            fetched += _fetch_missing(fetcher, side, threads, tell)
+            fetched += _fetch_missing(fetcher, threads, tell)
             damaged = _damaged(partial, note, threads)
             if not damaged:
                 break
@@ -59,14 +59,11 @@ def complete(
     return fetched
 
 
-def _fetch_missing(fetcher: Fetcher, side: File, threads: int, tell: Tell | None) -> int:
+def _fetch_missing(fetcher: Fetcher, threads: int, tell: Tell | None) -> int:
     """Fetch the blocks that are missing; returns their bytes."""
     (copy, note), count = fetcher.pinned, fetcher.map.count
     missing = fetcher.map.missing(np.arange(count))
     here = count - len(missing)
-    if len(missing) and not fetcher.origin.source.has_ranges:
-        fetcher.download(side, tell)
-        return note.nbytes
 
     def fetch(run: tuple[int, int]) -> int:
         if not fetcher.obtain(np.arange(*run)):

@@ -19,8 +19,7 @@ import numpy as np
 from edcache import base, storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.blocks import FULL, Fetcher, Opener, Origin, Pinned, blocks_of
-from edcache.backends.mirror.complete import THREADS, complete
-from edcache.backends.mirror.copy import copy_from
+from edcache.backends.mirror.complete import complete
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, begun_note, locked_copy, locked_side, whole_note
 from edcache.base import ArchiveNotFoundError, CorruptArchiveError, StaleArchiveError, StorageError
@@ -192,7 +191,7 @@ def _opened(where: Location, origin: ByteSource, budget: Budget, *, is_share: bo
         note = _begun(where, origin, copy, budget)
         if note is None:
             return origin
-        if is_share and budget.limit is not None and origin.has_ranges:
+        if is_share and budget.limit is not None:
             text = "%s: what is read is kept in %s, at most %s for all copies there; local= and max_bytes= "
             text += "choose others, local=False reads without a copy"
             logger.warning(text, where.path, budget.folder, base.human_bytes(budget.limit))
@@ -225,11 +224,8 @@ def _begun(where: Location, origin: ByteSource, copy: str, budget: Budget) -> No
         raise StaleArchiveError(f"{where.path}: it changed while it was opened; open it again")
     try:
         storage.make_parent(copy)
-        if not origin.has_ranges:
-            copy_from(origin, copy, THREADS, budget)
-        else:
-            with locked_copy(copy, note):
-                pass
+        with locked_copy(copy, note):
+            pass
     except StorageError as error:
         if error.errno not in FULL:
             raise

@@ -80,15 +80,11 @@ class Note(NamedTuple):
 def note_of_origin(origin: ByteSource) -> Note | None:
     """Return the note for a copy of an open archive; None if it is not sealed, so that it may still grow."""
     nbytes = origin.size()
-    if origin.has_ranges:
-        found = format.read_root(origin.pread, nbytes, origin.path)
-        if found is None:
-            format.read_head(origin.pread, origin.path)  # raises if it is no archive
-            return None
-        head = found[0].head
-    else:  # its end is read with all of it
-        head = format.read_head(origin.pread, origin.path)[0]
-    return Note(origin.path, identity_of(origin), head.uuid.hex(), nbytes)
+    found = format.read_root(origin.pread, nbytes, origin.path)
+    if found is None:
+        format.read_head(origin.pread, origin.path)  # raises if it is no archive
+        return None
+    return Note(origin.path, identity_of(origin), found[0].head.uuid.hex(), nbytes)
 
 
 def note_of(copy: str) -> Note | None:

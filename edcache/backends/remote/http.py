@@ -11,7 +11,7 @@ import concurrent.futures
 import os
 import re
 from base64 import b64encode
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -44,9 +44,7 @@ _FORBIDDEN: Final = (401, 403, 407)
 _RANGE: Final = re.compile(r"\s*bytes\s+(\d{1,19})-(\d{1,19})/(\d{1,19})\s*", re.IGNORECASE)
 _EMPTY: Final = re.compile(r"\s*bytes\s+\*/0{1,19}\s*", re.IGNORECASE)
 _ETAG: Final = "ETag"
-_NO_RANGES: Final = (
-    "200 for a range: the server sends this file as a whole; edcache copy takes it so, and local=FOLDER"
-)
+_NO_RANGES: Final = "200 for a range: the server sends files as a whole only; download it with curl -O"
 _SECONDS: Final = re.compile(r"\d{1,9}")
 
 
@@ -120,19 +118,6 @@ class HttpEngine(Engine):
         async with _asked(url, self._headers, question) as response:
             return await _read(response, start, end, stamp)
 
-    async def download(self, stamp: Stamp, write: Callable[[int, bytes], object]) -> None:
-        """See `Engine`: one request."""
-        async with _asked(self._url, self._headers, {"Accept-Encoding": "identity"}) as response:
-            if response.status != 200:
-                raise _failure(response)
-            _check_state(Stamp(_whole_size(response), *_tag(response.headers)), stamp)
-            here = 0
-            async for piece in response.content.iter_any():
-                write(here, piece)
-                here += len(piece)
-            if here < stamp.size:
-                raise Failing(f"{here:,} bytes came")
-
 
 @asynccontextmanager
 async def _asked(
@@ -184,14 +169,7 @@ async def _read(
     if response.status == 416 and stamp is None and _EMPTY.fullmatch(text):
         return Stamp(0, *_tag(headers)), b""
     if response.status == 200:
-        if stamp is not None or start < 0:
-            raise refused(_NO_RANGES)
-        size = _whole_size(response)
-        if size == end:
-            raise Failing(f"a 200 with the {size:,} bytes that were asked for, and not with all")
-        return Stamp(size, *_tag(headers), has_ranges=False), await response.content.readexactly(
-            min(end, size)
-        )
+        raise refused(_NO_RANGES)
     if response.status != 206:
         if stamp is not None and response.status in (*_ABSENT, 412, 416):
             raise Changed(_status(response))
@@ -227,14 +205,6 @@ def _check_state(now: Stamp, stamp: Stamp) -> None:
     # may add the mark of weakness, or take it away.
     if now.tag and now.kind == stamp.kind and now.tag.removeprefix("W/") != stamp.tag.removeprefix("W/"):
         raise Changed(f"its state is {now.tag[:80]} now, {stamp.tag[:80]} when it was opened")
-
-
-def _whole_size(response: aiohttp.ClientResponse) -> int:
-    """The bytes of an answer that is the whole object."""
-    size = response.content_length
-    if size is None or response.headers.get("Content-Encoding", "identity") != "identity":
-        raise refused(f"{_NO_RANGES}, nor says its size")
-    return size
 
 
 def _status(response: aiohttp.ClientResponse) -> str:

@@ -84,8 +84,7 @@ class RemoteObject(ByteSource):
         )
         self._head, size = bytes(head), self._stamp.size
         self._windows = deque([_Window(0, memoryview(self._head))], _MOST_WINDOWS)
-        self.has_ranges = self._stamp.has_ranges
-        if len(head) < size and self.has_ranges:
+        if len(head) < size:
             # What is aligned in the file is aligned in memory.
             start = -(-(size - len(tail)) // 64) * 64
             end = _Window(start, memoryview(bytes(tail[start - size :]))) if tail else self._end()
@@ -142,11 +141,6 @@ class RemoteObject(ByteSource):
             windows[bisect_right(starts, start) - 1].cut(start, end) if data is None else data
             for (start, end), data in zip(ranges, known, strict=True)
         ]
-
-    def download(self, write: Callable[[int, bytes], object]) -> None:
-        nbytes, engine = self._stamp.size, self._engine()
-        doing = f"reading all {nbytes:,} bytes"
-        run(self._requests.answer(doing, nbytes, lambda: engine.download(self._stamp, write)))
 
     def _clipped(self, offset: int, nbytes: int) -> tuple[int, int]:
         start = min(offset, self._stamp.size)

@@ -57,15 +57,13 @@ class Changed(Exception):
 class Stamp:
     """A state of an object.
 
-    tag: tells it from others of the same `kind`, such as "ETag". url: of this state alone. has_ranges: the
-    server sends parts of it.
+    tag: tells it from others of the same `kind`, such as "ETag". url: of this state alone.
     """
 
     size: int
     tag: str = ""
     kind: str = ""
     url: str = field(default="", compare=False)
-    has_ranges: bool = field(default=True, compare=False)
 
 
 class Engine(ABC):
@@ -86,10 +84,6 @@ class Engine(ABC):
         first = self.fetch(stamp, 0, min(head, stamp.size))
         last = self.fetch(stamp, max(0, stamp.size - tail), stamp.size)
         return stamp, *await asyncio.gather(first, last)
-
-    async def download(self, stamp: Stamp, write: Callable[[int, bytes], object]) -> None:
-        """Ask for all bytes of that state; `write(offset, piece)` takes them."""
-        raise NotImplementedError
 
     @abstractmethod
     async def stamp(self) -> Stamp:
