@@ -88,22 +88,11 @@ def _tensor(cls: Any) -> _Functions:
 
     def decode(tree: Any) -> Any:
         plain, attributes = tree
-        return _with_attributes(plain.as_subclass(cls), attributes, cls)
+        value = plain.as_subclass(cls)
+        vars(value).update(_attributes(attributes, cls))
+        return value
 
     return encode, decode
-
-
-def _object(cls: Any) -> _Functions:
-    """Convert a class whose state is its attributes."""
-    return (
-        lambda value: _attributes(vars(value), cls),
-        lambda tree: _with_attributes(object.__new__(cls), tree, cls),
-    )
-
-
-def _with_attributes(value: Any, attributes: Mapping[str, Any], cls: type) -> Any:
-    vars(value).update(_attributes(attributes, cls))
-    return value
 
 
 def _attributes(attributes: Mapping[str, Any], cls: type) -> dict[str, Any]:
@@ -112,17 +101,6 @@ def _attributes(attributes: Mapping[str, Any], cls: type) -> dict[str, Any]:
         if not isinstance(name, str) or hasattr(cls, name):
             raise ValueError(f"attribute {name!r} hides one of the class")
     return dict(attributes)
-
-
-def _encoding(cls: Any) -> _Functions:
-    """Convert tokenizers.Encoding, which makes JSON of itself and reads it with a parser in Rust."""
-
-    def decode(data: bytes) -> Any:
-        value = cls()
-        value.__setstate__(data)
-        return value
-
-    return lambda value: value.__getstate__(), decode
 
 
 # Bytes of one pixel in Image.tobytes(); 0: packed bits, each row from a new byte.
@@ -200,9 +178,6 @@ _FORMS: Final[dict[ClassName, Callable[[Any], _Functions]]] = {
         ("torchvision.tv_tensors", name): _tensor
         for name in ("Image", "Video", "Mask", "BoundingBoxes", "KeyPoints")
     },
-    ("transformers", "BatchEncoding"): _object,
-    ("transformers", "BatchFeature"): _object,
-    ("tokenizers", "Encoding"): _encoding,
 }
 
 _ENUM_MODULES: Final = frozenset(
@@ -210,6 +185,5 @@ _ENUM_MODULES: Final = frozenset(
         "monai.utils.enums",
         "torchvision.tv_tensors._bounding_boxes",
         "torchvision.transforms.functional",
-        *("transformers.utils.generic", "transformers.tokenization_utils_base", "transformers.image_utils"),
     }
 )

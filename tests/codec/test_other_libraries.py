@@ -1,4 +1,4 @@
-"""Samples of other libraries come back as they were: MONAI, torchvision, transformers."""
+"""Samples of other libraries come back as they were: MONAI, torchvision."""
 
 from __future__ import annotations
 
@@ -164,28 +164,3 @@ def test_tv_tensors_come_back(tmp_path, tv_tensors):
     tensors = {name: value for name, value in sample.items() if name != "format"}
     batches = list(DataLoader(ds.select(*tensors), batch_size=2))
     assert likeness(batches) == likeness([default_collate([tensors, tensors])])
-
-
-def test_encodings_of_tokenizers_come_back(tmp_path):
-    pytest.importorskip("transformers")
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import BatchEncoding, BatchFeature
-    from transformers.utils import PaddingStrategy
-
-    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    encoding = tokenizer.encode("a bü c")
-    fast = BatchEncoding({"input_ids": torch.tensor(encoding.ids)}, encoding=encoding, n_sequences=1)
-    plain = BatchEncoding({"input_ids": [1, 2], "attention_mask": np.ones(2)})
-    sample = {"x": fast, "y": plain, "z": BatchFeature({"pixels": torch.ones(2)}), PaddingStrategy.LONGEST: 1}
-    out = stored(tmp_path, [sample])[0]
-    assert type(out["x"]) is type(out["y"]) is BatchEncoding
-    assert likeness(out["x"].data) == likeness(fast.data)
-    assert out["x"].n_sequences == 1
-    assert out["x"].tokens() == ["a", "?", "?"]
-    assert out["x"].word_to_chars(1) == fast.word_to_chars(1)
-    assert out["x"].encodings[0].offsets == encoding.offsets
-    assert likeness(vars(out["y"])) == likeness(vars(plain))
-    assert type(out["z"]) is BatchFeature
-    assert likeness(vars(out["z"])) == likeness(vars(sample["z"]))
-    assert list(map(type, out)) == [str, str, str, PaddingStrategy]
