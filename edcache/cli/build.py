@@ -239,7 +239,7 @@ def import_(
 @click.option(
     "--shard-size", metavar="SIZE", default="500MB", type=size, help="Size of a shard; 500MB by default."
 )
-@flags("num_workers", "allow_partial", "allow_pickle", "as_json", "progress")
+@flags("allow_partial", "allow_pickle", "as_json")
 def export(
     paths: Sequence[str],
     output: str,
@@ -247,16 +247,14 @@ def export(
     fields: Sequence[str],
     labels: Sequence[str],
     no_labels: bool,
-    num_workers: int | str | None,
     allow_pickle: bool,
     as_json: bool,
-    progress: bool | None,
     **how: Any,
 ) -> None:
     """Write samples as files that other tools read.
 
     A PATH is an archive, a folder with archives, or a glob in quotes. Images that are stored as files are written as
-    these. Fields that the format cannot hold are an error before anything is written. EXPR is as in labels.
+    these. A field that the format cannot hold is an error, which leaves nothing. EXPR is as in labels.
 
     \b
     Formats:
@@ -278,9 +276,7 @@ def export(
         view = ds[np.setdiff1d(np.arange(len(ds)), ds.missing)]
     view = view if where is None else view.filter(where)
     view = view.select(*fields) if fields else view
-    how |= {"num_workers": num_workers or 0, "labels": list(labels) or not no_labels}
-    with out.bar("exporting to", output, progress, unit="") as on_progress:
-        written = interop.export(view, output, on_progress=on_progress, **how)
+    written = interop.export(view, output, labels=list(labels) or not no_labels, **how)
     document = {"path": os.path.dirname(written[0]), "to": how["to"], "samples": len(view)}
     line = out.printable(f"{document['path']}: {out.plural(len(view), 'sample')} as {how['to']}")
     out.print_report(as_json, document, [line])

@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from functools import partial
-from itertools import accumulate, chain
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from edcache.base import ArchiveError, CodecError, OptionError, parsed_bytes, shown
+from edcache.base import ArchiveError, OptionError, parsed_bytes, shown
 from edcache.dataset import CachedDataset, Path, Samples, fields_of_labels, structures, unsealed, with_files
-from edcache.interop.export_columns import nbytes_of, unified
+from edcache.interop.export_columns import nbytes_of
 from edcache.interop.export_formats import WRITERS, Writer, check_absent, new_folder, read
 from edcache.interop.kinds import Format
-from edcache.reader import OnProgress
 from edcache.storage import local_path
-from edcache.writer import worker_count
 
 _PROBES: Final = 32
-_INSPECTED: Final = 256
+_READ_TOGETHER: Final = 256
 
 
 def export(
@@ -32,13 +25,11 @@ def export(
     out: Path,
     to: Format,
     *,
-    num_workers: int | str | None = 0,
     shard_size: int | str = "500MB",
     labels: bool | Sequence[str] = True,
-    on_progress: OnProgress | None = None,
     allow_partial: bool = False,
 ) -> list[str]:
-    """Write samples as files that other tools read, after a check of every kind of sample.
+    """Write samples as files that other tools read.
 
     Images that are stored as files are written as these, unless a transform or `decode=` changes them; a PIL image is
     written as a PNG. Leaves in dicts, lists and tuples are called "target.boxes".
@@ -51,49 +42,36 @@ def export(
             image.jpg, x.npy, label.txt; one file if a sample is one leaf. "parquet": part-00000.parquet and so on:
             arrays of one shape are Arrow's fixed_shape_tensor, from 1025 elements on their bytes, in C order, with
             dtype and shape in the column's metadata; others are {"values", "shape"} or plain lists, images their bytes.
-        num_workers: processes that write a shard each; "auto": one a processor.
         shard_size: approximate bytes of a shard, or text such as "1GB". A folder of files has none.
         labels: True writes label columns that are no fields of the samples too, as columns, or as labels.json; or
             names of some.
-        on_progress: called with (samples written, samples) now and then.
         allow_partial: True exports the stored samples of archives that are not sealed.
     Returns:
         The paths in the folder, sorted: shards, or an entry for each sample.
     Raises:
         ArchiveError: an archive is not sealed, so that samples may be missing.
         CodecError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such type; ...'.
-            Before anything is written, unless the results of a transform vary.
         MissingSampleError: a sample has no record.
         OptionError, ArchiveExistsError, ArchiveError, StorageError.
-    Cost: reads every sample once; results of a transform, and for parquet arrays of varying shapes, once more before. A
-    worker has some 16 MiB of samples in memory.
-    Safety: it is written as `out + ".edcache.new"`, and gets its name at the end. A killed run leaves that, and the
-    next one begins anew. Shards are synced before; single files are not.
+    Cost: reads every sample once, by this process; for parquet results of a transform, and arrays of varying shapes,
+        once more before. Some 16 MiB of samples are in memory.
+    Safety: it is written as `out + ".edcache.new"`, and gets its name at the end. An error leaves nothing. A killed run
+        leaves that, and the next one begins anew. Shards are synced before; single files are not.
 
-    >>> edcache.export(ds.filter(split="train"), "train-shards", to="webdataset", num_workers=8)
+    >>> edcache.export(ds.filter(split="train"), "train-shards", to="webdataset")
     """
     if to not in WRITERS:
         raise OptionError(f"export(): to={to!r}; choose one of {', '.join(map(repr, WRITERS))}")
     shard_nbytes = parsed_bytes(shard_size)
     if shard_nbytes is None:
         raise OptionError(f'export(): shard_size={shown(shard_size)}; give bytes, or text such as "500MB"')
-    count = worker_count(num_workers)
     target = local_path(out)
     check_absent(target)
-    samples = _open(ds, allow_partial)
-    writer = _prepare(samples, WRITERS[to], labels, count)
-    _write(writer, target, shard_nbytes, count, on_progress)
+    writer = _prepare(_open(ds, allow_partial), WRITERS[to], labels)
+    with new_folder(target) as folder:
+        for number, part in enumerate(writer.parts(shard_nbytes)):
+            writer.write(folder, number, part)
     return sorted(os.path.join(target, name) for name in os.listdir(target))
-
-
-def _write(
-    writer: Writer, target: str, shard_nbytes: int, num_workers: int, on_progress: OnProgress | None
-) -> None:
-    with new_folder(target) as writer.folder:
-        tasks = list(enumerate(writer.parts(shard_nbytes)))
-        for done in accumulate(_map(_write_part, writer, tasks, num_workers), initial=0):
-            if on_progress is not None:
-                on_progress(done, len(writer.ds))
 
 
 def _open(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
@@ -110,14 +88,16 @@ def _open(ds: Samples | Path | Iterable[Path], allow_partial: bool) -> Samples:
     return with_files(samples)
 
 
-def _prepare(ds: Samples, kind: type[Writer], labels: bool | Sequence[str], num_workers: int) -> Writer:
-    """Make the writer, with columns and names from samples of every kind; nothing is written yet."""
+def _prepare(ds: Samples, kind: type[Writer], labels: bool | Sequence[str]) -> Writer:
+    """Make the writer, with names and columns from samples of every kind; nothing is written yet."""
+    writer, names, nbytes = kind(ds), set[str](), 0
     positions = _probe_positions(ds, needs_shapes=kind.name == "parquet")
-    parts = np.split(positions, range(_INSPECTED, len(positions), _INSPECTED))
-    looks = _map(_inspect, (ds, kind), [part.tolist() for part in parts], num_workers)
-    names, sizes, columns = zip(*chain.from_iterable(looks), strict=True)
-    label_names = _label_names(ds, labels, set().union(*names))
-    writer = kind(ds, unified(columns), label_names, sum(sizes) / len(sizes))
+    for some in np.split(positions, range(_READ_TOGETHER, len(positions), _READ_TOGETHER)):
+        for place, leaves in read(ds, some.tolist()):
+            names |= leaves.keys()
+            nbytes += nbytes_of(leaves)
+            writer.look_at(leaves, place)
+    writer.sample_nbytes, writer.labels = nbytes / len(positions), _label_names(ds, labels, names)
     writer.check()
     return writer
 
@@ -128,27 +108,12 @@ def _probe_positions(ds: Samples, needs_shapes: bool) -> npt.NDArray[np.int64]:
     chosen = np.zeros(len(ds), bool)
     for number, tree in enumerate(trees):
         positions = np.flatnonzero(numbers == number)
-        varies = tree is None or (
-            needs_shapes and any(leaf.memory is not None and leaf.shape is None for leaf in tree.leaves())
+        varies = needs_shapes and (
+            tree is None or any(leaf.memory is not None and leaf.shape is None for leaf in tree.leaves())
         )
         chosen[positions if varies else positions[:1]] = True
     chosen[:: max(1, len(ds) // _PROBES)] = True
     return np.flatnonzero(chosen)
-
-
-def _inspect(shared: tuple[Samples, type[Writer]], positions: Sequence[int]) -> list[Any]:
-    """Return the names of the leaves of each sample, its approximate bytes, and its columns."""
-    ds, kind = shared
-    return [
-        (tuple(leaves), nbytes_of(leaves), (kind.columns_for(leaves, place), place))
-        for place, leaves in read(ds, positions)
-    ]
-
-
-def _write_part(writer: Writer, task: tuple[int, range]) -> int:
-    number, part = task
-    writer.write(number, part)
-    return len(part)
 
 
 def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> tuple[str, ...]:
@@ -163,31 +128,3 @@ def _label_names(ds: Samples, labels: bool | Sequence[str], names: set[str]) -> 
         for name, path in fields_of_labels(ds).items()
     }
     return tuple(name for name in chosen if texts.get(name) not in names)
-
-
-_shared: Any = None  # in a worker, the first argument of each of its tasks
-
-
-def _begin(shared: Any) -> None:
-    global _shared
-    _shared = shared
-    torch.set_num_threads(1)  # a pool of threads does not survive a fork
-
-
-def _call(work: Callable[[Any, Any], Any], task: Any) -> Any:
-    return work(_shared, task)
-
-
-def _map(
-    work: Callable[[Any, Any], Any], shared: Any, tasks: Sequence[Any], num_workers: int
-) -> Iterator[Any]:
-    """Yield `work(shared, task)` for each task, in order, by worker processes; 0: in this one."""
-    if not num_workers:
-        yield from map(partial(work, shared), tasks)
-        return
-    workers = min(num_workers, len(tasks))
-    try:
-        with ProcessPoolExecutor(workers, initializer=_begin, initargs=(shared,)) as pool:
-            yield from pool.map(partial(_call, work), tasks)
-    except BrokenProcessPool as error:
-        raise CodecError("export(): a worker process died; memory may have run out: fewer workers") from error

@@ -9,7 +9,7 @@ import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import IO, Any, ClassVar, Final
 
 import numpy as np
@@ -26,6 +26,7 @@ from edcache.interop.export_columns import (
     check_fits,
     columns_of,
     leaves_of,
+    unified,
     unsupported,
 )
 from edcache.interop.kinds import Format
@@ -34,7 +35,6 @@ from edcache.storage import File
 _BUFFER: Final = 1 << 20
 _BATCH_NBYTES: Final = 16 << 20
 _MOST_IN_A_BATCH: Final = 1 << 14
-_FOLDERS_A_PART: Final = 1000
 
 
 def check_absent(out: str) -> None:
@@ -103,28 +103,25 @@ def _split(whole: range, count: int) -> list[range]:
 
 @dataclass
 class Writer:
-    """Writer of samples to a folder, in one format; processes may write a part each.
+    """Writer of samples to a folder, in one format.
 
     Attributes:
         name: of the format, in `export`.
-        ds: the samples. columns: of a table. labels: names of the label columns.
-        sample_nbytes: average of inspected samples. folder: the target.
+        ds: the samples. labels: names of the label columns. columns: of a table.
+        sample_nbytes: average of the samples that were looked at.
     """
 
     name: ClassVar[Format]
     ds: Samples
-    columns: Columns
-    labels: tuple[str, ...]
-    sample_nbytes: float
-    folder: str = ""
+    labels: tuple[str, ...] = ()
+    columns: Columns = field(default_factory=dict)
+    sample_nbytes: float = 0.0
 
-    @classmethod
-    def columns_for(cls, leaves: Leaves, place: str) -> Columns:
-        """Return the columns of a sample; raises as writing it."""
-        raise NotImplementedError
+    def look_at(self, leaves: Leaves, place: str) -> None:
+        """Take notice of a sample, before any is written; raises as writing it."""
 
     def check(self) -> None:
-        """Raise CodecError for columns that the format does not hold."""
+        """Raise CodecError for labels, and samples that were looked at, which the format does not hold."""
 
     def parts(self, nbytes: int) -> list[range]:
         """Divide the samples into parts of consecutive positions, of about `nbytes` each."""
@@ -139,7 +136,7 @@ class Writer:
         labels = self.ds.labels.take(np.arange(part.start, part.stop))
         return renamed(labels.table.select(list(self.labels)), self.columns)
 
-    def write(self, number: int, part: range) -> None:
+    def write(self, folder: str, number: int, part: range) -> None:
         """Write a part."""
         raise NotImplementedError
 
@@ -151,16 +148,11 @@ class _Files(Writer):
     separator: ClassVar[str]
     is_lower_case: ClassVar[bool] = False
 
-    @classmethod
-    def columns_for(cls, leaves: Leaves, place: str) -> Columns:
-        cls._files_of(leaves, place)
-        return {}
-
     def check(self) -> None:
-        for field in self.label_table(range(0)).schema:
-            if "binary" in str(field.type):
+        for column in self.label_table(range(0)).schema:
+            if "binary" in str(column.type):
                 raise CodecError(
-                    f'export(): label "{field.name}" is {field.type}, and JSON holds no bytes; choose '
+                    f'export(): label "{column.name}" is {column.type}, and JSON holds no bytes; choose '
                     "others: labels=[...]"
                 )
 
@@ -176,7 +168,7 @@ class _Files(Writer):
                 yield from ((stem + name, data) for name, data in files.items())
 
     @classmethod
-    def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any] | None = None) -> dict[str, bytes]:
+    def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any]) -> dict[str, bytes]:
         """Return the bytes of each file of a sample by name; a leaf without a name has only an extension."""
         # default=str writes times.
         files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
@@ -227,15 +219,14 @@ class _Tars(_Files):
     name, integer, separator = "webdataset", "cls", "."
     is_lower_case = True  # webdataset reads all names so
 
-    def write(self, number: int, part: range) -> None:
-        with new_file(os.path.join(self.folder, f"shard-{number:06}.tar")) as stream:
+    def write(self, folder: str, number: int, part: range) -> None:
+        path = os.path.join(folder, f"shard-{number:06}.tar")
+        # GNU's format, without a time and an owner: the same samples make the same bytes.
+        with new_file(path) as stream, tarfile.open(None, "w|", stream, format=tarfile.GNU_FORMAT) as tar:
             for name, data in self._files(part):
-                # Without a time and an owner: the same samples make the same bytes.
-                header = tarfile.TarInfo(name)
-                header.size = len(data)
-                padding = bytes(-len(data) % tarfile.BLOCKSIZE)
-                stream.writelines((header.tobuf(tarfile.GNU_FORMAT), data, padding))
-            stream.write(bytes(2 * tarfile.BLOCKSIZE))
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
 
 
 class _Folders(_Files):
@@ -244,12 +235,12 @@ class _Folders(_Files):
     name, integer, separator = "files", "txt", os.sep
 
     def parts(self, nbytes: int) -> list[range]:
-        return _split(range(len(self.ds)), _FOLDERS_A_PART)
+        return [range(len(self.ds))]
 
-    def write(self, number: int, part: range) -> None:
-        made = self.folder
+    def write(self, folder: str, number: int, part: range) -> None:
+        made = folder
         for name, data in self._files(part):
-            path = os.path.join(self.folder, name)
+            path = os.path.join(folder, name)
             if os.path.dirname(path) != made:
                 storage.make_parent(path)
                 made = os.path.dirname(path)
@@ -257,18 +248,23 @@ class _Folders(_Files):
                 stream.write(data)
 
 
+@dataclass
 class _Parquets(Writer):
     """Writer of Parquet files."""
 
     name = "parquet"
 
-    @classmethod
-    def columns_for(cls, leaves: Leaves, place: str) -> Columns:
-        return columns_of(leaves, place)
+    _looks: list[tuple[Columns, str]] = field(default_factory=list)
 
-    def write(self, number: int, part: range) -> None:
+    def look_at(self, leaves: Leaves, place: str) -> None:
+        self._looks.append((columns_of(leaves, place), place))
+
+    def check(self) -> None:
+        self.columns = unified(self._looks)
+
+    def write(self, folder: str, number: int, part: range) -> None:
         schema = schema_of(self.columns.values(), self.label_table(range(0)).schema)
-        path = os.path.join(self.folder, f"part-{number:05}.parquet")
+        path = os.path.join(folder, f"part-{number:05}.parquet")
         with new_file(path) as stream, parquet_writer(stream, schema) as file:
             for piece in self.batches(part):
                 place = f"export(): samples {piece[0]} to {piece[-1]}"

@@ -597,7 +597,7 @@ def test_copy_over_itself_gives_back_what_is_outdated(grown):
 
 
 def test_export_writes_chosen_samples_fields_and_labels(archive, partial, tmp_path):
-    line = f"export {archive} -o {tmp_path}/a --to files --where label==1 --field text --label score -j 1"
+    line = f"export {archive} -o {tmp_path}/a --to files --where label==1 --field text --label score"
     assert report(line) == {"path": str(tmp_path / "a"), "to": "files", "samples": 3}
     assert sorted(os.listdir(tmp_path / "a" / "0")) == ["labels.json", "text.txt"]
     error_of(line)

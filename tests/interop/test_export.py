@@ -234,25 +234,12 @@ def test_labels_go_along_where_they_are_no_fields_and_as_asked(ds, tmp_path):
     assert table["labels.label"].to_pylist() == [i % 3 for i in range(30)]
 
 
-def test_workers_and_shards_change_nothing_but_the_number_of_files(ds, tmp_path):
+def test_the_same_samples_make_the_same_bytes(ds, tmp_path):
     for to in WRITERS:
-        told: list[tuple[int, int]] = []
         one, two = tmp_path / f"{to}1", tmp_path / f"{to}2"
-        edcache.export(ds, one, to, shard_size="6 kB", on_progress=Telling(told))
-        edcache.export(ds, two, to, shard_size=6000, num_workers=2)
-        assert (told[0], told[-1]) == ((0, 30), (30, 30))
-        assert [done for done, _ in told] == sorted(done for done, _ in told)
+        edcache.export(ds, one, to, shard_size="6 kB")
+        edcache.export(ds, two, to, shard_size=6000)
         assert contents(one) == contents(two)
-
-
-class Telling:
-    """Keeps what progress says."""
-
-    def __init__(self, told: list[tuple[int, int]]) -> None:
-        self._told = told
-
-    def __call__(self, done: int, total: int) -> None:
-        self._told.append((done, total))
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -453,19 +440,15 @@ def archive_of(tmp_path: Path, *samples: Any, **options: Any) -> Path:
 def refused(
     ds: Any, out: Path, to: str, text: str, kind: type[EdcacheError] = CodecError, **options: Any
 ) -> None:
-    """Fails with these words, before anything is written."""
+    """Fails with these words, and leaves nothing."""
     before = sorted(os.listdir(out.parent))
-    told: list[int] = []
     with pytest.raises(kind) as caught:
-        edcache.export(ds, out, to, on_progress=lambda done, total: told.append(done), **options)
+        edcache.export(ds, out, to, **options)
     assert text in str(caught.value)
-    assert max(told, default=0) == 0
     assert sorted(os.listdir(out.parent)) == before
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_a_format_cannot_hold_is_named_before_anything_is_written(tmp_path, out, num_workers):
+def test_what_a_format_cannot_hold_is_named_and_nothing_is_left(tmp_path, out):
     half = torch.ones(2, dtype=torch.bfloat16)
     files, tables = ["webdataset", "files"], ["parquet"]
     cases: list[tuple[list[Any], list[str], str]] = [
@@ -504,8 +487,8 @@ def test_what_a_format_cannot_hold_is_named_before_anything_is_written(tmp_path,
     ]
     for samples, formats, text in cases:
         path = archive_of(tmp_path, *({"x": value} for value in samples))
-        for to in formats if num_workers == 0 else formats[:1]:
-            refused(path, out, to, text.format(to=to), num_workers=num_workers)
+        for to in formats:
+            refused(path, out, to, text.format(to=to))
 
 
 def test_samples_without_a_field_or_with_a_hidden_one_are_refused(tmp_path, out):
@@ -583,7 +566,6 @@ def test_options_are_checked(ds, out):
         ({"to": "files", "ds": ds[:0]}, "there is no sample to write"),
         ({"to": "tar"}, "to='tar'; choose one of 'webdataset', 'files', 'parquet'"),
         ({"to": "files", "shard_size": "big"}, "shard_size='big'; give bytes, or text such as \"500MB\""),
-        ({"to": "files", "num_workers": -1}, "num_workers=-1; give 0 or more"),
     ]
     for options, text in cases:
         with pytest.raises(OptionError) as caught:
