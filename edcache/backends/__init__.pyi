@@ -1,5 +1,4 @@
 from .file_store import FileStore as FileStore
 from .file_store import copy_bytes as copy_bytes
-from .objects import ObjectStore as ObjectStore
 from .redis import RedisDataset as RedisDataset
 from .url import Url as Url

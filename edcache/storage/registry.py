@@ -1,12 +1,7 @@
 """The registry of backends: which one has a path or a URL, decided once, by its scheme.
 
-A backend is a subclass of `Location`; nearly always of `edcache.writer.Store`, which adds the samples to
-the bytes. One that is not ours comes by a line of its packaging, an entry point whose name is the scheme:
-
-    [project.entry-points."edcache.backends"]
-    tape = "tapes.edcache:TapeStore"
-
-then "tape://robot/train.zip" is filled, read and filtered like any path.
+A backend is a subclass of `edcache.writer.Store`, which adds the samples to the bytes of a `Location`. Other
+schemes are those of fsspec, to which packages add theirs.
 """
 
 from __future__ import annotations
@@ -23,15 +18,13 @@ from edcache.base import OptionError, Show
 from edcache.storage.memory import is_in_memory
 from edcache.storage.source import ByteSource
 
-GROUP: Final = "edcache.backends"
 _FILES: Final = "edcache.backends.file_store:FileStore"
-_OBJECTS: Final = "edcache.backends.remote.object:RemoteStore"
+_OBJECTS: Final = "edcache.backends.remote.store:RemoteStore"
 _MEMORY: Final = "edcache.backends.shm.memory:MemoryStore"
 _BACKENDS: Final = {
     "": _FILES,
     "file": _FILES,
     "shm": _MEMORY,
-    **dict.fromkeys(("http", "https", "s3", "s3a", "gs", "gcs", "hf"), _OBJECTS),
 }
 # By the words of `local=` and `preload=`: what opens a copy in the place of the archive.
 _COPIES: Final = {
@@ -108,12 +101,7 @@ def scheme_of(path: str) -> str:
 @cache
 def _backend(scheme: str) -> Any:
     """The class of what has a path or URL of this scheme."""
-    if scheme in _BACKENDS:
-        return _load(_BACKENDS[scheme])
-    # Slow to import, and not needed for ours.
-    from importlib.metadata import entry_points
-
-    return next((other.load() for other in entry_points(group=GROUP, name=scheme)), None) or _load(_OBJECTS)
+    return _load(_BACKENDS.get(scheme, _OBJECTS))
 
 
 def _load(home: str) -> Any:
@@ -125,8 +113,8 @@ def located(path: Any, storage_options: Mapping[str, Any] | None = None) -> Loca
     """Where an archive is, and will be whichever folder this process works in then; nothing is opened.
 
     Args:
-        path: of a file, or a URL: http, https, s3, gs, hf, whatever fsspec knows or a backend is
-            installed for; "file://" is a path. A Location is returned as it is.
+        path: of a file, or a URL: http, https, s3, gs, hf, whatever fsspec knows; "file://" is a path. A Location is
+            returned as it is.
         storage_options: for the engine that reads a URL; OptionError where they are no dict or for a path.
     """
     if isinstance(path, Location):

@@ -16,7 +16,7 @@ from written import write
 
 import edcache
 from edcache import CachedDataset
-from edcache.backends.objects import Spool
+from edcache.backends.remote.store import Spool
 from edcache.writer.store import store_at
 
 COUNT, RANKS = 150, 4
@@ -179,8 +179,8 @@ def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
     whole = fsspec.filesystem("memory").cat_file("/bucket/large.zip")
 
     def rank(place):
-        spooled = Spool(store_at(url))
-        spooled.prepare()
+        spooled = Spool(store_at(url).url)
+        spooled.begin("a")
         return os.stat(spooled.path).st_ino, spooled.path
 
     [(_, path)] = set(run_ranks(rank, 8))
@@ -192,10 +192,10 @@ def test_threads_that_copy_what_is_behind_a_url_copy_it_once(spool):
 def test_what_a_killed_process_left_of_a_copy_is_not_in_the_next(spool):
     url = "memory://bucket/small.zip"
     write(url, [1])
-    spooled = Spool(store_at(url))
+    spooled = Spool(store_at(url).url)
     spool.mkdir(exist_ok=True)
     with open(f"{spooled.path}.edcache.new", "wb") as file:
         file.write(b"left" * 100_000)
-    spooled.prepare()
+    spooled.begin("a")
     with open(spooled.path, "rb") as file:
         assert file.read() == fsspec.filesystem("memory").cat_file("/bucket/small.zip")

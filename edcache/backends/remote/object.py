@@ -1,26 +1,23 @@
-"""An object behind a URL as a `ByteSource`, which must stay what it was when it was opened; and its store."""
+"""An object behind a URL as a `ByteSource`, which must stay what it was when it was opened."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
 
-from edcache import format, storage
-from edcache.backends import ObjectStore, Url
-from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of, prepare, upload
+from edcache import format
+from edcache.backends import Url
+from edcache.backends.remote.filesystem import FilesystemEngine, filesystem_of
 from edcache.backends.remote.requests import Data, Engine, Requests, Stamp, gathered, run
-from edcache.base import OptionError, PerProcess, ReadOptions, StaleArchiveError, StorageError
+from edcache.base import PerProcess, StaleArchiveError, StorageError
 from edcache.storage import ByteSource
 
 if TYPE_CHECKING:
-    from edcache.reader import Reader
+    pass
 
 # What lies no further apart is one request. A small range of nginx on the same machine takes 0.4 ms, in which
 # 100 KiB more come with one that is made anyway; with gaps of 1 MiB a batch takes twice as long as with none.
@@ -31,9 +28,7 @@ _MOST_AT_A_TIME: Final = 64
 # `pread` fetches at least so much: the header of an entry comes with its table, which is read after a walk.
 _AHEAD_NBYTES: Final = 1 << 16
 _MOST_WINDOWS: Final = 256
-# Of the free disk, for the copies that nobody asked for.
-_SHARE: Final = 0.5
-_WEB: Final = ("http", "https")
+WEB: Final = ("http", "https")
 
 
 def runs_of(extents: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -196,7 +191,7 @@ class RemoteObject(ByteSource):
 def _engine_of(requests: Requests) -> Engine:
     """The engine of an object, in this process; MissingDependencyError, OptionError."""
     url = requests.url
-    if url.scheme in _WEB and "::" not in url.url:
+    if url.scheme in WEB and "::" not in url.url:
         from edcache.backends.remote.http import plain_engine
 
         return plain_engine(requests)
@@ -206,45 +201,3 @@ def _engine_of(requests: Requests) -> Engine:
 
         return HubEngine(filesystem, path)
     return FilesystemEngine(filesystem, path)
-
-
-class RemoteStore(ObjectStore):
-    """A URL, with the options of the engine that reads it."""
-
-    def __init__(self, text: str, storage_options: Mapping[str, Any] | None = None) -> None:
-        try:
-            urlsplit(text)
-        except ValueError as error:  # not shown: it may have credentials
-            raise OptionError(f"a {text.partition(':')[0]} URL that does not read: {error}") from None
-        self.url = Url(text, storage_options)
-        super().__init__(str(self.url))
-        self.has_query = "?" in self.url.url and "?" not in self.path
-
-    @property
-    def key(self) -> str:
-        options = {**(self.url.options.get("client_kwargs") or {}), **self.url.options}
-        return f"{self.path} {options.get('endpoint_url', '')} {options.get('account_name', '')}"
-
-    def open(self) -> RemoteObject:
-        return RemoteObject(self.url)
-
-    def reader(self, options: ReadOptions) -> Reader:
-        """See `Store`: of a copy in the cache folder, if nothing else was asked for."""
-        if options.local is None and options.preload is None and options.expected_digest is None:
-            share = _SHARE if options.max_bytes is None else options.max_bytes
-            folder = os.path.join(storage.cache_folder(), "copies")
-            options = replace(options, local=folder, max_bytes=share)
-        return super().reader(options)
-
-    def check_writable(self) -> None:
-        if self.url.scheme in _WEB or "::" in self.url.url:
-            raise OptionError(
-                f"{self.url}: {self.url.scheme}:// is only read; write to s3://, gs:// or another store of "
-                "objects, or to a path"
-            )
-
-    def prepare(self) -> None:
-        prepare(self.url)
-
-    def put(self, path: str, tell: Callable[[int, int], object]) -> None:
-        upload(self.url, path, tell)
