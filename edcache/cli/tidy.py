@@ -90,14 +90,14 @@ def digest(path: str, as_json: bool, progress: bool | None) -> None:
 @PATHS
 @output("New archive of their samples.", required=False, metavar="OUT")
 @flags("where", "skip_damaged", "expected_digest")
-@click.option("--max-size", metavar="SIZE", type=size, help="Size of a file with -o; else of all copies.")
+@click.option("--max-size", metavar="SIZE", type=size, help="Size of each file; with -o.")
 @flags("as_json", "progress")
 def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool | None, **how: Any) -> None:
     """Copy archives as files, or their samples into a new archive.
 
     SRC TARGET copies a sealed archive to a disk of this machine, and checks every crc32. TARGET is a folder, by default
     this one for a URL, or with the ending of SRC the path of the copy. A killed copy is resumed; an existing one is
-    only looked up. --max-size deletes copies that no process has open to make room.
+    only looked up. caches --prune deletes copies that no process has open.
 
     PATH... -o OUT writes a new archive with the samples and labels of one or more archives, in their order, or of
     --where; with --max-size, files of about that size. Each record is checked, none is decoded. A PATH is an archive, a
@@ -116,8 +116,10 @@ def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool
             raise click.UsageError("--digest is for a copy of a file: edcache copy SRC TARGET")
         _save(paths, output, as_json, progress, **how)
         return
-    if how["where"] is not None or how["skip_damaged"]:
-        raise click.UsageError("--where and --skip-damaged are for a new archive: name it with -o OUT")
+    if any(how[name] for name in ("where", "max_size", "skip_damaged")):
+        raise click.UsageError(
+            "--where, --max-size and --skip-damaged are for a new archive: name it with -o OUT"
+        )
     if len(paths) > 2 or (len(paths) == 1 and "://" not in paths[0]):
         raise click.UsageError("name SRC and TARGET, or a new archive with -o OUT")
     src, dst = paths if len(paths) == 2 else (paths[0], os.curdir)
@@ -125,7 +127,6 @@ def copy(paths: Sequence[str], output: str | None, as_json: bool, progress: bool
         copied = mirror.copy_local(
             *(src, dst),
             expected_digest=how["expected_digest"],
-            max_bytes=how["max_size"],
             on_progress=on_progress,
         )
     fetched = "here already" if not copied.fetched else f"{human_bytes(copied.fetched)} fetched"

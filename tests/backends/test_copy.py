@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -69,7 +68,7 @@ def kb(nbytes: int) -> str:
 
 def from_object(origin: Any, copy: Path, **options: Any) -> tuple[int, int]:
     copy.parent.mkdir(exist_ok=True)
-    return copy_from(origin, str(copy), 4, Budget(str(copy.parent)), **options)
+    return copy_from(origin, str(copy), 4, **options)
 
 
 # ------------------------------------------------------------------------------------------ what it is
@@ -147,8 +146,6 @@ def test_what_cannot_be_copied_is_said(tmp_path, far, ssd):
     make(far, 3)
     with pytest.raises(OptionError, match="num_threads=0; give 1 or more"):
         copy_to_local(far, ssd, num_threads=0)
-    with pytest.raises(OptionError, match='max_bytes=-1; give bytes, text such as "20GB", or a part'):
-        copy_to_local(far, ssd, max_bytes=-1)
     assert not list(ssd.glob("*.zip"))
 
 
@@ -509,62 +506,11 @@ def test_copies_that_were_not_used_for_longest_go_first(tmp_path, ssd):
     copy_to_local(tmp_path / "a.zip", ssd)  # which uses it
     write(tmp_path / "d.zip", [{"x": np.zeros(3000, np.uint8), "n": 100, "y": 0}], "a")
     limit = sum(sizes[name] for name in "abc")
-    copy_to_local(tmp_path / "d.zip", ssd, max_bytes=limit)
+    Budget(str(ssd), limit).evict_others(str(ssd / "d.zip"), (tmp_path / "d.zip").stat().st_size)
+    copy_to_local(tmp_path / "d.zip", ssd)
     assert sorted(p.name for p in ssd.glob("*.zip")) == ["a.zip", "d.zip", "mine.zip"]
     assert [Path(kept.path).name for kept in copies_in(str(ssd))] == ["a.zip", "d.zip"]
     assert sorted(p.name for p in ssd.glob(f"*{SIDE}")) == [f"a.zip{SIDE}", f"d.zip{SIDE}"]
-
-
-HOLDER = """
-import sys, time, edcache
-ds = edcache.CachedDataset.from_cache(sys.argv[1])
-ds[0]
-print("open", flush=True)
-sys.stdin.readline()
-ds.close()
-print("closed", flush=True)
-sys.stdin.readline()
-"""
-
-
-def test_what_somebody_has_open_never_goes(tmp_path, ssd):
-    nbytes = [len(make(tmp_path / f"{name}.zip", 100)) for name in "ab"]
-    copy_to_local(tmp_path / "a.zip", ssd)
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, ssd / "a.zip"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout.readline() == "open\n"
-        with pytest.raises(StorageError) as caught:
-            copy_to_local(tmp_path / "b.zip", ssd, max_bytes=nbytes[1] + 10)
-        more = nbytes[1] + 10
-        assert str(caught.value) == (
-            f"{ssd / 'b.zip'}: {kb(nbytes[1])}, max_bytes= allows {kb(more)} for all copies in {ssd}; "
-            f"of those there, which are in use, {kb(nbytes[0] - 10)} would have to go; allow more, or wait"
-        )
-        assert caught.value.errno == errno.ENOSPC
-        assert copied(ssd, tmp_path / "a.zip") == (tmp_path / "a.zip").read_bytes()
-        holder.stdin.write("\n")
-        holder.stdin.flush()
-        assert holder.stdout.readline() == "closed\n"
-        copy_to_local(tmp_path / "b.zip", ssd, max_bytes=nbytes[1] + 10)
-        assert [p.name for p in ssd.glob("*.zip")] == ["b.zip"]
-    finally:
-        holder.kill()
-        holder.communicate()
-
-
-def test_a_copy_that_is_larger_than_the_limit_is_refused(far, ssd):
-    make(far, 100)
-    size = kb(far.stat().st_size)
-    with pytest.raises(OptionError) as caught:
-        copy_to_local(far, ssd, max_bytes="100kB")
-    assert str(caught.value) == (
-        f"{ssd / far.name}: {size}, max_bytes= allows 100.0 kB for all copies in {ssd}; allow more"
-    )
 
 
 def test_an_archive_that_came_to_lie_where_a_copy_was_does_not_go(far, ssd):
@@ -596,15 +542,6 @@ def test_the_path_of_an_origin_has_to_fit(far, ssd):
         from_object(origin, ssd / "a.zip")
 
 
-def test_what_a_killed_copy_left_goes_too(far, tmp_path, ssd):
-    make(far, 200)
-    ended(in_child(lambda: copy_to_local(far, ssd), Killing(8)))
-    assert (ssd / (far.name + PARTIAL)).exists()
-    make(tmp_path / "b.zip", 60)
-    copy_to_local(tmp_path / "b.zip", ssd, max_bytes="250kB")
-    assert sorted(os.listdir(ssd)) == ["b.zip", f"b.zip{SIDE}"]
-
-
 def test_a_copy_that_was_begun_counts_what_it_has_on_the_disk(far, tmp_path, ssd):
     data = make(far, 200)
     ended(in_child(lambda: copy_to_local(far, ssd), Killing(8)))
@@ -612,11 +549,10 @@ def test_a_copy_that_was_begun_counts_what_it_has_on_the_disk(far, tmp_path, ssd
     os.truncate(ssd / (far.name + PARTIAL), len(data))
     assert [(kept.path, kept.nbytes) for kept in copies_in(str(ssd))] == [(str(ssd / far.name), len(data))]
     more = make(tmp_path / "b.zip", 60)
-    copy_to_local(tmp_path / "b.zip", ssd, max_bytes=len(data) + len(more) - 1)
+    assert Budget(str(ssd), len(data) + len(more) - 1).evict_others(str(ssd / "b.zip"), len(more)) == 1 << 16
     assert (ssd / (far.name + PARTIAL)).exists()
-    (ssd / "b.zip").unlink()
-    copy_to_local(tmp_path / "b.zip", ssd, max_bytes=len(more) + 99)
-    assert sorted(os.listdir(ssd)) == ["b.zip", f"b.zip{SIDE}"]
+    assert Budget(str(ssd), len(more) + 99).evict_others(str(ssd / "b.zip"), len(more)) == 0
+    assert os.listdir(ssd) == []
 
 
 def test_a_copy_that_is_opened_was_used(tmp_path, ssd):
@@ -645,7 +581,6 @@ def test_a_copy_from_the_command_line(far, ssd, tmp_path):
     assert "edcache: far/none.zip: no such file" in run("copy", "far/none.zip", ssd, code=1).replace(
         f"{os.getcwd()}/", ""
     )
-    assert '--max-size\': "lots"; write it as in 500MB' in run("copy", far, ssd, "--max-size", "lots", code=2)
     assert "copying" in run("copy", far, tmp_path / "other", "--progress")
 
 

@@ -118,7 +118,13 @@ def test_every_form_of_a_result_comes_back_bit_by_bit(tmp_path, form, way):
 def test_a_source_of_edcache_is_read_in_batches_and_its_labels_stay_labels(tmp_path):
     source = CachedDataset(Images(sizes=1), tmp_path / "s.zip", in_memory_keys=["label"], progress=False)
     view = source.filter(label=[1, 2])
-    ds = mapped(halves, view, tmp_path / "m.zip", keep="label", in_memory_keys={"first": lambda sample: float(sample["half"][0])})
+    ds = mapped(
+        halves,
+        view,
+        tmp_path / "m.zip",
+        keep="label",
+        in_memory_keys={"first": lambda sample: float(sample["half"][0])},
+    )
     wanted = [index for index in range(COUNT) if index % 5 in (1, 2)]
     assert ds.labels["label"].tolist() == [index % 5 for index in wanted]
     assert ds.labels["first"].tolist() == [index / 2 for index in wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from edcache.backends.mirror.blocks import Fetcher, Origin, Pinned
 from edcache.backends.mirror.complete import THREADS, complete
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
-from edcache.base import ArchiveExistsError, OptionError, Progress, Show
+from edcache.base import ArchiveExistsError, OptionError, Progress, Show, StorageError, human_bytes
 from edcache.reader import OnProgress, check_digest, parse_digest
 from edcache.storage import ByteSource, File, Location, local_path, located
 from edcache.writer import PARTIAL, note_use
@@ -36,7 +37,6 @@ def copy_to_local(
     *,
     num_threads: int = THREADS,
     expected_digest: str | None = None,
-    max_bytes: int | float | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Show = None,
 ) -> str:
@@ -48,9 +48,6 @@ def copy_to_local(
             if it has the same ending as `src`.
         num_threads: the number of reads at the same time.
         expected_digest: "sha256:...", as `edcache.digest` returned it for the archive.
-        max_bytes: a limit for all copies in the folder together, as a number, as "200GB", or as a fraction of
-            the free disk. Copies that no process has open are deleted to make room, the least recently used
-            first. Other archives are never deleted.
         storage_options: options for the library that reads a URL, see `edcache.reader.Reader`.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
             and log files get a line now and then. A function is called with (bytes copied, bytes in all)
@@ -75,7 +72,7 @@ def copy_to_local(
     where = located(src, storage_options)
     src, storage_options = where.path, None  # a traceback with locals would show credentials
     with Progress(os.path.basename(src), progress, doing="copying", unit="B") as tell:
-        copied = copy_local(where, target, num_threads, expected_digest, max_bytes, tell)
+        copied = copy_local(where, target, num_threads, expected_digest, tell)
     return copied.path
 
 
@@ -84,7 +81,6 @@ def copy_local(
     target: str | os.PathLike[str],
     num_threads: int = THREADS,
     expected_digest: str | None = None,
-    max_bytes: int | float | str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """Copy as `copy_to_local` does, unless that was done; returns the copy and the bytes that were fetched."""
@@ -94,7 +90,6 @@ def copy_local(
     is_folder = os.path.isdir(target) or target.endswith(os.sep)
     if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
         target = os.path.join(target, os.path.basename(source.path))
-    budget = Budget.of(max_bytes, os.path.dirname(target))
     # Looked at without the lock, so also in a folder that cannot be written.
     note = whole_note(target)
     is_current = note is not None and note.identity == sidecar.identity_at(source)
@@ -103,7 +98,7 @@ def copy_local(
         return Copied(target, note.nbytes, 0)
     storage.make_parent(target)
     with closing(source.open()) as origin:
-        nbytes, fetched = copy_from(origin, target, num_threads, budget, expected, on_progress)
+        nbytes, fetched = copy_from(origin, target, num_threads, expected, on_progress)
     return Copied(target, nbytes, fetched)
 
 
@@ -111,7 +106,6 @@ def copy_from(
     origin: ByteSource,
     copy: str,
     threads: int,
-    budget: Budget,
     digest: str | None = None,
     tell: OnProgress | None = None,
 ) -> tuple[int, int]:
@@ -125,7 +119,7 @@ def copy_from(
     with sidecar.locked_side(copy):
         _check_replaceable(copy, state)
         if not state.is_like(whole_note(copy)):
-            budget.make_room(copy, state.nbytes)
+            _check_room(copy, state.nbytes)
     with sidecar.locked_copy(copy, state) as side:
         note = whole_note(copy)
         if note is not None:  # another process has made it
@@ -137,9 +131,23 @@ def copy_from(
         logger.info("%s: copying %s", copy, origin.path)
         pinned = Pinned(copy, state)
         with closing(File.open(copy + PARTIAL, "r")) as data:
-            fetcher = Fetcher(pinned, data, Origin(pinned, lambda: origin), Budget(budget.folder))
+            fetcher = Fetcher(pinned, data, Origin(pinned, lambda: origin), Budget(os.path.dirname(copy)))
             with closing(fetcher):
                 return state.nbytes, complete(fetcher, side, threads, digest, tell)
+
+
+def _check_room(copy: str, nbytes: int) -> None:
+    """Raise StorageError if the disk is too full for a copy; one of an earlier state goes before."""
+    more = nbytes - storage.allocated(copy) - storage.allocated(copy + PARTIAL)
+    free = storage.free(copy)
+    if more > free:
+        error = StorageError(
+            f"{copy}: the copy takes {human_bytes(more)} more, the disk has {human_bytes(free)} left; free "
+            "some, or copy it to another disk",
+            path=copy,
+        )
+        error.errno = errno.ENOSPC
+        raise error
 
 
 def _check_replaceable(copy: str, state: Note) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from contextlib import closing, suppress
 from typing import Final, NamedTuple
 
 from edcache import base, storage
 from edcache.backends.mirror.sidecar import LOCK_COPY, locked_side, note_of, stamp_of
-from edcache.base import ArchiveNotFoundError, OptionError, StorageError, human_bytes
+from edcache.base import ArchiveNotFoundError, StorageError
 from edcache.storage import File
 from edcache.writer import LOCK_USE, PARTIAL, SIDE
 
@@ -98,34 +97,6 @@ class Budget(NamedTuple):
 
         return cls(folder, base.bytes_limit(max_bytes, part))
 
-    def make_room(self, path: str, nbytes: int) -> None:
-        """Evict copies, the least recently used first, until a new one of `nbytes` fits at a path.
-
-        Raises:
-            OptionError: it is above the limit. StorageError: too much has to stay, or the disk is full.
-        """
-        if self.limit is not None:
-            allowed = (
-                f"{human_bytes(nbytes)}, max_bytes= allows {human_bytes(self.limit)} for all copies in "
-                f"{self.folder}"
-            )
-            if nbytes > self.limit:
-                raise OptionError(f"{path}: {allowed}; allow more")
-            excess = self.evict_others(path, nbytes) + nbytes - self.limit
-            if excess > 0:
-                raise _no_space(
-                    f"{path}: {allowed}; of those there, which are in use, {human_bytes(excess)} would have to "
-                    "go; allow more, or wait"
-                )
-        # A copy of an earlier state goes before.
-        more = nbytes - storage.allocated(path) - storage.allocated(path + PARTIAL)
-        free = storage.free(path)
-        if more > free:
-            raise _no_space(
-                f"{path}: the copy takes {human_bytes(more)} more, the disk has {human_bytes(free)} left; "
-                "free some, or copy it to another disk"
-            )
-
     def evict_others(self, path: str, nbytes: int) -> int:
         """Evict copies until `nbytes` fit at a path; returns the bytes of the other copies that are left."""
         assert self.limit is not None
@@ -139,9 +110,3 @@ class Budget(NamedTuple):
             if total + nbytes > self.limit and evict(copy.path):
                 total -= size
         return total
-
-
-def _no_space(text: str) -> StorageError:
-    error = StorageError(text)
-    error.errno = errno.ENOSPC
-    return error
