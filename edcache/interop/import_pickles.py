@@ -19,13 +19,13 @@ _LABELS: Final = "labels.p"
 # Zero-padded before edflow's first release.
 _EXAMPLE: Final = re.compile(r"example_(\d{1,18})\.p", re.ASCII)
 _METADATA: Final = "METADATA"
-_SAMPLE: Final = re.compile(r"(?:\d+/)*(\d{1,18})(?:\.pt)?", re.ASCII)
+_SAMPLE: Final = re.compile(r"(?:\d+/)*(\d{1,18})\.pt", re.ASCII)
 # Errors of zipfile over damaged bytes; RuntimeError: of an encrypted member, or a method that it lacks.
 _ZIP_ERRORS: Final = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError)
 
 
 class Edflow(OldCache):
-    """Cache of edflow: `<root>/cached/<name>.zip`, with or without its ending; or unpacked."""
+    """Cache of edflow: `<root>/cached/<name>.zip`, with or without its ending."""
 
     kind = "edflow"
 
@@ -33,9 +33,7 @@ class Edflow(OldCache):
         super().__init__(path, trust_pickle)
         # Processes cannot share the position in an open file.
         self._zips: PerProcess[zipfile.ZipFile] = PerProcess()
-        self._is_folder = os.path.isdir(path)
-        names = map(os.path.basename, files_below(path)) if self._is_folder else self._zip().namelist()
-        found = set(names)
+        found = set(self._zip().namelist())
         matches = filter(None, map(_EXAMPLE.fullmatch, found))
         self._names = {int(match[1]): match[0] for match in matches}
         self._set_indices(self._names, self._stated_length())
@@ -61,9 +59,7 @@ class Edflow(OldCache):
         return restored(self._bytes(name), f"{self.path}: {name}", trust=self.trust_pickle)
 
     def _bytes(self, name: str) -> bytes:
-        """Read a file of the folder, or the last member of a name, with its crc32 checked."""
-        if self._is_folder:
-            return read_file(os.path.join(self.path, name))
+        """Read the last member of a name, with its crc32 checked."""
         opened = self._zip()
         with foreign_errors(f"{self.path}: {name}"):
             try:
@@ -128,7 +124,7 @@ class _TorchFiles(OldCache):
 
 
 class TorchXla(_TorchFiles):
-    """Cache of torch_xla: files named by index, of releases 1.7 to 2.0, or of 1.6: no METADATA, no endings."""
+    """Cache of torch_xla, of releases 1.7 to 2.0: files named by index, and METADATA with their number."""
 
     kind = "torch_xla"
 
@@ -138,26 +134,22 @@ class TorchXla(_TorchFiles):
         # A cache that grew has deeper folders, and the old files stay where they were.
         found = sorted((os.path.relpath(file, path) for file in files_below(path)), key=_depth)
         numbered = [(int(match[1]), match[0]) for match in map(_SAMPLE.fullmatch, found) if match]
-        self._names = {index: name for index, name in numbered if count is None or index < count}
+        self._names = {index: name for index, name in numbered if index < count}
         if len(numbered) > len(self._names):
             self.notes.append(
                 f"{len(numbered) - len(self._names):,} files were left out: a file of the same sample lies "
                 "deeper, as after a cache grew, or METADATA counts fewer"
             )
         self._set_indices(self._names, count)
-        if count is None:
-            self.notes.append(f"it has no METADATA; by its files it has {len(self):,} samples")
 
 
 def _depth(path: str) -> int:
     return path.count(os.sep)
 
 
-def _stated_count(path: str) -> int | None:
-    """Read the number of samples from METADATA; None without it."""
+def _stated_count(path: str) -> int:
+    """Read the number of samples from METADATA."""
     file = os.path.join(path, _METADATA)
-    if not os.path.isfile(file):
-        return None
     try:
         count = int(json.loads(read_file(file))["count"])
     except (KeyError, TypeError, ValueError) as error:

@@ -156,25 +156,14 @@ def test_of_a_sample_twice_the_last_counts(old):
     assert opened(old)[2] == {"image": "newer"}
 
 
-@pytest.mark.parametrize("kind", ["folder", "without an ending", "padded"])
+@pytest.mark.parametrize("kind", ["without an ending", "padded"])
 def test_the_other_layouts_of_edflow_are_read(old, path, kind):
     samples = edflow_samples()
     edflow_zip(old, samples, KEYS, name="example_{:02}.p" if kind == "padded" else "example_{}.p")
-    place = old
-    if kind == "folder":
-        place = old_caches.unpacked(old, old.with_suffix(""))
-    elif kind == "without an ending":
-        place = old.rename(old.with_suffix(""))
+    place = old if kind == "padded" else old.rename(old.with_suffix(""))
     ds = check(import_cache(place, path, "edflow"), indexed(samples))
     assert list(ds.labels) == KEYS
     assert len(import_cache(place, path, "edflow")) == 11
-
-
-def test_a_folder_without_labels_and_with_gaps(old, path):
-    samples = edflow_samples()
-    edflow_zip(old, samples, labels=0, skip=(2,))
-    folder = Path(old_caches.unpacked(old, old.with_suffix("")))
-    check(import_cache(folder, path, "edflow"), indexed(samples), skip=(2,))
 
 
 def test_the_files_of_the_decorator_are_read(tmp_path, path):
@@ -305,15 +294,7 @@ def test_members_beside_the_samples_and_ways_out_of_the_folder_are_not_looked_at
     assert len(opened(old)) == 2
 
 
-def test_links_in_a_folder_are_not_followed(old, tmp_path):
-    edflow_zip(old, edflow_samples(3), labels=0)
-    folder = Path(old_caches.unpacked(old, old.with_suffix("")))
-    (folder / "example_1.p").unlink()
-    (folder / "example_1.p").symlink_to("/etc/passwd")
-    (folder / "labels.p").symlink_to("/etc/passwd")
-    source = opened(folder)
-    assert source.missing.tolist() == [1]
-    assert source.in_memory_keys is None
+def test_links_in_a_folder_are_not_followed(tmp_path):
     root = xla_folder(tmp_path / "xla", [1, 2, 3], per_folder=2)
     (root / "1" / "2.pt").unlink()
     (root / "1" / "2.pt").symlink_to("/etc/passwd")
@@ -329,14 +310,12 @@ def xla_samples(count):
 
 
 @pytest.mark.parametrize("compress", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("era", ["1.7", "1.6"])
 @pytest.mark.parametrize(("count", "per_folder"), [(5, 1000), (10, 3), (27, 3), (1001, 1000)])
-def test_a_torch_xla_folder_reads_back_exactly(tmp_path, path, count, per_folder, era, compress):
+def test_a_torch_xla_folder_reads_back_exactly(tmp_path, path, count, per_folder, compress):
     samples = xla_samples(min(count, 30))
-    root = xla_folder(tmp_path / "xla", samples, per_folder=per_folder, compress=compress, era=era)
+    root = xla_folder(tmp_path / "xla", samples, per_folder=per_folder, compress=compress)
     source = opened(root, "torch_xla")
-    said = f"it has no METADATA; by its files it has {len(samples)} samples"
-    assert source.notes == ([said] if era == "1.6" else [])
+    assert source.notes == []
     assert source.kind == "torch_xla"
     ds = check(import_cache(root, path, "torch_xla"), samples)
     assert ds.complete
@@ -441,9 +420,10 @@ def test_what_is_no_old_cache_is_an_error_that_says_so(tmp_path):
     (tmp_path / "empty").mkdir()
     for name, kind, told in (
         ("no", "edflow", "no: No such file or directory$"),
-        ("empty", "edflow", "empty: no sample in this edflow cache$"),
+        ("empty", "edflow", "empty: Is a directory$"),
         ("text", "edflow", r"text: opens as no zip \(File is not a zip file\)"),
-        ("text", "torch_xla", "text: no sample in this torch_xla cache$"),
+        ("text", "torch_xla", "text/METADATA: Not a directory$"),
+        ("empty", "torch_xla", "empty/METADATA: No such file or directory$"),
         ("text", "monai", "text: Not a directory$"),
     ):
         with pytest.raises(ArchiveError, match=told):

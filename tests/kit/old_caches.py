@@ -61,13 +61,6 @@ def killed(path):
     return path
 
 
-def unpacked(path, folder):
-    """edflow's ExamplesFolder: the members as files."""
-    with zipfile.ZipFile(path) as whole:
-        whole.extractall(folder)
-    return folder
-
-
 def edflow_decorated(path, samples, keys=(), args=(), kwargs=None, length=None):
     """What `@cachable(path)` leaves beside the zip."""
     edflow_zip(path, samples, keys)
@@ -76,7 +69,7 @@ def edflow_decorated(path, samples, keys=(), args=(), kwargs=None, length=None):
     return path
 
 
-def xla_path(index, count, per_folder, ending=".pt"):
+def xla_path(index, count, per_folder):
     """torch_xla's place of a sample, worked out from the digits of index // per_folder."""
 
     def digits(number):
@@ -87,19 +80,18 @@ def xla_path(index, count, per_folder, ending=".pt"):
         return found[::-1]
 
     depth, folders = len(digits(count // per_folder)), digits(index // per_folder)
-    return os.path.join(*["0"] * (depth - len(folders)), *folders, f"{index}{ending}")
+    return os.path.join(*["0"] * (depth - len(folders)), *folders, f"{index}.pt")
 
 
-def xla_folder(root, samples, *, per_folder=1000, compress=True, era="1.7", skip=(), count=None):
-    """The folder of releases 1.7 to 2.0, or of 1.6: no METADATA, no endings."""
-    root, ending = Path(root), "" if era == "1.6" else ".pt"
+def xla_folder(root, samples, *, per_folder=1000, compress=True, skip=(), count=None):
+    """The folder of releases 1.7 to 2.0."""
+    root = Path(root)
     count = len(samples) if count is None else count
     for i, sample in enumerate(samples):
-        path = root / xla_path(i, count, per_folder, ending)
+        path = root / xla_path(i, count, per_folder)
         path.parent.mkdir(parents=True, exist_ok=True)
         if i not in skip:
             torch.save(sample, path, _use_new_zipfile_serialization=compress)
-    if era != "1.6":
-        said = {"count": count, "compress": compress, "max_files_per_folder": per_folder}
-        (root / "METADATA").write_text(json.dumps(said))
+    said = {"count": count, "compress": compress, "max_files_per_folder": per_folder}
+    (root / "METADATA").write_text(json.dumps(said))
     return root
