@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any, Final, Protocol
@@ -60,21 +58,11 @@ class Shown:
         self._histogram = lru_cache(_MOST_HISTOGRAMS)(self._count)
         self._sample = lru_cache(_MOST_SAMPLES)(self._try_read)
 
-    def start(self) -> None:
-        """Open the dataset in the background; a later request for samples raises its error."""
-
-        def prepare() -> None:
-            with suppress(Exception):
-                self._dataset()
-
-        threading.Thread(target=prepare, daemon=True).start()
-
     # ------------------------------------------------------------------------------ labels
 
     def about(self) -> dict[str, Any]:
-        """Describe the dataset for the start of the page; opens it in the background."""
+        """Describe the dataset for the start of the page."""
         labels = self._labels()
-        self.start()
         columns = [{"name": field.name, "type": str(field.type)} for field in labels.schema]
         return {
             "name": self.name,
