@@ -71,11 +71,10 @@ def described(value: Any, texts: Texts | None = None) -> Any:
     """
     if value is None or type(value) is bool or (type(value) is int and value.bit_length() < 64):
         return value
-    texts = Texts() if texts is None else texts
     if type(value) is str:
-        return shortened(texts.relative(f"'{value}")[1:])
+        return shortened(value)
     try:
-        return [shortened(texts.text(value))]
+        return [shortened((Texts() if texts is None else texts).text(value))]
     except RecursionError:
         raise NoDescription(f"a {type(value).__name__} that is nested too deep") from None
 
@@ -233,22 +232,34 @@ class Texts:
         self._open: dict[int, int] = {}  # by id(), what holds the value that is being described
 
     def relative(self, text: str) -> str:
-        """The repr of texts; in it paths below a root begin with the root's name."""
+        """Describe a text; a path below a root by the root's name and, in quotes, the rest."""
         for root, name in self._roots.items():
-            text = text.replace(f"'{root}", f"'{{{name}}}/")
+            if text.startswith(root):
+                return f"{{{name}}}/{text[len(root) :]!r}"
+        return repr(text)
+
+    def _relative_all(self, text: str) -> str | None:
+        """Make paths relative in the repr of many values, as `relative` does one by one; None if that is needed."""
+        if not any(repr(root)[1:-1] in text for root in self._roots):
+            return text
+        # Without these each ' opens or closes a text.
+        if any(mark in text for mark in ('"', "\\", "//", "b'/")):
+            return None
+        for root, name in self._roots.items():
+            text = text.replace(f"'{root}", f"{{{name}}}/'")
         return text
 
     def text(self, value: Any) -> str:
         """Describe a value. Raises NoDescription, or RecursionError for one that is nested too deep."""
         kind = type(value)
         if kind is str:
-            return self.relative(repr(value))
+            return self.relative(value)
         if kind is int and value.bit_length() > 10_000:  # which Python does not print
             return hex(value)
         if kind in _PLAIN:
             return repr(value)
         if isinstance(value, pathlib.PurePath):
-            return f"Path({self.relative(repr(os.fsdecode(value)))})"
+            return f"Path({self.relative(os.fsdecode(value))})"
         if id(value) in self._open:
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
         self._open[id(value)] = len(self._open)
@@ -283,7 +294,9 @@ class Texts:
         if kind in (list, tuple):
             if self._repr_is_text(value):
                 with suppress(ValueError):  # of an int that Python does not print
-                    return self.relative(repr(value))
+                    text = self._relative_all(repr(value))
+                    if text is not None:
+                        return text
             text = ", ".join(map(self.text, value))
             return f"[{text}]" if kind is list else f"({text}{',' * (len(value) == 1)})"
         if kind in (set, frozenset):

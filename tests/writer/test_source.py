@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Subset, TensorDataset, random_split
 from written import write
 
@@ -30,6 +32,7 @@ from edcache import CachedDataset, cachable
 from edcache.display import provenance
 from edcache.errors import OptionError, StaleCacheError
 from edcache.reader import Reader
+from edcache.writer.description import Texts
 from edcache.writer.fingerprint import source_fingerprint
 
 COUNT = 4
@@ -589,7 +592,7 @@ def test_a_source_that_has_grown_is_the_same(tmp_path: Path) -> None:
 def test_a_source_that_has_grown_in_its_middle_is_another(tmp_path: Path) -> None:
     path = tmp_path / "a.zip"
     CachedDataset(Files(tmp_path, ["a", "c"]), path)
-    with pytest.raises(StaleCacheError, match="attribute files: .*/c'] in the archive, .*/b'] now"):
+    with pytest.raises(StaleCacheError, match="attribute files: .*'c'] in the archive, .*'b'] now"):
         CachedDataset(Files(tmp_path, ["a", "b", "c"]), path, grow=True)
 
 
@@ -612,6 +615,50 @@ def test_files_of_another_folder_that_is_there_are_others(tmp_path: Path) -> Non
     CachedDataset(Files(here, ["a", "b"]), path)
     with pytest.raises(StaleCacheError, match=f"attribute root: '{here}' in the archive, '{there}' now"):
         CachedDataset(Files(there, ["a", "b"]), path)
+
+
+@pytest.mark.parametrize(
+    ("moved", "literal"),
+    [
+        (["/data/a"], ["{root}/a"]),
+        ([("/data/a", 1)], [("{root}/a", 1)]),
+        ({"/data/a": 1}, {"{root}/a": 1}),
+        ([Path("/data/a")], [Path("{root}/a")]),
+        (["of '/data/a'"], ["of '{root}/a'"]),
+        ("of '/data/a'", "of '{root}/a'"),
+        ([b"'/data/a"], [b"'{root}/a"]),
+    ],
+    ids=str,
+)
+def test_a_text_in_braces_is_no_file_below_a_folder(moved: Any, literal: Any) -> None:
+    assert text_of(Source(root="/data", files=moved)) != text_of(Source(root="/data", files=literal))
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        lambda root: [f"{root}/a", f"{root}/b"],
+        lambda root: [(f"{root}/a", 1)],
+        lambda root: {f"{root}/a": {f"{root}/b"}},
+        lambda root: [Path(root) / "a"],
+    ],
+    ids=["list", "pairs", "keys", "paths"],
+)
+def test_files_below_a_folder_move_with_it(files: Any) -> None:
+    one, other = (described(Source(root=root, files=files(root))) for root in ("/data", "/else/where"))
+    assert one["files"] == other["files"]
+
+
+PIECES = ("/data", "/data/", "/data//data/", "'", '"', "\\", "a", "b'/data/", "{root}/", "é")
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES)).map("".join) | st.binary(max_size=2)), st.integers(0, 3))
+def test_a_list_of_texts_is_described_as_its_texts_one_by_one(values: list[Any], wrapped: int) -> None:
+    """A list that holds a range has no fast path."""
+    roots = {"/data/": "root", "/data/a/": "train"}
+    held = [tuple(values)] * wrapped + values * (not wrapped)
+    fast, slow = Texts(roots).text(held), Texts(roots).text([*held, range(0)])
+    assert fast[:-1] == slow.removesuffix("range(0, 0)]").removesuffix(", ")
 
 
 def test_a_folder_under_another_name_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
