@@ -1,4 +1,4 @@
-"""info, show, view, labels: describe archives and samples; list and change labels."""
+"""info, show, view, labels: describe archives and samples; list labels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from edcache import dataset, display, writer
 from edcache import labels as label_tables
-from edcache.base import Ints, ReadOptions, SampleIndexError, brief, printable
+from edcache.base import Ints, ReadOptions, SampleIndexError, brief
 from edcache.cli import output as out
 from edcache.cli.flags import PATH, PATHS, flags, row_flags
 from edcache.storage import shown
@@ -148,38 +148,18 @@ def _rows(labels: label_tables.Labels, indices: Ints, names: Sequence[str]) -> I
 @click.option("--count", metavar="NAME", help="Count the values of a column.")
 @click.option("--columns", metavar="A,B", help="Only these columns.")
 @row_flags
-@click.option("--add", "added", multiple=True, metavar="[NAME=]FILE", help="Add a column; repeatable.")
-@click.option("--on", metavar="NAME", help="Label column by which rows of FILE are joined.")
-@click.option("--drop", "dropped", multiple=True, metavar="NAME", help="Drop a column; repeatable.")
-def labels(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str], **listing: Any) -> None:
-    """List, count or change the labels; no sample is read.
+def labels(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
+    """List or count the labels; no sample is read.
 
     Samples without a record are left out. EXPR compares columns with values: == != < <= > >= in, not in, is None,
     joined by and, or, not, with parentheses; startswith(name, "x") and contains(name, "x") look into text.
 
-    FILE is a .npy with a value per sample, or a .csv or .parquet with a row per sample. With --on, a label column that
-    the file has too, its rows may be in any order, and fewer. Without NAME= all columns of the file are added. --drop
-    comes before --add.
-
     \b
     Example:
       edcache labels train.zip --where "label in (1, 2)" --count split
-      edcache labels train.zip --add age=patients.csv --on patient
     """
-    if added or dropped:
-        if any(value is not None for value in listing.values()):
-            raise click.UsageError("--add and --drop change labels; list them by another call")
-        _change(path, added, on, dropped)
-        return
-    if on is not None:
-        raise click.UsageError("--on goes with --add")
-    if listing["count"] is not None and listing["columns"] is not None:
+    if count is not None and columns is not None:
         raise click.UsageError("--count shows one column; leave --columns out")
-    _list(path, **listing)
-
-
-def _list(path: str, where: str | None, count: str | None, columns: str | None, **listing: Any) -> None:
-    """Print the labels, or the counts of one column."""
     archive, labels = open_archive(path)
     indices = archive.index.held()
     if where is not None:
@@ -190,30 +170,3 @@ def _list(path: str, where: str | None, count: str | None, columns: str | None, 
         return
     names = list(labels) if columns is None else [name.strip() for name in columns.split(",")]
     out.print_rows(("index", *names), _rows(labels, indices, names), len(indices), fixed=1, **listing)
-
-
-def _change(path: str, added: Sequence[str], on: str | None, dropped: Sequence[str]) -> None:
-    """Drop columns, then add columns of files, and print the resulting ones."""
-    cache = dataset.CachedDataset(None, path, allow_partial=True)
-    # All files are read before anything is dropped: one may be missing, or lack the column.
-    columns = [_columns(text, on) for text in added]
-    if dropped:
-        cache.drop_labels(*dropped)
-    for name, values in columns:
-        if name is None:
-            cache.add_labels(values, on=on)
-        else:
-            cache.add_labels(name, values)
-    names = ", ".join(f"{field.name}: {field.type}" for field in cache.labels.schema)
-    out.print_lines([printable(f"{path}: labels are now {names or 'none'}")])
-
-
-def _columns(text: str, on: str | None) -> tuple[str | None, Any]:
-    """Read [NAME=]FILE: None and a table of columns, or a column's name and its values."""
-    name, file = text.split("=", 1) if "=" in text else (None, text)
-    values = label_tables.read_columns(file)
-    if hasattr(values, "column_names"):
-        return None, values if name is None else label_tables.chosen_column(name, values, on, file)
-    if name is None or on is not None:
-        raise click.UsageError(f"{file} has one column without a name: --add NAME={file}, without --on")
-    return name, values

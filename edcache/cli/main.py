@@ -38,10 +38,10 @@ class _Commands(click.Group):
 def main() -> None:
     """Build, show, check, copy and delete edcache archives.
 
-    An archive is one zip file with the samples of a dataset. build, images and import fill one, labels --add and --drop
-    change its labels, copy fetches it or makes a new one of its samples, caches --prune deletes. All other commands
-    only read it, also while it grows. Commands that show, verify and copy take URLs too; credentials come from the
-    environment, as each engine reads it (AWS_*, FSSPEC_S3, and so on).
+    An archive is one zip file with the samples of a dataset. build, images and import fill one, copy fetches it or
+    makes a new one of its samples, caches --prune deletes. All other commands only read it, also while it grows.
+    Commands that show, verify and copy take URLs too; credentials come from the environment, as each engine reads it
+    (AWS_*, FSSPEC_S3, and so on).
 
     With --json a command prints one JSON document; a command that lists rows prints CSV with --csv.
 

@@ -5,12 +5,10 @@ from .column import Classes as Classes
 from .column import classes_of as classes_of
 from .column import comparable as comparable
 from .column import sorted_rows as sorted_rows
-from .given import chosen_column as chosen_column
 from .given import given_column as given_column
 from .given import given_rows as given_rows
 from .given import given_table as given_table
 from .given import joined as joined
-from .given import read_columns as read_columns
 from .label_spec import LabelSpec as LabelSpec
 from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, KeysView, Mapping, Set
 from contextlib import suppress
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import ArchiveNotFoundError, LabelError, OptionError, article, shown, warn
+from edcache.base import LabelError, OptionError, article, shown, warn
 from edcache.format import pa, pc
 from edcache.labels.collector import collected
 from edcache.labels.column import comparable
@@ -21,7 +20,6 @@ _REMEDY = (
     "columns are bool, integers, floats, text, bytes, dates, times, durations, and lists of one of these"
 )
 _PIECE = 1 << 16  # texts that are Python objects at once
-_FORMATS = (".csv", ".parquet", ".npy")
 
 
 def given_column(name: str, values: Any) -> pa.Array:
@@ -219,34 +217,3 @@ def joined(table: pa.Table, on: str, keys: pa.ChunkedArray) -> pa.Table:
 def _first(column: pa.Array | pa.ChunkedArray) -> str:
     # Not by Arrow, which writes no time beyond Python's calendar.
     return shown(format.to_numpy(format.one_chunk(column.slice(0, 1)), nullable=False).tolist()[0])
-
-
-def read_columns(path: str) -> pa.Table | npt.NDArray[Any]:
-    """Read the Table of a .csv or .parquet file, or the array of a .npy file; OptionError if it does not read."""
-    suffix = os.path.splitext(path)[1].lower()
-    if suffix not in _FORMATS:
-        raise OptionError(f"{path}: labels are read from {', '.join(_FORMATS)} files")
-    if not os.path.exists(path):
-        raise ArchiveNotFoundError(f"{path}: no such file", path=path)
-    try:
-        if suffix == ".npy":
-            with open(path, "rb") as file:
-                return np.lib.format.read_array(file, allow_pickle=False)
-        if suffix == ".csv":
-            from pyarrow import csv
-
-            return csv.read_csv(path)
-        from pyarrow import parquet
-
-        return parquet.read_table(path)
-    except (pa.ArrowException, ValueError) as error:
-        raise OptionError(f"{path}: cannot be read as {suffix[1:]}: {error}") from error
-
-
-def chosen_column(name: str, columns: pa.Table, on: str | None, where: str) -> pa.Table:
-    """Select the column for the label `name`, and `on`; OptionError if it is not clear which."""
-    rest = [other for other in columns.column_names if other != on]
-    if name not in rest and len(rest) != 1:
-        raise OptionError(f'{where}: which column is "{name}" is open; it has {", ".join(rest) or "none"}')
-    chosen = columns.select([name if name in rest else rest[0], *({on} & set(columns.column_names))])
-    return chosen.rename_columns([name, *chosen.column_names[1:]])

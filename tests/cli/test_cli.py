@@ -432,39 +432,6 @@ def test_labels_as_csv_round_trip(archive):
     assert rows[2]["when"] == "2024-05-03T00:00:00"
 
 
-@pytest.mark.filterwarnings("always::RuntimeWarning")
-def test_labels_are_added_from_files_and_dropped(tmp_path):
-    path = tmp_path / "a.zip"
-    with CacheWriter(path, in_memory_keys=["id", "split"]) as w:
-        w.extend({"id": index, "split": "ab"[index % 2]} for index in range(4))
-    np.save(tmp_path / "c.npy", np.arange(4) * 10)
-    (tmp_path / "ages.csv").write_text("id,age\n2,30\n0,40\n")
-    (tmp_path / "all.csv").write_text("u,v\n1,a\n2,b\n3,c\n4,d\n")
-    run(f"labels {path} --add cluster={tmp_path}/c.npy")
-    said = run(f"labels {path} --add years={tmp_path}/ages.csv --on id --drop split").stderr
-    assert said.startswith('edcache: warning: 2 of 4 samples have no row in the table of "id", and get None')
-    run("labels", path, "--add", tmp_path / "all.csv")
-    assert run("labels", path, "--csv").stdout.splitlines() == [
-        "index,id,cluster,years,u,v",
-        *("0,0,0,40,1,a", "1,1,10,,2,b", "2,2,20,30,3,c", "3,3,30,,4,d"),
-    ]
-    assert run("labels", path, "--drop", "id").stdout.startswith(f"{path}: labels are now cluster: int64")
-
-
-def test_labels_that_cannot_be_added_change_nothing(archive, tmp_path):
-    (tmp_path / "t.csv").write_text("a,b\n1,2\n")
-    (tmp_path / "t.txt").write_text("1")
-    np.save(tmp_path / "o.npy", np.array([None, "x"], dtype=object), allow_pickle=True)
-    np.save(tmp_path / "n.npy", np.arange(2))
-    before = archive.read_bytes()
-    for name in ("t.csv", "t.txt", "o.npy", "nowhere.npy"):
-        assert name in error_of(f"labels {archive} --drop label --add c={tmp_path}/{name}")
-    assert error_of("labels", archive, "--drop", "nonsense").startswith('no label "nonsense"')
-    for more in ("--on id", "--drop label --count label", f"--add {tmp_path}/n.npy", "--count x --columns y"):
-        run(f"labels {archive} {more}", code=2)
-    assert archive.read_bytes() == before
-
-
 def test_a_terminal_gets_no_control_characters_and_no_letters_that_it_lacks(tmp_path):
     path = tmp_path / "a.zip"
     write(path, ({"s": text} for text in ("\x1b[31mred", "\u65e5")), in_memory_keys=["s"])
@@ -670,6 +637,7 @@ WRONG_USAGE = {
     "build digits:make -o new.zip --arg split=a --chunk-size 0": "--chunk-size",
     "build digits:make -o new.zip --arg split=a -j two": "give a number, or auto",
     "build digits:make -o new.zip --key =x": "--key",
+    "labels {} --count x --columns y": "--count shows one column",
     "caches --max-size x": "500MB",
 }
 
