@@ -107,10 +107,7 @@ class Encoder:
         record = np.frombuffer(encoded.record(), np.uint8)
         most = min(most, columns.count - start, most_nbytes // max(1, len(record)) + 1, _MOST_ROWS)
         wires = columns.wires(slice(start, start + most), _walk_all)
-        try:
-            return None if wires is None else skeleton.run(record, wires, most)
-        except CorruptRecordError:
-            return None
+        return None if wires is None else skeleton.run(record, wires, most)
 
     def _plan(self, sample: object) -> tuple[_Skeleton, _Values]:
         values = _Values()
@@ -264,34 +261,23 @@ class _Skeleton:
         self._constant: list[tuple[int, tuple[int, ...]]] = []
         self._layout: Layout | None = None
         self.plan: FlatPlan | None = None
-        self._varies = False
 
     def fits(self, values: list[Any]) -> bool:
-        """True if the plan fits these values; raises as `_check`."""
+        """True if the plan fits these values."""
         for place, shape in self._constant:
             if values[place].shape != shape:
                 return False
-        if self._varies:
-            self._check(values)
         return self._layout is not None
 
-    def _check(self, values: list[Any]) -> None:
-        """Raise CorruptRecordError for an empty array with a dimension that readers refuse."""
-        for place in self._arrays:
-            if not values[place].nbytes:
-                dtypes.array_nbytes(values[place].shape, values[place].itemsize)
-
     def widen(self, values: list[Any], admit: Callable[[str], tuple[int, bytes, Layout]]) -> None:
-        """Make a plan for these values and all before."""
-        self._check(values)
+        """Make a plan for these values and all before; raises CorruptRecordError as `parse`."""
         if self._layout is None:
             constant = [(place, values[place].shape) for place in self._arrays]
         else:
             constant = [(place, shape) for place, shape in self._constant if values[place].shape == shape]
         shapes = map(dict(constant).get, self._arrays)
         schema, prefix, layout = admit(dump(_insert_shapes(self._node, shapes)))
-        self._constant, self._varies = constant, len(constant) < len(self._arrays)
-        self.schema, self._layout = schema, layout
+        self._constant, self.schema, self._layout = constant, schema, layout
         self.plan = None if prefix else FlatPlan.of(layout)
         self._base = len(prefix)
         self._head: list[tuple[int, Buffer]] = [(0, prefix)] if prefix else []
@@ -327,10 +313,7 @@ class _Skeleton:
         return Encoded(self.schema, end, pieces + data)
 
     def run(self, record: npt.NDArray[np.uint8], wires: list[Wires], count: int) -> Run:
-        """Make the records of the first of `count` samples, up to one with other shapes; `record`: of the first.
-
-        Raises: CorruptRecordError, as `_check`.
-        """
+        """Make the records of the first of `count` samples, up to one with other shapes; `record`: of the first."""
         layout, base = self._layout, self._base
         assert layout is not None
         for place, shape in self._constant:
@@ -373,12 +356,9 @@ class _Skeleton:
 
 
 def _pack_varying(column: list[Any], leaf: Node) -> tuple[Ints, list[Any]]:
-    """Return the slots of a variable leaf, int64 [n, slots], and its buffers; raises as `_Skeleton.run`."""
+    """Return the slots of a variable leaf, int64 [n, slots], and its buffers."""
     if leaf.memory is None:
         return np.fromiter(map(len, column), np.int64, len(column))[:, np.newaxis], column
-    for wire in column:
-        if not wire.nbytes:
-            dtypes.array_nbytes(wire.shape, wire.itemsize)
     shapes = np.array([wire.shape for wire in column], np.int64)
     return shapes, [dtypes.as_buffer(wire) if wire.nbytes else b"" for wire in column]
 

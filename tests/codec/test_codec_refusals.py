@@ -160,7 +160,7 @@ CASES = {
     "time unit": (np.zeros(1, "M8[1234567890s]"), "cannot store an array of dtype datetime64[1234567890s]; convert it"),
     "scalar": (np.datetime64(1, "1234567890s"), "cannot store a numpy scalar of dtype datetime64[1234567890s]; call .item() on it"),
     "no member": (Code(404), "<Code.CODE_404: 404>, which is no member of its enum; store its value"),
-    "no address": (np.empty((0, 1 << 50)), "sample: cannot store it: array of shape (0, 1125899906842624) does not fit an address space"),
+    "no address": (np.empty((0, 1 << 50)), "sample: cannot store it: schema: array of shape (0, 1125899906842624) does not fit an address space"),
 }  # fmt: skip
 
 
