@@ -68,7 +68,7 @@ def kb(nbytes: int) -> str:
 
 def from_object(origin: Any, copy: Path, **options: Any) -> tuple[int, int]:
     copy.parent.mkdir(exist_ok=True)
-    return copy_from(origin, str(copy), 4, **options)
+    return copy_from(origin, str(copy), **options)
 
 
 # ------------------------------------------------------------------------------------------ what it is
@@ -87,7 +87,7 @@ def test_a_copy_of_any_sealed_archive_is_the_same_bytes(tmp_path, tally):
                 f'what is there with "edcache copy {path} -o NEW --skip-damaged"'
             )
             continue
-        found = copy_to_local(path, tmp_path / "ssd", num_threads=rng.choice([1, 3, 8]))
+        found = copy_to_local(path, tmp_path / "ssd")
         assert found == str(tmp_path / "ssd" / path.name)
         assert Path(found).read_bytes() == model.data
         tally("archives copied byte for byte")
@@ -144,8 +144,6 @@ def test_what_cannot_be_copied_is_said(tmp_path, far, ssd):
     with pytest.raises(CorruptArchiveError, match=r"foreign\.zip: not an edcache archive"):
         copy_to_local(tmp_path / "foreign.zip", ssd)
     make(far, 3)
-    with pytest.raises(OptionError, match="num_threads=0; give 1 or more"):
-        copy_to_local(far, ssd, num_threads=0)
     assert not list(ssd.glob("*.zip"))
 
 
@@ -228,7 +226,8 @@ def test_an_archive_that_is_replaced_amid_a_copy_is_copied_as_it_was(far, ssd):
     assert copied(ssd) == far.read_bytes() != old
 
 
-def test_an_archive_that_is_overwritten_amid_a_copy_is_an_error(far, ssd):
+def test_an_archive_that_is_overwritten_amid_a_copy_is_an_error(far, ssd, monkeypatch):
+    monkeypatch.setattr("edcache.backends.mirror.complete._THREADS", 1)
     old = make(far, 800, 30_000)
 
     def overwrite(done: int, total: int) -> None:
@@ -236,7 +235,7 @@ def test_an_archive_that_is_overwritten_amid_a_copy_is_an_error(far, ssd):
             file.write(b"other")
 
     with pytest.raises(StaleArchiveError, match=r"it has changed since it was opened; open it again"):
-        copy_to_local(far, ssd, num_threads=1, progress=overwrite)
+        copy_to_local(far, ssd, progress=overwrite)
     assert not (ssd / far.name).exists()
     far.write_bytes(old)
     copy_to_local(far, ssd)
@@ -371,7 +370,7 @@ def test_a_copy_that_is_killed_at_any_operation_is_continued(far, ssd, tally):
     while code != 0:
         at += 1
         shutil.rmtree(ssd, ignore_errors=True)
-        code = ended(in_child(lambda: copy_to_local(far, ssd, num_threads=2), Killing(at)))
+        code = ended(in_child(lambda: copy_to_local(far, ssd), Killing(at)))
         assert code in (0, -signal.SIGKILL)
         if (ssd / far.name).exists():
             assert copied(ssd, far) == data, "it has its name when it is whole, not before"
@@ -398,7 +397,7 @@ def test_a_copy_that_replaces_another_is_killed_at_any_operation(far, tmp_path, 
         os.replace(shutil.copy2(tmp_path / "120.zip", tmp_path / "t"), far)
         copy_to_local(far, ssd)
         os.replace(shutil.copy2(tmp_path / "200.zip", tmp_path / "t"), far)
-        code = ended(in_child(lambda: copy_to_local(far, ssd, num_threads=2), Killing(at)))
+        code = ended(in_child(lambda: copy_to_local(far, ssd), Killing(at)))
         assert not (ssd / far.name).exists() or copied(ssd, far) in states
         copy_to_local(far, ssd)
         assert copied(ssd, far) == states[1]
@@ -431,7 +430,7 @@ def test_who_waits_for_a_copier_that_is_killed_goes_on_with_the_copy(far, ssd, t
         (tmp_path / "copying").touch()
         time.sleep(60)
 
-    first = in_child(lambda: copy_to_local(far, ssd, progress=stopped, num_threads=1))
+    first = in_child(lambda: copy_to_local(far, ssd, progress=stopped))
     while not (tmp_path / "copying").exists():
         time.sleep(0.01)
     second = in_child(lambda: copy_to_local(far, ssd))

@@ -17,13 +17,11 @@ from edcache.reader import check_digest
 from edcache.storage import File
 from edcache.writer import PARTIAL
 
-THREADS: Final = 8
+_THREADS: Final = 8
 Tell = Callable[[int, int], object]
 
 
-def complete(
-    fetcher: Fetcher, side: File, threads: int = THREADS, digest: str | None = None, tell: Tell | None = None
-) -> int:
+def complete(fetcher: Fetcher, side: File, digest: str | None = None, tell: Tell | None = None) -> int:
     """Complete a copy under the lock of its side file; returns the bytes that were fetched.
 
     Args:
@@ -36,8 +34,8 @@ def complete(
     fetched = 0
     with closing(File.open(copy + PARTIAL, "r+")) as partial:
         for _ in range(2):
-            fetched += _fetch_missing(fetcher, threads, tell)
-            damaged = _damaged(partial, note, threads)
+            fetched += _fetch_missing(fetcher, tell)
+            damaged = _damaged(partial, note)
             if not damaged:
                 break
             # A process that was killed, or a power cut, may have left other bytes than the map says.
@@ -59,7 +57,7 @@ def complete(
     return fetched
 
 
-def _fetch_missing(fetcher: Fetcher, threads: int, tell: Tell | None) -> int:
+def _fetch_missing(fetcher: Fetcher, tell: Tell | None) -> int:
     """Fetch the blocks that are missing; returns their bytes."""
     (copy, note), count = fetcher.pinned, fetcher.map.count
     missing = fetcher.map.missing(np.arange(count))
@@ -76,11 +74,11 @@ def _fetch_missing(fetcher: Fetcher, threads: int, tell: Tell | None) -> int:
         if tell is not None:
             tell(min(here << BLOCK_BITS, note.nbytes), note.nbytes)
 
-    in_threads(fetch, runs(missing, most=RUN), advance, threads, "edcache-copy")
+    in_threads(fetch, runs(missing, most=RUN), advance, _THREADS, "edcache-copy")
     return min(len(missing) << BLOCK_BITS, note.nbytes)
 
 
-def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int], str]]:
+def _damaged(file: File, note: Note) -> list[tuple[tuple[int, int], str]]:
     """List the entries that fail their crc32, bytes [start, end) and a name each.
 
     If the chain of its entries does not read, the whole file is one.
@@ -105,7 +103,7 @@ def _damaged(file: File, note: Note, threads: int) -> list[tuple[tuple[int, int]
         return format.payload_crc32(file.pread, header) == header.crc32
 
     sound: list[bool] = []
-    in_threads(is_sound, headers, sound.append, threads, "edcache-copy")
+    in_threads(is_sound, headers, sound.append, _THREADS, "edcache-copy")
     return [
         ((header.offset, header.payload_end), f"{header.name} at offset {header.offset:,}")
         for header, one in zip(headers, sound, strict=True)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from edcache import base, storage
+from edcache import storage
 from edcache.backends.mirror import sidecar
 from edcache.backends.mirror.blocks import Fetcher, Origin, Pinned
-from edcache.backends.mirror.complete import THREADS, complete
+from edcache.backends.mirror.complete import complete
 from edcache.backends.mirror.evict import Budget
 from edcache.backends.mirror.sidecar import Note, stamp_of, whole_note
 from edcache.base import ArchiveExistsError, OptionError, Progress, Show, StorageError, human_bytes
@@ -35,7 +35,6 @@ def copy_to_local(
     src: str | os.PathLike[str],
     target: str | os.PathLike[str],
     *,
-    num_threads: int = THREADS,
     expected_digest: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
     progress: Show = None,
@@ -46,7 +45,6 @@ def copy_to_local(
         src: the path or URL of the archive.
         target: the folder for the copy, which is created if it does not exist; or the path of the copy,
             if it has the same ending as `src`.
-        num_threads: the number of reads at the same time.
         expected_digest: "sha256:...", as `edcache.digest` returned it for the archive.
         storage_options: options for the library that reads a URL, see `edcache.reader.Reader`.
         progress: True shows a bar, False nothing. By default a terminal and a notebook show a bar, and pipes
@@ -72,20 +70,18 @@ def copy_to_local(
     where = located(src, storage_options)
     src, storage_options = where.path, None  # a traceback with locals would show credentials
     with Progress(os.path.basename(src), progress, doing="copying", unit="B") as tell:
-        copied = copy_local(where, target, num_threads, expected_digest, tell)
+        copied = copy_local(where, target, expected_digest, tell)
     return copied.path
 
 
 def copy_local(
     src: str | os.PathLike[str] | Location,
     target: str | os.PathLike[str],
-    num_threads: int = THREADS,
     expected_digest: str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Copied:
     """Copy as `copy_to_local` does, unless that was done; returns the copy and the bytes that were fetched."""
     expected = None if expected_digest is None else parse_digest(expected_digest)
-    base.check_count("num_threads", num_threads)
     source, target = located(src), local_path(target)
     is_folder = os.path.isdir(target) or target.endswith(os.sep)
     if is_folder or not target.endswith(os.path.splitext(source.path)[1]):
@@ -98,14 +94,13 @@ def copy_local(
         return Copied(target, note.nbytes, 0)
     storage.make_parent(target)
     with closing(source.open()) as origin:
-        nbytes, fetched = copy_from(origin, target, num_threads, expected, on_progress)
+        nbytes, fetched = copy_from(origin, target, expected, on_progress)
     return Copied(target, nbytes, fetched)
 
 
 def copy_from(
     origin: ByteSource,
     copy: str,
-    threads: int,
     digest: str | None = None,
     tell: OnProgress | None = None,
 ) -> tuple[int, int]:
@@ -133,7 +128,7 @@ def copy_from(
         with closing(File.open(copy + PARTIAL, "r")) as data:
             fetcher = Fetcher(pinned, data, Origin(pinned, lambda: origin), Budget(os.path.dirname(copy)))
             with closing(fetcher):
-                return state.nbytes, complete(fetcher, side, threads, digest, tell)
+                return state.nbytes, complete(fetcher, side, digest, tell)
 
 
 def _check_room(copy: str, nbytes: int) -> None:
