@@ -16,7 +16,7 @@
                     DataLoader
     verify          check every byte of an archive; digest() identifies it
     numpy.open      an archive as numpy arrays, without torch: for JAX and tools
-    export          samples as tar shards, folders or Parquet
+    export          samples as tar shards or Parquet
     CacheOptions    the keywords of these, as an object
     EdcacheError    the base of every exception; edcache.errors has all of them and shows their tree
 

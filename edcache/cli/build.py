@@ -259,7 +259,6 @@ def export(
     \b
     Formats:
       webdataset  tar shards: 017.image.jpg, 017.x.npy, 017.label.cls
-      files       a folder for each sample with a file for each field
       parquet     a column for each field and label
 
     \b

@@ -38,16 +38,16 @@ def export(
         ds: a cache, a view, or an argument for `CachedDataset.from_cache`.
         out: the new folder; nothing may be there.
         to: "webdataset": shard-000000.tar and so on, sample 17 being 017.image.jpg, 017.x.npy, 017.label.cls; text is
-            .txt, bytes .bin, everything else .json. Names become lower case. "files": a folder for each sample, with
-            image.jpg, x.npy, label.txt; one file if a sample is one leaf. "parquet": part-00000.parquet and so on:
-            arrays of one shape are Arrow's fixed_shape_tensor, from 1025 elements on their bytes, in C order, with
-            dtype and shape in the column's metadata; others are {"values", "shape"} or plain lists, images their bytes.
-        shard_size: approximate bytes of a shard, or text such as "1GB". A folder of files has none.
+            .txt, bytes .bin, everything else .json. Names become lower case. `tar xf` makes files of it. "parquet":
+            part-00000.parquet and so on: arrays of one shape are Arrow's fixed_shape_tensor, from 1025 elements on
+            their bytes, in C order, with dtype and shape in the column's metadata; others are {"values", "shape"} or
+            plain lists, images their bytes.
+        shard_size: approximate bytes of a shard, or text such as "1GB".
         labels: True writes label columns that are no fields of the samples too, as columns, or as labels.json; or
             names of some.
         allow_partial: True exports the stored samples of archives that are not sealed.
     Returns:
-        The paths in the folder, sorted: shards, or an entry for each sample.
+        The paths of the shards, sorted.
     Raises:
         ArchiveError: an archive is not sealed, so that samples may be missing.
         CodecError: 'export(): sample 17: field "x" is a tensor of torch.bfloat16 (3,); numpy has no such type; ...'.
@@ -56,7 +56,7 @@ def export(
     Cost: reads every sample once, by this process; for parquet results of a transform, and arrays of varying shapes,
         once more before. Some 16 MiB of samples are in memory.
     Safety: it is written as `out + ".edcache.new"`, and gets its name at the end. An error leaves nothing. A killed run
-        leaves that, and the next one begins anew. Shards are synced before; single files are not.
+        leaves that, and the next one begins anew. Shards are synced before.
 
     >>> edcache.export(ds.filter(split="train"), "train-shards", to="webdataset")
     """

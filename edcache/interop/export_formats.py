@@ -1,4 +1,4 @@
-"""Write samples as tar shards, single files and Parquet, a part of the samples at a time."""
+"""Write samples as tar shards and Parquet, a part of the samples at a time."""
 
 from __future__ import annotations
 
@@ -63,14 +63,12 @@ def new_folder(out: str) -> Iterator[str]:
 
 
 @contextmanager
-def new_file(path: str, sync: bool = True) -> Iterator[IO[bytes]]:
+def new_file(path: str) -> Iterator[IO[bytes]]:
     """Open a new file in a new folder; it is synced at the end of the block."""
-    buffer = _BUFFER if sync else io.DEFAULT_BUFFER_SIZE
     with closing(File.open(path, "x")) as file:
-        with io.BufferedWriter(_RawFile(file), buffer) as stream:
+        with io.BufferedWriter(_RawFile(file), _BUFFER) as stream:
             yield stream
-        if sync:
-            file.sync()
+        file.sync()
 
 
 class _RawFile(io.RawIOBase):
@@ -141,12 +139,10 @@ class Writer:
         raise NotImplementedError
 
 
-class _Files(Writer):
-    """Writer of one file a field."""
+class _Tars(Writer):
+    """Writer of tar shards for the webdataset package, with one file a field."""
 
-    integer: ClassVar[str]
-    separator: ClassVar[str]
-    is_lower_case: ClassVar[bool] = False
+    name = "webdataset"
 
     def check(self) -> None:
         for column in self.label_table(range(0)).schema:
@@ -155,69 +151,6 @@ class _Files(Writer):
                     f'export(): label "{column.name}" is {column.type}, and JSON holds no bytes; choose '
                     "others: labels=[...]"
                 )
-
-    def _files(self, part: range) -> Iterator[tuple[str, bytes]]:
-        """Yield name and bytes of each file; a sample that is one leaf without a name has no folder."""
-        digits = len(str(len(self.ds) - 1))
-        for piece in self.batches(part):
-            labels = self.ds.labels.take(np.arange(piece.start, piece.stop))
-            columns = [labels.to_list(name) for name in self.labels]
-            for position, (place, leaves), *own in zip(piece, read(self.ds, piece), *columns, strict=True):
-                files = self._files_of(leaves, place, dict(zip(self.labels, own, strict=True)))
-                stem = f"{position:0{digits}}" + ("." if list(leaves) == [""] else self.separator)
-                yield from ((stem + name, data) for name, data in files.items())
-
-    @classmethod
-    def _files_of(cls, leaves: Leaves, place: str, labels: dict[str, Any]) -> dict[str, bytes]:
-        """Return the bytes of each file of a sample by name; a leaf without a name has only an extension."""
-        # default=str writes times.
-        files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
-        for name, value in leaves.items():
-            if name.startswith((".", "__")) or set(name) & set("/\\\0") or len(name.encode()) > 200:
-                raise CodecError(
-                    f'{place}: field "{name}" makes no name of a file; {cls.name} needs names without '
-                    "slashes that begin with no dot and not with __; rename it with with_transform()"
-                )
-            extension, data = cls._encode(name, value, place)
-            file = f"{name}.{extension}" if name else extension
-            file = file.lower() if cls.is_lower_case else file
-            if file in files:
-                raise CodecError(f'{place}: two files would be called "{file}"; rename a field')
-            files[file] = data
-        return files
-
-    @classmethod
-    def _encode(cls, name: str, value: Any, place: str) -> tuple[str, bytes]:
-        """Encode a leaf as a file: extension and bytes."""
-        if isinstance(value, EncodedImage):
-            return value.extension, value.data
-        if isinstance(value, np.ndarray):
-            if value.dtype.hasobject:
-                raise unsupported(place, name, value, "a .npy of objects would be a pickle")
-            file = io.BytesIO()
-            np.save(file, value, allow_pickle=False)
-            return "npy", file.getvalue()
-        if isinstance(value, str):
-            try:
-                return "txt", value.encode()
-            except UnicodeEncodeError:
-                raise unsupported(place, name, value, "half of a surrogate pair is no UTF-8") from None
-        if isinstance(value, bytes):
-            return "bin", value
-        if isinstance(value, datetime.date):
-            return "txt", value.isoformat().encode()
-        if type(value) is int:
-            return cls.integer, str(value).encode()
-        if isinstance(value, complex):
-            raise unsupported(place, name, value, "JSON has no complex numbers")
-        return "json", json.dumps(value).encode()
-
-
-class _Tars(_Files):
-    """Writer of tar shards for the webdataset package."""
-
-    name, integer, separator = "webdataset", "cls", "."
-    is_lower_case = True  # webdataset reads all names so
 
     def write(self, folder: str, number: int, part: range) -> None:
         path = os.path.join(folder, f"shard-{number:06}.tar")
@@ -228,24 +161,59 @@ class _Tars(_Files):
                 entry.size = len(data)
                 tar.addfile(entry, io.BytesIO(data))
 
+    def _files(self, part: range) -> Iterator[tuple[str, bytes]]:
+        """Yield name and bytes of each file."""
+        digits = len(str(len(self.ds) - 1))
+        for piece in self.batches(part):
+            labels = self.ds.labels.take(np.arange(piece.start, piece.stop))
+            columns = [labels.to_list(name) for name in self.labels]
+            for position, (place, leaves), *own in zip(piece, read(self.ds, piece), *columns, strict=True):
+                files = self._files_of(leaves, place, dict(zip(self.labels, own, strict=True)))
+                yield from ((f"{position:0{digits}}.{name}", data) for name, data in files.items())
 
-class _Folders(_Files):
-    """Writer of a folder for each sample with a file for each field; one file if a sample is one leaf."""
+    @staticmethod
+    def _files_of(leaves: Leaves, place: str, labels: dict[str, Any]) -> dict[str, bytes]:
+        """Return the bytes of each file of a sample by name; a leaf without a name has only an extension."""
+        # default=str writes times.
+        files = {"labels.json": json.dumps(labels, default=str).encode()} if labels else {}
+        for name, value in leaves.items():
+            if name.startswith((".", "__")) or set(name) & set("/\\\0") or len(name.encode()) > 200:
+                raise CodecError(
+                    f'{place}: field "{name}" makes no name of a file; webdataset needs names without '
+                    "slashes that begin with no dot and not with __; rename it with with_transform()"
+                )
+            extension, data = _encode(name, value, place)
+            file = (f"{name}.{extension}" if name else extension).lower()  # webdataset reads all names so
+            if file in files:
+                raise CodecError(f'{place}: two files would be called "{file}"; rename a field')
+            files[file] = data
+        return files
 
-    name, integer, separator = "files", "txt", os.sep
 
-    def parts(self, nbytes: int) -> list[range]:
-        return [range(len(self.ds))]
-
-    def write(self, folder: str, number: int, part: range) -> None:
-        made = folder
-        for name, data in self._files(part):
-            path = os.path.join(folder, name)
-            if os.path.dirname(path) != made:
-                storage.make_parent(path)
-                made = os.path.dirname(path)
-            with new_file(path, sync=False) as stream:
-                stream.write(data)
+def _encode(name: str, value: Any, place: str) -> tuple[str, bytes]:
+    """Encode a leaf as a file: extension and bytes."""
+    if isinstance(value, EncodedImage):
+        return value.extension, value.data
+    if isinstance(value, np.ndarray):
+        if value.dtype.hasobject:
+            raise unsupported(place, name, value, "a .npy of objects would be a pickle")
+        file = io.BytesIO()
+        np.save(file, value, allow_pickle=False)
+        return "npy", file.getvalue()
+    if isinstance(value, str):
+        try:
+            return "txt", value.encode()
+        except UnicodeEncodeError:
+            raise unsupported(place, name, value, "half of a surrogate pair is no UTF-8") from None
+    if isinstance(value, bytes):
+        return "bin", value
+    if isinstance(value, datetime.date):
+        return "txt", value.isoformat().encode()
+    if type(value) is int:
+        return "cls", str(value).encode()
+    if isinstance(value, complex):
+        raise unsupported(place, name, value, "JSON has no complex numbers")
+    return "json", json.dumps(value).encode()
 
 
 @dataclass
@@ -284,4 +252,4 @@ class _Parquets(Writer):
         return columns
 
 
-WRITERS: Final[dict[Format, type[Writer]]] = {kind.name: kind for kind in (_Tars, _Folders, _Parquets)}
+WRITERS: Final[dict[Format, type[Writer]]] = {kind.name: kind for kind in (_Tars, _Parquets)}

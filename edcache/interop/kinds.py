@@ -5,4 +5,4 @@ from __future__ import annotations
 from typing import Literal
 
 Kind = Literal["edflow", "torch_xla", "monai"]
-Format = Literal["webdataset", "files", "parquet"]
+Format = Literal["webdataset", "parquet"]

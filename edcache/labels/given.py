@@ -1,4 +1,4 @@
-"""Convert labels given as lists, numpy, pandas, polars, Arrow or files to label columns."""
+"""Convert labels given as lists, numpy, pandas, polars or Arrow to label columns."""
 
 from __future__ import annotations
 

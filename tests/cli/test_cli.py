@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import textwrap
 import time
 from pathlib import Path
@@ -564,14 +565,18 @@ def test_copy_over_itself_gives_back_what_is_outdated(grown):
 
 
 def test_export_writes_chosen_samples_fields_and_labels(archive, partial, tmp_path):
-    line = f"export {archive} -o {tmp_path}/a --to files --where label==1 --field text --label score"
-    assert report(line) == {"path": str(tmp_path / "a"), "to": "files", "samples": 3}
-    assert sorted(os.listdir(tmp_path / "a" / "0")) == ["labels.json", "text.txt"]
+    line = f"export {archive} -o {tmp_path}/a --to webdataset --where label==1 --field text --label score"
+    assert report(line) == {"path": str(tmp_path / "a"), "to": "webdataset", "samples": 3}
+    with tarfile.open(tmp_path / "a" / "shard-000000.tar") as tar:
+        assert tar.getnames() == [f"{k}.{name}" for k in range(3) for name in ("labels.json", "text.txt")]
     error_of(line)
-    assert error_of("export", partial, "-o", tmp_path / "b", "--to", "files").endswith("(--allow-partial)")
-    said = report("export", partial, "-o", tmp_path / "b", "--to", "files", "--allow-partial", "--no-labels")
-    assert said["samples"] == 3
-    assert "labels.json" not in os.listdir(tmp_path / "b" / "0")
+    assert error_of("export", partial, "-o", tmp_path / "b", "--to", "webdataset").endswith(
+        "(--allow-partial)"
+    )
+    line = f"export {partial} -o {tmp_path}/b --to webdataset --allow-partial --no-labels"
+    assert report(line)["samples"] == 3
+    with tarfile.open(tmp_path / "b" / "shard-000000.tar") as tar:
+        assert "0.labels.json" not in tar.getnames()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,15 @@ def shards(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
+def members(folder: Path) -> dict[str, bytes]:
+    """The files in the shards, by name."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        with tarfile.open(path) as tar:
+            found |= {entry.name: tar.extractfile(entry).read() for entry in tar}
+    return found
+
+
 # ------------------------------------------------------------------------------- what tools read
 
 
@@ -119,28 +128,11 @@ def test_webdataset_reads_every_field_and_images_are_their_own_bytes(ds, out):
         assert one["labels.json"] == {"split": ["train", "test"][i % 2]}
 
 
-def test_a_folder_of_files_has_one_for_each_field(ds, out):
-    assert edcache.export(ds, out, "files") == [str(out / f"{i:02}") for i in range(30)]
-    for i in range(30):
-        expected, folder = sample(i), out / f"{i:02}"
-        assert (folder / "image.jpg").read_bytes() == expected["image"].data
-        assert np.array_equal(np.load(folder / "x.npy"), expected["x"].numpy())
-        assert np.array_equal(np.load(folder / "ragged.npy"), expected["ragged"])
-        assert (folder / "label.txt").read_text() == str(i % 3)
-        assert json.loads((folder / "score.json").read_text()) == i / 4
-        assert (folder / "text.txt").read_text(encoding="utf-8") == f"sämple {i}"
-        assert json.loads((folder / "labels.json").read_text()) == {"split": ["train", "test"][i % 2]}
-        assert len(os.listdir(folder)) == 10
-
-
 def test_a_sample_that_is_one_leaf_is_one_file(tmp_path, out):
     ds = written(tmp_path / "a.zip", (ImageFile(picture(i, "PNG")) for i in range(3)))
-    edcache.export(ds, out, "files")
-    assert {file.name: file.read_bytes() for file in out.iterdir()} == {
-        f"{i}.png": picture(i, "PNG") for i in range(3)
-    }
-    edcache.export(ds, tmp_path / "tars", "webdataset")
-    assert [one["png"] for one in shards(tmp_path / "tars")] == [picture(i, "PNG") for i in range(3)]
+    edcache.export(ds, out, "webdataset")
+    assert members(out) == {f"{i}.png": picture(i, "PNG") for i in range(3)}
+    assert [one["png"] for one in shards(out)] == [picture(i, "PNG") for i in range(3)]
 
 
 def test_parquet_has_tensors_images_and_labels_as_columns(ds, out):
@@ -205,10 +197,10 @@ def test_what_a_transform_or_decode_makes_goes_out_instead_of_the_file(path, tmp
     ds = CachedDataset.from_cache(path)
     pixels = [np.asarray(Image.open(io.BytesIO(picture(i)))) for i in range(4)]
     halved = ds[:4].with_transform(lambda image: image.resize((4, 3)), field="image")
-    edcache.export(halved.select("image"), tmp_path / "pil", "files", labels=False)
-    for i in range(4):
-        with Image.open(tmp_path / "pil" / str(i) / "image.png") as image:
-            assert image.size == (4, 3)
+    edcache.export(halved.select("image"), tmp_path / "pil", "webdataset", labels=False)
+    made = members(tmp_path / "pil")
+    assert list(made) == [f"{i}.image.png" for i in range(4)]
+    assert all(Image.open(io.BytesIO(data)).size == (4, 3) for data in made.values())
     for form, axes in (("tensor", (2, 0, 1)), ("numpy", (0, 1, 2))):
         decoded = CachedDataset.from_cache(path, decode=form)[:4].select("image")
         edcache.export(decoded, tmp_path / form, "parquet", labels=False)
@@ -287,25 +279,11 @@ def rows_of(folder: Path, to: str) -> Iterator[dict[str, Any]]:
                 name.split(".")[0]: plain(value) for name, value in one.items() if not name.startswith("__")
             }
             yield found
-    elif to == "files":
-        for name in sorted(os.listdir(folder)):
-            yield {file.stem: read_file(file) for file in (folder / name).iterdir()}
     else:
         table = pq.read_table(folder)
         columns = {key: arrow_values(table[key]) for key in table.column_names}
         for k in range(len(table)):
             yield {key: values[k] for key, values in columns.items()}
-
-
-def read_file(file: Path) -> Any:
-    data = file.read_bytes()
-    if file.suffix == ".npy":
-        return np.load(file, allow_pickle=False).tolist()
-    if file.suffix == ".json":
-        return json.loads(data)
-    if file.suffix == ".bin":
-        return data
-    return int(data) if file.stem == "i" else data.decode()
 
 
 def arrow_values(column: Any) -> list[Any]:
@@ -365,18 +343,14 @@ def test_everything_else_that_samples_hold_has_a_form(tmp_path):
         "empty": [],
     }
     write(tmp_path / "a.zip", [rich])
-    edcache.export(tmp_path / "a.zip", tmp_path / "files", "files")
-    folder = tmp_path / "files" / "0"
-    found = {file.name: file.read_bytes() for file in folder.iterdir()}
-    assert np.load(folder / "scalar.npy") == np.float32(1.5)
-    assert np.load(folder / "mixed.1.npy").tolist() == [1, 1]
-    with Image.open(folder / "grey.png") as image:
-        assert np.asarray(image).tolist() == [[7, 7]]
-    for name in ("scalar.npy", "mixed.1.npy", "grey.png"):
-        del found[name]
+    edcache.export(tmp_path / "a.zip", tmp_path / "files", "webdataset")
+    found = {name.removeprefix("0."): data for name, data in members(tmp_path / "files").items()}
+    assert np.load(io.BytesIO(found.pop("scalar.npy"))) == np.float32(1.5)
+    assert np.load(io.BytesIO(found.pop("mixed.1.npy"))).tolist() == [1, 1]
+    assert np.asarray(Image.open(io.BytesIO(found.pop("grey.png")))).tolist() == [[7, 7]]
     assert found == {
         "colour.txt": b"RED",
-        "box.width.txt": b"3",
+        "box.width.cls": b"3",
         "box.names.0.txt": b"a",
         "box.names.1.txt": b"b",
         "id.txt": str(number).encode(),
@@ -387,7 +361,7 @@ def test_everything_else_that_samples_hold_has_a_form(tmp_path):
         "span.json": b"90.0",
         "none.json": b"null",
         "array.bin": b"xy",
-        "mixed.0.txt": b"1",
+        "mixed.0.cls": b"1",
         "empty.json": b"[]",
     }
     edcache.export(tmp_path / "a.zip", tmp_path / "parquet", "parquet")
@@ -401,9 +375,8 @@ def test_scalars_of_numpy_that_are_subclasses_of_pythons_are_plain_values(tmp_pa
     path = archive_of(tmp_path, sample)
     edcache.export(path, tmp_path / "parquet", "parquet")
     assert pq.read_table(tmp_path / "parquet").to_pylist() == [{"f": 1.5, "s": "abc", "b": b"xyz"}]
-    edcache.export(path, tmp_path / "files", "files")
-    found = {file.name: file.read_bytes() for file in (tmp_path / "files" / "0").iterdir()}
-    assert found == {"f.json": b"1.5", "s.txt": b"abc", "b.bin": b"xyz"}
+    edcache.export(path, tmp_path / "files", "webdataset")
+    assert members(tmp_path / "files") == {"0.f.json": b"1.5", "0.s.txt": b"abc", "0.b.bin": b"xyz"}
 
 
 def test_a_label_column_that_is_named_as_a_field_is_renamed(tmp_path):
@@ -425,8 +398,8 @@ def test_fields_that_some_samples_lack_are_null_in_tables_and_absent_in_files(tm
         {"x": None, "y": None},
         {"x": [1] * 3, "y": 4},
     ]
-    edcache.export(tmp_path / "a.zip", tmp_path / "files", "files")
-    assert sorted(os.listdir(tmp_path / "files" / "2")) == ["y.json"]
+    edcache.export(tmp_path / "a.zip", tmp_path / "files", "webdataset")
+    assert [name for name in members(tmp_path / "files") if name.startswith("2.")] == ["2.y.json"]
 
 
 # --------------------------------------------------------------------------------------- refusals
@@ -450,7 +423,7 @@ def refused(
 
 def test_what_a_format_cannot_hold_is_named_and_nothing_is_left(tmp_path, out):
     half = torch.ones(2, dtype=torch.bfloat16)
-    files, tables = ["webdataset", "files"], ["parquet"]
+    files, tables = ["webdataset"], ["parquet"]
     cases: list[tuple[list[Any], list[str], str]] = [
         (
             [half],
@@ -466,7 +439,7 @@ def test_what_a_format_cannot_hold_is_named_and_nothing_is_left(tmp_path, out):
         ([np.array(["a"])], tables, 'field "x" is an array of <U1 (1,); {to} holds arrays of bool, int and'),
         ([np.zeros(2, ">f4")], tables, "in the byte order of this machine"),
         ([{"a/b": 1}], files, 'field "x.a/b" makes no name of a file; {to} needs names without slashes that'),
-        ([{"A": 1, "a": 2}], files[:1], 'two files would be called "x.a.cls"; rename a field'),
+        ([{"A": 1, "a": 2}], files, 'two files would be called "x.a.cls"; rename a field'),
         (
             [{"b": 1, "b.c": 1} | {"b": {"c": 2}}],
             [*WRITERS],
@@ -563,9 +536,9 @@ def test_a_transform_that_changes_its_mind_is_told_by_the_sample(path, out):
 
 def test_options_are_checked(ds, out):
     cases = [
-        ({"to": "files", "ds": ds[:0]}, "there is no sample to write"),
-        ({"to": "tar"}, "to='tar'; choose one of 'webdataset', 'files', 'parquet'"),
-        ({"to": "files", "shard_size": "big"}, "shard_size='big'; give bytes, or text such as \"500MB\""),
+        ({"to": "parquet", "ds": ds[:0]}, "there is no sample to write"),
+        ({"to": "tar"}, "to='tar'; choose one of 'webdataset', 'parquet'"),
+        ({"to": "parquet", "shard_size": "big"}, "shard_size='big'; give bytes, or text such as \"500MB\""),
     ]
     for options, text in cases:
         with pytest.raises(OptionError) as caught:
@@ -587,20 +560,19 @@ def test_missing_samples_are_refused_and_available_leaves_them_out(tmp_path, out
 # ------------------------------------------------------------------------------- all of it or nothing
 
 
-@pytest.mark.parametrize("to", ["webdataset", "files"])
-def test_what_is_in_the_way_is_left_alone(ds, out, to):
+def test_what_is_in_the_way_is_left_alone(ds, out):
     out.write_text("mine")
-    refused(ds, out, to, f"{out}: exists already; give a path where nothing is", ArchiveExistsError)
+    refused(ds, out, "parquet", f"{out}: exists already; give a path where nothing is", ArchiveExistsError)
     assert out.read_text() == "mine"
 
 
 def test_two_exports_to_one_place_are_told_apart(ds, out):
     with pytest.raises(StorageError, match="it ends"), new_folder(str(out)):
         text = f"{out}.edcache.new: another process is writing it; wait for it to end"
-        refused(ds, out, "files", text, ArchiveError)
+        refused(ds, out, "parquet", text, ArchiveError)
         raise StorageError("it ends")
     assert not Path(f"{out}.edcache.new").exists()
-    edcache.export(ds, out, "files")
+    edcache.export(ds, out, "parquet")
 
 
 @pytest.mark.full

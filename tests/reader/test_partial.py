@@ -262,7 +262,7 @@ def test_what_seals_or_exports_asks_before_it_takes_half(whole: Whole, path: Pat
     ds = CachedDataset.from_cache(path, allow_partial=True)
     view = available(ds)
     acts: dict[str, Callable[..., Any]] = {
-        "exported": lambda **o: edcache.export(view, tmp_path / "exported", "files", **o),
+        "exported": lambda **o: edcache.export(view, tmp_path / "exported", "webdataset", **o),
         "table": lambda **o: edcache.export(edcache.concat([view, view]), tmp_path / "table", "parquet", **o),
     }
     for name, act in acts.items():
@@ -298,7 +298,7 @@ def test_the_command_line_says_that_it_is_not_whole(
     out = tmp_path / "out"
     for command, flag in (
         (["copy", path, "-o", out], "--skip-damaged"),
-        (["export", path, "--to", "files", "-o", out], "--allow-partial"),
+        (["export", path, "--to", "webdataset", "-o", out], "--allow-partial"),
     ):
         code, said = run(*command)
         assert (code, flag in said) == (1, True), said

@@ -49,7 +49,6 @@ OPERATIONS = {
     "copy": copy,
     "parquet": lambda top: edcache.export(top / "a.zip", top / "new", to="parquet"),
     "webdataset": lambda top: edcache.export(top / "a.zip", top / "new", to="webdataset"),
-    "files": lambda top: edcache.export(top / "a.zip", top / "new", to="files"),
     "spool": spooled,
 }
 

@@ -125,7 +125,7 @@ def test_a_writer_goes_on_in_the_file_that_it_began(home, tmp_path, mode):
 def test_an_export_goes_where_it_was_to_go(home, tmp_path):
     ds = CachedDataset.from_cache(CachedDataset(Wandering(tmp_path), home / "a.zip").path)
     os.chdir(home)
-    edcache.export(ds.with_transform(lambda sample: [os.chdir(tmp_path), sample][1]), "out", to="files")
+    edcache.export(ds.with_transform(lambda sample: [os.chdir(tmp_path), sample][1]), "out", to="webdataset")
     assert (home / "out").is_dir()
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
 
@@ -251,7 +251,7 @@ def test_relative_ones_are_refused_where_the_folder_is_gone(tmp_path):
         told(lambda: edcache.verify("a.zip"))
         told(lambda: CachedDataset.from_cache(full).save("a.zip"))
         told(lambda: CachedDataset.from_cache(full).save("a.zip", max_size=1))
-        told(lambda: edcache.export(full, "a.zip", to="files"))
+        told(lambda: edcache.export(full, "a.zip", to="webdataset"))
         told(lambda: edcache.copy_to_local(full, "a.zip"))
         told(lambda: CachedDataset.from_cache(full, local="a.zip"))
         """,
