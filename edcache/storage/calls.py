@@ -6,10 +6,8 @@ They are called through this module, `calls.pread(...)`, so that a test can put 
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import fcntl
-import functools
 import mmap
 import os
 import shutil
@@ -18,16 +16,12 @@ import sys
 import time
 import typing
 
-import numpy as np
-
 # On other systems `struct flock` has another layout.
 _HAS_OFD_LOCKS = sys.platform == "linux" and hasattr(fcntl, "F_OFD_SETLK")
 _FLOCK: typing.Final = struct.Struct("hhqqi0q")  # struct flock on 64-bit Linux: type, whence, start, len, pid
 # macOS locks only whole files. There the lock on this byte locks the file, and other locks do nothing:
 # concurrent fills then compute some samples twice, and the newer record counts.
 WHOLE_FILE_LOCK: typing.Final = 1 << 62
-
-_MAP_FAILED: typing.Final = ctypes.c_void_p(-1).value
 
 open = os.open
 close = os.close
@@ -42,46 +36,16 @@ touch = os.utime
 copy_permissions = shutil.copymode
 
 
-@functools.cache
-def _libc() -> typing.Any:
-    """The C library, for the calls that Python does not offer."""
-    library = ctypes.CDLL(None, use_errno=True)
-    library.mmap.restype = ctypes.c_void_p
-    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
-    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return library
-
-
-class _Mapping:
-    """Mapped memory, until no array over it is left."""
-
-    __slots__ = ("__array_interface__", "_unmap")
-
-    def __init__(self, address: int, nbytes: int) -> None:
-        self.__array_interface__ = {
-            "data": (address, True),
-            "shape": (nbytes,),
-            "typestr": "|u1",
-            "version": 3,
-        }
-        # Bound here: when the interpreter ends, the module's names may go before.
-        self._unmap = functools.partial(_libc().munmap, address, nbytes)
-
-    def __del__(self) -> None:
-        self._unmap()
-
-
 def map(fd: int, nbytes: int) -> memoryview:
-    """The first bytes of a file as read-only memory, which all processes that map it share."""
-    # mmap.mmap keeps a descriptor of its own (until Python 3.13), of which a process may have a thousand.
-    if os.fstat(fd).st_size < nbytes:
-        raise ValueError("the file has fewer")  # reading behind its end would be a SIGBUS
+    """The first bytes of a file as read-only memory, which all processes that map it share.
+
+    Raises: ValueError, the file has fewer: reading behind its end would be a SIGBUS.
+    """
     if not nbytes:
         return memoryview(b"")
-    address = _libc().mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-    if address == _MAP_FAILED:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return np.asarray(_Mapping(address, nbytes)).data
+    # Else it keeps a descriptor of its own.
+    options: typing.Any = {"trackfd": False} if sys.version_info >= (3, 13) else {}
+    return memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ, **options))
 
 
 def next_data(fd: int, offset: int) -> int:

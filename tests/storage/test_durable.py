@@ -163,7 +163,7 @@ def test_a_file_that_is_deleted_is_gone_and_only_once(path):
 @pytest.mark.parametrize(
     ("nbytes", "message"),
     [
-        (5, "mapping 5 bytes: the file has fewer"),
+        (5, "mapping 5 bytes: mmap length is greater than file size"),
         (1 << 70, "mapping 1,180,591,620,717,411,"),
     ],
 )

@@ -4,6 +4,8 @@ import gc
 import os
 import resource
 
+import pyarrow as pa
+import pyarrow.parquet  # an import takes descriptors too
 import pytest
 from systems import ended, in_child
 
@@ -53,6 +55,7 @@ def top(tmp_path, monkeypatch):
 
 def refused_or_done(operation, top, spare):
     """Runs in a child that may open a few files more than it has."""
+    pa.array([1])  # which imports pandas, if it is there
     most = max(map(int, os.listdir("/proc/self/fd"))) + spare
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
