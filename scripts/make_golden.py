@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow
 import zstandard
 
@@ -23,6 +24,7 @@ import edcache  # noqa: E402
 from edcache import format  # noqa: E402
 from edcache.reader import Reader  # noqa: E402
 from edcache.writer.appender import Appender  # noqa: E402
+from edcache.writer.seal import Order, seal  # noqa: E402
 
 VERSIONS = {"pyarrow": pyarrow.__version__, "zstd": ".".join(map(str, zstandard.ZSTD_VERSION))}
 
@@ -95,6 +97,15 @@ def _changed(path: Path) -> None:
     edcache.CachedDataset.from_cache(path).add_labels("label", {1: 71, 5: None})
 
 
+def _keyed(path: Path) -> None:
+    """Samples with a column of keys, which are put in another order: one is left out, and one is there twice."""
+    with _writer(path, in_memory_keys={"label": "label", "key": "label"}) as w:
+        w.extend(samples.fixed(i) for i in range(10))
+    appender = Appender.open(path, Reader(path).head, mode="a", sync="never")
+    seal(appender, order=Order(np.array(samples.KEYED), {"keys": "in another order"}))
+    appender.close()
+
+
 def _torn(path: Path) -> None:
     """Three chunks, and what a writer leaves that dies before the header of its fourth."""
     w = _writer(path, in_memory_keys=["label"])
@@ -118,6 +129,7 @@ ARCHIVES: dict[str, Callable[[Path], None]] = {
     "failed": _failed,
     "relabelled": _relabelled,
     "changed": _changed,
+    "keyed": _keyed,
     "torn": _torn,
     "large": _dense(samples.large, 5),
     "images": _images,

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from edcache import base
-from edcache.base import ImageError, Ints, MissingSampleError
+from edcache.base import ImageError, Ints, MissingSampleError, OptionError
 from edcache.codec import Node, as_read
 from edcache.dataset.ahead import Shares
 from edcache.dataset.indexing import Readable, Root, T_co
 from edcache.dataset.transforms import Draws
 from edcache.dataset.view import Samples
-from edcache.format import Failure
+from edcache.format import KEY_COLUMN, Failure, Key, key_hashes
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Made, Projection, Reader, Records, Session, Several
 
@@ -128,6 +128,15 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         other = copy.copy(self)
         other._reader = change(self._reader)
         return other
+
+    def _find_keys(self, keys: Sequence[Key]) -> Ints:
+        table = self._reader.session.keys
+        if table is None:
+            raise OptionError(
+                f"{self.path}: has no keys; they come from sample_key(index) of the source, or from a label column "
+                f'"{KEY_COLUMN}" of text, bytes or integers'
+            )
+        return table.find(key_hashes(keys))
 
     def _chunk_of(self, indices: Ints) -> Ints:
         session = self._reader.session

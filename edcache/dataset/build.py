@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edcache import base, writer
-from edcache.base import CacheOptions, FillOptions, OptionError, Workers, provisional
+from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, Workers, provisional
 from edcache.format import Head
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
@@ -39,6 +39,13 @@ class Building:
         self._asked = {"codec": options.codec, "compression": options.compression}
         has_length = not self._is_stream and hasattr(source, "__len__")
         length = writer.length_of(source, store.path) if has_length else None
+        self._keyed = None if self._is_stream else writer.Keyed.of(source)
+        if self._keyed is not None:
+            length = len(self._keyed.firsts)
+            spec = LabelSpec({**spec.sources, **self._keyed.only(self._keyed.firsts).columns})
+            fingerprint = None if fingerprint is None else {**fingerprint, "keys": self._keyed.digest}
+            if self._is_lazy and self._keyed.order is not None:
+                raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")
         head = writer.new_head(
             spec,
             length=length,
@@ -86,7 +93,7 @@ class Building:
         def run() -> None:
             if self._stage is not None:
                 self._stage.begin("w" if rebuild else "a")
-            writer.fill(replace(self.job, options=options), rebuild=rebuild)
+            writer.fill(replace(self.job, options=options), rebuild=rebuild, keyed=self._keyed)
             if self._stage is not None:
                 self._stage.finish(options.progress, self._is_done)
 
@@ -101,7 +108,16 @@ class Building:
         if archive is None:
             return None
         self._check(archive)
-        return archive if archive.complete and len(archive) >= (self.job.head.length or 0) else None
+        if self._keyed is not None and writer.keys_digest(archive.session.origin) != self._keyed.digest:
+            if self._is_lazy:
+                raise StaleCacheError(
+                    f"{archive.path}: made of other samples; fill it without lazy=True",
+                    path=archive.path,
+                    option="lazy",
+                )
+            return None
+        is_long = self._keyed is not None or len(archive) >= (self.job.head.length or 0)
+        return archive if archive.complete and is_long else None
 
     def _is_done(self) -> bool:
         return self._find_complete() is not None
@@ -116,7 +132,8 @@ class Building:
         origin = archive.session.origin
         expected = writer.check_origin(path, origin, job.head, job.source)
         length = job.head.length or 0
-        if not self._is_stream and not (job.options.grow and len(archive) < length):
+        is_compared = not self._is_stream and self._keyed is None
+        if is_compared and not (job.options.grow and len(archive) < length):
             longer = len(archive) if len(archive) > length else None
             writer.check_length(path, archive.session.declared_length or longer, length)
         # A complete archive gets the label columns that it lacks from its samples.
@@ -142,6 +159,9 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
 
     For an iterable it includes the number of workers, on which the order depends.
     """
+    if hasattr(source, "sample_key") and not writer.is_stream(source) and given in (None, True):
+        # What has one value for each sample is told by keys and versions.
+        return writer.keyed_fingerprint(source)
     fingerprint = writer.chosen_fingerprint(source, given)
     if fingerprint is None or fingerprint is given or num_workers == 0 or not writer.is_stream(source):
         return fingerprint

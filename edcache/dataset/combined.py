@@ -15,9 +15,10 @@ from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import info_of
 from edcache.dataset.indexing import Root, Stored, not_as_stored, numbered, stored_shares
+from edcache.dataset.keys import found_keys
 from edcache.dataset.transforms import Draws, extended
 from edcache.dataset.view import Samples
-from edcache.format import Failure, pa, unify
+from edcache.format import Failure, Key, pa, unify
 from edcache.labels import Labels, checked_indices
 from edcache.reader import (
     Beside,
@@ -210,6 +211,14 @@ class Concat(Combined):
             for part, start in zip(self.parts, self.starts, strict=True)
             for failure in part.errors
         ]
+
+    def _find_keys(self, keys: Sequence[Key]) -> Ints:
+        found = np.full(len(keys), -1)
+        for part, start in zip(self.parts, self.starts, strict=True):
+            wanted = np.flatnonzero(found < 0)
+            positions = found_keys(part, [keys[place] for place in wanted.tolist()])
+            found[wanted] = np.where(positions < 0, -1, positions + start)
+        return found
 
     def _chunk_of(self, indices: Ints) -> Ints:
         numbers, first = np.full(len(indices), -1, np.int64), 0

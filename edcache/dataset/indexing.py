@@ -24,7 +24,7 @@ from edcache.dataset.ahead import Ahead, Shares
 from edcache.dataset.ordering import grouped
 from edcache.dataset.selection import Selection
 from edcache.dataset.transforms import Draw, Draws, Pipeline, is_seeded
-from edcache.format import Failure
+from edcache.format import Failure, Key
 from edcache.labels import Labels, checked_indices, origin
 from edcache.reader import Batch, FieldPath, Made, Projection, Reader, Records, Session
 
@@ -431,6 +431,10 @@ class Root(Readable[T_co]):
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
         """List the archives that store samples at some indices; see `stored_shares`."""
         return [(self, indices, places)]
+
+    def _find_keys(self, keys: Sequence[Key]) -> Ints:
+        """Return the index of the first sample with each key: int64 [n], -1 for none."""
+        raise OptionError(f"the samples of {self!r} are put together, and have no keys of their own")
 
     def _chunk_of(self, indices: Ints) -> Ints:
         """Return the number of the chunk of each sample, counted over all archives: int64 [n], -1 without one."""

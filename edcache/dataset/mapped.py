@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -20,14 +21,14 @@ from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of
 from edcache.dataset.indexing import Readable
-from edcache.writer import After, Before
+from edcache.dataset.keys import record_versions, source_keys
+from edcache.writer import After, Before, Stream
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 Bucket: TypeAlias = tuple[list[int], Any]
 """Samples of one shape in a batch: their positions in it, and the samples collated."""
-Stream: TypeAlias = Callable[[Iterator[list[int]], Before, After, Set[int]], Iterator[tuple[list[int], Any]]]
 
 
 @takes(CacheOptions, without=("batch_size",))
@@ -39,6 +40,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     batch_size: int | None = None,
     devices: Devices = None,
     keep: str | Sequence[str] = (),
+    key: str | Callable[[Any], Any] | None = None,
     version: object = None,
     **keywords: Unpack[base.CacheKeywords],
 ) -> CachedDataset[Any]:
@@ -48,8 +50,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
         fn: a function of a sample; with `batch_size` of a batch, as `default_collate` makes it. It returns a dict or a
             tuple of tensors or lists, with one item for each sample; one tensor [n, ...]; or a list of n samples. An
             nn.Module must be in evaluation mode. Gradients are off.
-        source: a map-style dataset, a cache, or a view.
-        path: the archive of the results, as of `CachedDataset`.
+        source, path: a map-style dataset, a cache or a view; the archive of the results.
         batch_size: the number of samples in a call of `fn`. A killed process loses the batch that it computes, and the
             results of the last 0.05 seconds. Samples of several shapes are a batch for each shape. If `fn` raises, as
             for want of memory, halves of the batch are tried, down to the sample that raises.
@@ -59,14 +60,15 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             back. The default is the device of the parameters of `fn`, if it has any and it is not the CPU.
         keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
             stays a label. Numbers, which were collated, are kept as Python numbers.
+        key: name of a label column of `source`, or else of a field, or a function of a sample of `source`; by default
+            `source.sample_key`, or the keys of a cache. New keys alone are computed (docs/howto/keys.md).
         version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
         keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each.
     Returns:
         A CachedDataset of the results, [len(source)]. If the archive has them all, `fn` is not called.
     Raises:
-        OptionError: "fn is a Linear in training mode; call .eval() on it first".
-        SourceError, StaleCacheError: as `CachedDataset` raises them. `fn` with the values that it holds, as the weights
-            of a module, `source`, `keep` and `version` identify the results.
+        SourceError, StaleCacheError: as `CachedDataset`. `fn` with the values that it holds, as the weights of a
+            module, `source`, `keep` and `version` identify the results.
 
     Safety: any number of processes may make the same call. They share the work, and none computes a batch of another.
 
@@ -81,9 +83,9 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     if batch_size is None:
         if devices is not None:
             raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
-        return CachedDataset(Mapped(fn, source, keep, labels, version), path, **options)
+        return CachedDataset(Mapped(fn, source, keep, labels, key, version), path, **options)
     base.check_count("batch_size", batch_size)
-    batches = MappedBatches(fn, source, keep, labels, version)
+    batches = MappedBatches(fn, source, keep, labels, key, version)
     if places := devices_of(fn, devices):
         batches.compute_on(places, options.get("num_workers", 0))
         options = _for_devices(places, options)
@@ -151,10 +153,11 @@ class Mapped(Dataset[Any]):
     """
 
     def __init__(
-        self, fn: Function, source: Any, keep: list[str], labels: list[str], version: object
+        self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
         self.fn, self.source, self.keep, self.version = check_frozen(fn), source, keep, version
         self._labels = labels
+        self._key = key
 
     def __len__(self) -> int:
         return len(self.source)
@@ -165,6 +168,16 @@ class Mapped(Dataset[Any]):
             made = self.fn(sample)
         labels = {name: values[0] for name, values in self._labels_of([index]).items()}
         return self._with_kept(made, labels, sample, lambda field: field)
+
+    def __getattr__(self, name: str) -> Any:
+        """Take keys and versions of samples from the source, if it has them (writer/keyed.py)."""
+        if name in ("sample_key", "sample_keys"):
+            return getattr(source_keys(self.source, self._key), name)
+        if name in ("sample_version", "sample_versions"):
+            if not isinstance(self.source, Readable):
+                return getattr(self.source, name)
+            return partial(record_versions, self.source)
+        raise AttributeError(name)
 
     def _labels_of(self, indices: list[int]) -> dict[str, list[Any]]:
         """Return the labels to keep of some samples."""

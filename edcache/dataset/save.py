@@ -306,7 +306,8 @@ def _original_labels(session: Session, labels: pa.Table) -> tuple[pa.Table, pa.T
     nulls = pa.nulls(labels.num_rows)
     columns = [nulls if is_added.get(name, True) else labels.column(name) for name in names]
     added = labels.select([name for name, is_later in is_added.items() if is_later])
-    return pa.table(columns, names=names), added, list(session.dropped)
+    root = session.chain.root
+    return pa.table(columns, names=names), added, [] if root is None else list(root.dropped)
 
 
 def _copy_records(

@@ -20,6 +20,7 @@ from edcache.base import Ints, OptionError, Transform
 from edcache.codec import Decoding
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co
+from edcache.dataset.keys import Keys, positions_of
 from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.save import save, tolerant
@@ -72,6 +73,35 @@ class Samples(Readable[T_co]):
             return self._picked(np.array(checked_indices(index, len(self))))
         position = self._position(index)
         return self._read(Draw(position, index.epoch, index.number) if isinstance(index, Draw) else position)
+
+    def by_key(self, key: str | bytes | int | tuple[Any, ...]) -> T_co:
+        """Read the sample with a key; of several the first.
+
+        Raises:
+            UnknownLabelError (a KeyError): 'no sample of CachedDataset(...) has the key "b.png"'.
+            OptionError: the archive has no keys.
+        Cost: a look-up of some 20 microseconds in a mapped table, and the read.
+        """
+        return self[int(self.indices_of([key])[0])]
+
+    def indices_of(self, keys: Sequence[str | bytes | int | tuple[Any, ...]]) -> Ints:
+        """Find the positions of samples by their keys: int64 [n], of each key the first. Raises: as `by_key`.
+
+        Cost: some 2 microseconds a key; nothing is built, and of the mapped table the parts are read that it touches.
+        """
+        positions = positions_of(self, keys)
+        if len(positions) and positions.min() < 0:
+            key = keys[int(np.argmin(positions))]
+            raise base.UnknownLabelError(f"no sample of {self!r} has the key {base.shown(key)}")
+        return positions
+
+    @property
+    def keys(self) -> Keys:
+        """Keys of the samples, in their order: `key in ds.keys`, `len`, iteration.
+
+        A source names its samples by `sample_key(index)`; a label column "key" of text, bytes or integers does, too.
+        """
+        return Keys(self)
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """Read the samples at several positions together; torch's DataLoader calls it for a batch.

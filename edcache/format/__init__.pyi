@@ -18,12 +18,14 @@ from .arrays import to_numpy as to_numpy
 from .arrays import widened_float16 as widened_float16
 from .chain import Chain as Chain
 from .columns import write_column as write_column
+from .contents import WINDOW as WINDOW
 from .contents import Contents as Contents
 from .contents import StoredLabels as StoredLabels
 from .entries import CHUNK as CHUNK
 from .entries import COLUMN as COLUMN
 from .entries import FILLERS as FILLERS
 from .entries import INDEX as INDEX
+from .entries import KEYS as KEYS
 from .entries import LATTICE as LATTICE
 from .entries import LOCK_APPEND as LOCK_APPEND
 from .entries import LOCK_CLAIM as LOCK_CLAIM
@@ -53,6 +55,14 @@ from .head import Head as Head
 from .head import begins_archive as begins_archive
 from .head import pack_head as pack_head
 from .head import read_head as read_head
+from .key_table import KEY_COLUMN as KEY_COLUMN
+from .key_table import KEYS_NAME as KEYS_NAME
+from .key_table import Hashes as Hashes
+from .key_table import Key as Key
+from .key_table import KeyTable as KeyTable
+from .key_table import has_keys as has_keys
+from .key_table import key_hashes as key_hashes
+from .key_table import pack_keys as pack_keys
 from .records import BLOCK_NBYTES as BLOCK_NBYTES
 from .records import COMPRESSED as COMPRESSED
 from .records import MAX_SCHEMAS as MAX_SCHEMAS
@@ -69,6 +79,7 @@ from .records import pack_table as pack_table
 from .records import read_table as read_table
 from .records import record_alignment as record_alignment
 from .records import record_crc32s as record_crc32s
+from .records import records_offset as records_offset
 from .records import renumbered as renumbered
 from .records import stored_ends as stored_ends
 from .root import END_NBYTES as END_NBYTES

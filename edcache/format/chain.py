@@ -11,7 +11,7 @@ The last groups of the chain tell the state of an archive:
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from edcache import base
@@ -19,6 +19,7 @@ from edcache.base import CorruptArchiveError
 from edcache.format.entries import (
     CHUNK,
     COLUMN,
+    KEYS,
     MAX_HEADER_NBYTES,
     NOTE,
     ROOT,
@@ -34,6 +35,7 @@ from edcache.format.entries import (
     walk,
 )
 from edcache.format.head import HEAD_NAME, Head, is_count
+from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
 from edcache.format.root import (
     Root,
@@ -150,22 +152,24 @@ class Chain:
         self.behind, self.sealed = [], True
         self.failures = {failure.index: (header.number, failure) for failure in self.root.failures}
         self.length = self.root.length if self.head.length is not None else None
+        if self.root.is_reordered:
+            self.end_index = self.root.length
         if self.root.fingerprint is not None:
             self.origin = self.root.origin
 
     # --- the end of the file ---
 
-    def listed(self, labels: Iterable[str], new: Sequence[Header] = ()) -> list[Header]:
+    def listed(self, root: Root, new: Sequence[Header] = ()) -> list[Header]:
         """List the entries behind the head for a zip directory, the newest of each name.
 
-        labels: names of the archive's columns. new: entries to come.
+        root: says which columns the archive has. new: entries to come.
         """
         entries = self._entries.copy()
         for header in new:
             entries.pop(header.name, None)
             entries[header.name] = header
-        columns = set(map(column_name, labels))
-        return [one for one in entries.values() if one.kind != COLUMN or one.name in columns]
+        named = {*map(column_name, root.labels), *([] if root.keys is None else [KEYS_NAME])}
+        return [one for one in entries.values() if one.kind not in (COLUMN, KEYS) or one.name in named]
 
     def head_header(self, pread: PRead) -> Header:
         """Read the header of the head; CorruptArchiveError if it changed since it was read."""
@@ -178,7 +182,7 @@ class Chain:
         """Pack the zip directory of a sealed archive."""
         assert self.root is not None
         assert self.root_header is not None
-        entries = [self.head_header(pread), *self.listed(self.root.labels)]
+        entries = [self.head_header(pread), *self.listed(self.root)]
         return pack_directory(entries, self.root_header.payload_end)
 
     @property
@@ -188,7 +192,7 @@ class Chain:
             return self._payload_end
         assert self.root is not None
         assert self.root_header is not None
-        names = [header.name for header in self.listed(self.root.labels)]
+        names = [header.name for header in self.listed(self.root)]
         return self.root_header.payload_end + directory_nbytes([HEAD_NAME, *names])
 
     def damage(self, pread: PRead, next_data: Callable[[int], int], size: int, is_fresh: bool) -> str | None:

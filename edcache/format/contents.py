@@ -17,7 +17,8 @@ from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
 from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
-from edcache.format.entries import Header, PRead, reported, stored_crc32
+from edcache.format.entries import Header, PRead, crc32, reported, stored_crc32
+from edcache.format.key_table import KEY_COLUMN, KeyTable, has_keys, key_hashes, pack_keys
 from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
 from edcache.format.root import Place, Root, read_places
 from edcache.format.types import cast, joined_schema
@@ -56,7 +57,10 @@ class Contents:
         keeps_columns: bool = True,
     ) -> None:
         self._chain, self._pread, self._table_of = chain, pread, table_of
-        root, self._trusts_index = chain.root, trusts_index and chain.root is not None
+        root = chain.root
+        # Chunks before it have other numbers.
+        trusts_index = trusts_index or (root is not None and root.is_reordered)
+        self._trusts_index = trusts_index and root is not None
         self._root = root
         self._is_checked = not self._trusts_index
         self.columns = dict(root.labels) if root is not None and keeps_columns else {}
@@ -183,6 +187,17 @@ class Contents:
         """List the failures of samples without a record, by rising index. rows: of all samples."""
         found = [failure for _, failure in self._chain.failures.values() if failure.index < len(rows)]
         return sorted(one for one in found if not rows["flags"][one.index] & PRESENT)
+
+    def keys(self) -> KeyTable | None:
+        """Make the table of the keys; None if no column has them."""
+        if KEY_COLUMN not in self.schema.names:
+            return None
+        column = self.column(KEY_COLUMN, 0, self.length)
+        if not has_keys(column.type):
+            return None
+        samples = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        data = pack_keys(key_hashes(column.drop_null().to_pylist()), samples)
+        return KeyTable(memoryview(data), crc32(data), self.length, self._chain.where)
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """Yield consecutive ranges of samples, of at most `WINDOW`."""

@@ -27,7 +27,7 @@ LATTICE: Final = 8
 MAX_HEADER_NBYTES: Final = 1024
 MAX_LENGTH: Final = 1 << 62
 
-HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT = range(6)
+HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS = range(7)
 
 LOCK_APPEND: Final = 1 << 62
 LOCK_SESSION: Final = LOCK_APPEND + 1
@@ -136,7 +136,7 @@ def parse_header(data: bytes) -> Header | None:
     )
     place = number, offset, nbytes, payload_crc, following, link, durable
     header = Header(kind, name, uuid, *place, first, stop, table, table_crc, link_after(data[:end]))
-    is_sound = kind <= ROOT and data.startswith(pack_header(header))
+    is_sound = kind <= KEYS and data.startswith(pack_header(header))
     return header if is_sound else None
 
 

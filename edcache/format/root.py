@@ -66,7 +66,8 @@ class Root:
     length: samples of the dataset. present: samples with a record. chunks: of the file. index: the rows, one a sample.
     labels: columns by name, one value a sample. dropped: columns of chunks that the archive lost. uniform: schema of
     all records, and their least and most bytes; None if they have several, or if one is compressed or absent.
-    fingerprint: of the last source that lengthened it.
+    fingerprint: of the last source that lengthened it. keys: table of them (key_table.py), or None. is_reordered: True
+    if samples have other numbers here than in chunks.
     """
 
     head: Head
@@ -80,6 +81,8 @@ class Root:
     failures: Sequence[Failure] = ()
     uniform: tuple[int, int, int] | None = None
     fingerprint: dict[str, Any] | None = None
+    keys: Place | None = None
+    is_reordered: bool = False
 
     @property
     def origin(self) -> Head:
@@ -124,6 +127,7 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
             labels[name] = Column(_place(place, size), kind, bool(is_added))
         meta["labels"], meta["index"] = labels, _place(meta["index"], size)
         meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
+        meta["keys"] = None if meta["keys"] is None else _place(meta["keys"], size)
         root = Root(**meta)
         sound = (
             all(map(is_count, (root.length, root.present, root.chunks)))
@@ -132,6 +136,7 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
             and all(type(name) is str for name in root.dropped)
             and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
             and isinstance(root.fingerprint, dict | None)
+            and type(root.is_reordered) is bool
         )
         if not sound:
             raise ValueError("it has values that this format version does not allow")

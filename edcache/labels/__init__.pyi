@@ -10,6 +10,7 @@ from .given import given_rows as given_rows
 from .given import given_table as given_table
 from .given import joined as joined
 from .label_spec import LabelSpec as LabelSpec
+from .label_spec import OfIndex as OfIndex
 from .label_spec import checked_name as checked_name
 from .labels import Labels as Labels
 from .labels import checked_indices as checked_indices

@@ -10,7 +10,7 @@ import numpy as np
 from edcache import format
 from edcache.base import LabelError, described
 from edcache.format import EXACT, is_widened, merged, pa
-from edcache.labels.label_spec import LabelSource, LabelSpec, value_of
+from edcache.labels.label_spec import LabelSource, LabelSpec, OfIndex, value_of
 from edcache.labels.label_types import NotALabel, array_of, beyond_exact, typed, typed_column
 
 _PIECE = 1 << 20
@@ -57,20 +57,23 @@ class LabelCollector:
             raise
         self._rows += 1
 
-    def add_columns(self, index: int, columns: Any, count: int, sample: Callable[[int], Any]) -> None:
-        """Append the labels of `count` samples given as a tree of columns, as `add` of each would.
+    def add_columns(self, indices: Sequence[int], columns: Any, sample: Callable[[int], Any]) -> None:
+        """Append the labels of samples given as a tree of columns, as `add` of each would.
 
-        sample: makes sample i of them, for columns that are functions.
+        sample: makes the k-th of them, for columns that are functions.
         """
+        count = len(indices)
         try:
             for column in self._columns:
                 label = column.name, column.source
-                is_function = callable(column.source)
-                values = None if is_function else value_of(*label, index, columns)
+                is_of_each = callable(column.source) or isinstance(column.source, OfIndex)
+                values = None if is_of_each else value_of(*label, indices[0], columns)
                 # A tree of columns is no column of trees.
-                if is_function or isinstance(values, (dict, tuple)):
-                    values = [value_of(*label, index + k, sample(k)) for k in range(count)]
-                column.add_all(index, values, count)
+                if is_of_each or isinstance(values, (dict, tuple)):
+                    is_read = not isinstance(column.source, OfIndex)
+                    each = enumerate(indices)
+                    values = [value_of(*label, index, sample(k) if is_read else None) for k, index in each]
+                column.add_all(indices, values)
         except BaseException:  # as in `add_values`
             self.truncate(self._rows)
             raise
@@ -136,15 +139,15 @@ class _Column:
         if cls in _PLAIN or cls in _CHECKED:
             self._classes |= {cls}
 
-    def add_all(self, index: int, values: Any, count: int) -> None:
-        """Append the values of `count` samples: numbers and texts at once, if they go with the others."""
+    def add_all(self, indices: Sequence[int], values: Any) -> None:
+        """Append the values of samples: numbers and texts at once, if they go with the others."""
         column = typed_column(values)
         # Else one by one, so that the error names the sample.
         if column is None or self._widen(column[0], beyond_exact(column[1])) is not None:
-            for row in range(count):
-                self.add(index + row, None if values is None else values[row])
+            for row, index in enumerate(indices):
+                self.add(index, None if values is None else values[row])
             return
-        rows = self._rows + len(self._values) + count
+        rows = self._rows + len(self._values) + len(indices)
         # One assignment, so that an interrupt keeps all of it or nothing.
         self._parts, self._rows, self._values = [*self._parts, self._values, column[1]], rows, []
 

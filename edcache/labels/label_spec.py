@@ -11,7 +11,15 @@ from edcache.base import LabelError, OptionError, article, shown
 from edcache.format import MAX_NAME_NBYTES, column_name
 
 FieldPath: TypeAlias = "str | int | tuple[str | int, ...]"
-LabelSource: TypeAlias = "FieldPath | Callable[[Any], Any]"
+LabelSource: TypeAlias = "FieldPath | Callable[[Any], Any] | OfIndex"
+
+
+@dataclasses.dataclass(frozen=True)
+class OfIndex:
+    """Label that the index of a sample tells. values: one for each index."""
+
+    values: Sequence[Any]
+
 
 _CONTAINERS = frozenset({dict, tuple, list})
 
@@ -43,7 +51,7 @@ class LabelSpec:
     def to_json(self) -> dict[str, object]:
         """Map names to field paths (a tuple as a list), None for a callable, for the archive's head."""
         plain = {n: list(path) if isinstance(path, tuple) else path for n, path in self.sources.items()}
-        return {name: None if callable(path) else path for name, path in plain.items()}
+        return {n: None if callable(path) or isinstance(path, OfIndex) else path for n, path in plain.items()}
 
     def extract(self, index: int, sample: Any) -> list[Any]:
         """Return the label values of one sample, not copied; LabelError names the sample and its fields."""
@@ -112,6 +120,8 @@ _ABSENT = object()
 
 def value_of(name: str, source: LabelSource, index: int, sample: Any) -> Any:
     """Return the value of one label of a sample; raises as `LabelSpec.extract`."""
+    if isinstance(source, OfIndex):
+        return source.values[index]
     if callable(source):
         try:
             return source(sample)

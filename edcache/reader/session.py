@@ -17,6 +17,7 @@ from edcache.format import (
     Contents,
     Head,
     Header,
+    KeyTable,
     Place,
     Root,
     Rows,
@@ -210,18 +211,30 @@ class Session:
         columns = self._contents.columns
         return [(name, name in columns and columns[name].is_added) for name in self._contents.schema.names]
 
-    @property
-    def dropped(self) -> Sequence[str]:
-        """Label columns of chunks that the archive lost."""
-        root = self._root or self.chain.root
-        return () if root is None else root.dropped
-
     @once
     def labels(self) -> Any:
         """Labels with one row per sample: a pyarrow Table, or `StoredLabels`."""
         if self._root is None:
             return self._contents.table()
         return StoredLabels(self._root, self.extents.checked, self.path)
+
+    @once
+    def keys(self) -> KeyTable | None:
+        """Table of the keys of the samples; None if they have none.
+
+        Cost: of a mapped archive nothing is read; of one that is not sealed, its keys are hashed.
+        """
+        if self._root is None:
+            return self._contents.keys()
+        place = self._root.keys
+        if place is None:
+            return None
+        if self._view is not None:
+            data = self._view[place.offset : place.offset + place.nbytes]
+        else:
+            (fetched,) = self.extents.checked([place])
+            data = memoryview(b"" if fetched is None else fetched)
+        return KeyTable(data, place.crc32, self.length, self.path)
 
     @property
     def original_labels(self) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -14,7 +14,7 @@ import numpy as np
 
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError
-from edcache.format import ChunkTable, Contents, Header
+from edcache.format import ChunkTable, Contents, Header, Root
 from edcache.reader import OnProgress, are_sound, file_digest, no_digest
 from edcache.storage import ByteSource, File, located
 
@@ -157,6 +157,7 @@ class Survey:
         if self.contents is not None:
             self._check_rows(self.contents)
             self._check_labels(self.contents)
+            self._check_keys()
         self._passed(self.size)
 
     def _passed(self, offset: int) -> None:
@@ -260,6 +261,9 @@ class Survey:
                 self.chain.cursor.offset, "root.json has another length or other schemas than its chunks"
             )
             return
+        if root.is_reordered:
+            self._check_reordered(root)
+            return
         numbers = np.array([root.schemas.index(text) for text in contents.schemas], np.int64)
         for start, stop in contents.windows():
             rows = contents.rows(start, stop)
@@ -283,6 +287,47 @@ class Survey:
                 f"root.json says {root.present:,} records, there are {self.present:,}",
             )
 
+    def _check_reordered(self, root: Root) -> None:
+        """Compare the rows of the root with those of the chunks by their offset: samples have new numbers."""
+        schemas = {text: number for number, text in enumerate(root.schemas)}
+        parts = []
+        for header in self.chain.chunks:
+            table = self._table(header)
+            if table is not None:
+                numbers = np.array([schemas.get(text, format.MAX_SCHEMAS - 1) for text in table.schemas])
+                zeros = np.zeros(len(table.rows), np.int64)
+                parts.append(
+                    format.renumbered(table.samples, table.rows, zeros, numbers[table.rows["schema"]])
+                )
+        known = np.sort(np.concatenate([np.empty(0, format.ROW), *parts]), order="offset")
+        for start in range(0, root.length, format.WINDOW):
+            count = min(format.WINDOW, root.length - start)
+            at = root.index.offset + start * format.ROW.itemsize
+            rows = np.frombuffer(self._pread(at, count * format.ROW.itemsize), format.ROW)
+            samples = np.flatnonzero(rows["flags"] & format.PRESENT)
+            own = rows[samples]
+            own = format.renumbered(samples + start, own, np.zeros(len(own), np.int64), own["schema"])
+            places = np.searchsorted(known["offset"], own["offset"])
+            is_known = places < len(known)
+            is_known[is_known] = known[places[is_known]] == own[is_known]
+            self.present += len(samples)
+            for sample in samples[~is_known][:_SHOWN].tolist():
+                self._problem(at, f"index.rows has a row of sample {sample + start} that is of no chunk")
+        self.failures = len(root.failures)
+
+    def _check_keys(self) -> None:
+        """Compare the table of keys with their column."""
+        root = self.chain.root if self.chain.sealed else None
+        if root is None or root.keys is None or format.KEY_COLUMN not in root.labels:
+            return
+        stored = format.StoredLabels(root, partial(format.read_places, self._pread), self.path)
+        with suppress(CorruptArchiveError):  # the column is reported already
+            column = stored.column(format.KEY_COLUMN)
+            samples = np.flatnonzero(column.is_valid().to_numpy())
+            table = format.pack_keys(format.key_hashes(column.drop_null().to_pylist()), samples)
+            if table != self._pread(root.keys.offset, root.keys.nbytes):
+                self._problem(root.keys.offset, "index.keys has other keys than their column")
+
     def _check_labels(self, contents: Contents) -> None:
         """Compare the label columns of the root with those of the chunks, unless they were added later."""
         root = self.chain.root if self.chain.sealed else None
@@ -297,7 +342,7 @@ class Survey:
             except CorruptArchiveError as error:
                 self._problem(column.place.offset, str(error).partition(": ")[2])
                 continue
-            if column.is_added or name not in contents.schema.names:
+            if column.is_added or root.is_reordered or name not in contents.schema.names:
                 continue
             for start, stop in contents.windows():
                 own = contents.column(name, start, stop).cast(values.type)

@@ -5,10 +5,11 @@ from .cache import CacheWriter as CacheWriter
 from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .description import qualified_name as qualified_name
+from .features import After as After
+from .features import Before as Before
+from .features import Stream as Stream
 from .features import by_items as by_items
 from .features import declared as declared
-from .fetcher import After as After
-from .fetcher import Before as Before
 from .fill import fill as fill
 from .fingerprint import call_fingerprint as call_fingerprint
 from .fingerprint import changed_code as changed_code
@@ -23,6 +24,9 @@ from .job import check_source as check_source
 from .job import claim_size as claim_size
 from .job import length_of as length_of
 from .job import worker_count as worker_count
+from .keyed import Keyed as Keyed
+from .keyed import keyed_fingerprint as keyed_fingerprint
+from .keyed import keys_digest as keys_digest
 from .lazy import LazyFiller as LazyFiller
 from .match import adopt_labels as adopt_labels
 from .match import check_length as check_length

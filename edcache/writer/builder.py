@@ -192,7 +192,7 @@ class ChunkBuilder:
         first, last = int(offset[0]), int(offset[-1])
         buffer = np.frombuffer(self._room(first, last - first), np.uint8)
         rows = slice(start, start + count)
-        self._collector.add_columns(indices[start], columns.at(rows), count, lambda k: columns.at(start + k))
+        self._collector.add_columns(indices[rows], columns.at(rows), lambda k: columns.at(start + k))
         buffer[self.nbytes : first] = 0
         run.write(buffer[first:last], offset)
         numbers = np.array(indices[rows]), offset[:-1], nbytes, np.full(count, run.schema)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import operator
 import sys
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -25,8 +26,15 @@ _NUMBERS: Final = {dtype.name: dtype for dtype in map(np.dtype, _DTYPES)}
 # Features whose values are stored in the table, and made by no code of the user's nor a decoder of images or sounds.
 _DATA: Final = {"Value", "ClassLabel", "Sequence", "List", "LargeList", *(f"Array{n}D" for n in range(2, 6))}
 _Converter = Callable[[Any], Any]
-Ask = Callable[[list[int]], Any]
+Ask: TypeAlias = Callable[[list[int]], Any]
 """Gives samples of a source: a list of them, Columns, or a dict or a tuple of columns."""
+Before: TypeAlias = Callable[[int, int], object]
+"""Called with the first index of a call of the source, and the number of its samples; with -1 and 0 before waiting for
+a claim; may raise."""
+After: TypeAlias = Callable[[int, int], object]
+"""Called with the number of samples that were computed or found, and the bytes of their raw records."""
+Stream: TypeAlias = Callable[[Iterator[list[int]], Before, After, Set[int]], Iterator[tuple[list[int], Any]]]
+"""Gives samples as `Ask` does, batch after batch; see `dataset/mapped.py:MappedBatches`."""
 
 
 def declared(source: Any) -> Any:
@@ -80,6 +88,46 @@ def gives_batches(source: Any) -> bool:
     """True if a source computes samples in batches, by `__getitems__`."""
     ask, takes_any = batches_of(source)
     return ask is not None and not takes_any
+
+
+def stream_of(source: Any) -> Stream | None:
+    """Return the function of a source that computes many batches at a time, if it has one."""
+    if type(source) is not Subset:
+        stream: Stream | None = getattr(source, "__edcache_stream__", None)
+        return stream
+    inner, rows = stream_of(source.dataset), source.indices
+    if inner is None:
+        return None
+
+    def of_subset(
+        batches: Iterator[list[int]], before: Before, after: After, suspects: Set[int]
+    ) -> Iterator[tuple[list[int], Any]]:
+        asked: deque[list[int]] = deque()
+        first: dict[int, int] = {}  # index of the batch that begins with a sample of the inner source
+
+        def pull() -> Iterator[list[int]]:
+            for indices in batches:
+                asked.append(indices)
+                first[rows[indices[0]]] = indices[0]
+                yield [rows[index] for index in indices]
+
+        told = partial(_told, before, first)
+        for _, made in inner(pull(), told, after, {rows[index] for index in suspects}):
+            yield asked.popleft(), made
+
+    return of_subset
+
+
+def _told(before: Before, first: dict[int, int], index: int, count: int) -> object:
+    return before(first.get(index, index), count)
+
+
+def of_worker(source: Any, slot: int) -> Any:
+    """Return a source as one worker of a fill computes it, if it tells workers apart."""
+    if type(source) is Subset:
+        return Subset(of_worker(source.dataset, slot), source.indices)
+    own = getattr(source, "__edcache_worker__", None)
+    return source if own is None else own(slot)
 
 
 def _getitems(source: Any) -> Ask | None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import Any
 
 from edcache.base import EdcacheError, SourceError
 from edcache.codec import Columns
 from edcache.writer.builder import ChunkBuilder
-from edcache.writer.features import Ask, batches_of
+from edcache.writer.features import After, Ask, Before, batches_of, stream_of
 from edcache.writer.job import Job
-
-Before: TypeAlias = Callable[[int, int], object]
-"""Called with the first index of a call of the source, and the number of its samples; with -1 and 0 before waiting for
-a claim; may raise."""
-After: TypeAlias = Callable[[int, int], object]
-"""Called with the number of samples that were computed or found, and the bytes of their raw records."""
 
 
 class Fetcher:
@@ -36,8 +30,7 @@ class Fetcher:
         self._job, self._builder = job, builder
         self._before, self._after = before, after
         self._ask, self.takes_any = batches_of(job.source)
-        # See `dataset/mapped.py:MappedOnDevices`.
-        self._stream = getattr(job.source, "__edcache_stream__", None)
+        self._stream = stream_of(job.source)
 
     def compute(self, batches: Iterable[list[int]]) -> Iterator[int]:
         """Add the samples of batches of rising indices.

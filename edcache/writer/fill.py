@@ -7,6 +7,7 @@ import multiprocessing
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from edcache.format import Head
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.job import Job, errors_with, outcome, worker_count
+from edcache.writer.keyed import Keyed, fill_keyed
 from edcache.writer.match import check_length
 from edcache.writer.part import FAILED, Part, Presence
 from edcache.writer.seal import seal
@@ -25,7 +27,7 @@ logger = logging.getLogger("edcache")
 _LOOK_SECONDS = 0.2
 
 
-def fill(job: Job, *, rebuild: bool = False) -> None:
+def fill(job: Job, *, rebuild: bool = False, keyed: Keyed | None = None) -> None:
     """Compute every sample of a source that the archive lacks, and seal it.
 
     Args:
@@ -33,6 +35,7 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
         rebuild: fill `path + ".edcache.new"` from nothing and put it in the place of `path` at the end;
             a process that has the old archive open keeps reading it. Of several processes that rebuild at once one
             does; the others wait, and take its archive.
+        keyed: keys of the samples of the source, if it names them.
     Raises:
         SourceError: the source raised, hung, or killed its workers; calling again continues there.
         StaleCacheError: the archive has another length than the source.
@@ -45,6 +48,8 @@ def fill(job: Job, *, rebuild: bool = False) -> None:
     if is_stream(job.source):
         check_stream_workers(job)
         run = fill_stream
+    elif keyed is not None:
+        run = partial(fill_keyed, keyed=keyed, fill=_fill)
     else:
         run = _fill
     if rebuild:
@@ -84,7 +89,7 @@ def _fill(job: Job) -> None:
         if presence.missing:
             _compute(job, appender, presence)
         if presence.complete:
-            seal(appender)
+            seal(appender, order=job.order)
         elif failed := int(np.count_nonzero(presence.state == FAILED)):
             logger.warning(
                 "%s: %s of %s samples failed; the dataset's `errors` tells why, filling again tries again",
@@ -109,7 +114,8 @@ def _compute(job: Job, appender: Appender, presence: Presence) -> None:
     ):
         _drive(job, appender, presence, progress)
     presence.update()
-    check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
+    if job.order is None:
+        check_length(job.path, appender.chain.length, job.length)  # another process may have made it longer
     if presence.missing:
         raise base.SourceError(
             f"{job.path}: {presence.missing:,} of {job.length:,} samples were not computed; {ending()}",

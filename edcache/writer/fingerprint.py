@@ -25,7 +25,6 @@ from edcache.writer.description import (
     NoDescription,
     Texts,
     code_of,
-    counters_of,
     described,
     digest_of,
     digest_of_code,
@@ -40,7 +39,7 @@ from edcache.writer.description import (
 _MOST_ATTRIBUTES: Final = 16
 _ATTRIBUTES_NBYTES: Final = 2_200
 _CODE_NBYTES: Final = 1_200
-_COUNTS: Final = (dict, int, list, set)
+_PLAIN: Final = (bool, bytes, complex, float, frozenset, int, os.PathLike, str, tuple)
 
 
 def call_fingerprint(
@@ -53,7 +52,7 @@ def call_fingerprint(
         "factory": name,
         "arguments": {key: _argument(name, key, value) for key, value in given.items()},
         "version": None if version is None else _argument(name, "version", version),
-        "code": code_of([getattr(factory, "func", getattr(factory, "__func__", factory))], _CODE_NBYTES),
+        "code": _code([getattr(factory, "func", getattr(factory, "__func__", factory))]),
     }
 
 
@@ -62,9 +61,9 @@ def _held(factory: Callable[..., Any]) -> dict[str, Any]:
     if isinstance(factory, functools.partial):
         return {"func": name_of(factory.func), "args": factory.args, **_held(factory.func)}
     if isinstance(factory, FunctionType):
-        # A call that counts calls is no other call.
-        counters, held = counters_of(factory), nonlocals_of(factory).items()
-        return {key: value for key, value in held if key not in counters or not isinstance(value, _COUNTS)}
+        # What is no plain value may be there to change, as a list of calls.
+        held = nonlocals_of(factory)
+        return {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
     owner = getattr(factory, "__self__", factory)
     return {} if isinstance(factory, type) or isinstance(owner, ModuleType) else {"self": owner}
 
@@ -93,13 +92,9 @@ def source_fingerprint(source: object, lengths: tuple[int, int] | None = None) -
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"
     if hasattr(type(source), "__edcache_fingerprint__"):
-        return {
-            "type": name,
-            "arguments": _answer_of(source, lengths),
-            "code": code_of([type(source)], _CODE_NBYTES),
-        }
+        return {"type": name, "arguments": _answer_of(source, lengths), "code": _code([type(source)])}
     attributes, met = _attributes(source, lengths)
-    code = code_of([type(source), *met], _CODE_NBYTES)
+    code = _code([type(source), *met])
     if isinstance(source, GeneratorType):
         code[source.__qualname__] = digest_of_code(source.gi_code)
     return {"type": name, "attributes": attributes, "code": code}
@@ -120,7 +115,7 @@ def with_samples_of(
     That is what its method `__edcache_fingerprint__` returns; else the attributes that have one value for
     each sample, such as a list of files, and can be described. lengths: as of `source_fingerprint`.
     """
-    code = {**named(fingerprint, "code"), **code_of([type(source)], _CODE_NBYTES)}
+    code = {**named(fingerprint, "code"), **_code([type(source)])}
     if hasattr(type(source), "__edcache_fingerprint__"):
         return {**fingerprint, "attributes": _answer_of(source, lengths), "code": code}
     try:
@@ -360,3 +355,11 @@ def _has_parts(value: Any, count: int) -> bool:
         return len(value) == count
     is_array = isinstance(value, np.ndarray) or hasattr(value, "untyped_storage")
     return is_array and tuple(value.shape[:1]) == (count,)
+
+
+def _code(things: Sequence[Any]) -> dict[str, str]:
+    """The digests of the code of functions, classes and all that they use, by name; of many the nearest."""
+    code = code_of(things)
+    while len(json.dumps(code)) > _CODE_NBYTES:
+        code.popitem()
+    return code

@@ -16,8 +16,10 @@ from edcache.labels import LabelSpec
 from edcache.writer import temporary
 from edcache.writer.appender import Appender
 from edcache.writer.builder import ChunkBuilder, FailureOf
+from edcache.writer.features import of_worker
 from edcache.writer.fingerprint import comparable
 from edcache.writer.match import adopt_labels, check_length, check_origin
+from edcache.writer.seal import Order
 from edcache.writer.store import store_at
 
 _MOST_TRACEBACK, _MOST_TEXT = 8_000, 1_000
@@ -31,6 +33,7 @@ class Job:
         source: has __len__ and __getitem__(int). head: of the archive, if it does not exist yet.
         since: entries of the archive from this sequence number on are of this fill.
         name: of the archive as progress shows it; the path may be of a file that stands for it.
+        order: of the samples in the sealed archive; None for the order of the source.
         suspects: first indices of batches that ended their process; their samples are computed one by one.
     """
 
@@ -43,6 +46,7 @@ class Job:
     options: base.FillOptions = base.FillOptions()  # noqa: RUF009 - it is frozen
     since: int = 0
     name: str = ""
+    order: Order | None = None
     suspects: frozenset[int] = frozenset()
 
     @property
@@ -53,18 +57,20 @@ class Job:
 
     def of_worker(self, slot: int) -> Job:
         """Return the job with the source as one worker computes it, if the source tells workers apart."""
-        own = getattr(self.source, "__edcache_worker__", None)
-        return self if own is None else replace(self, source=own(slot))
+        return replace(self, source=of_worker(self.source, slot))
 
-    def open(self) -> Appender:
+    def open(self, *, any_length: bool = False) -> Appender:
         """Open the archive, made if it is not there yet; of a longer source it gets the length, as `grow` allows.
 
+        any_length: True neither compares nor changes the length.
         Raises: StaleCacheError, it is of another source or length; OptionError, it has other label columns.
         """
         appender = store_at(self.path).appender(self.head, self.sync)
         try:
             check_origin(self.path, appender.chain.origin, self.head, self.source)
-            if self.head.length is not None:
+            # Sealed in another order, an archive has another length than the fill of its first samples.
+            is_reordered = self.order is not None and appender.chain.sealed
+            if self.head.length is not None and not any_length and not is_reordered:
                 self._lengthen(appender, self.head.length)
                 check_length(self.path, appender.chain.length, self.head.length)
             adopt_labels(appender.head, self.spec, self.path)

@@ -8,7 +8,7 @@ from typing import Any
 from edcache import base
 from edcache.codec import compressor
 from edcache.format import Head
-from edcache.labels import LabelSpec
+from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.fingerprint import comparable, differences, stale_message
 
 
@@ -40,6 +40,7 @@ def check_origin(path: str, archive: Head, head: Head, source: Any) -> dict[str,
     if archive.fingerprint is None or head.fingerprint is None:
         return None
     lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
+    lengths = None if "keys" in head.fingerprint else lengths  # it says nothing of single samples
     expected = comparable(head.fingerprint, archive.fingerprint, source, lengths)
     changed = differences(archive.fingerprint, expected)
     if not changed:
@@ -73,20 +74,29 @@ def adopt_labels(head: Head, spec: LabelSpec, where: str) -> LabelSpec:
     Raises: OptionError, they differ, or the archive's were made by callables and none are given.
     """
     names = [name for name, _ in head.labels]
-    if spec.names:
+    of_index = {name: source for name, source in spec.sources.items() if isinstance(source, OfIndex)}
+    if len(spec.names) > len(of_index):
         if list(spec.names) != names:
             raise base.OptionError(
                 f"{where}: in_memory_keys={list(spec.names)}, but the archive was begun with {names}; "
                 "give the same, or build a new archive"
             )
         return spec
-    callables = [name for name, path in head.labels if path is None]
+    callables = [name for name, path in head.labels if path is None and name not in of_index]
     if callables:
         raise base.OptionError(
             f"{where}: functions made its labels {callables}; pass the same in_memory_keys= again"
         )
-    paths = {name: tuple(path) if isinstance(path, list) else path for name, path in head.labels}
-    return LabelSpec.parse(paths)
+    paths = {
+        n: tuple(path) if isinstance(path, list) else path for n, path in head.labels if n not in of_index
+    }
+    own = LabelSpec.parse(paths).sources | of_index
+    if own.keys() != {*names}:
+        raise base.OptionError(
+            f"{where}: the source names its samples by {', '.join(of_index)}, but the archive was begun with "
+            f"{names}; build a new archive"
+        )
+    return LabelSpec({name: own[name] for name in names})
 
 
 def check_options(head: Head, where: str, **options: str | None) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.features import gives_batches
-from edcache.writer.fetcher import After, Before, Fetcher
+from edcache.writer.features import After, Before, gives_batches
+from edcache.writer.fetcher import Fetcher
 from edcache.writer.job import Job
 
 # States of a sample; the higher one counts. MISSING: it is to be computed. RETRIED: an earlier fill failed at it, and

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from edcache import format
 from edcache.base import ArchiveError, Ints, LabelError
-from edcache.format import Chain, Column, Contents, Root, pa
+from edcache.format import Chain, Column, Contents, Place, Root, pa
 from edcache.writer.appender import Appender
 from edcache.writer.group import Group, linked
 
@@ -26,15 +27,28 @@ class LabelChange:
     dropped: Sequence[str] = ()
 
 
-def seal(appender: Appender, change: LabelChange | None = None) -> None:
+class Order(NamedTuple):
+    """Order of the samples of an archive, which may leave some out and have some twice.
+
+    samples: int64 [n], the sample of the chain that each one is, or -1 for none; records stay where they are.
+    fingerprint: of the source whose order it is; None for the one that the archive was begun for, at its first seal.
+    """
+
+    samples: Ints
+    fingerprint: dict[str, Any] | None
+
+
+def seal(appender: Appender, change: LabelChange | None = None, order: Order | None = None) -> None:
     """Write index, labels, root and zip directory behind the chain; nothing if they are there.
 
-    change: of labels. Cost: reads the table of each chunk that the last root does not know, for the rows and
-    for each label column. Takes some 150 MB of memory, and as much as `format.WINDOW` labels of a column.
+    change: of labels. order: of the samples; None: as in the chain.
+    Cost: reads the table of each chunk that the last root does not know, for the rows and for each label column. Takes
+    some 150 MB of memory, and as much as `format.WINDOW` labels of a column; with keys or an order, all keys and rows.
     """
     with appender.appending():
-        if not appender.chain.sealed or change is not None:
-            _seal(appender, change or LabelChange())
+        is_other = order is not None and order.fingerprint is not None
+        if not appender.chain.sealed or change is not None or is_other:
+            _seal(appender, change or LabelChange(), order)
 
 
 def change_labels(appender: Appender, change: LabelChange) -> None:
@@ -56,7 +70,7 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
             _seal(appender, replace(change, dropped=dropped))
 
 
-def _seal(appender: Appender, change: LabelChange) -> None:
+def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -> None:
     """Publish all that the last root lacks: of a sealed archive nothing but label columns and a root.
 
     Payloads are synced before headers. The zip directory is written behind the root before its header, but for its
@@ -67,19 +81,22 @@ def _seal(appender: Appender, change: LabelChange) -> None:
     group = Group(file, chain)
     start = chain.cursor.offset
     with appender.giving_back_space():
-        if chain.sealed:
+        samples = None if order is None else order.samples
+        if chain.sealed and order is None:
             assert chain.root is not None
             root = chain.root
         else:
-            root = _indexed(chain, contents, group)
-        labels = _written_labels(appender, change, contents, root, group)
+            root = _indexed(chain, contents, group, samples)
+        if order is not None and order.fingerprint is not None:
+            root = replace(root, fingerprint=order.fingerprint)
+        labels, keys = _written_labels(appender, change, contents, root, group, samples)
         own = {name for name, _ in appender.head.labels}
         dropped = [name for name in dict.fromkeys([*root.dropped, *change.dropped]) if name in own]
-        root = replace(root, labels=labels, dropped=dropped)
+        root = replace(root, labels=labels, dropped=dropped, keys=keys)
         group.entry(format.ROOT, "root.json").write(format.pack_root(root))
         # Up to the group: its payloads are synced before its headers.
         headers = group.headers(start if appender.syncs else min(chain.durable, start - 1))
-        listed = [chain.head_header(file.pread), *chain.listed(root.labels, headers)]
+        listed = [chain.head_header(file.pread), *chain.listed(root, headers)]
         end = headers[-1].payload_end
         following = format.align(end + format.directory_nbytes([one.name for one in listed]), format.PAGE)
         listed[-1] = headers[-1] = linked(replace(headers[-1], next=following))
@@ -94,12 +111,15 @@ def _seal(appender: Appender, change: LabelChange) -> None:
     appender.sync()
 
 
-def _indexed(chain: Chain, contents: Contents, group: Group) -> Root:
+def _indexed(chain: Chain, contents: Contents, group: Group, order: Ints | None) -> Root:
     """Write the index; returns its root, without label columns."""
-    failures, present, is_plain, extremes = dict(chain.failures), 0, True, []
+    failures = {index: failure for index, (_, failure) in chain.failures.items()}
+    if order is not None and failures:
+        failures = {i: replace(failures[k], index=i) for i, k in enumerate(order.tolist()) if k in failures}
+    present, is_plain, extremes = 0, True, []
     index = group.entry(format.INDEX, "index.rows")
-    for start, stop in contents.windows():
-        rows = contents.rows(start, stop)
+    length = contents.length if order is None else len(order)
+    for start, stop, rows in _rows(contents, order):
         is_present = rows["flags"] & format.PRESENT > 0
         for k in [k for k in failures if start <= k < stop and is_present[k - start]]:
             del failures[k]
@@ -114,35 +134,74 @@ def _indexed(chain: Chain, contents: Contents, group: Group) -> Root:
             uniform = min(schema), min(least), max(most)
     return Root(
         head=chain.head,
-        length=contents.length,
+        length=length,
         present=present,
         chunks=len(chain.chunks),
         schemas=contents.schemas,
         index=index.place,
         dropped=() if chain.root is None else chain.root.dropped,
-        failures=sorted(one for _, one in failures.values() if one.index < contents.length),
+        failures=sorted(one for one in failures.values() if one.index < length),
         uniform=uniform,
         fingerprint=None if chain.origin is chain.head else chain.origin.fingerprint,
+        is_reordered=order is not None or (chain.root is not None and chain.root.is_reordered),
     )
 
 
+def _rows(contents: Contents, order: Ints | None) -> Iterator[tuple[int, int, format.Rows]]:
+    """Yield the rows of the samples of each window, with its first sample and its end."""
+    if order is None:
+        for start, stop in contents.windows():
+            yield start, stop, contents.rows(start, stop)
+        return
+    whole = contents.rows(0, contents.length)
+    for start in range(0, len(order), format.WINDOW):
+        chosen = order[start : start + format.WINDOW]
+        samples, rows = np.arange(start, start + len(chosen)), np.zeros(len(chosen), format.ROW)
+        is_there = chosen >= 0
+        is_there[is_there] = whole["flags"][chosen[is_there]] & format.PRESENT > 0
+        there = chosen[is_there]
+        rows[is_there] = format.renumbered(there, whole[there], samples[is_there], whole["schema"][there])
+        yield start, start + len(chosen), rows
+
+
 def _written_labels(
-    appender: Appender, change: LabelChange, contents: Contents, root: Root, group: Group
-) -> dict[str, Column]:
-    """Write the label columns that the last root lacks or that change; returns all, by name."""
+    appender: Appender, change: LabelChange, contents: Contents, root: Root, group: Group, order: Ints | None
+) -> tuple[dict[str, Column], Place | None]:
+    """Write the label columns that the last root lacks or that change, and the table of keys if they do.
+
+    Returns: all columns, by name; the table.
+    """
     labels = {name: column for name, column in root.labels.items() if name not in change.dropped}
-    given = change.labels.column_names
-    if not appender.chain.sealed:
+    given, keys = change.labels.column_names, root.keys if format.KEY_COLUMN in labels else None
+
+    def write(name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> None:
+        nonlocal keys
+        table = _Keys() if name == format.KEY_COLUMN and format.has_keys(kind) else None
+        labels[name] = _write(group, name, kind, arrays if table is None else table.noting(arrays), is_added)
+        if name == format.KEY_COLUMN:
+            keys = None if table is None else table.write(group)
+
+    if not appender.chain.sealed or order is not None:
         for name in contents.schema.names:
             if name not in change.dropped and name not in given:
-                arrays = (contents.column(name, start, stop) for start, stop in contents.windows())
                 known = contents.columns.get(name)
-                is_added = known.is_added if known else False
-                labels[name] = _write(group, name, contents.schema.field(name).type, arrays, is_added)
+                arrays = _values(contents, name, order)
+                write(name, contents.schema.field(name).type, arrays, known.is_added if known else False)
     for name in given:
         column = _changed(appender, change, name, contents, root)
-        labels[name] = _write(group, name, column.type, column.chunks, True)
-    return labels
+        write(name, column.type, column.chunks, True)
+    return labels, keys
+
+
+def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Array]:
+    """Yield the values of a column, window by window."""
+    if order is None:
+        yield from (contents.column(name, start, stop) for start, stop in contents.windows())
+        return
+    whole = contents.column(name, 0, contents.length)
+    for start in range(0, len(order), format.WINDOW):
+        chosen = order[start : start + format.WINDOW]
+        yield whole.take(format.from_numpy(chosen, pa.int64(), chosen < 0))
 
 
 def _write(group: Group, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> Column:
@@ -150,6 +209,34 @@ def _write(group: Group, name: str, kind: pa.DataType, arrays: Iterable[pa.Array
     entry = group.entry(format.COLUMN, format.column_name(name))
     format.write_column(entry.write, name, kind, arrays)
     return Column(entry.place, format.type_to_json(kind), is_added)
+
+
+class _Keys:
+    """Hashes of the keys of samples, noted as their column is written."""
+
+    def __init__(self) -> None:
+        self._hashes: list[format.Hashes] = []
+        self._samples: list[Ints] = []
+        self._rows = 0
+
+    def noting(self, arrays: Iterable[pa.Array]) -> Iterator[pa.Array]:
+        """Pass arrays on."""
+        for array in arrays:
+            there = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
+            self._hashes.append(format.key_hashes(array.drop_null().to_pylist()))
+            self._samples.append(there + self._rows)
+            self._rows += len(array)
+            yield array
+
+    def write(self, group: Group) -> Place:
+        """Write the table."""
+        none = np.empty((0, 2), np.uint64), np.empty(0, np.int64)
+        table = format.pack_keys(
+            np.concatenate([none[0], *self._hashes]), np.concatenate([none[1], *self._samples])
+        )
+        entry = group.entry(format.KEYS, format.KEYS_NAME)
+        entry.write(table)
+        return entry.place
 
 
 def _changed(

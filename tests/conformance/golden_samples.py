@@ -78,6 +78,9 @@ def picture(i: int, file: Any) -> dict[str, Any]:
     }
 
 
+KEYED = (3, 1, 0, 2, 9, 8, 3, 7, 5, 6)
+"""Order of ten samples; one is there twice, one is not."""
+
 FAILED = {
     1: ["ValueError", "sample 1 is not there", "Traceback (most recent call last):\n"],
     3: ["KeyError", "'3'", ""],

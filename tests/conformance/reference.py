@@ -25,8 +25,8 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT = range(6)
-NAMES = {HEAD: "edcache.json", INDEX: "index.rows", ROOT: "root.json"}
+HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS = range(7)
+NAMES = {HEAD: "edcache.json", INDEX: "index.rows", ROOT: "root.json", KEYS: "index.keys"}
 LOCAL, PRIVATE, ROW = "<4sHHHHHIIIHH", "<HH16sQQQQQQQQII", "<QQIHH"
 FIELDS = "version kind uuid number offset next link durable first end table_nbytes table_crc crc"
 PRESENT, COMPRESSED, BLOCK, MAX32 = 1, 2, 1 << 16, 2**32 - 1
@@ -61,7 +61,7 @@ def walk(path: str | Path) -> Archive:
     head, *rest = entries(path)
     said = json.loads(head.payload)
     names, length, chunks = [name for name, _ in said["labels"]], said["length"] or 0, 0
-    found = Archive(0, {}, {}, {name: {} for name in names}, {})
+    found, seen = Archive(0, {}, {}, {name: {} for name in names}, {}), set[bytes]()
     for entry in rest:
         if entry.fields["kind"] == NOTE:
             note = json.loads(entry.payload)
@@ -73,9 +73,14 @@ def walk(path: str | Path) -> Archive:
         elif entry.fields["kind"] == ROOT:
             root = json.loads(entry.payload)
             listed = _root(root, data)
-            assert (listed.records, listed.schemas, root["chunks"]) == (found.records, found.schemas, chunks)
+            assert root["chunks"] == chunks
+            if root["is_reordered"]:
+                assert {*listed.records.values()} <= seen | {*found.records.values()}
+            else:
+                assert (listed.records, listed.schemas) == (found.records, found.schemas)
+            seen |= {*found.records.values()}
             names = [name for name in names if name not in root["dropped"]]
-            for name in names:
+            for name in [] if root["is_reordered"] else names:
                 told, is_added = found.labels[name], root["labels"][name][-1]
                 assert is_added or all(_alike(v, told.get(k)) for k, v in listed.labels[name].items())
             found, length = listed, listed.length
@@ -189,7 +194,7 @@ def _take_rows(found: Archive, samples: Any, rows: list[Any], schemas: list[str]
 def _root(root: dict[str, Any], data: bytes) -> Archive:
     """The archive that a root describes, by the places that it names."""
     keys = "head length present chunks schemas index labels dropped failures uniform fingerprint"
-    assert list(root) == keys.split()
+    assert list(root) == [*keys.split(), "keys", "is_reordered"]
     length = root["length"]
     found = Archive(length, {}, {}, {}, {index: why for index, *why in root["failures"]})
     rows = list(struct.iter_unpack(ROW, _at(data, *root["index"])))
@@ -205,7 +210,28 @@ def _root(root: dict[str, Any], data: bytes) -> Archive:
         assert (table.column_names, len(table), type(is_added)) == ([name], length, bool)
         found.labels[name] = dict(enumerate(table[name].to_pylist()))
     assert set(root["dropped"]) <= dict(root["head"]["labels"]).keys()
+    if root["keys"] is not None:
+        assert _at(data, *root["keys"]) == _keys(found.labels["key"])
     return found
+
+
+def _keys(column: dict[int, Any]) -> bytes:
+    """The table of the values of a column, in the order of their hashes; of equal ones the first sample."""
+    first: dict[bytes, int] = {}
+    for sample, key in column.items():
+        text = key if isinstance(key, bytes) else str(key).encode("utf-8", "surrogatepass")
+        kind = {str: b"s", bytes: b"b", int: b"i"}.get(type(key))
+        if kind is not None:
+            first.setdefault(hashlib.blake2b(kind + text, digest_size=16).digest(), sample)
+    hashes, samples = sorted(first), [first[one] for one in sorted(first)]
+    numbers = [int.from_bytes(one[at : at + 8], "big") for at in (0, 8) for one in hashes]
+    table = struct.pack(f"<{len(numbers)}Q{len(samples)}q", *numbers, *samples)
+    crcs = (
+        [zlib.crc32(table[at : at + BLOCK]) for at in range(0, len(table), BLOCK)]
+        if len(table) > BLOCK
+        else []
+    )
+    return table + struct.pack(f"<{len(crcs)}I", *crcs)
 
 
 def _at(data: bytes, offset: int, nbytes: int, crc: int) -> bytes:

@@ -417,3 +417,88 @@ def test_killed_processes_lose_at_most_the_batch_that_they_compute(tmp_path, way
 
 def calls_of_names(log):
     return [line.split() for line in log.read_text().splitlines()]
+
+
+class Prompts(Dataset):
+    def __init__(self, texts):
+        self.texts = list(texts)
+
+    def __len__(self):
+        return len(self.texts)
+
+    def __getitem__(self, index):
+        return {"text": self.texts[index], "at": index}
+
+
+class Lengths:
+    """The function of a batch of prompts, which writes a line for each call."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def __call__(self, batch):
+        with open(self._log, "a") as file:
+            file.write(" ".join(batch["text"]) + "\n")
+        return {"n": torch.tensor([len(text) for text in batch["text"]])}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equal_keys_are_computed_once_and_a_change_computes_what_is_new(tmp_path, way):
+    log, path, draw = tmp_path / "log", tmp_path / "m.zip", random.Random(way)
+    there = set()
+    for _ in range(4):
+        texts = ["x" * draw.randrange(1, 40) for _ in range(60)]
+        log.write_text("")
+        ds = mapped(Lengths(log), Prompts(texts), path, key="text", keep="text", **WAYS[way])
+        assert Counter(" ".join(map(" ".join, calls_of_names(log))).split()) == Counter({*texts} - there)
+        assert [sample["n"].item() for sample in ds] == list(map(len, texts))
+        assert [sample["text"] for sample in ds] == list(ds.keys) == texts
+        there = {*texts}
+
+
+def test_a_cache_tells_its_keys_and_which_of_its_samples_changed(tmp_path):
+    class Source(Prompts):
+        def __init__(self, sizes):
+            super().__init__(sizes)
+            self.sizes = list(sizes.values())
+
+        def sample_key(self, index):
+            return self.texts[index]
+
+        def __getitem__(self, index):
+            return {"text": self.texts[index], "size": self.sizes[index]}
+
+    def twice(batch):
+        with open(log, "a") as file:
+            file.write(" ".join(batch["text"]) + "\n")
+        return {"twice": batch["size"] * 2}
+
+    log = tmp_path / "log"
+    sizes = {"a": 1, "b": 2, "c": 3}
+    for changes, computed in (({}, "abc"), ({"b": 5, "d": 7}, "bd"), ({"a": 4}, "a"), ({}, "")):
+        sizes = dict(reversed({**sizes, **changes}.items()))
+        log.write_text("")
+        parent = CachedDataset(Source(sizes), tmp_path / "p.zip", progress=False)
+        ds = mapped(twice, parent, tmp_path / "m.zip", keep="size")
+        assert "".join(sorted(log.read_text().split())) == computed
+        assert dict(zip(ds.keys, ds, strict=True)) == {
+            key: {"size": size, "twice": torch.tensor(size * 2)} for key, size in sizes.items()
+        }
+
+
+def test_other_weights_are_no_new_samples(tmp_path):
+    rows = [{"key": f"k{i}", "x": torch.ones(4) * i} for i in range(5)]
+    # As many rows of weights as samples.
+    first, second = (torch.nn.Linear(4, 5).eval() for _ in range(2))
+    for module in (first, second):
+        wrapped = torch.nn.Sequential(OnField(), module).eval()
+        if module is first:
+            edcache.map(wrapped, rows, tmp_path / "m.zip", batch_size=2, key="key", progress=False)
+        else:
+            with pytest.raises(StaleCacheError):
+                edcache.map(wrapped, rows, tmp_path / "m.zip", batch_size=2, key="key", progress=False)
+
+
+class OnField(torch.nn.Module):
+    def forward(self, batch):
+        return batch["x"]

@@ -63,7 +63,7 @@ def test_every_bit_and_every_byte_of_a_header_counts(monkeypatch):
     assert all(format.parse_header(packed[:n]) is None for n in range(len(packed)))
     local = struct.pack("<4sHHHHHIIIHH", b"PK\3\4", 45, 0, 0, 0, 33, 0, 0, 0, 0xFFFF, 150)
     assert format.parse_header(local.ljust(1024, b"\1")) is None
-    assert format.parse_header(format.pack_header(replace(CHUNK, kind=6))) is None
+    assert format.parse_header(format.pack_header(replace(CHUNK, kind=7))) is None
     monkeypatch.setattr(entries, "VERSION", 4)
     later = format.pack_header(CHUNK)
     monkeypatch.undo()

@@ -1,0 +1,128 @@
+"""Table of the keys of an archive: from a key to the number of its sample, by sorted hashes.
+
+A payload has three arrays of n items: the upper and the lower half of the hash of each key, rising, u64; and the
+sample, i64. Of a key that several samples have it names the first. Behind them lie the crc32s of blocks of 64 KiB, so
+that a look-up reads and checks what it touches alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from edcache.base import CorruptArchiveError, Ints
+from edcache.format.arrays import is_text, pa
+from edcache.format.entries import crc32
+from edcache.format.records import BLOCK_NBYTES, block_crc32s
+
+KEYS_NAME: Final = "index.keys"
+KEY_COLUMN: Final = "key"
+"""Label column whose values, texts, bytes or integers, are found by the table."""
+
+Key: TypeAlias = str | bytes | int
+Hashes: TypeAlias = "npt.NDArray[np.uint64]"
+_HALVES: Final = np.dtype([("upper", ">u8"), ("lower", ">u8")])
+
+
+def has_keys(kind: pa.DataType) -> bool:
+    """True if the values of a label column of this type are keys."""
+    return is_text(kind) or pa.types.is_integer(kind)
+
+
+def key_hashes(keys: Iterable[Key]) -> Hashes:
+    """Hash keys: uint64 [n, 2], the halves of a blake2b of 16 bytes; of text, bytes and ints by their kind."""
+    blake2b = hashlib.blake2b
+    data = b"".join([blake2b(_bytes_of(key), digest_size=16).digest() for key in keys])
+    halves = np.frombuffer(data, _HALVES)
+    return np.stack([halves["upper"], halves["lower"]], axis=1).astype(np.uint64)
+
+
+def _bytes_of(key: Key) -> bytes:
+    if isinstance(key, str):
+        return b"s" + key.encode("utf-8", "surrogatepass")
+    return b"b" + key if isinstance(key, bytes) else b"i%d" % key
+
+
+def pack_keys(hashes: Hashes, samples: Ints) -> bytes:
+    """Pack the payload for the hashes of samples, which rise."""
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: of equal ones the first sample stays first
+    hashes = hashes[order]
+    is_first = np.ones(len(order), np.bool_)
+    is_first[1:] = np.any(hashes[1:] != hashes[:-1], axis=1)
+    named = samples[order[is_first]].astype(np.uint64)
+    table = np.concatenate([hashes[is_first, 0], hashes[is_first, 1], named])
+    data = table.astype("<u8").tobytes()
+    return data + block_crc32s(data)
+
+
+class KeyTable:
+    """Table of keys in memory, mapped or read; blocks are checked when a look-up first touches them.
+
+    data: the payload. crc: of it, which alone proves a table of one block. length: samples of the archive. where: its
+    path in messages.
+    """
+
+    def __init__(self, data: memoryview, crc: int, length: int, where: str) -> None:
+        self._data, self._where, self._length = data, where, length
+        blocks = -(-len(data) // (BLOCK_NBYTES + 4)) if len(data) > BLOCK_NBYTES else 0
+        self.count = count = (len(data) - 4 * blocks) // 24
+        self._upper, self._lower, self._sample = np.frombuffer(data, "<u8", 3 * count).reshape(3, count)
+        crcs = np.frombuffer(data, "<u4", offset=24 * count) if blocks else [crc]
+        self._crcs = np.array(crcs, np.uint32)
+        self._is_sound = np.zeros(len(self._crcs), np.bool_)
+
+    def find(self, hashes: Hashes) -> Ints:
+        """Return the sample of each hash, uint64 [n, 2]: int64 [n], -1 for none. Raises: CorruptArchiveError."""
+        wanted, lower = np.ascontiguousarray(hashes[:, 0]), hashes[:, 1]
+        found = np.full(len(wanted), -1, np.int64)
+        if not self.count:
+            return found
+        at = np.searchsorted(self._upper, wanted)
+        self._check_bounds(at, wanted)
+        open_rows = np.arange(len(wanted))
+        while len(open_rows):  # once, unless two keys share the upper half of their hashes
+            open_rows = open_rows[at[open_rows] < self.count]
+            places = at[open_rows]
+            self._check(places)
+            open_rows = open_rows[self._upper[places] == wanted[open_rows]]
+            places = at[open_rows]
+            self._check(places + self.count)
+            is_same = self._lower[places] == lower[open_rows]
+            self._check(places[is_same] + 2 * self.count)
+            found[open_rows[is_same]] = self._sample[places[is_same]].astype(np.int64)
+            open_rows = open_rows[~is_same]
+            at[open_rows] += 1
+        if len(found) and (int(found.max()) >= self._length or int(found.min()) < -1):
+            raise CorruptArchiveError(
+                f"{self._where}: index.keys names samples that are not there", path=self._where
+            )
+        return found
+
+    def _check_bounds(self, at: Ints, wanted: Hashes) -> None:
+        """Prove the search: around each place are hashes below, and not below, the wanted one."""
+        before = at[at > 0] - 1
+        self._check(before)
+        behind = at[at < self.count]
+        self._check(behind)
+        if np.any(self._upper[before] >= wanted[at > 0]) or np.any(
+            self._upper[behind] < wanted[at < self.count]
+        ):
+            self._check(np.arange(0, self.count))  # the search was led astray by a damaged hash
+            raise CorruptArchiveError(f"{self._where}: index.keys is not sorted", path=self._where)
+
+    def _check(self, items: Ints) -> None:
+        """Check the blocks of some items of the three arrays, which are counted through."""
+        blocks = np.unique(items * 8 // BLOCK_NBYTES)
+        for block in blocks[~self._is_sound[blocks]].tolist():
+            end = min((block + 1) * BLOCK_NBYTES, 24 * self.count)
+            if crc32(self._data[block * BLOCK_NBYTES : end]) != self._crcs[block]:
+                raise CorruptArchiveError(
+                    f"{self._where}: index.keys fails its crc32; "
+                    f'"edcache copy {self._where} -o NEW --skip-damaged" writes another',
+                    path=self._where,
+                )
+            self._is_sound[block] = True

@@ -1,0 +1,351 @@
+"""Sources whose samples have keys: a fill computes new samples alone, and gives the archive the order of the source.
+
+A source with `sample_key(index)` names its samples: by text, bytes, an int, or a tuple. The keys are a label column,
+`key`. A version, the column `version`, tells that a sample changed: by `sample_version(index)`, or by the attributes of
+the source that have one value for each sample. Samples with equal key and version are computed once.
+
+To fill an archive again, samples that it lacks are computed into a stage, an archive beside it. Then their chunks are
+appended, and a seal puts the rows of all samples in the order of the source: no record moves, and until the seal is
+there readers see the old state. A stage of a fill that was killed is used by the next one, also of another source.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final
+from uuid import uuid4
+
+import numpy as np
+import torch
+from torch.utils.data import Subset
+
+from edcache import format, storage
+from edcache.base import Ints, OptionError, SourceError
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Head, Header, pa, pc
+from edcache.labels import LabelSpec, OfIndex
+from edcache.writer.appender import Appender
+from edcache.writer.chunk import Chunk
+from edcache.writer.description import NoDescription, described
+from edcache.writer.fingerprint import source_fingerprint
+from edcache.writer.job import Job
+from edcache.writer.seal import Order, seal
+
+VERSION_COLUMN: Final = "version"
+_STAGE: Final = ".edcache.keys-"
+
+
+class Keyed:
+    """Keys and versions of the samples of a source.
+
+    Attributes: keys: one for each sample: text, bytes or ints. versions: texts, or None if nothing tells them apart.
+    """
+
+    def __init__(self, keys: list[Any], versions: list[str] | None) -> None:
+        self.keys, self.versions = keys, versions
+
+    @classmethod
+    def of(cls, source: Any) -> Keyed | None:
+        """Ask a source; None if it names no samples."""
+        if not hasattr(source, "sample_key"):
+            return None
+        keys = [repr(key) if isinstance(key, tuple) else key for key in _all_of(source, "sample_key")]
+        if hasattr(source, "sample_version"):
+            return cls(keys, list(map(repr, _all_of(source, "sample_version"))))
+        values = [_plain(name, value) for name, value in _of_samples(source, len(keys))[1].items()]
+        return cls(keys, [repr(parts) for parts in zip(*values, strict=True)] if values else None)
+
+    def only(self, indices: Ints) -> Keyed:
+        """Keep some samples."""
+        chosen, versions = indices.tolist(), self.versions
+        return Keyed(
+            [self.keys[index] for index in chosen],
+            None if versions is None else [versions[index] for index in chosen],
+        )
+
+    @property
+    def columns(self) -> dict[str, OfIndex]:
+        """Label columns that a fill adds."""
+        columns = {KEY_COLUMN: OfIndex(self.keys)}
+        return columns if self.versions is None else {**columns, VERSION_COLUMN: OfIndex(self.versions)}
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of all keys and versions in their order."""
+        return hashlib.blake2b(repr((self.keys, self.versions)).encode(), digest_size=16).hexdigest()
+
+    @cached_property
+    def identities(self) -> pa.Array:
+        """Binary values that are equal if key and version are."""
+        try:
+            keys = pa.array(self.keys, None if self.keys else pa.string())
+        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
+            raise OptionError(f"sample_key() of the source: {error}; give keys of one type") from error
+        if not (format.is_text(keys.type) or pa.types.is_integer(keys.type)) or keys.null_count:
+            kind = "None" if keys.null_count else str(keys.type)
+            raise OptionError(
+                f"sample_key() of the source returns {kind}; give text, bytes, ints or tuples of these"
+            )
+        return _identities(keys, None if self.versions is None else pa.array(self.versions, pa.string()))
+
+    @cached_property
+    def _codes(self) -> tuple[Ints, Ints]:
+        """First samples of each identity, rising; and for each sample its place among them."""
+        codes = pc.index_in(self.identities, pc.unique(self.identities)).to_numpy()
+        # In the order in which they appear.
+        return np.unique(codes, return_index=True)[1], codes.astype(np.int64)
+
+    @property
+    def firsts(self) -> Ints:
+        """Samples that are computed: of equal ones the first."""
+        return self._codes[0]
+
+    @property
+    def order(self) -> Order | None:
+        """Order of the samples among the first ones; None if no two are equal."""
+        firsts, codes = self._codes
+        return None if len(firsts) == len(codes) else Order(codes, None)
+
+
+def _all_of(source: Any, name: str) -> list[Any]:
+    """Ask a source for the values of all samples, at once if it can."""
+    many, count = getattr(source, f"{name}s", None), len(source)
+    try:
+        values = list(many()) if many is not None else list(map(getattr(source, name), range(count)))
+    except Exception as error:
+        raise SourceError(f"{name}() of the source raised {type(error).__name__}: {error}") from error
+    if len(values) != count:
+        raise SourceError(f"{name}s() of the source returned {len(values):,} values for {count:,} samples")
+    return values
+
+
+# --- settings, and values of samples ---
+
+
+def keyed_fingerprint(source: Any) -> dict[str, Any]:
+    """Describe a source with keys: by its settings, without what it has for each sample."""
+    count = len(source)
+    if hasattr(type(source), "__edcache_fingerprint__"):
+        return source_fingerprint(source, (count, 0))
+    return source_fingerprint(_of_samples(source, count)[0])
+
+
+def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
+    """Divide a source: a copy without the attributes that have one value for each sample, and these by name.
+
+    So are datasets that it holds. A value that is no dataset, as a model, is a setting as a whole.
+    """
+    bare, values = object.__new__(type(source)), dict[str, Any]()
+    has_versions = hasattr(source, "sample_version")
+    for name, value in vars(source).items():
+        if _has_parts(value, count) or (has_versions and _is_table(value, count)):
+            values[name] = value
+        elif type(value) is not int or value != count:
+            vars(bare)[name] = value
+        if not _is_dataset(value, count):
+            continue
+        if hasattr(type(value), "__edcache_fingerprint__"):
+            said = value.__edcache_fingerprint__()
+            vars(bare)[name] = {key: part for key, part in said.items() if not _has_parts(part, count)}
+        else:
+            vars(bare)[name], inner = _of_samples(value, count)
+            values |= {f"{name}.{key}": part for key, part in inner.items()}
+    return bare, values
+
+
+def _is_dataset(value: Any, count: int) -> bool:
+    is_map = hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__")
+    return is_map and hasattr(value, "__dict__") and not hasattr(value, "__array__") and len(value) == count
+
+
+def _is_table(value: Any, count: int) -> bool:
+    """True for a dict or a DataFrame of `count` items: versions tell its changes."""
+    return (isinstance(value, dict) or hasattr(value, "__array__")) and len(value) == count
+
+
+def _has_parts(value: Any, count: int) -> bool:
+    """True for a list, tuple, range or array of `count` values."""
+    if isinstance(value, list | tuple | range):
+        return len(value) == count
+    is_array = isinstance(value, np.ndarray) or (
+        isinstance(value, torch.Tensor) and not isinstance(value, torch.nn.Parameter)
+    )
+    return is_array and tuple(value.shape[:1]) == (count,)
+
+
+def _plain(name: str, values: Any) -> Sequence[Any]:
+    """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
+    if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
+        values = values.tolist()
+    if all(isinstance(value, bool | bytes | float | int | str | None) for value in values):
+        return values  # type: ignore[no-any-return]
+    try:
+        return [described(value) for value in values]
+    except NoDescription as error:
+        raise OptionError(
+            f'attribute "{name}" of the source has for a sample {error}, which has no description that is the same in '
+            "every process; let a method sample_version(index) of the source tell changed samples"
+        ) from None
+
+
+def _identities(keys: pa.Array, versions: pa.Array | None) -> pa.Array:
+    if pa.types.is_integer(keys.type):
+        keys = keys.cast(pa.string())
+    keys = keys.cast(pa.large_binary())
+    if versions is None:
+        return keys
+    # A version, the repr of a value, has no zero in it.
+    return pc.binary_join_element_wise(
+        keys, versions.cast(pa.large_binary()), pa.scalar(b"\0", pa.large_binary())
+    )
+
+
+# ------------------------------------------------------------------------------ a fill
+
+
+def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
+    """Compute the samples of a source that its archive lacks, and seal it in the order of the source.
+
+    fill: fills an archive with the samples of a job, and seals it.
+    """
+    with closing(job.open(any_length=True)) as appender:
+        chain = appender.chain
+        if _is_done(chain, keyed):
+            return
+        is_same = keys_digest(chain.origin) == keyed.digest
+        is_first = chain.root is None and (is_same or chain.holds_nothing)
+    if is_first:
+        fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order))
+        return
+    todo = _publish(job, keyed, None)
+    if todo is not None:
+        fill(_stage(job, keyed, todo))
+        _publish(job, keyed, todo)
+
+
+def keys_digest(origin: Head) -> str | None:
+    """Return the digest of the keys and versions that an archive was filled for."""
+    return (origin.fingerprint or {}).get("keys")
+
+
+def _is_done(chain: Chain, keyed: Keyed) -> bool:
+    """True if an archive is sealed for these samples, and a later fill tries none again."""
+    root = chain.root
+    if root is None or not chain.sealed or keys_digest(chain.origin) != keyed.digest:
+        return False
+    return root.present + sum(failure.final for failure in root.failures) == root.length
+
+
+def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
+    """Make the job of some samples of the source."""
+    is_whole = len(indices) == len(keyed.keys)
+    source = job.source if is_whole else Subset(job.source, indices.tolist())
+    spec = LabelSpec({**job.spec.sources, **keyed.only(indices).columns})
+    return replace(job, source=source, spec=spec, head=replace(job.head, length=len(indices)))
+
+
+def _stage(job: Job, keyed: Keyed, todo: Ints) -> Job:
+    """Make the job of a stage; its name tells stages of other samples apart."""
+    part = _part(job, keyed, todo)
+    with closing(job.open(any_length=True)) as appender:
+        head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=job.head.fingerprint)
+    return replace(part, path=_stage_path(job.path, keyed, todo), head=head)
+
+
+def _stage_path(path: str, keyed: Keyed, todo: Ints) -> str:
+    return f"{path}{_STAGE}{keyed.only(todo).digest[:16]}"
+
+
+def _publish(job: Job, keyed: Keyed, tried: Ints | None) -> Ints | None:
+    """Give the archive the samples of the source, if it and its stages have them; else return the ones to compute.
+
+    tried: samples that a stage was filled with: what it lacks failed, and is absent.
+    """
+    with ExitStack() as stack:
+        appender = stack.enter_context(closing(job.open(any_length=True)))
+        appender.claims.wait(0)  # until the archive is closed: one process publishes at a time
+        appender.catch_up()
+        if tried is not None and _is_done(appender.chain, keyed):
+            return None  # by another process
+        stages = [stack.enter_context(closing(_Stage(path))) for path in _stages_of(job.path)]
+        contents = Contents(appender.chain, appender.file.pread, appender.table)
+        start = max(contents.length, appender.chain.end_index)
+        places = _found(keyed.identities, contents, 0, np.full(len(keyed.keys), -1))
+        for stage in stages:
+            stage.start = start
+            places = _found(keyed.identities, stage.contents, start, places)
+            start += stage.contents.length
+        todo = keyed.firsts[places[keyed.firsts] < 0]
+        if len(todo) and tried is None:
+            return todo
+        for stage in stages:
+            if tried is not None and stage.path == _stage_path(job.path, keyed, tried):
+                lost = np.isin(tried, todo)
+                places[tried[lost]] = stage.start + np.flatnonzero(lost)
+            stage.append_to(appender)
+        places = places[keyed.firsts[keyed.order.samples]] if keyed.order is not None else places
+        seal(appender, order=Order(places, job.head.fingerprint))
+        for stage in stages:
+            storage.remove(stage.path)
+    return None
+
+
+def _stages_of(path: str) -> list[str]:
+    return sorted(glob.glob(f"{glob.escape(path)}{_STAGE}*"))
+
+
+def _found(identities: pa.Array, contents: Contents, start: int, places: Ints) -> Ints:
+    """Fill in the places of samples that an archive has; its first one counts from `start`."""
+    names = contents.schema.names
+    if KEY_COLUMN not in names or not contents.length:
+        return places
+    keys = contents.column(KEY_COLUMN, 0, contents.length)
+    versions = contents.column(VERSION_COLUMN, 0, contents.length) if VERSION_COLUMN in names else None
+    present = np.flatnonzero(contents.rows(0, contents.length)["flags"] & format.PRESENT > 0)
+    own = _identities(keys, versions).take(format.from_numpy(present, pa.int64()))
+    at = pc.index_in(identities, own).fill_null(-1).to_numpy()
+    is_new = (places < 0) & (at >= 0)
+    places[is_new] = start + present[at[is_new]]
+    return places
+
+
+class _Stage:
+    """Archive of samples that another one is to take over. start: of its samples there."""
+
+    start = 0
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = storage.File.open(path, "r")
+        try:
+            self.chain = Chain(*format.read_head(self._file.pread, path), path)
+            self.chain.extend(self._file.pread, self._file.size())
+            self.contents = Contents(self.chain, self._file.pread, self._table)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _table(self, header: Header) -> ChunkTable:
+        return format.read_table(self._file.pread, header, self.path)
+
+    def append_to(self, appender: Appender) -> None:
+        """Append its chunks, and what it says of failures."""
+        for header in self.chain.chunks:
+            table = self._table(header)
+            start = format.records_offset(header)
+            data = self._file.pread(start, header.payload_end - start)
+            samples = table.samples + self.start
+            rows = format.renumbered(table.samples, table.rows, samples, table.rows["schema"])
+            rows["offset"] -= np.uint64(start)
+            appender.append(Chunk(samples, rows, table.labels, list(table.schemas), data))
+        failures = [replace(one, index=index + self.start) for index, (_, one) in self.chain.failures.items()]
+        if failures:
+            appender.amend(failed=[failure.to_json() for failure in failures])
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

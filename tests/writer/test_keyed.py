@@ -1,0 +1,325 @@
+"""A source with keys is filled again by what is new alone, and its archive has its order."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import edcache
+from edcache import CachedDataset, CacheWriter, OptionError, StaleCacheError
+from edcache.errors import UnknownLabelError
+from tests.conformance import reference
+from tests.kit.likeness import same
+from tests.kit.scale import scaled
+
+
+class Named:
+    """Samples by name; a line in `log` for each that is computed."""
+
+    def __init__(self, log, names, revisions=None, setting=1000):
+        self._log, self.names, self.setting = log, list(names), setting
+        self.revisions = [(revisions or {}).get(name, 0) for name in self.names]
+
+    def __len__(self):
+        return len(self.names)
+
+    def sample_key(self, index):
+        return self.names[index]
+
+    def sample_version(self, index):
+        return self.revisions[index]
+
+    def __getitem__(self, index):
+        with open(self._log, "a") as file:
+            file.write(f"{self.names[index]}\n")
+        return value(self.names[index], self.revisions[index], self.setting)
+
+
+class Bulk(Named):
+    """The same in batches, with all keys at once, and no single one."""
+
+    def sample_keys(self):
+        return np.array(self.names, object)
+
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def value(name, revision, setting=1000):
+    return {"x": torch.full((len(name),), setting + revision), "name": name, "label": len(name) % 3}
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log"
+    path.touch()
+    return path
+
+
+def filled(source, path, **options):
+    return CachedDataset(source, path, progress=False, in_memory_keys=["label"], **options)
+
+
+def take_calls(log):
+    calls = sorted(log.read_text().split())
+    log.write_text("")
+    return calls
+
+
+def check(ds, names, revisions):
+    assert len(ds) == len(names)
+    assert ds.complete
+    for index, name in enumerate(names):
+        assert same(ds[index], value(name, revisions.get(name, 0)))
+    assert ds.labels.to_list("key") == list(ds.keys) == list(names)
+    assert ds.labels.to_list("label") == [len(name) % 3 for name in names]
+    for name in {*names}:
+        assert ds.indices_of([name]) == [list(names).index(name)]
+        assert ds.by_key(name)["name"] == name
+        assert name in ds.keys
+
+
+@pytest.mark.parametrize("source", [Named, Bulk])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_history_of_edits_computes_what_is_new_alone(tmp_path, log, source, workers):
+    draw, path = random.Random(f"{source}{workers}"), tmp_path / "a.zip"
+    there, revisions = set(), {}
+    for _ in range(scaled(60, 8)):
+        names = [f"{draw.choice('abcdefgh')}{'x' * draw.randrange(4)}" for _ in range(draw.randrange(30))]
+        revisions = {
+            name: draw.randrange(2) if draw.random() < 0.2 else revisions.get(name, 0) for name in names
+        }
+        ds = filled(source(log, names, revisions), path, num_workers=workers)
+        wanted = {(name, revisions[name]) for name in names}
+        assert take_calls(log) == sorted(name for name, _ in wanted - there)
+        there = wanted
+        check(ds, names, revisions)
+        check(CachedDataset.from_cache(path), names, revisions)
+        assert edcache.verify(path).problems == []
+        walked, listed = reference.walk(path), reference.read_zip(path)
+        assert (walked.records, walked.labels, walked.length) == (listed.records, listed.labels, len(names))
+        assert sorted(tmp_path.iterdir()) == [path, log]
+
+
+def test_the_same_source_computes_and_writes_nothing(tmp_path, log):
+    path = tmp_path / "a.zip"
+    filled(Named(log, "abc"), path)
+    before = path.read_bytes()
+    take_calls(log)
+    check(filled(Named(log, "abc"), path), "abc", {})
+    assert (take_calls(log), path.read_bytes()) == ([], before)
+
+
+def test_an_open_reader_keeps_the_old_state_until_it_refreshes(tmp_path, log):
+    path = tmp_path / "a.zip"
+    filled(Named(log, ["a", "bb", "ccc"]), path)
+    old = CachedDataset.from_cache(path)
+    filled(Named(log, ["ccc", "new", "a"]), path)
+    assert [old[i]["name"] for i in range(3)] == ["a", "bb", "ccc"]
+    assert old.refresh()
+    check(old, ["ccc", "new", "a"], {})
+
+
+def test_a_setting_of_the_source_makes_the_archive_stale(tmp_path, log):
+    path = tmp_path / "a.zip"
+    filled(Named(log, "abc"), path)
+    with pytest.raises(StaleCacheError, match="attribute setting: 1000 in the archive, 2000 now"):
+        filled(Named(log, "abcd", setting=2000), path)
+
+
+class Plain:
+    """Without versions: what the source has for each sample tells samples apart."""
+
+    def __init__(self, files, targets):
+        self.files, self.targets = files, targets
+
+    def __len__(self):
+        return len(self.files)
+
+    def sample_key(self, index):
+        return ("file", self.files[index])
+
+    def __getitem__(self, index):
+        return {"y": self.targets[index], "n": self.files[index]}
+
+
+@pytest.mark.parametrize("form", [list, np.array, torch.tensor, lambda rows: np.array(rows)[:, None]])
+def test_without_a_version_the_values_of_a_sample_tell_that_it_changed(tmp_path, form):
+    path = tmp_path / "a.zip"
+    filled = CachedDataset(Plain(["a", "b", "c"], form([1, 2, 3])), path, progress=False)
+    filled = CachedDataset(Plain(["b", "a", "c", "d"], form([2, 1, 7, 4])), path, progress=False)
+    assert [sample["n"] for sample in filled] == ["b", "a", "c", "d"]
+    assert [int(np.ravel(sample["y"])[0]) for sample in filled] == [2, 1, 7, 4]
+    assert filled.by_key(("file", "c"))["n"] == "c"
+
+
+def test_a_value_without_a_description_is_refused(tmp_path):
+    with pytest.raises(
+        OptionError,
+        match=r'attribute "targets" of the source.*has for a sample .*object.*sample_version',
+    ):
+        CachedDataset(Plain(["a", "b"], [object(), object()]), tmp_path / "a.zip", progress=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ([1, "a", 2], "give keys of one type"),
+        ([1.5, 2.5, 3.5], "returns double; give text, bytes, ints or tuples"),
+        ([None, "a", "b"], "returns None"),
+        ([2**70, 1, 2], "give keys of one type"),
+    ],
+)
+def test_keys_are_of_one_type(tmp_path, log, keys, message):
+    source = Named(log, ["a", "b", "c"])
+    source.sample_key = lambda index: keys[index]
+    with pytest.raises(OptionError, match=message):
+        filled(source, tmp_path / "a.zip")
+
+
+@pytest.mark.parametrize(
+    "keys", [[b"\xff", b"", b"\0a"], [-(2**63), 2**63 - 1, 0], [(1, "a"), (1, "b"), (1, "a", 2)]]
+)
+def test_keys_of_each_kind_are_found(tmp_path, log, keys):
+    source = Named(log, ["a", "b", "c"])
+    source.sample_key = lambda index: keys[index]
+    ds = CachedDataset(source, tmp_path / "a.zip", progress=False, fingerprint=False)
+    ds = CachedDataset.from_cache(ds.path)
+    assert [ds.by_key(key)["name"] for key in keys] == ["a", "b", "c"]
+    assert ds.indices_of(keys[::-1]).tolist() == [2, 1, 0]
+    for other in ("a", b"a", 5, (1,), ()):
+        assert other not in ds.keys
+    with pytest.raises(UnknownLabelError, match="has the key 'nobody'"):
+        ds.by_key("nobody")
+    with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
+        ds.by_key(1.5)
+
+
+def test_samples_that_fail_are_absent_and_tried_again(tmp_path, log):
+    class Failing(Named):
+        bad = ("bb",)
+
+        def __getitem__(self, index):
+            sample = super().__getitem__(index)
+            if self.names[index] in self.bad:
+                raise ValueError("bad")
+            return sample
+
+    path = tmp_path / "a.zip"
+    filled(Failing(log, ["a", "ccc"]), path)
+    ds = filled(Failing(log, ["bb", "ccc", "d", "bb"]), path, on_error="skip")
+    assert ds.missing.tolist() == [0, 3]
+    assert [failure.index for failure in ds.errors] == [0, 3]
+    assert (ds[1]["name"], ds[2]["name"]) == ("ccc", "d")
+    take_calls(log)
+    ds.close()
+    Failing.bad = ()
+    check(filled(Failing(log, ["bb", "ccc", "d", "bb"]), path), ["bb", "ccc", "d", "bb"], {})
+    assert take_calls(log) == ["bb"]
+
+
+def test_added_labels_stay_with_their_samples(tmp_path, log):
+    path = tmp_path / "a.zip"
+    filled(Named(log, ["a", "bb", "ccc"]), path).add_labels("grade", ["A", "B", "C"])
+    ds = filled(Named(log, ["ccc", "new", "a"]), path)
+    assert ds.labels.to_list("grade") == ["C", None, "A"]
+
+
+def test_a_label_column_has_keys_too_and_views_and_joined_archives_find_theirs(tmp_path):
+    for name in "ab":
+        with CacheWriter(tmp_path / f"{name}.zip", in_memory_keys=["key", "odd"]) as writer:
+            writer.extend({"key": f"{name}{i % 7}", "odd": i % 2} for i in range(10))
+    first, second = (CachedDataset.from_cache(tmp_path / f"{name}.zip") for name in "ab")
+    both = edcache.concat([first, second.filter(odd=1)])
+    assert both.indices_of(["a3", "b3", "b1"]).tolist() == [3, 11, 10]
+    assert "b4" not in both.keys
+    # The first sample of a0 is even.
+    assert first.filter(odd=1).by_key("a0") == {"key": "a0", "odd": 1}
+    assert first[::-1].indices_of(["a1"]) == [1]
+    assert 5 not in first.filter(odd=1).keys
+    with pytest.raises(OptionError, match="has no keys"):
+        first.drop_labels("key").by_key("a0")
+    first.add_labels("key", list(range(10)))
+    assert first.by_key(9)["key"] == "a2"
+
+
+def test_an_archive_that_is_not_sealed_finds_its_samples(tmp_path, log):
+    path = tmp_path / "a.zip"
+    source = Named(log, [f"n{i}" for i in range(100)])
+    lazy = CachedDataset(source, path, lazy=True, progress=False)
+    assert lazy[40]["name"] == lazy[60]["name"].replace("6", "4")
+    lazy.close()
+    ds = CachedDataset.from_cache(path, allow_partial=True)
+    assert ds.indices_of(["n60", "n40"]).tolist() == [60, 40]
+    assert "n1" not in ds.keys
+
+
+def test_lazy_takes_no_equal_keys_and_no_other_samples(tmp_path, log):
+    with pytest.raises(OptionError, match="without two samples of one key"):
+        filled(Named(log, "aba"), tmp_path / "a.zip", lazy=True)
+    filled(Named(log, "ab"), tmp_path / "a.zip")
+    with pytest.raises(StaleCacheError, match="fill it without lazy=True"):
+        filled(Named(log, "abc"), tmp_path / "a.zip", lazy=True)
+
+
+def test_save_of_a_filled_again_archive_keeps_its_order_and_drops_the_rest(tmp_path, log):
+    path = tmp_path / "a.zip"
+    filled(Named(log, [f"n{i}" for i in range(50)]), path)
+    names = [f"n{i}" for i in range(45, 5, -3)]
+    filled(Named(log, names), path).save(tmp_path / "b.zip")
+    check(CachedDataset.from_cache(tmp_path / "b.zip"), names, {})
+    assert (tmp_path / "b.zip").stat().st_size < path.stat().st_size
+
+
+_KILLED = """
+import random, sys, time
+import edcache
+from tests.writer.test_keyed import Bulk, Named
+
+log, path, seed, kind = sys.argv[1:]
+
+class Slow({"Named": Named, "Bulk": Bulk}[kind]):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        time.sleep(0.004)
+        return sample
+
+if __name__ == "__main__":
+    draw = random.Random(int(seed))
+    names = [f"n{draw.randrange(400)}" for _ in range(300)]
+    source = Slow(log, names, {f"n{i}": i % 3 for i in range(400)})
+    edcache.CachedDataset(source, path, progress=False, in_memory_keys=["label"], num_workers=2, batch_size=8)
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["Named", "Bulk"])
+def test_fills_that_are_killed_lose_little_also_if_the_source_changes_meanwhile(tmp_path, log, kind):
+    path, script, draw, kills = tmp_path / "a.zip", tmp_path / "fill.py", random.Random(kind), 0
+    script.write_text(_KILLED)
+    wanted = set()
+    for history in range(6):
+        pair = [sys.executable, str(script), str(log), str(path), str(history), kind]
+        running = [subprocess.Popen(pair, start_new_session=True, stderr=subprocess.PIPE) for _ in range(2)]
+        is_last = history == 5
+        if not is_last:
+            time.sleep(draw.uniform(2, 5))
+            for one in running:
+                if one.poll() is None:
+                    os.killpg(one.pid, signal.SIGKILL)
+                    kills += 3
+        errors = [one.communicate()[1] for one in running]
+        assert all(one.returncode in ((0,) if is_last else (0, -signal.SIGKILL)) for one in running), errors
+        names = random.Random(history)
+        names = [f"n{names.randrange(400)}" for _ in range(300)]
+        wanted |= {*names}
+    check(CachedDataset.from_cache(path), names, {f"n{i}": i % 3 for i in range(400)})
+    assert edcache.verify(path).problems == []
+    calls = take_calls(log)
+    assert {*names} <= {*calls} <= wanted
