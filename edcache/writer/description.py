@@ -349,17 +349,19 @@ class Texts:
     def _array(self, value: Any) -> str | None:
         """Describe an array of numpy, a numpy scalar or a tensor by all its bytes; None for anything else."""
         kind, torch = type(value), sys.modules.get("torch")
-        if isinstance(value, np.generic) and not value.dtype.hasobject:
+        if isinstance(value, np.generic) and not (value.dtype.names or value.dtype.hasobject):
             return f"{value.dtype}({value.item()!r})"
         if isinstance(value, np.ma.MaskedArray):
             return None
         if torch is not None and isinstance(value, torch.Tensor):
             return self._tensor(value, torch)
-        if not isinstance(value, np.ndarray):
+        if not isinstance(value, np.ndarray | np.void):
             return None
         name = "ndarray" if kind is np.memmap else kind.__name__
         header = f"{name}({value.dtype}{list(value.shape)}"
-        if value.dtype.hasobject:
+        if value.dtype.names:  # field by field: bytes between them are padding
+            return f"{header}, {', '.join(self.text(value[field]) for field in value.dtype.names)})"
+        if value.dtype.hasobject or value.dtype.char in "gG":  # a long double is padded too
             return f"{header}, {self.text(value.reshape(-1).tolist())})"
         flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
         return f"{header}, sha256:{digest_of(flat.data)})"

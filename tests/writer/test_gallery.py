@@ -154,6 +154,29 @@ def memmap(value: int) -> Any:
     return values
 
 
+PADDED = np.dtype([("a", "i1"), ("b", "i4")], align=True)
+
+
+def padded(garbage: int, b: int = 2, kind: Any = PADDED) -> Any:
+    """Three structs with this byte between their fields."""
+    values = np.full(3 * kind.itemsize, garbage, np.uint8).view(kind)
+    inner = values if kind is PADDED else values["inner"]
+    inner["a"], inner["b"] = 1, b
+    return values
+
+
+def long_double(garbage: int) -> Any:
+    values = np.full(np.dtype("g").itemsize, garbage, np.uint8).view("g")
+    values[0] = 1
+    return values
+
+
+INNER = np.dtype([("inner", PADDED)], align=True)
+LONG = np.dtype([("a", "i4", (3000,))])
+ONE_OF_LONG = np.zeros(1, LONG)
+ONE_OF_LONG["a"][0, 1500] = 1
+
+
 def cycle(value: int) -> list[Any]:
     items: list[Any] = [value]
     items.append(items)
@@ -340,6 +363,10 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
         np.array([(1,)], dtype=[("a", "i4")]).view(np.recarray),
         np.array([(1,)], dtype=[("a", "i4")]),
     ),
+    ("padded", padded(0), padded(0, 3)),
+    ("padded inside", padded(0, kind=INNER), padded(0, 3, INNER)),
+    ("padded scalar", padded(0)[0], padded(0, 3)[0]),
+    ("a struct of many", np.zeros(1, LONG)[0], ONE_OF_LONG[0]),
     ("0-d", np.array(1), np.array([1])),
     ("np 0 shapes", np.zeros((0, 2)), np.zeros((0, 3))),
     ("ma", np.ma.array([1, 2], mask=[0, 1]), np.ma.array([1, 2], mask=[0, 0])),
@@ -424,6 +451,12 @@ SAME: list[tuple[str, Any, Any]] = [
     ("nan in a list", [float("nan")], [float("nan")]),
     ("strides", np.arange(6).reshape(2, 3).T, np.ascontiguousarray(np.arange(6).reshape(2, 3).T)),
     ("steps", np.arange(6)[::2], np.array([0, 2, 4])),
+    ("padding", padded(0), padded(255)),
+    ("padding inside", padded(0, kind=INNER), padded(255, kind=INNER)),
+    ("padding of a scalar", padded(0)[0], padded(255)[0]),
+    ("padding of steps", padded(0)[::2], padded(255)[::2]),
+    ("padding under a mask", np.ma.array(padded(0)), np.ma.array(padded(255))),
+    ("padding of a long double", long_double(0), long_double(255)),
     (
         "strides of a tensor",
         torch.arange(6).reshape(2, 3).t(),
