@@ -13,6 +13,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import hashlib
 import inspect
 import itertools
@@ -24,10 +25,9 @@ import sysconfig
 import types
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
-from weakref import WeakKeyDictionary
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -49,10 +49,9 @@ _INSTALLED: Final = (
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
 )
-_MOST_CODE: Final = 64
-_digests: Final[WeakKeyDictionary[types.CodeType, str]] = WeakKeyDictionary()
+_MOST_ITEMS: Final = 64
 # The lines of a file, as linecache keeps them, and what they define.
-_files: Final[dict[str, tuple[list[str], dict[tuple[int, str], list[Any]]]]] = {}
+_files: Final[dict[str, tuple[list[str], dict[tuple[int, str], list[ast.AST]]]]] = {}
 _MOST_FILES: Final = 64
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
 # time end in SystemError.
@@ -423,77 +422,72 @@ class Texts:
 # ------------------------------------------------------------------------------------------------- code
 
 
-def code_of(things: Iterable[Any]) -> dict[str, str]:
-    """A digest of the code of functions and classes, and of the user's code that they use, by name.
+class _Home(NamedTuple):
+    """Module of a definition: its name, its variables and its file."""
 
-    What a function uses is what its names stand for in its module: other functions and classes, and plain
-    constants; and so on, up to some 64 of the nearest. Libraries are left out. Comments, layout and docstrings are
-    no code; of a decorator the function that it returned is, the line that names it is not.
+    name: str
+    names: Mapping[str, Any]
+    file: str
+
+
+def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
+    """Digest the syntax trees of functions and classes, and of the user's code that they name, by name.
+
+    Names lead to functions, classes and assignments of a module, the nearest first, until they have about
+    `nbytes` of JSON. Libraries are left out. Comments, layout, docstrings and the lines of decorators are no
+    code; the function that a decorator returned is.
     """
     found: dict[str, str] = {}
-    waiting, seen = [("", thing) for thing in things], set()
-    while waiting and len(found) < _MOST_CODE:
-        name, thing = waiting.pop(0)
-        if not isinstance(thing, type) and hasattr(thing, "__wrapped__"):
-            waiting.append((name, thing.__wrapped__))
-        if id(thing) in seen or not isinstance(thing, (type, types.FunctionType)) or is_installed(thing):
+    waiting, seen = [("", thing, _Home("?", {}, "")) for thing in things], set()
+    while waiting and nbytes > 0:
+        name, thing, home = waiting.pop(0)
+        if hasattr(thing, "__wrapped__") and not isinstance(thing, type):
+            waiting.append((name, thing.__wrapped__, home))
+        if isinstance(thing, (type, types.FunctionType)):
+            if id(thing) in seen or is_installed(thing):
+                continue
+            seen.add(id(thing))
+            digest, names, home = _definition_of(thing)
+            # A function inside a function is of that, a method of its class; a lambda has the name that it is
+            # used by.
+            outer = thing.__qualname__.partition(".<locals>")[0]
+            place = name if ":" in name else f"{home.name}:{name if outer == '<lambda>' and name else outer}"
+            if isinstance(thing, type):
+                waiting += [("", base, home) for base in thing.__bases__]
+                members = [
+                    one for one in vars(thing).values() if callable(one) or hasattr(one, "__wrapped__")
+                ]
+                waiting += [(place, member, home) for member in members]
+            else:
+                waiting += [("", held, home) for held in nonlocals_of(thing).values()]
+        elif name and (nodes := _definitions_in(home.file).get((0, name))):
+            # The value may be a counter by now.
+            digest, names = _said(tuple(nodes))
+            place = f"{home.name}:{name}"
+            if place in found:
+                continue
+        elif isinstance(thing, (dict, list)) and len(thing) <= _MOST_ITEMS:  # it may be a registry
+            waiting += [("", part, home) for part in (thing.values() if isinstance(thing, dict) else thing)]
             continue
-        seen.add(id(thing))
-        functions = [thing] if isinstance(thing, types.FunctionType) else list(_functions_of(thing))
-        parts = [digest_of_code(function.__code__) for function in functions]
-        if isinstance(thing, type):
-            waiting += [("", base) for base in thing.__bases__]
-            parts += _constants_of(thing, functions)
-        # What is defined in a function is of that; a lambda has the name that it is used by.
-        outer = thing.__qualname__.partition(".<locals>")[0]
-        place = f"{module_name(thing)}:{name if outer == '<lambda>' and name else outer}"
-        found[place] = digest_of("\n".join([*parts, found.get(place, "")]))
-        for function in functions:
-            for name, used, file in _used(function):
-                if isinstance(used, (dict, list)) and len(used) <= _MOST_CODE:  # it may be a registry
-                    waiting += [("", one) for one in (used.values() if isinstance(used, dict) else used)]
-                elif callable(used):
-                    waiting.append((name, used))
-                elif name and _is_constant(used):
-                    assigned = _definitions_in(file).get((0, name), [])
-                    # What the module assigns: the value may be a counter by now.
-                    text = ast.unparse(assigned[0]) if len(assigned) == 1 else repr(used)
-                    found[f"{module_name(function)}:{name}"] = digest_of(text)
+        elif name and _is_constant(thing):
+            digest, names, place = digest_of(repr(thing)), (), f"{home.name}:{name}"
+        else:
+            continue
+        nbytes -= 0 if place in found else len(place) + 24
+        found[place] = digest_of(digest + found.get(place, ""))
+        waiting += _named(names, home)
     return found
 
 
-def _functions_of(kind: type) -> Iterator[types.FunctionType]:
-    """The functions that the methods and the properties of a class are made of."""
-    for member in vars(kind).values():
-        wrapped = (
-            getattr(member, "fget", None),
-            getattr(member, "__func__", None),
-            getattr(member, "func", None),
-        )
-        for part in (member, *wrapped):
-            while isinstance(part, types.FunctionType) and hasattr(part, "__wrapped__"):
-                if not is_installed(part):
-                    yield part
-                part = part.__wrapped__
-            # What a dataclass generates is of its fields.
-            if isinstance(part, types.FunctionType) and part.__code__.co_filename != "<string>":
-                yield part
-
-
-def _used(function: types.FunctionType) -> Iterator[tuple[str, Any, str]]:
-    """Yield name, value and file of each global that a function names, and of attributes of modules."""
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-        for name in code.co_names:
-            held = function.__globals__.get(name)
-            if isinstance(held, types.ModuleType) and not is_installed(held):
-                members = {part: vars(held)[part] for part in code.co_names if part in vars(held)}
-                yield from ((part, member, str(held.__file__)) for part, member in members.items())
-            elif held is not None:
-                yield name, held, code.co_filename
-    yield from (("", held, "") for held in nonlocals_of(function).values())
+def _named(names: Sequence[str], home: _Home) -> Iterator[tuple[str, Any, _Home]]:
+    """Yield name, value and home of the variables of a module, and of modules in it, that code names."""
+    for name in names:
+        held = home.names.get(name)
+        if isinstance(held, types.ModuleType) and not is_installed(held):
+            there = _Home(held.__name__, vars(held), str(held.__file__))
+            yield from ((part, there.names[part], there) for part in names if part in there.names)
+        elif held is not None:
+            yield name, held, home
 
 
 def _is_constant(value: Any) -> bool:
@@ -502,31 +496,49 @@ def _is_constant(value: Any) -> bool:
     return type(value) in _PLAIN and value is not None
 
 
-def _constants_of(kind: type, methods: list[types.FunctionType]) -> list[str]:
-    """What a class assigns in its body; without its source what it holds, which may be a counter by now."""
-    lines = {method.__code__.co_firstlineno for method in methods}
-    files = [getattr(sys.modules.get(kind.__module__), "__file__", None)]
-    for file in files + [method.__code__.co_filename for method in methods[:1]]:
-        nodes = _definitions_in(file).get((0, kind.__name__), []) if file else []
-        nodes = [one for one in nodes if all(one.lineno <= line <= one.end_lineno for line in lines)]
-        if len(nodes) == 1:
-            return [ast.unparse(one) for one in nodes[0].body if isinstance(one, (ast.Assign, ast.AnnAssign))]
-    held = [item for item in vars(kind).items() if not item[0].startswith("__")]
-    return [f"{name}={value!r}" for name, value in held if _is_constant(value)]
+def _definition_of(thing: type | types.FunctionType) -> tuple[str, tuple[str, ...], _Home]:
+    """Return the digest of a function or a class, the names in it, and its home."""
+    if isinstance(thing, types.FunctionType):
+        code = thing.__code__
+        home = _Home(module_name(thing), thing.__globals__, code.co_filename)
+        node = _node_of(code)
+        return *(_said((node,)) if node else (digest_of_code(code), code.co_names)), home
+    module = sys.modules.get(thing.__module__)
+    methods = [member.__code__ for member in vars(thing).values() if isinstance(member, types.FunctionType)]
+    for file in (getattr(module, "__file__", None), *(code.co_filename for code in methods)):
+        nodes = _definitions_in(file).get((0, thing.__qualname__)) if file else None
+        if nodes:
+            return *_said(tuple(nodes)), _Home(module_name(thing), vars(module) if module else {}, str(file))
+    # Without source it has only its methods.
+    return "", (), _Home(module_name(thing), {}, "")
 
 
 def digest_of_code(code: types.CodeType) -> str:
-    """A digest of what a function says; of its bytecode if no source says which function it is."""
-    digest = _digests.get(code)
-    if digest is None:
-        nodes = _definitions_in(code.co_filename).get((code.co_firstlineno, code.co_name), [])
-        text = ast.unparse(nodes[0]) if len(nodes) == 1 else _bytecode(code)
-        digest = _digests[code] = digest_of(text)
-    return digest
+    """Digest the syntax tree of a function; its bytecode if no source says which function it is."""
+    node = _node_of(code)
+    return _said((node,))[0] if node else digest_of(_bytecode(code))
 
 
-def _definitions_in(file: str) -> dict[tuple[int, str], list[Any]]:
-    """The functions of a file by first line and name, its classes and assignments by 0 and name."""
+def _node_of(code: types.CodeType) -> ast.AST | None:
+    nodes = _definitions_in(code.co_filename).get((code.co_firstlineno, code.co_name), [])
+    return nodes[0] if len(nodes) == 1 else None
+
+
+@functools.lru_cache(1_024)
+def _said(nodes: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
+    """Digest definitions, and list the names and attributes in them."""
+    names: dict[str, None] = {}
+    for node in nodes:
+        for part in ast.walk(node):
+            if isinstance(part, ast.Name):
+                names[part.id] = None
+            elif isinstance(part, ast.Attribute):
+                names[part.attr] = None
+    return digest_of("\n".join(map(ast.unparse, nodes))), tuple(names)
+
+
+def _definitions_in(file: str) -> dict[tuple[int, str], list[ast.AST]]:
+    """Parse a file: functions by first line and name, classes and assignments by 0 and qualified name."""
     linecache.checkcache(file)
     lines = linecache.getlines(file)
     known = _files.get(file)
@@ -539,27 +551,34 @@ def _definitions_in(file: str) -> dict[tuple[int, str], list[Any]]:
     return known[1]
 
 
-def _parsed(source: str) -> dict[tuple[int, str], list[Any]]:
-    """The functions, classes and assignments of a text, without docstrings and decorators."""
+def _parsed(source: str) -> dict[tuple[int, str], list[ast.AST]]:
+    """Parse a text; its definitions have no docstrings and decorators."""
     try:
-        tree = ast.parse(source)
+        waiting: list[tuple[str, ast.AST]] = [("", ast.parse(source))]
     except (SyntaxError, ValueError, RecursionError):
         return {}
-    found: dict[tuple[int, str], list[Any]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
-            found.setdefault((line, node.name), []).append(node)
-        elif isinstance(node, ast.Lambda):
-            found.setdefault((node.lineno, "<lambda>"), []).append(node)
-        elif isinstance(node, ast.ClassDef):
-            found.setdefault((0, node.name), []).append(node)
-        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            found.setdefault((0, node.targets[0].id), []).append(node)
+    found: dict[tuple[int, str], list[ast.AST]] = {}
+    while waiting:
+        outer, node = waiting.pop()
+        keys = []
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            line = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+            is_class = isinstance(node, ast.ClassDef)
+            keys = [(0, outer + node.name) if is_class else (line, node.name)]
+            outer = f"{outer}{node.name}." + "<locals>." * (not is_class)
             node.decorator_list = []
             if ast.get_docstring(node, clean=False) is not None:
                 node.body[:1] = [] if len(node.body) > 1 else [ast.Pass()]
+        elif isinstance(node, ast.Lambda):
+            keys = [(node.lineno, "<lambda>")]
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)) and not outer:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            keys = [
+                (0, part.id) for target in targets for part in ast.walk(target) if isinstance(part, ast.Name)
+            ]
+        for key in keys:
+            found.setdefault(key, []).append(node)
+        waiting += [(outer, part) for part in ast.iter_child_nodes(node)]
     return found
 
 

@@ -52,7 +52,7 @@ def call_fingerprint(
         "factory": name,
         "arguments": {key: _argument(name, key, value) for key, value in given.items()},
         "version": None if version is None else _argument(name, "version", version),
-        "code": _code([getattr(factory, "func", getattr(factory, "__func__", factory))]),
+        "code": code_of([getattr(factory, "func", getattr(factory, "__func__", factory))], _CODE_NBYTES),
     }
 
 
@@ -92,9 +92,13 @@ def source_fingerprint(source: object, lengths: tuple[int, int] | None = None) -
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"
     if hasattr(type(source), "__edcache_fingerprint__"):
-        return {"type": name, "arguments": _answer_of(source, lengths), "code": _code([type(source)])}
+        return {
+            "type": name,
+            "arguments": _answer_of(source, lengths),
+            "code": code_of([type(source)], _CODE_NBYTES),
+        }
     attributes, met = _attributes(source, lengths)
-    code = _code([type(source), *met])
+    code = code_of([type(source), *met], _CODE_NBYTES)
     if isinstance(source, GeneratorType):
         code[source.__qualname__] = digest_of_code(source.gi_code)
     return {"type": name, "attributes": attributes, "code": code}
@@ -115,7 +119,7 @@ def with_samples_of(
     That is what its method `__edcache_fingerprint__` returns; else the attributes that have one value for
     each sample, such as a list of files, and can be described. lengths: as of `source_fingerprint`.
     """
-    code = {**named(fingerprint, "code"), **_code([type(source)])}
+    code = {**named(fingerprint, "code"), **code_of([type(source)], _CODE_NBYTES)}
     if hasattr(type(source), "__edcache_fingerprint__"):
         return {**fingerprint, "attributes": _answer_of(source, lengths), "code": code}
     try:
@@ -355,11 +359,3 @@ def _has_parts(value: Any, count: int) -> bool:
         return len(value) == count
     is_array = isinstance(value, np.ndarray) or hasattr(value, "untyped_storage")
     return is_array and tuple(value.shape[:1]) == (count,)
-
-
-def _code(things: Sequence[Any]) -> dict[str, str]:
-    """The digests of the code of functions, classes and all that they use, by name; of many the nearest."""
-    code = code_of(things)
-    while len(json.dumps(code)) > _CODE_NBYTES:
-        code.popitem()
-    return code

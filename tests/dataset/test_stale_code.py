@@ -48,6 +48,10 @@ class Digits(Base):
         # A comment.
         return super().__getitem__(i) * self.scale
 
+    @functools.lru_cache
+    def size(self):
+        return 9
+
 class Letters(Base):
     def __init__(self):
         self.transform = str
@@ -84,10 +88,15 @@ def noisy(function):
 def halved(x):
     return x // 2
 
-def made_shift(by):
+def made_shift(by=5):
     def shift(x):
         return x + by
     return shift
+
+def shifted(x):
+    return x + 4
+
+KINDS = dict(shift=shifted)
 
 DOUBLE = lambda x: x * 2
 
@@ -127,6 +136,9 @@ SHIFT = ("return x + self.by", "return x - self.by")
 LAYOUTS = {
     "a class in another module": ("Digits()", DIGITS, "Digits"),
     "a constant of a class": ("Digits()", ("scale = 1", "scale = 2"), "Digits"),
+    "a cached method": ("Digits()", ("return 9", "return 8"), "Digits"),
+    "a default": ("Digits(made_shift())", ("by=5", "by=6"), "made_shift"),
+    "a registry": ("Digits(KINDS['shift'])", ("x + 4", "x - 4"), "shifted"),
     "a base class": ("Digits()", ("return self.transform(i)", "return -self.transform(i)"), "Base"),
     "two datasets as one": (
         "torch.utils.data.ConcatDataset([Digits(), Letters()])",
