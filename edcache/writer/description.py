@@ -454,8 +454,11 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
             place = name if ":" in name else f"{home.name}:{name if outer == '<lambda>' and name else outer}"
             if isinstance(thing, type):
                 waiting += [("", base, home) for base in thing.__bases__]
+                # Without source a class has the bytecode of its methods.
                 members = [
-                    one for one in vars(thing).values() if callable(one) or hasattr(one, "__wrapped__")
+                    one
+                    for one in vars(thing).values()
+                    if hasattr(one, "__wrapped__") or (callable(one) and not digest)
                 ]
                 waiting += [(place, member, home) for member in members]
             else:
@@ -502,7 +505,7 @@ def _definition_of(thing: type | types.FunctionType) -> tuple[str, tuple[str, ..
         code = thing.__code__
         home = _Home(module_name(thing), thing.__globals__, code.co_filename)
         node = _node_of(code)
-        return *(_said((node,)) if node else (digest_of_code(code), code.co_names)), home
+        return *(_said((node,)) if node else (digest_of(_bytecode(code)), code.co_names)), home
     module = sys.modules.get(thing.__module__)
     methods = [member.__code__ for member in vars(thing).values() if isinstance(member, types.FunctionType)]
     for file in (getattr(module, "__file__", None), *(code.co_filename for code in methods)):
@@ -517,6 +520,26 @@ def digest_of_code(code: types.CodeType) -> str:
     """Digest the syntax tree of a function; its bytecode if no source says which function it is."""
     node = _node_of(code)
     return _said((node,))[0] if node else digest_of(_bytecode(code))
+
+
+def counters_of(function: types.FunctionType) -> set[str]:
+    """Name the variables that a function changes and does not use, such as a list of its calls."""
+    changed, used, waiting = set(), set(), [_node_of(function.__code__)]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
+            owner = getattr(part.value.func, "value", part.value.func)
+            # calls.append(x) changes calls and uses x.
+            changed |= {owner.id} if isinstance(owner, ast.Name) else set()
+            waiting += [*part.value.args, *part.value.keywords]
+        elif isinstance(part, ast.AugAssign):
+            owner = getattr(part.target, "value", part.target)
+            changed |= {owner.id} if isinstance(owner, ast.Name) else set()
+            waiting.append(part.value)
+        elif part is not None:
+            used |= {part.id} if isinstance(part, ast.Name) else set()
+            waiting += ast.iter_child_nodes(part)
+    return changed - used
 
 
 def _node_of(code: types.CodeType) -> ast.AST | None:
@@ -541,6 +564,8 @@ def _definitions_in(file: str) -> dict[tuple[int, str], list[ast.AST]]:
     """Parse a file: functions by first line and name, classes and assignments by 0 and qualified name."""
     linecache.checkcache(file)
     lines = linecache.getlines(file)
+    if not lines:
+        return {}
     known = _files.get(file)
     if known is None or known[0] is not lines:
         with _parsing.held():
@@ -582,6 +607,7 @@ def _parsed(source: str) -> dict[tuple[int, str], list[ast.AST]]:
     return found
 
 
+@functools.lru_cache(1_024)
 def _bytecode(code: types.CodeType) -> str:
     constants = [
         _bytecode(part)

@@ -25,6 +25,7 @@ from edcache.writer.description import (
     NoDescription,
     Texts,
     code_of,
+    counters_of,
     described,
     digest_of,
     digest_of_code,
@@ -39,7 +40,7 @@ from edcache.writer.description import (
 _MOST_ATTRIBUTES: Final = 16
 _ATTRIBUTES_NBYTES: Final = 2_200
 _CODE_NBYTES: Final = 1_200
-_PLAIN: Final = (bool, bytes, complex, float, frozenset, int, os.PathLike, str, tuple)
+_COUNTS: Final = (dict, int, list, set)
 
 
 def call_fingerprint(
@@ -61,9 +62,9 @@ def _held(factory: Callable[..., Any]) -> dict[str, Any]:
     if isinstance(factory, functools.partial):
         return {"func": name_of(factory.func), "args": factory.args, **_held(factory.func)}
     if isinstance(factory, FunctionType):
-        # What is no plain value may be there to change, as a list of calls.
-        held = nonlocals_of(factory)
-        return {name: value for name, value in held.items() if isinstance(value, _PLAIN)}
+        # A call that counts calls is no other call.
+        counters, held = counters_of(factory), nonlocals_of(factory).items()
+        return {key: value for key, value in held if key not in counters or not isinstance(value, _COUNTS)}
     owner = getattr(factory, "__self__", factory)
     return {} if isinstance(factory, type) or isinstance(owner, ModuleType) else {"self": owner}
 

@@ -30,6 +30,7 @@ pd, datasets = Library("pandas"), Library("datasets")
 
 CALLS: list[Any] = []
 COMPUTED: list[int] = []
+GIVEN: dict[str, Any] = {}
 
 
 class Squares:
@@ -557,17 +558,17 @@ def test_an_iterator_is_stored_whole_and_cannot_be_lazy(tmp_path: Path, make: An
 def test_an_interrupted_fill_continues_where_it_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fails_at: list[int | None] = [4]
+    GIVEN["fails_at"] = 4
 
     @cachable(tmp_path / "i.zip", in_memory_keys=["y"])
     def data() -> Squares:
-        return Squares(7, fails_at=fails_at[0])
+        return Squares(7, fails_at=GIVEN["fails_at"])
 
     with pytest.raises(SourceError, match="the source raised at index 4: ValueError: broken file 4"):
         data()
     assert COMPUTED == [0, 1, 2, 3]
     assert capsys.readouterr().err == ""
-    fails_at[0] = None
+    GIVEN["fails_at"] = None
     dataset = data()
     assert "i.zip: 4 of 7 already cached" in capsys.readouterr().err
     assert COMPUTED == [0, 1, 2, 3, 4, 5, 6]
@@ -634,11 +635,12 @@ FILES = r"attribute files: \['a', 'b'\] in the archive, \['a', 'c'\] now"
 
 
 def call(path: Path, source: Any, **options: Any) -> CachedDataset:
-    """A call without arguments: all that changes is the source that it makes."""
+    """A call without arguments and closure: all that changes is the source that it makes."""
+    GIVEN["source"] = source
 
     @cachable(path, progress=False, **options)
     def made() -> Any:
-        return source
+        return GIVEN["source"]
 
     return made()
 

@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -295,7 +296,88 @@ def test_a_variable_that_is_assigned_after_the_fingerprint_was_taken_is_left_out
         return n
 
     step = 1
-    assert call_fingerprint(factory, {"n": 1})["arguments"] == {"step": 1, "n": 1}
+    assert list(call_fingerprint(factory, {"n": 1})["arguments"]) == ["countdown", "helper", "step", "n"]
+
+
+def of_value(value: Any) -> Callable[[], Any]:
+    def factory() -> Any:
+        return [value]
+
+    return factory
+
+
+def of_sorted(files: list[Any]) -> Callable[[], Any]:
+    def factory() -> Any:
+        files.sort()
+        return [*files]
+
+    return factory
+
+
+def of_added(files: list[Any]) -> Callable[[], Any]:
+    def factory() -> Any:
+        files.sort()
+        made: list[Any] = []
+        made.append(files)
+        return made
+
+    return factory
+
+
+def of_shuffled(seed: int) -> Callable[[], Any]:
+    numbers = np.random.default_rng(seed)
+
+    def factory() -> Any:
+        order = np.arange(10)
+        numbers.shuffle(order)
+        return order
+
+    return factory
+
+
+@pytest.mark.parametrize(
+    ("made", "one", "other"),
+    [
+        (of_value, [1], [2]),
+        (of_value, {"a": 1}, {"a": 2}),
+        (of_value, A, A + 1),
+        (of_value, Size(1), Size(2)),
+        (of_value, None, 0),
+        (of_value, adder(1), adder(2)),
+        (of_value, lambda x: x + 1, lambda x: x + 2),
+        (of_sorted, [2, 1], [3, 1]),
+        (of_added, [1], [2]),
+        (of_shuffled, 1, 2),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_factories_are_told_apart_by_what_they_close_over(made: Any, one: Any, other: Any) -> None:
+    for wrapped in (lambda factory: factory, functools.partial):
+        texts = [
+            json.dumps(call_fingerprint(wrapped(made(value)), {})["arguments"]) for value in (one, other, one)
+        ]
+        assert texts[0] == texts[2] != texts[1]
+
+
+def test_a_call_that_counts_calls_is_no_other_call() -> None:
+    count, calls, names = 0, [], {"made": 0}
+
+    def factory(n: int) -> list[int]:
+        nonlocal count
+        count += 1
+        calls.append(n)
+        names["made"] += 1
+        return [n]
+
+    before = call_fingerprint(factory, {"n": 1})
+    factory(1)
+    assert (count, calls, names) == (1, [1], {"made": 1})
+    assert call_fingerprint(factory, {"n": 1}) == before
+
+
+def test_a_factory_that_closes_over_a_lock_is_refused() -> None:
+    with pytest.raises(OptionError, match='argument "value" of .*: .*lock.* has no description'):
+        call_fingerprint(of_value(threading.Lock()), {})
 
 
 # -------------------------------------------------------------------------------------- differences
