@@ -131,7 +131,7 @@ def build(factory: str, arguments: Sequence[str], version: str | None, **options
     fingerprint = call.fingerprint()
 
     def cached(source: Any, path: str, **chosen: Any) -> dataset.CachedDataset:
-        chosen["fingerprint"] = writer.with_samples_of(fingerprint, source)
+        chosen["fingerprint"] = writer.source_fingerprint(source, call=fingerprint)
         return dataset.CachedDataset(source, path, call.options, **chosen)
 
     _fill(call.make, cached, **options)

@@ -89,14 +89,14 @@ class CachedFactory(Generic[P, T_co]):
                 archive = store.reader(replace(self._reading, preload=options.preload))
             return opened(options, archive)
         source = self.uncached(*args, **kwargs)
-        origin: dict[str, Any] | bool = writer.with_samples_of(fingerprint, source)
+        origin: dict[str, Any] | bool = writer.source_fingerprint(source, call=fingerprint)
         if archive is not None and not rebuild:
             length, begun = None, archive.session.origin.length
             if not writer.is_stream(source) and hasattr(source, "__len__"):
                 length = writer.length_of(source, store.path)
             lengths = None if length is None or begun is None or length == begun else (length, begun)
             adds = not is_complete or (length or 0) > len(archive)
-            verdict = self._check(archive, writer.with_samples_of(fingerprint, source, lengths), adds)
+            verdict = self._check(archive, writer.source_fingerprint(source, lengths, fingerprint), adds)
             rebuild = verdict == "rebuild"
             origin = False if verdict == "compare nothing" else origin
         options = replace(options, keep_existing=options.keep_existing and not rebuild)

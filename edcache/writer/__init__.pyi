@@ -18,7 +18,6 @@ from .fingerprint import differences as differences
 from .fingerprint import moved_paths as moved_paths
 from .fingerprint import source_fingerprint as source_fingerprint
 from .fingerprint import stale_message as stale_message
-from .fingerprint import with_samples_of as with_samples_of
 from .job import Job as Job
 from .job import check_source as check_source
 from .job import claim_size as claim_size

@@ -1,4 +1,4 @@
-"""A text for a value, the same in every process; different values have different ones. And what code says.
+"""Describe a value by a text that is the same in every process, and differs for every other value; digest code.
 
 Every part of a value counts: of an array all bytes, of a dict all items in any order. nan is equal to nan.
 -0.0 is not 0.0, True is not 1, and a numpy scalar is not the number of Python. An object of a library is
@@ -25,7 +25,7 @@ import sysconfig
 import types
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -38,21 +38,16 @@ OWN: Final = "__edcache_fingerprint__()"
 _SHOWN: Final = 80
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _REPR_IS_VALUE: Final = frozenset(
-    {range, uuid.UUID, decimal.Decimal, fractions.Fraction, np.dtype}
+    {range, uuid.UUID, decimal.Decimal, fractions.Fraction}
     | {datetime.date, datetime.datetime, datetime.time, datetime.timedelta}
-)
-_NO_OBJECT: Final = (
-    *(type, enum.Enum, types.ModuleType, pathlib.PurePath, np.ndarray, np.generic),
-    *(bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset),
 )
 _INSTALLED: Final = (
     *{sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")},
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
 )
 _MOST_ITEMS: Final = 64
-# The lines of a file, as linecache keeps them, and what they define.
+# The lines of a file, as linecache keeps them, and their definitions.
 _files: Final[dict[str, tuple[list[str], dict[tuple[int, str], list[ast.AST]]]]] = {}
-_MOST_FILES: Final = 64
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
 # time end in SystemError.
 _parsing: Final = ForkLock()
@@ -83,37 +78,19 @@ def shortened(text: str) -> str:
     return text if len(text) <= LONG else f"{text[:_SHOWN]}... sha256:{digest_of(text)}"
 
 
-def digest_of(data: bytes | str | memoryview) -> str:
-    """A short SHA-256."""
-    if isinstance(data, str):
-        data = data.encode("utf-8", "surrogatepass")
-    return hashlib.sha256(data).hexdigest()[:16]
+def digest_of(data: str | memoryview) -> str:
+    """Compute the first 64 bits of a SHA-256, in hex."""
+    encoded = data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data
+    return hashlib.sha256(encoded).hexdigest()[:16]
 
 
 def qualified_name(thing: Any) -> str:
-    """ "module:qualname" of a class or a function, with the module's name of `module_name`."""
+    """Return "module:qualname" of a class or a function, with the module's name of `module_name`."""
     return f"{module_name(thing)}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
 
 
-def is_installed(thing: Any) -> bool:
-    """True if a class, a function or a module is of Python, of an installed library or of edcache.
-
-    A function is where its code is: functools.wraps copies the name of the module.
-    """
-    if isinstance(thing, types.FunctionType) and thing.__code__.co_filename[0] != "<":
-        return not _is_of_user(thing.__code__.co_filename)
-    name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
-    file = getattr(sys.modules.get(name or "builtins"), "__file__", None)
-    return name not in MAIN_NAMES and (file is None or not _is_of_user(file))
-
-
-def _is_of_user(file: str) -> bool:
-    """True if a file of code is neither of Python nor of an installed library nor of edcache."""
-    return not file.startswith(_INSTALLED) and "-packages" not in file
-
-
 def name_of(thing: Any) -> str:
-    """The qualified name of a class or a function; with its module's if it is of a library.
+    """Return the qualified name of a class or a function; with its module's if it is of a library.
 
     A user's function is the same one in a notebook, a script and a module.
     """
@@ -121,79 +98,24 @@ def name_of(thing: Any) -> str:
     return qualified_name(thing) if is_installed(thing) else name
 
 
-def fields_of(value: Any) -> dict[str, Any] | None:
-    """The attributes of an object, by name; None for what is described otherwise.
+def is_installed(thing: Any) -> bool:
+    """Return True for a class, a function or a module of Python, of an installed library or of edcache.
 
-    What a method `__edcache_fingerprint__` returns stands in their place. A generator that has not begun
-    has its arguments. Of an object of a library they are what pickle would store.
+    A function is of the file of its code: functools.wraps copies the name of the module.
     """
-    kind = type(value)
-    if hasattr(kind, "__edcache_fingerprint__"):
-        answer = kind.__edcache_fingerprint__(value)
-        return {str(key): part for key, part in answer.items()} if isinstance(answer, dict) else {OWN: answer}
-    if any(kin.__module__.startswith("datasets.") for kin in kind.__mro__) and hasattr(value, "_fingerprint"):
-        return {"_fingerprint": value._fingerprint}  # of Hugging Face, which changes with every operation
-    if isinstance(value, types.GeneratorType):
-        if inspect.getgeneratorstate(value) != inspect.GEN_CREATED:
-            raise NoDescription(f"the generator {value.__qualname__}, which has begun,")
-        return dict(inspect.getgeneratorlocals(value))
-    if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return dict(zip(kind._fields, value, strict=True))
-    if isinstance(value, _NO_OBJECT) or is_function(value) or _is_table(value):
-        return None
-    if _is_native(kind) and not is_installed(kind):
-        return None
-    modules = sys.modules.get("torch.nn")
-    is_module = modules is not None and isinstance(value, modules.Module)
-    if is_installed(kind) and not is_module:
-        make, arguments, state, *more = _reduced(value)
-        is_plain = make is copyreg.__newobj__ and arguments == (kind,)  # type: ignore[attr-defined]
-        return state if is_plain and type(state) is dict and not any(more) else None
-    fields = dict(getattr(value, "__dict__", {}))
-    for kin in kind.__mro__:
-        for name, slot in vars(kin).items():
-            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
-                fields[name] = getattr(value, name)
-    if modules is not None and is_module:
-        # Under private names, what cannot be described would be no part of the model.
-        parts = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
-        blank = vars(modules.Module())
-        # A hook's key counts the hooks of the process.
-        hooks = {
-            key[1:]: [*held.values()] for key, held in fields.items() if key.startswith("_forward") and held
-        }
-        own = {key: held for key, held in fields.items() if key not in blank or key == "training"}
-        fields = {**own, **hooks}
-        fields = {name: held for part in (fields, *parts) for name, held in part.items()}
-    return fields
+    if isinstance(thing, types.FunctionType) and thing.__code__.co_filename[0] != "<":
+        file = thing.__code__.co_filename
+    else:
+        name = thing.__name__ if isinstance(thing, types.ModuleType) else getattr(thing, "__module__", None)
+        if name in MAIN_NAMES:
+            return False
+        file = getattr(sys.modules.get(name or "builtins"), "__file__", None) or _INSTALLED[0]
+    return file.startswith(_INSTALLED) or "-packages" in file
 
 
-def _reduced(value: Any) -> tuple[Any, ...]:
-    """The parts that pickle would store: function, arguments, state, items, pairs. Or NoDescription."""
-    kind = type(value)
-    reducer: Callable[[Any], Any] | None = copyreg.dispatch_table.get(kind)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of iterators that Python will pickle no more
-            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
-    except Exception:  # noqa: BLE001 - of any class
-        raise NoDescription(f"{name_of(kind)}, which pickle refuses,") from None
-    if kind is object:
-        raise NoDescription("an object() without a value")
-    return (reduced, (), *[None] * 3) if isinstance(reduced, str) else (*reduced, *[None] * 3)[:5]
-
-
-def _is_native(kind: type) -> bool:
-    """True if a class holds a value that is no attribute: it is derived from one of C, such as `date`."""
-    return any(
-        kin is not object and isinstance(vars(kin).get("__new__"), types.BuiltinFunctionType)
-        for kin in kind.__mro__
-    )
-
-
-def is_function(value: Any) -> bool:
-    """True for a function, a method, or an object in the place of one by functools.wraps."""
-    return inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__"))
+def is_empty(value: Any) -> bool:
+    """Return True for None and for a container without items, which reading may fill."""
+    return value is None or (isinstance(value, (dict, list, set)) and not value)
 
 
 def nonlocals_of(function: types.FunctionType) -> dict[str, Any]:
@@ -205,70 +127,37 @@ def nonlocals_of(function: types.FunctionType) -> dict[str, Any]:
     return held
 
 
-def _is_table(value: Any) -> bool:
-    """True for a table of pandas, whose own parts are other ones after it was read."""
-    return type(value).__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc")
-
-
-def is_empty(value: Any) -> bool:
-    """True for None and for a container without items, which reading may fill."""
-    return value is None or (isinstance(value, (dict, list, set)) and not value)
-
-
 class Texts:
     """Writes texts of values.
 
     Args:
-        roots: names of folders that end with a separator, by what stands for each: a path below one is
-            described by its place there, so that files that were moved together are the same.
+        roots: names of folders that end with a separator, by their paths: a path below one is described by
+            its place there, so that files that were moved together are the same.
     Attributes:
-        met: the classes and functions in the values, in their order.
+        met: the classes and functions in the values, by id() in their order.
     """
 
     def __init__(self, roots: Mapping[str, str] | None = None) -> None:
-        self.met: list[Any] = []
+        self.met: dict[int, Any] = {}
         self._roots = roots or {}
-        self._open: dict[int, int] = {}  # by id(), what holds the value that is being described
-
-    def relative(self, text: str) -> str:
-        """Describe a text; a path below a root by the root's name and, in quotes, the rest."""
-        for root, name in self._roots.items():
-            if text.startswith(root):
-                return f"{{{name}}}/{text[len(root) :]!r}"
-        return repr(text)
-
-    def _relative_all(self, text: str) -> str | None:
-        """Make paths relative in the repr of many values, as `relative` does one by one; None if that is needed."""
-        if not any(repr(root)[1:-1] in text for root in self._roots):
-            return text
-        # Without these each ' opens or closes a text.
-        if any(mark in text for mark in ('"', "\\", "//", "b'/")):
-            return None
-        for root, name in self._roots.items():
-            text = text.replace(f"'{root}", f"{{{name}}}/'")
-        return text
+        self._open: dict[int, int] = {}  # by id(), the containers of the value that is being described
 
     def text(self, value: Any) -> str:
         """Describe a value. Raises NoDescription, or RecursionError for one that is nested too deep."""
         kind = type(value)
         if kind is str:
-            return self.relative(value)
+            return self._relative(value)
         if kind is int and value.bit_length() > 10_000:  # which Python does not print
             return hex(value)
         if kind in _PLAIN:
             return repr(value)
         if isinstance(value, pathlib.PurePath):
-            return f"Path({self.relative(os.fsdecode(value))})"
+            return f"Path({self._relative(os.fsdecode(value))})"
         if id(value) in self._open:
             return f"<the value {len(self._open) - self._open[id(value)]} levels above>"
         self._open[id(value)] = len(self._open)
         try:
-            array = self._array(value)
-            if array is None:
-                return self._compound(value)
-            # The attributes of a memmap say where its file lies.
-            held = None if kind is np.memmap else getattr(value, "__dict__", None)
-            return f"{array} with {', '.join(self._parts(held))}" if held else array
+            return self._compound(value)
         except (NoDescription, RecursionError):
             raise
         except Exception as error:  # of the user's code, or of a library about a value that it half supports
@@ -278,53 +167,26 @@ class Texts:
 
     def _compound(self, value: Any) -> str:
         kind = type(value)
-        if isinstance(value, type):
-            self.met.append(value)
-            return name_of(value)
-        if isinstance(value, types.ModuleType):
-            return f"module {value.__name__}"
-        if isinstance(value, enum.Enum):
-            return f"{kind.__qualname__}.{value.name or repr(value.value)}"
-        has_zone = getattr(value, "tzinfo", None) is not None  # whose repr may be its address
-        if (kind in _REPR_IS_VALUE and not has_zone) or isinstance(value, np.dtype):
-            return repr(value)
-        if is_function(value):
-            return self._function(value)
         if kind in (list, tuple):
-            if self._repr_is_text(value):
-                with suppress(ValueError):  # of an int that Python does not print
-                    text = self._relative_all(repr(value))
-                    if text is not None:
-                        return text
+            text = self._repr(value)
+            if text is not None:
+                return text
             text = ", ".join(map(self.text, value))
             return f"[{text}]" if kind is list else f"({text}{',' * (len(value) == 1)})"
         if kind in (set, frozenset):
             return f"{kind.__name__}({', '.join(sorted(map(self.text, value)))})"
-        if kind is dict or kind is types.MappingProxyType:
+        if kind in (dict, types.MappingProxyType):
             items = sorted((self.text(key), self.text(part)) for key, part in value.items())
             return f"{{{', '.join(f'{key}: {part}' for key, part in items)}}}"
-        self.met.append(kind)
-        fields = fields_of(value)
-        if fields is not None:
-            name = name_of(kind)
-            if isinstance(value, types.GeneratorType):
-                name = f"{value.__qualname__} code:{digest_of_code(value.gi_code)}"
-            return f"{name}({', '.join(self._parts(fields))})"
-        if isinstance(value, np.ma.MaskedArray):
-            return f"masked{self.text((value.data, np.ma.getmaskarray(value), value.fill_value))}"
-        return self._table(value) if _is_table(value) else self._pickled(value)
+        thing = value if isinstance(value, (type, types.FunctionType)) else kind
+        self.met.setdefault(id(thing), thing)
+        word, parts = parts_of(value)
+        return word if parts is None else f"{word}({', '.join(self._parts(parts))})"
 
-    def _repr_is_text(self, values: Any) -> bool:
-        """True for a list or a tuple of plain values, or of tuples of them; a million need no loop here."""
-        kinds = {*map(type, values)}
-        if kinds == {tuple}:
-            kinds = {*map(type, itertools.chain.from_iterable(values))}
-        return kinds <= _PLAIN
-
-    def _parts(self, fields: Mapping[str, Any]) -> Iterator[str]:
-        """The attributes of an object; a private one only if it holds something and can be described."""
-        for name, part in sorted(fields.items()):
-            if name == OWN:
+    def _parts(self, parts: Mapping[Any, Any]) -> Iterator[str]:
+        """Describe parts; a private attribute only if it holds something and can be described."""
+        for name, part in sorted(parts.items(), key=str):
+            if type(name) is int or name == OWN:
                 yield self.text(part)
             elif not name.startswith("_"):
                 yield f"{name}={self.text(part)}"
@@ -332,91 +194,227 @@ class Texts:
                 with suppress(NoDescription):
                     yield f"{name}={self.text(part)}"
 
-    def _table(self, value: Any) -> str:
-        """Describe a table of pandas: attributes, names, and each level and column by its dtype and values."""
-        columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
-        texts = [self.text((value.attrs, [list(axis.names) for axis in value.axes]))]
-        # Level by level: the values of an index of several are tuples, which have no dtypes.
-        levels = [value.index.get_level_values(k) for k in range(value.index.nlevels)]
-        for part in (*levels, *columns):
-            held = part.cat if hasattr(part, "cat") else part
-            has_categories = hasattr(held, "categories")
-            values = [held.categories, held.codes, held.ordered] if has_categories else [part]
-            texts += [f"{part.name!r} {part.dtype}", *(self.text(np.asarray(one)) for one in values)]
-        return f"{name_of(type(value))}({', '.join(texts)})"
+    def _relative(self, text: str) -> str:
+        """Describe a text; a path below a root by the root's name and, in quotes, the rest."""
+        for root, name in self._roots.items():
+            if text.startswith(root):
+                return f"{{{name}}}/{text[len(root) :]!r}"
+        return repr(text)
 
-    def _array(self, value: Any) -> str | None:
-        """Describe an array of numpy, a numpy scalar or a tensor by all its bytes; None for anything else."""
-        kind, torch = type(value), sys.modules.get("torch")
-        if isinstance(value, np.generic) and not (value.dtype.names or value.dtype.hasobject):
-            return f"{value.dtype}({value.item()!r})"
-        if isinstance(value, np.ma.MaskedArray):
+    def _repr(self, values: Any) -> str | None:
+        """Describe plain values, or tuples of them, by their repr; None if that is not their text.
+
+        A million values need no loop here.
+        """
+        kinds = {*map(type, values)}
+        if kinds == {tuple}:
+            kinds = {*map(type, itertools.chain.from_iterable(values))}
+        if not kinds <= _PLAIN:
             return None
-        if torch is not None and isinstance(value, torch.Tensor):
-            return self._tensor(value, torch)
-        if not isinstance(value, np.ndarray | np.void):
+        try:
+            text = repr(values)
+        except ValueError:  # of an int that Python does not print
             return None
-        name = "ndarray" if kind is np.memmap else kind.__name__
-        header = f"{name}({value.dtype}{list(value.shape)}"
-        if value.dtype.names:  # field by field: bytes between them are padding
-            return f"{header}, {', '.join(self.text(value[field]) for field in value.dtype.names)})"
-        if value.dtype.hasobject or value.dtype.char in "gG":  # a long double is padded too
-            return f"{header}, {self.text(value.reshape(-1).tolist())})"
-        flat = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-        return f"{header}, sha256:{digest_of(flat.data)})"
+        if not any(repr(root)[1:-1] in text for root in self._roots):
+            return text
+        # Without these each ' opens or closes a text.
+        if any(mark in text for mark in ('"', "\\", "//", "b'/")):
+            return None
+        for root, name in self._roots.items():
+            text = text.replace(f"'{root}", f"{{{name}}}/'")
+        return text
 
-    def _tensor(self, value: Any, torch: Any) -> str:
-        if value.is_nested:
-            return f"nested {value.layout} {self.text(value.unbind())}"
-        header = f"{type(value).__name__}({value.dtype}{list(value.shape)}{', grad' * value.requires_grad}"
-        if value.is_meta:
-            raise NoDescription(f"{header}) without data")
-        if value.is_quantized:
-            return f"{header}, {value.qscheme()}, {self.text((value.int_repr(), value.dequantize()))})"
-        if value.layout != torch.strided:
-            return f"{header}, {value.layout}, {self._pickled(value.detach().cpu())})"
-        flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
-        # The stride of a single value may be any number, and must be 1 for a view.
-        flat = flat.as_strided((value.numel(),), (1,)).view(torch.uint8)
-        return f"{header}, sha256:{digest_of(flat.numpy().data)})"
 
-    def _function(self, value: Any) -> str:
-        owner = getattr(value, "__self__", None)
-        if owner is not None and not isinstance(owner, types.ModuleType):
-            name = getattr(value, "__qualname__", type(value).__qualname__)
-            return f"{name} of {self.text(owner)}"
-        inner = getattr(value, "__wrapped__", None)
-        if inner is not None and (is_installed(value) or not inspect.isfunction(value)):
-            # Count the plain values of a library's decorator, as torch.no_grad; the attributes of an object that
-            # stands in the place of a function.
-            if inspect.isfunction(value):
-                held = {name: part for name, part in nonlocals_of(value).items() if type(part) in _PLAIN}
-            else:
-                held = {name: part for name, part in getattr(value, "__dict__", {}).items() if name[0] != "_"}
-                self.met.append(type(value))
-            texts = ", ".join(self._parts(held))
-            return self._function(inner) + (f" wrapped({texts})" if texts else "")
-        if not inspect.isfunction(value):
-            return name_of(value)
-        self.met.append(value)
-        name = name_of(value)
-        if "<lambda>" in name or "<locals>" in name:
-            name += f" code:{digest_of_code(value.__code__)}"
-        parts = [part for part in (value.__defaults__, value.__kwdefaults__, nonlocals_of(value)) if part]
-        return (
-            f"{name}({', '.join(map(self.text, parts))})"
-            if parts and ("<" in name or not is_installed(value))
-            else name
-        )
+# ------------------------------------------------------------------------------------------------- parts
 
-    def _pickled(self, value: Any) -> str:
-        """Describe an object of a library by the parts that pickle would store."""
-        make, arguments, state, *more = _reduced(value)
-        kind = type(value)
-        parts = [] if make in (kind, copyreg.__newobj__) else [make]  # type: ignore[attr-defined]
-        parts += [part for part in (*arguments, state) if part is not kind and part is not None]
-        parts += [list(part) for part in more if part is not None]
-        return f"{name_of(kind)}({', '.join(map(self.text, parts))})"
+
+def fields_of(value: Any) -> dict[str, Any] | None:
+    """Return the attributes of an object by name; None for a value that is described otherwise."""
+    if type(value) in (*_PLAIN, dict, frozenset, list, set, tuple) or _is_array(value):
+        return None
+    parts = parts_of(value)[1]
+    return parts if parts is not None and all(type(name) is str for name in parts) else None
+
+
+def parts_of(value: Any) -> tuple[str, dict[Any, Any] | None]:
+    """Return a word for a value, and its parts by name or position; None for one that is its word.
+
+    A method `__edcache_fingerprint__` returns the parts of its object. A generator that has not begun has its
+    arguments. An object of a library has the parts that pickle would store.
+    """
+    kind = type(value)
+    if isinstance(value, type):
+        return name_of(value), None
+    if isinstance(value, types.ModuleType):
+        return f"module {value.__name__}", None
+    if isinstance(value, enum.Enum):
+        return f"{kind.__qualname__}.{value.name or repr(value.value)}", None
+    has_zone = getattr(value, "tzinfo", None) is not None  # whose repr may be its address
+    if (kind in _REPR_IS_VALUE and not has_zone) or isinstance(value, np.dtype):
+        return repr(value), None
+    name = name_of(kind)
+    if hasattr(kind, "__edcache_fingerprint__"):
+        answer = kind.__edcache_fingerprint__(value)
+        is_dict = isinstance(answer, dict)
+        return name, {str(key): part for key, part in answer.items()} if is_dict else {OWN: answer}
+    if inspect.isroutine(value) or (callable(value) and hasattr(value, "__wrapped__")):
+        return _parts_of_function(value)
+    if isinstance(value, types.GeneratorType):
+        if inspect.getgeneratorstate(value) != inspect.GEN_CREATED:
+            raise NoDescription(f"the generator {value.__qualname__}, which has begun,")
+        word = f"{value.__qualname__} code:{digest_of_code(value.gi_code)}"
+        return word, dict(inspect.getgeneratorlocals(value))
+    if isinstance(value, tuple) and hasattr(kind, "_fields"):
+        return name, dict(zip(kind._fields, value, strict=True))
+    if _is_array(value):
+        return _parts_of_array(value)
+    if any(kin.__module__.startswith("datasets.") for kin in kind.__mro__) and hasattr(value, "_fingerprint"):
+        return name, {
+            "_fingerprint": value._fingerprint
+        }  # of Hugging Face, which changes with every operation
+    if kind.__module__.partition(".")[0] == "pandas" and hasattr(value, "iloc"):
+        return name, _parts_of_table(value)
+    torch = sys.modules.get("torch.nn")
+    if torch is not None and isinstance(value, torch.Module):
+        return name, _parts_of_module(value, vars(torch.Module()))
+    # A class that is derived from one of C, such as `date`, holds a value that is no attribute.
+    makers = [vars(kin).get("__new__") for kin in kind.__mro__ if kin is not object]
+    is_native = any(isinstance(maker, types.BuiltinFunctionType) for maker in makers)
+    return name, _pickled(value) if is_installed(kind) or is_native else _attributes_of(value)
+
+
+def _is_array(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return isinstance(value, (np.ndarray, np.generic)) or (
+        torch is not None and isinstance(value, torch.Tensor)
+    )
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    attributes = dict(getattr(value, "__dict__", {}))
+    for kin in type(value).__mro__:
+        for name, slot in vars(kin).items():
+            if isinstance(slot, types.MemberDescriptorType) and hasattr(value, name):
+                attributes[name] = getattr(value, name)
+    return attributes
+
+
+def _pickled(value: Any) -> dict[Any, Any]:
+    """Return the parts that pickle would store: function, arguments, items and pairs; attributes by name."""
+    kind = type(value)
+    if kind is object:
+        raise NoDescription("an object() without a value")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of iterators that Python will pickle no more
+            reducer: Any = copyreg.dispatch_table.get(kind)
+            reduced = value.__reduce_ex__(4) if reducer is None else reducer(value)
+    except Exception:  # noqa: BLE001 - of any class
+        raise NoDescription(f"{name_of(kind)}, which pickle refuses,") from None
+    if isinstance(reduced, str):
+        return {0: reduced}
+    make, arguments, state, *more = (*reduced, None)[: max(3, len(reduced))]
+    parts = [] if make in (kind, copyreg.__newobj__) else [make]  # type: ignore[attr-defined]
+    parts += [part for part in arguments if part is not kind]
+    parts += [list(part) for part in more if part is not None]
+    if type(state) is dict:
+        return {**dict(enumerate(parts)), **state}
+    return dict(enumerate(parts if state is None else [*parts, state]))
+
+
+def _parts_of_function(value: Any) -> tuple[str, dict[Any, Any] | None]:
+    """Return owner or defaults and closure; of an object or a library's wrapper the function that it wraps."""
+    kind, owner, inner = type(value), getattr(value, "__self__", None), getattr(value, "__wrapped__", None)
+    name = getattr(value, "__qualname__", kind.__qualname__)
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        return name, {0: owner}
+    if not inspect.isfunction(value):
+        if inner is None:
+            return name_of(value), None
+        attributes = {key: part for key, part in getattr(value, "__dict__", {}).items() if key[0] != "_"}
+        return f"wrapped by {name_of(kind)}", {0: inner, **attributes}
+    held = nonlocals_of(value)
+    if is_installed(value) and inner is not None:
+        # Only plain values count: the object of torch.no_grad says how the process began.
+        return "wrapped", {0: inner} | {key: part for key, part in held.items() if type(part) in _PLAIN}
+    name = name_of(value)
+    if "<" not in name and is_installed(value):
+        return name, None
+    if "<lambda>" in name or "<locals>" in name:
+        name += f" code:{digest_of_code(value.__code__)}"
+    parts = {k: part for k, part in enumerate((value.__defaults__, value.__kwdefaults__, held)) if part}
+    return name, parts or None
+
+
+def _parts_of_module(value: Any, blank: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters, buffers, modules and hooks of a module of torch beside its attributes.
+
+    Under private names, a parameter that cannot be described would be no part of the model.
+    """
+    fields = _attributes_of(value)
+    parts = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
+    # A hook's key counts the hooks of the process.
+    hooks = {key[1:]: [*held.values()] for key, held in fields.items() if key.startswith("_forward") and held}
+    own = {key: held for key, held in fields.items() if key not in blank or key == "training"}
+    return {name: held for part in (own, hooks, *parts) for name, held in part.items()}
+
+
+def _parts_of_table(value: Any) -> dict[int, Any]:
+    """Return attributes and names of a table of pandas, and each level and column by its dtype and values.
+
+    Its own parts are other ones after it was read.
+    """
+    columns = [value] if value.ndim == 1 else [value.iloc[:, k] for k in range(value.shape[1])]
+    # Level by level: the values of an index of several are tuples, which have no dtypes.
+    levels = [value.index.get_level_values(k) for k in range(value.index.nlevels)]
+    parts = [value.attrs, [list(axis.names) for axis in value.axes]]
+    for part in (*levels, *columns):
+        held = part.cat if hasattr(part, "cat") else part
+        values = [held.categories, held.codes, held.ordered] if hasattr(held, "categories") else [part]
+        parts.append([part.name, str(part.dtype), *map(np.asarray, values)])
+    return dict(enumerate(parts))
+
+
+def _parts_of_array(value: Any) -> tuple[str, dict[Any, Any] | None]:
+    """Return dtype, shape and digest of all bytes of an array, a scalar or a tensor; and its attributes."""
+    kind = type(value)
+    if isinstance(value, np.ma.MaskedArray):
+        return "masked", {0: value.data, 1: np.ma.getmaskarray(value), 2: value.fill_value}
+    # The attributes of a memmap say where its file lies.
+    attributes = {} if kind is np.memmap else getattr(value, "__dict__", {})
+    shape = "nested" if getattr(value, "is_nested", False) else list(value.shape)
+    header = f"{'ndarray' if kind is np.memmap else kind.__name__}({value.dtype}{shape}"
+    data: Any = None
+    parts: list[Any] = []
+    if not isinstance(value, (np.ndarray, np.generic)):
+        header += ", grad" * value.requires_grad
+        data, parts = _data_of_tensor(value, header)
+    elif value.dtype.names:  # field by field: bytes between them are padding
+        parts = [np.asarray(value)[field] for field in value.dtype.names]
+    elif isinstance(value, np.generic):
+        return f"{value.dtype}({value.item()!r})", None
+    elif value.dtype.hasobject or value.dtype.char in "gG":  # a long double is padded too
+        parts = [value.reshape(-1).tolist()]
+    else:
+        data = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    word = f"{header})" if data is None else f"{header}, sha256:{digest_of(data.data)})"
+    return word, {**dict(enumerate(parts)), **attributes} or None
+
+
+def _data_of_tensor(value: Any, header: str) -> tuple[Any, list[Any]]:
+    """Return the bytes of a tensor as an array; else None and its parts."""
+    torch = sys.modules["torch"]
+    if value.is_meta:
+        raise NoDescription(f"{header}) without data")
+    if value.is_nested:
+        return None, [str(value.layout), *value.unbind()]
+    if value.is_quantized:
+        return None, [str(value.qscheme()), value.int_repr(), value.dequantize()]
+    if value.layout != torch.strided:
+        return None, [str(value.layout), *_pickled(value.detach().cpu()).values()]
+    flat = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    # The stride of a single value may be any number, and must be 1 for a view.
+    return flat.as_strided((value.numel(),), (1,)).view(torch.uint8).numpy(), []
 
 
 # ------------------------------------------------------------------------------------------------- code
@@ -570,8 +568,6 @@ def _definitions_in(file: str) -> dict[tuple[int, str], list[ast.AST]]:
     if known is None or known[0] is not lines:
         with _parsing.held():
             known = lines, _parsed("".join(lines))
-        if len(_files) > _MOST_FILES:
-            _files.clear()
         _files[file] = known
     return known[1]
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from types import FunctionType, GeneratorType, ModuleType
@@ -80,29 +80,37 @@ def _argument(factory: str, key: str, value: object) -> Any:
         ) from None
 
 
-def source_fingerprint(source: object, lengths: tuple[int, int] | None = None) -> dict[str, Any]:
-    """Describe a source dataset of which only the object is known: by its class and its attributes.
+def source_fingerprint(
+    source: object, lengths: tuple[int, int] | None = None, call: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Describe a source dataset by its class and attributes.
 
-    What a method `__edcache_fingerprint__` of its class returns is described instead of the attributes; the
-    items of a dict as arguments, each with its own line in a StaleCacheError.
+    A method `__edcache_fingerprint__` of the class returns a value that counts in the place of the attributes;
+    the items of a dict are arguments, each with its own line in a StaleCacheError.
 
-    lengths: samples that the source has now, and that it is to be described for: of what has a value for each
-    sample the first count. Raises OptionError for an attribute without a description.
+    Args:
+        lengths: number of samples that the source has now, and that it is described for: only as many items
+            count of each attribute with one item a sample.
+        call: the fingerprint of the call that made the source. Attributes are added to it: only if they have
+            one item a sample, such as a list of files, and can be described.
+
+    Raises: OptionError, an attribute has no description.
     """
-    name = name_of(type(source))
+    kind = type(source)
+    name, told = name_of(kind), hasattr(kind, "__edcache_fingerprint__")
+    if told:
+        answer = fields_of(source) or {}
+        attributes = {key: _argument(name, key, _cut(value, lengths)) for key, value in answer.items()}
+        met: list[Any] = []
+    else:
+        attributes, met = _attributes(source, lengths, call is not None)
+    code = code_of([kind, *met], _CODE_NBYTES)
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"
-    if hasattr(type(source), "__edcache_fingerprint__"):
-        return {
-            "type": name,
-            "arguments": _answer_of(source, lengths),
-            "code": code_of([type(source)], _CODE_NBYTES),
-        }
-    attributes, met = _attributes(source, lengths)
-    code = code_of([type(source), *met], _CODE_NBYTES)
-    if isinstance(source, GeneratorType):
         code[source.__qualname__] = digest_of_code(source.gi_code)
-    return {"type": name, "attributes": attributes, "code": code}
+    if call is not None:
+        return {**call, "attributes": attributes, "code": {**named(call, "code"), **code}}
+    return {"type": name, "arguments" if told else "attributes": attributes, "code": code}
 
 
 def chosen_fingerprint(source: object, given: dict[str, Any] | bool | None) -> dict[str, Any] | None:
@@ -112,43 +120,21 @@ def chosen_fingerprint(source: object, given: dict[str, Any] | bool | None) -> d
     return source_fingerprint(source) if given is None or given is True else given or None
 
 
-def with_samples_of(
-    fingerprint: Mapping[str, Any], source: Any, lengths: tuple[int, int] | None = None
-) -> dict[str, Any]:
-    """The fingerprint of a call, with what the source that it made says of its samples.
-
-    That is what its method `__edcache_fingerprint__` returns; else the attributes that have one value for
-    each sample, such as a list of files, and can be described. lengths: as of `source_fingerprint`.
-    """
-    code = {**named(fingerprint, "code"), **code_of([type(source)], _CODE_NBYTES)}
-    if hasattr(type(source), "__edcache_fingerprint__"):
-        return {**fingerprint, "attributes": _answer_of(source, lengths), "code": code}
-    try:
-        leaves, count = _leaves(source), len(source) if hasattr(source, "__len__") else -1
-    except Exception:  # noqa: BLE001 - len() and properties are the user's code; a call needs none
-        return {**fingerprint, "code": code}
-    of_samples = {name for name, value in leaves.items() if OWN in name or _has_parts(value, count)}
-    attributes = dict(_described(leaves, of_samples, lengths, Texts(_roots(leaves))))
-    attributes = {name: value for name, value in attributes.items() if not isinstance(value, NoDescription)}
-    return {**fingerprint, "attributes": _fitting(attributes, _CODE_NBYTES), "code": code}
-
-
 def comparable(
     expected: dict[str, Any], found: dict[str, Any], source: object, lengths: tuple[int, int] | None
 ) -> dict[str, Any]:
-    """The fingerprint of a source, as it would be if the source were as long as the archive was begun for.
+    """Return the fingerprint of a source as it would be if the archive were begun for it.
+
+    A source that stands alone is compared with one of a call by the samples of both.
 
     lengths: samples that the source has now, and that the archive was begun for, if both are known.
     """
+    is_made = "factory" in found and "type" in expected
     lengths = None if lengths is None or lengths[0] == lengths[1] else lengths
-    if "factory" in found and "type" in expected:
-        # What a call made, opened by its source alone, is compared by what is known of its samples.
-        return with_samples_of(found, source, lengths)
-    if lengths is None or "code" not in expected:
+    if not is_made and (lengths is None or "code" not in expected):
         return expected
-    if "type" in expected:
-        return source_fingerprint(source, lengths)
-    return with_samples_of(expected, source, lengths)
+    call = found if is_made else None if "type" in expected else expected
+    return source_fingerprint(source, lengths, call)
 
 
 def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> dict[str, str]:
@@ -233,76 +219,74 @@ def _shown(value: Any) -> str:
 # ------------------------------------------------------------------------------ attributes of a source
 
 
-def _answer_of(source: Any, lengths: tuple[int, int] | None) -> dict[str, Any]:
-    """Describe what a method `__edcache_fingerprint__` returns."""
-    name, answer = name_of(type(source)), fields_of(source) or {}
-    return {key: _argument(name, key, _cut(value, lengths)) for key, value in answer.items()}
+def _attributes(
+    source: Any, lengths: tuple[int, int] | None, is_made: bool
+) -> tuple[dict[str, Any], list[Any]]:
+    """Describe the attributes of a source; and list the functions and classes in them.
 
-
-def _attributes(source: Any, lengths: tuple[int, int] | None) -> tuple[dict[str, Any], list[Any]]:
-    """The attributes of a source as in a fingerprint, and the functions and classes in them."""
+    is_made: True for a source that a call made: only attributes with one item a sample count, and no code.
+    """
     try:
         leaves = _leaves(source)
-    except NoDescription as error:
+        count = len(source) if is_made and hasattr(source, "__len__") else -1
+    except Exception as error:  # len() and properties are the user's code; a call needs none
+        if is_made:
+            return {}, []
+        if not isinstance(error, NoDescription):
+            raise
         raise OptionError(f"{error} has no description; give it anew, or pass fingerprint=False") from None
-    texts = Texts(_roots(leaves))
-    texts.met += [value if isinstance(value, type) else type(value) for value in leaves.values()]
-    compared = {name for name, value in leaves.items() if not (_is_private(name) and is_empty(value))}
+    # Names of absolute paths, the first ones last: a file below one moves with it.
+    paths = {os.fsdecode(v): k for k, v in reversed(leaves.items()) if isinstance(v, (str, os.PathLike))}
+    texts = Texts({os.path.join(path, ""): name for path, name in paths.items() if os.path.isabs(path)})
+    met = [value if isinstance(value, type) else type(value) for value in leaves.values()]
+    known: dict[int, Any] = {}  # by id(): a list of files often has two names
     attributes: dict[str, Any] = {}
-    for name, text in _described(leaves, compared, lengths, texts):
+    for name, value in leaves.items():
+        if not (
+            OWN in name or _has_items(value, count)
+            if is_made
+            else not (_is_private(name) and is_empty(value))
+        ):
+            continue
+        if id(value) not in known:
+            try:
+                plain = os.fsdecode(value) if isinstance(value, os.PathLike) else _cut(value, lengths)
+                known[id(value)] = described(plain, texts)
+            except NoDescription as error:
+                known[id(value)] = error
+        text = known[id(value)]
         if not isinstance(text, NoDescription):
-            attributes[name] = text
-        elif not _is_private(name):
+            attributes[shortened(name)] = text
+        elif not (is_made or _is_private(name)):
             raise OptionError(
                 f'attribute "{name}" of the source, a {name_of(type(source))}: {text} has no description '
                 "that is the same in every process; begin its name with an underscore if it makes no other "
                 "samples, let a method __edcache_fingerprint__() of the source return what does, or compare "
                 "nothing with fingerprint=False"
             )
-    return _fitting(attributes, _ATTRIBUTES_NBYTES), texts.met
-
-
-def _described(
-    leaves: Mapping[str, Any], names: Collection[str], lengths: tuple[int, int] | None, texts: Texts
-) -> Iterator[tuple[str, Any]]:
-    """Yield the name and the JSON value of chosen attributes, or NoDescription. A path is its text."""
-    known: dict[int, Any] = {}  # by id(): a list of files often has two names
-    for name, value in leaves.items():
-        if name in names and id(value) not in known:
-            plain = os.fsdecode(value) if isinstance(value, os.PathLike) else _cut(value, lengths)
-            is_root = isinstance(plain, str) and os.path.isabs(plain)
-            try:
-                known[id(value)] = described(plain, Texts() if is_root else texts)
-            except NoDescription as error:
-                known[id(value)] = error
-        if name in names:
-            yield shortened(name), known[id(value)]
-
-
-def _fitting(values: dict[str, Any], most: int) -> dict[str, Any]:
-    """The values, or where all of them as JSON have more bytes, the first ones and a digest of the others."""
-    kept, others = dict(values), {}
-    while len(json.dumps(kept)) > most:
-        name, value = kept.popitem()
-        others[name] = value
-    return {**kept, "others": digest_of(json.dumps(others))} if others else kept
+    # The first ones have their names in the archive, the others a digest.
+    others = {}
+    while len(json.dumps(attributes)) > (_CODE_NBYTES if is_made else _ATTRIBUTES_NBYTES):
+        name, text = attributes.popitem()
+        others[name] = text
+    if others:
+        attributes["others"] = digest_of(json.dumps(others))
+    return attributes, [] if is_made else [*met, *texts.met.values()]
 
 
 def _leaves(source: Any) -> dict[str, Any]:
-    """The attributes of a source by name, and in the place of an object among them its own, if few."""
+    """List the attributes of a source by name, and in the place of an object among them its own, if few."""
     fields = fields_of(source)
     if fields is None:
         return {"content": source}
-    leaves = {name: value for name, value in fields.items() if name != "in_memory_keys"}  # of which labels
+    leaves = {name: value for name, value in fields.items() if name != "in_memory_keys"}  # they name labels
     if isinstance(source, GeneratorType) and "<" in source.__qualname__:
         leaves["code"] = digest_of_code(source.gi_code)
     waiting, seen = list(leaves), {id(source)}
     while waiting:
         name = waiting.pop(0)
         value = leaves[name]
-        if id(value) in seen:
-            continue
-        parts = _parts_of(name, value)
+        parts = {} if id(value) in seen else _parts_of(name, value)
         if parts and len(leaves) + len(parts) <= _MOST_ATTRIBUTES:
             seen.add(id(value))
             leaves[name] = type(value)
@@ -312,34 +296,19 @@ def _leaves(source: Any) -> dict[str, Any]:
 
 
 def _parts_of(name: str, value: Any) -> dict[str, Any]:
-    """The attributes of an object, or the items of a short list or dict of objects, by their full names."""
-    fields = _try_fields(value)
-    if fields is not None:
-        return {f"{name}.{key}": part for key, part in fields.items()}
-    if type(value) not in (dict, list, tuple) or len(value) > _MOST_ATTRIBUTES:
-        return {}
-    items = list(value.items() if isinstance(value, dict) else enumerate(value))
-    if not any(_try_fields(part) for _, part in items):
-        return {}
-    return {f"{name}[{key!r}]": part for key, part in items}
-
-
-def _try_fields(value: Any) -> dict[str, Any] | None:
-    try:
-        return None if isinstance(value, GeneratorType) else fields_of(value)
-    except Exception:  # noqa: BLE001 - `described` says it, with its name, if it counts
-        return None
+    """List the attributes of an object, or the items of a short list or dict of objects, by full names."""
+    with suppress(Exception):  # `described` says it, with its name, if it counts
+        if fields := not isinstance(value, GeneratorType) and fields_of(value):
+            return {f"{name}.{key}": part for key, part in sorted(fields.items())}
+        if type(value) in (dict, list, tuple) and len(value) <= _MOST_ATTRIBUTES:
+            items = dict(value) if isinstance(value, dict) else dict(enumerate(value))
+            if any(not isinstance(part, GeneratorType) and fields_of(part) for part in items.values()):
+                return {f"{name}[{key!r}]": part for key, part in items.items()}
+    return {}
 
 
 def _is_private(name: str) -> bool:
     return OWN not in name and "._" in f".{name}"
-
-
-def _roots(leaves: Mapping[str, Any]) -> dict[str, str]:
-    """The names of the attributes that are absolute paths, by path: what lies below one moves with it."""
-    texts = {name: value for name, value in leaves.items() if isinstance(value, (str, os.PathLike))}
-    paths = {os.fsdecode(value): name for name, value in reversed(texts.items())}
-    return {os.path.join(path, ""): name for path, name in paths.items() if os.path.isabs(path)}
 
 
 def _cut(value: Any, lengths: tuple[int, int] | None) -> Any:
@@ -349,12 +318,12 @@ def _cut(value: Any, lengths: tuple[int, int] | None) -> Any:
     now, then = lengths
     if type(value) is int and value == now:
         return then
-    if not _has_parts(value, now):
+    if not _has_items(value, now):
         return value
     return dict(islice(value.items(), then)) if isinstance(value, dict) else value[:then]
 
 
-def _has_parts(value: Any, count: int) -> bool:
+def _has_items(value: Any, count: int) -> bool:
     """True for a sequence, a dict or an array of `count` items."""
     if isinstance(value, (dict, list, tuple, range)):
         return len(value) == count

@@ -178,7 +178,7 @@ class Broken:
         (len, "builtins:len"),
         (Size, "Size"),
         (Point(3), "Point(x=3)"),
-        (Scaler(2).apply, "Scaler.apply of Scaler(factor=2)"),
+        (Scaler(2).apply, "Scaler.apply(Scaler(factor=2))"),
         (Told(), "Told([1, 'two'])"),
     ],
 )

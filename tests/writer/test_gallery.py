@@ -394,6 +394,7 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("np RS", np.random.RandomState(1), np.random.RandomState(2)),
     ("random", random.Random(1), random.Random(2)),
     ("slice", slice(1, 2), slice(1, 3)),
+    ("slice ends", slice(1), slice(1, None)),
     ("slice None", slice(None), slice(0)),
     ("range", range(3), range(4)),
     ("range eq", range(0, 3, 2), range(0, 4, 2)),
