@@ -54,7 +54,7 @@ _parsing: Final = ForkLock()
 
 
 class NoDescription(Exception):
-    """A value has no text that is the same in every process."""
+    """Raised for a value without a text that is the same in every process."""
 
 
 def described(value: Any, texts: Texts | None = None) -> Any:

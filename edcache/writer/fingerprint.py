@@ -1,4 +1,4 @@
-"""Fingerprints: of a call of a dataset factory, and of a source of which only the object is known.
+"""Fingerprints: of a call of a dataset factory, and of a source that stands alone.
 
 A fingerprint is JSON in the archive's head. It depends neither on where a file of code lies, when it was
 changed and on line numbers, nor on the number of workers and the order in which samples were computed. A
@@ -58,7 +58,7 @@ def call_fingerprint(
 
 
 def _held(factory: Callable[..., Any]) -> dict[str, Any]:
-    """What a factory holds beside its parameters, by name; it is as good as an argument."""
+    """Return the values that a factory holds beside its parameters, by name; each is as good as an argument."""
     if isinstance(factory, functools.partial):
         return {"func": name_of(factory.func), "args": factory.args, **_held(factory.func)}
     if isinstance(factory, FunctionType):
@@ -138,14 +138,14 @@ def comparable(
 
 
 def changed_code(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> dict[str, str]:
-    """The digest of each function and class whose code is not as it was for the archive, by name."""
+    """Return the digest of each function and class whose code changed since the archive was made, by name."""
     old, new = named(found or {}, "code"), named(expected, "code")
-    known = {name: digest for name, digest in old.items() if isinstance(digest, str)}  # it may be anybody's
+    known = {name: digest for name, digest in old.items() if isinstance(digest, str)}  # of any program
     return {name: digest for name, digest in new.items() if known.get(name, digest) != digest}
 
 
 def differences(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) -> list[str]:
-    """List what makes two fingerprints those of different data, one line each; code is not in it."""
+    """List the differences between fingerprints of different data, one line each; code is not in it."""
     if found is None:
         return ["the archive says nothing about where its samples come from"]
     if ("type" in found) != ("type" in expected):
@@ -189,7 +189,7 @@ def moved_paths(found: Mapping[str, Any] | None, expected: Mapping[str, Any]) ->
 
 
 def stale_message(path: str, expected: Mapping[str, Any], changed: Sequence[str], remedy: str) -> str:
-    """The text of a StaleCacheError: what made the archive, what differs, line by line, and what to do."""
+    """Write the message of a StaleCacheError: the path, the differences line by line, and the remedy."""
     other = "call" if "factory" in expected else "source"
     lines = "".join(f"\n  {line}" for line in changed)
     return f"{path}: made by another {other}:{lines}\n{remedy}"
@@ -312,7 +312,7 @@ def _is_private(name: str) -> bool:
 
 
 def _cut(value: Any, lengths: tuple[int, int] | None) -> Any:
-    """The value as it would be if the source were as long as it is to be described."""
+    """Return a value as it would be if the source were as long as it is described for."""
     if lengths is None:
         return value
     now, then = lengths
