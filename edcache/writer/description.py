@@ -185,7 +185,7 @@ class Texts:
 
     def _parts(self, parts: Mapping[Any, Any]) -> Iterator[str]:
         """Describe parts; a private attribute only if it holds something and can be described."""
-        for name, part in sorted(parts.items(), key=str):
+        for name, part in sorted(parts.items(), key=lambda item: str(item[0])):
             if type(name) is int or name == OWN:
                 yield self.text(part)
             elif not name.startswith("_"):

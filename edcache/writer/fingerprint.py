@@ -242,11 +242,11 @@ def _attributes(
     known: dict[int, Any] = {}  # by id(): a list of files often has two names
     attributes: dict[str, Any] = {}
     for name, value in leaves.items():
-        if not (
-            OWN in name or _has_items(value, count)
-            if is_made
-            else not (_is_private(name) and is_empty(value))
-        ):
+        if is_made:
+            counts = OWN in name or _has_items(value, count)
+        else:
+            counts = not (_is_private(name) and is_empty(value))
+        if not counts:
             continue
         if id(value) not in known:
             try:

@@ -255,6 +255,18 @@ def test_a_structure_that_holds_itself_is_described() -> None:
     assert describe(loop) == ["[1, <the value 1 levels above>]"]
 
 
+def test_no_repr_of_an_object_is_asked_for() -> None:
+    class Loud:
+        def __init__(self, k: int) -> None:
+            self.k = k
+
+        def __repr__(self) -> str:
+            raise AssertionError("expensive")
+
+    one, other = (describe(Size(Loud(k), {Loud: [Loud(k)]})) for k in (1, 2))
+    assert one != other
+
+
 def test_a_structure_nested_too_deep_is_an_error() -> None:
     deep: Any = []
     for _ in range(2000):
