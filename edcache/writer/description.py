@@ -352,6 +352,7 @@ def _parts_of_module(value: Any, blank: Mapping[str, Any]) -> dict[str, Any]:
     Under private names, a parameter that cannot be described would be no part of the model.
     """
     fields = _attributes_of(value)
+    # A traced module keeps them elsewhere.
     parts = [fields.pop(name, {}) for name in ("_parameters", "_buffers", "_modules")]
     # A hook's key counts the hooks of the process.
     hooks = {key[1:]: [*held.values()] for key, held in fields.items() if key.startswith("_forward") and held}
@@ -501,9 +502,7 @@ def _definition_of(thing: type | types.FunctionType) -> tuple[str, tuple[str, ..
     """Return the digest of a function or a class, the names in it, and its home."""
     if isinstance(thing, types.FunctionType):
         code = thing.__code__
-        home = _Home(module_name(thing), thing.__globals__, code.co_filename)
-        node = _node_of(code)
-        return *(_said((node,)) if node else (digest_of(_bytecode(code)), code.co_names)), home
+        return *_said_by(code), _Home(module_name(thing), thing.__globals__, code.co_filename)
     module = sys.modules.get(thing.__module__)
     methods = [member.__code__ for member in vars(thing).values() if isinstance(member, types.FunctionType)]
     for file in (getattr(module, "__file__", None), *(code.co_filename for code in methods)):
@@ -516,13 +515,17 @@ def _definition_of(thing: type | types.FunctionType) -> tuple[str, tuple[str, ..
 
 def digest_of_code(code: types.CodeType) -> str:
     """Digest the syntax tree of a function; its bytecode if no source says which function it is."""
-    node = _node_of(code)
-    return _said((node,))[0] if node else digest_of(_bytecode(code))
+    return _said_by(code)[0]
+
+
+def _said_by(code: types.CodeType) -> tuple[str, tuple[str, ...]]:
+    nodes = _nodes_of(code)
+    return _said(tuple(nodes)) if len(nodes) == 1 else (digest_of(_bytecode(code)), code.co_names)
 
 
 def counters_of(function: types.FunctionType) -> set[str]:
     """Name the variables that a function changes and does not use, such as a list of its calls."""
-    changed, used, waiting = set(), set(), [_node_of(function.__code__)]
+    changed, used, waiting = set(), set(), [*_nodes_of(function.__code__)]
     while waiting:
         part = waiting.pop()
         if isinstance(part, ast.Expr) and isinstance(part.value, ast.Call):
@@ -534,15 +537,14 @@ def counters_of(function: types.FunctionType) -> set[str]:
             owner = getattr(part.target, "value", part.target)
             changed |= {owner.id} if isinstance(owner, ast.Name) else set()
             waiting.append(part.value)
-        elif part is not None:
+        else:
             used |= {part.id} if isinstance(part, ast.Name) else set()
             waiting += ast.iter_child_nodes(part)
     return changed - used
 
 
-def _node_of(code: types.CodeType) -> ast.AST | None:
-    nodes = _definitions_in(code.co_filename).get((code.co_firstlineno, code.co_name), [])
-    return nodes[0] if len(nodes) == 1 else None
+def _nodes_of(code: types.CodeType) -> list[ast.AST]:
+    return _definitions_in(code.co_filename).get((code.co_firstlineno, code.co_name), [])
 
 
 @functools.lru_cache(1_024)

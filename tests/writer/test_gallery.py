@@ -19,6 +19,7 @@ import random
 import re
 import tempfile
 import types
+import warnings
 import zoneinfo
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -206,6 +207,13 @@ def changed() -> Any:
     return other
 
 
+def traced(seed: int) -> Any:
+    torch.manual_seed(seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))
+
+
 def hooked() -> torch.nn.Module:
     module = torch.nn.ReLU()
     module.register_forward_hook(lambda *arguments: None)
@@ -387,6 +395,7 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
         (torch.manual_seed(0), torch.nn.Linear(2, 2))[1],
         (torch.manual_seed(1), torch.nn.Linear(2, 2))[1],
     ),
+    ("traced", Later(lambda: traced(0)), Later(lambda: traced(1))),
     ("dropout", torch.nn.Dropout(0.1), torch.nn.Dropout(0.2)),
     ("train", torch.nn.Dropout(0.1), torch.nn.Dropout(0.1).eval()),
     ("size", torch.Size([1]), (1,)),
@@ -480,6 +489,7 @@ SAME: list[tuple[str, Any, Any]] = [
     ("iterators", map(abs, [1]), map(abs, [1])),
     ("bound methods", "ab".upper, "AB".lower().upper),
     ("cycles", cycle(1), cycle(1)),
+    ("traced modules", Later(lambda: traced(0)), Later(lambda: traced(0))),
     ("hooks after other hooks", hooked(), (hooked(), hooked())[1]),
     ("objects", with_attributes(Plain, a=1), with_attributes(Plain, a=1)),
     (
