@@ -188,11 +188,13 @@ class Texts:
         for name, part in sorted(parts.items(), key=lambda item: str(item[0])):
             if type(name) is int or name == OWN:
                 yield self.text(part)
-            elif not name.startswith("_"):
-                yield f"{name}={self.text(part)}"
+                continue
+            label = name if name.isidentifier() else repr(name)
+            if not name.startswith("_"):
+                yield f"{label}={self.text(part)}"
             elif not is_empty(part):
                 with suppress(NoDescription):
-                    yield f"{name}={self.text(part)}"
+                    yield f"{label}={self.text(part)}"
 
     def _relative(self, text: str) -> str:
         """Describe a text; a path below a root by the root's name and, in quotes, the rest."""

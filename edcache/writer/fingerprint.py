@@ -60,7 +60,8 @@ def call_fingerprint(
 def _held(factory: Callable[..., Any]) -> dict[str, Any]:
     """Return the values that a factory holds beside its parameters, by name; each is as good as an argument."""
     if isinstance(factory, functools.partial):
-        return {"func": name_of(factory.func), "args": factory.args, **_held(factory.func)}
+        # No parameter has such a name.
+        return {"partial.func": name_of(factory.func), "partial.args": factory.args, **_held(factory.func)}
     if isinstance(factory, FunctionType):
         # A call that counts calls is no other call.
         counters, held = counters_of(factory), nonlocals_of(factory).items()

@@ -322,11 +322,15 @@ def made_of(scale: int, parts: list[int]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("first", "second", "line"),
     [
-        (partial(load, "A"), partial(load, "BC"), r"argument args: \('A',\) in the archive, \('BC',\) now"),
+        (
+            partial(load, "A"),
+            partial(load, "BC"),
+            r"argument partial.args: \('A',\) in the archive, \('BC',\) now",
+        ),
         (
             partial(load, "A"),
             partial(load_others, "A"),
-            "argument func: .load. in the archive, .*others. now",
+            "argument partial.func: .load. in the archive, .*others. now",
         ),
         (made_of(3, []), made_of(3, [1]), None),
         (made_of(3, []), made_of(4, []), "argument scale: 3 in the archive, 4 now"),

@@ -371,6 +371,25 @@ def test_factories_are_told_apart_by_what_they_close_over(made: Any, one: Any, o
         assert texts[0] == texts[2] != texts[1]
 
 
+def read(root: str, args: Any = None, func: Any = None) -> Any:
+    return root, args, func
+
+
+def read_others(root: str, args: Any = None, func: Any = None) -> Any:
+    return args, func
+
+
+def test_a_parameter_of_a_name_that_a_partial_has_too_hides_nothing() -> None:
+    parameters = {"args": "x", "func": "y"}
+    factories = [
+        functools.partial(read, "A"),
+        functools.partial(read, "B"),
+        functools.partial(read_others, "A"),
+    ]
+    texts = {json.dumps(call_fingerprint(factory, parameters)["arguments"]) for factory in factories}
+    assert len(texts) == 3
+
+
 def test_a_call_that_counts_calls_is_no_other_call() -> None:
     count, calls, names = 0, [], {"made": 0}
 

@@ -421,6 +421,7 @@ DIFFERENT: list[tuple[str, Any, Any]] = [
     ("array2", array.array("i", [1]), array.array("i", [2])),
     ("Frac", fractions.Fraction(1, 2), fractions.Fraction(1, 3)),
     ("Dec", decimal.Decimal("1.0"), decimal.Decimal("1.00")),
+    ("NS names", types.SimpleNamespace(a=1, b=2), types.SimpleNamespace(**{"a=1, b": 2})),
     ("NS", types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
     ("PIL", Later(lambda: Image.new("L", (2, 2), 1)), Later(lambda: Image.new("L", (2, 2), 2))),
     ("PIL mode", Later(lambda: Image.new("L", (2, 2), 1)), Later(lambda: Image.new("P", (2, 2), 1))),
