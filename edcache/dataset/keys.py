@@ -36,6 +36,8 @@ class Keys(Collection[Any]):
 
 def positions_of(dataset: Readable[Any], given: Collection[Any]) -> Ints:
     """Find the first sample with each key: its position, int64 [n], -1 for none. Raises: OptionError, it is no key."""
+    if {*map(type, given)} == {str}:
+        return found_keys(dataset, list(given))
     stored: list[Key] = []
     for key in given:
         if isinstance(key, bool) or not isinstance(key, str | bytes | int | tuple | np.integer):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,12 @@ def has_keys(kind: pa.DataType) -> bool:
 def key_hashes(keys: Iterable[Key]) -> Hashes:
     """Hash keys: uint64 [n, 2], the halves of a blake2b of 16 bytes; of text, bytes and ints by their kind."""
     blake2b = hashlib.blake2b
-    data = b"".join([blake2b(_bytes_of(key), digest_size=16).digest() for key in keys])
+    keys = list(keys)
+    if {*map(type, keys)} == {str}:  # most are; a call for each takes as long as the hash
+        parts = [b"s" + key.encode("utf-8", "surrogatepass") for key in cast("list[str]", keys)]
+    else:
+        parts = list(map(_bytes_of, keys))
+    data = b"".join([blake2b(part, digest_size=16).digest() for part in parts])
     halves = np.frombuffer(data, _HALVES)
     return np.stack([halves["upper"], halves["lower"]], axis=1).astype(np.uint64)
 
@@ -75,6 +80,13 @@ class KeyTable:
         self._crcs = np.array(crcs, np.uint32)
         self._is_sound = np.zeros(len(self._crcs), np.bool_)
 
+    def items(self) -> tuple[Hashes, Hashes, Ints]:
+        """Return the halves of the hashes, and the samples, after a check of all. Raises: CorruptArchiveError."""
+        self._check(np.arange(0, 3 * self.count, BLOCK_NBYTES // 8))
+        samples = self._sample.astype(np.int64)
+        self._check_samples(samples)
+        return self._upper, self._lower, samples
+
     def find(self, hashes: Hashes) -> Ints:
         """Return the sample of each hash, uint64 [n, 2]: int64 [n], -1 for none. Raises: CorruptArchiveError."""
         wanted, lower = np.ascontiguousarray(hashes[:, 0]), hashes[:, 1]
@@ -96,11 +108,14 @@ class KeyTable:
             found[open_rows[is_same]] = self._sample[places[is_same]].astype(np.int64)
             open_rows = open_rows[~is_same]
             at[open_rows] += 1
-        if len(found) and (int(found.max()) >= self._length or int(found.min()) < -1):
+        self._check_samples(found)
+        return found
+
+    def _check_samples(self, samples: Ints) -> None:
+        if len(samples) and (int(samples.max()) >= self._length or int(samples.min()) < -1):
             raise CorruptArchiveError(
                 f"{self._where}: index.keys names samples that are not there", path=self._where
             )
-        return found
 
     def _check_bounds(self, at: Ints, wanted: Hashes) -> None:
         """Prove the search: around each place are hashes below, and not below, the wanted one."""
@@ -116,8 +131,9 @@ class KeyTable:
 
     def _check(self, items: Ints) -> None:
         """Check the blocks of some items of the three arrays, which are counted through."""
-        blocks = np.unique(items * 8 // BLOCK_NBYTES)
-        for block in blocks[~self._is_sound[blocks]].tolist():
+        blocks = items * 8 // BLOCK_NBYTES
+        new = blocks[~self._is_sound[blocks]]
+        for block in np.unique(new).tolist() if len(new) else ():
             end = min((block + 1) * BLOCK_NBYTES, 24 * self.count)
             if crc32(self._data[block * BLOCK_NBYTES : end]) != self._crcs[block]:
                 raise CorruptArchiveError(

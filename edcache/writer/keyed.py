@@ -26,7 +26,7 @@ from torch.utils.data import Subset
 
 from edcache import format, storage
 from edcache.base import Ints, OptionError, SourceError
-from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Head, Header, pa, pc
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Head, Header, pa, pc
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
@@ -47,6 +47,8 @@ class Keyed:
 
     def __init__(self, keys: list[Any], versions: list[str] | None) -> None:
         self.keys, self.versions = keys, versions
+        # Places of the samples in an archive, and its state then: they are asked for again when the stage is filled.
+        self._found: tuple[Cursor | None, Ints] = None, np.empty(0, np.int64)
 
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
@@ -56,7 +58,9 @@ class Keyed:
         keys = [repr(key) if isinstance(key, tuple) else key for key in _all_of(source, "sample_key")]
         if hasattr(source, "sample_version"):
             return cls(keys, list(map(repr, _all_of(source, "sample_version"))))
-        values = [_plain(name, value) for name, value in _of_samples(source, len(keys))[1].items()]
+        # Names of files are attributes mostly, and say no more than the keys.
+        found = {name: _plain(name, value) for name, value in _of_samples(source, len(keys))[1].items()}
+        values = [value for value in found.values() if list(value) != keys]
         return cls(keys, [repr(parts) for parts in zip(*values, strict=True)] if values else None)
 
     def only(self, indices: Ints) -> Keyed:
@@ -95,9 +99,18 @@ class Keyed:
     @cached_property
     def _codes(self) -> tuple[Ints, Ints]:
         """First samples of each identity, rising; and for each sample its place among them."""
+        if pc.count_distinct(self.identities).as_py() == len(self.identities):
+            return np.arange(len(self.identities)), np.arange(len(self.identities))
         codes = pc.index_in(self.identities, pc.unique(self.identities)).to_numpy()
         # In the order in which they appear.
         return np.unique(codes, return_index=True)[1], codes.astype(np.int64)
+
+    def places_in(self, contents: Contents, state: Cursor) -> Ints:
+        """Return the number of each sample in an archive: int64 [n], -1 for none. state: of the archive."""
+        if self._found[0] != state:
+            self._found = state, _found(self.identities, contents, 0, np.full(len(self.keys), -1))
+        places: Ints = self._found[1].copy()
+        return places
 
     @property
     def firsts(self) -> Ints:
@@ -181,7 +194,7 @@ def _plain(name: str, values: Any) -> Sequence[Any]:
     """Return values of samples that `repr` tells apart; of arrays and objects it is their description."""
     if isinstance(values, np.ndarray | torch.Tensor) and values.ndim == 1:
         values = values.tolist()
-    if all(isinstance(value, bool | bytes | float | int | str | None) for value in values):
+    if {*map(type, values)} <= {bool, bytes, float, int, str, type(None)}:
         return values  # type: ignore[no-any-return]
     try:
         return [described(value) for value in values]
@@ -274,7 +287,7 @@ def _publish(job: Job, keyed: Keyed, tried: Ints | None) -> Ints | None:
         stages = [stack.enter_context(closing(_Stage(path))) for path in _stages_of(job.path)]
         contents = Contents(appender.chain, appender.file.pread, appender.table)
         start = max(contents.length, appender.chain.end_index)
-        places = _found(keyed.identities, contents, 0, np.full(len(keyed.keys), -1))
+        places = keyed.places_in(contents, appender.chain.cursor)
         for stage in stages:
             stage.start = start
             places = _found(keyed.identities, stage.contents, start, places)
