@@ -7,11 +7,13 @@ from .codec import Decoding as Decoding
 from .codec import ImageFile as ImageFile
 from .codec import register as register
 from .dataset import CachedDataset as CachedDataset
+from .dataset import KeyedCache as KeyedCache
 from .dataset import View as View
 from .dataset import cachable as cachable
 from .dataset import concat as concat
 from .dataset import map as map
 from .dataset import mapped as mapped
+from .dataset import memoize as memoize
 from .dataset import mix as mix
 from .dataset import zip_fields as zip_fields
 from .errors import CorruptArchiveError as CorruptArchiveError

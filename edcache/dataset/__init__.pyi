@@ -8,6 +8,8 @@ from .decorator import cachable as cachable
 from .indexing import fields_of_labels as fields_of_labels
 from .indexing import structures as structures
 from .indexing import unsealed as unsealed
+from .keyed_cache import KeyedCache as KeyedCache
+from .keyed_cache import memoize as memoize
 from .mapped import map as map
 from .mapped import mapped as mapped
 from .mixture import mix as mix

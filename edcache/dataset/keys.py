@@ -36,8 +36,13 @@ class Keys(Collection[Any]):
 
 def positions_of(dataset: Readable[Any], given: Collection[Any]) -> Ints:
     """Find the first sample with each key: its position, int64 [n], -1 for none. Raises: OptionError, it is no key."""
+    return found_keys(dataset, stored_keys(given))
+
+
+def stored_keys(given: Collection[Any]) -> list[Key]:
+    """Return keys as they are stored: text, bytes and ints as they are, of a tuple its text. Raises: OptionError."""
     if {*map(type, given)} == {str}:
-        return found_keys(dataset, list(given))
+        return list(given)
     stored: list[Key] = []
     for key in given:
         if isinstance(key, bool) or not isinstance(key, str | bytes | int | tuple | np.integer):
@@ -47,7 +52,7 @@ def positions_of(dataset: Readable[Any], given: Collection[Any]) -> Ints:
         stored.append(
             repr(key) if isinstance(key, tuple) else int(key) if isinstance(key, np.integer) else key
         )
-    return found_keys(dataset, stored)
+    return stored
 
 
 def found_keys(dataset: Readable[Any], stored: Sequence[Key]) -> Ints:

@@ -47,7 +47,7 @@ class Keyed:
 
     def __init__(self, keys: list[Any], versions: list[str] | None) -> None:
         self.keys, self.versions = keys, versions
-        # Places of the samples in an archive, and its state then: they are asked for again when the stage is filled.
+        # Places of the samples in an archive, and its state then, for the second look when the stage is filled.
         self._found: tuple[Cursor | None, Ints] = None, np.empty(0, np.int64)
 
     @classmethod

@@ -1,0 +1,347 @@
+"""`KeyedCache`: values by key, for code that has no dataset; `memoize`: a function whose results are kept so."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+
+from edcache import base, codec, format, writer
+from edcache.base import CorruptRecordError, OptionError, SourceError, UnknownLabelError, WriteOptions, takes
+from edcache.dataset.keys import stored_keys
+from edcache.format import KEY_COLUMN, Key, KeyTable, Root
+from edcache.labels import LabelSpec, OfIndex
+from edcache.reader import fits
+
+if TYPE_CHECKING:
+    from typing_extensions import Self, Unpack
+
+    from edcache.codec import Decoder
+
+V = TypeVar("V")
+# Claims are bytes of the file that are locked; a key has one of so many.
+_CLAIMS = 1 << 40
+
+
+class _Found(NamedTuple):
+    """Record of a value: sample number, row, text of its schema."""
+
+    sample: int
+    row: tuple[int, int, int, int, int]
+    schema: str
+
+
+@takes(WriteOptions, without=("in_memory_keys", "chunk_size"))
+class KeyedCache:
+    """Values by key, each computed once, in one archive that any number of processes of this host share.
+
+    Args:
+        path: the archive. It is made if it is not there. `CachedDataset.from_cache(path)` opens it, with the keys as
+            `ds.keys`.
+        fingerprint: a dict that tells what makes the values, such as the name of a model; it must equal the archive's.
+        keywords: these options.
+    Raises:
+        StaleCacheError: the archive has another fingerprint.
+
+    A key is text, bytes, an int or a tuple; all keys of an archive are of one type. A value is anything that a sample
+    may be.
+    Safety: threads and processes may use it at once; a forked or unpickled one opens the archive anew. Each call
+    stores what it computed before it returns; a killed process loses the values that it computes.
+    Cost: a new value takes some 8 KiB of the file beside its bytes; values of one `get_many` share them.
+
+    >>> cache = edcache.KeyedCache("embeddings.zip")
+    >>> embedding = cache.get_or_create(prompt, lambda: encode(prompt))
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        fingerprint: dict[str, Any] | None = None,
+        **keywords: Unpack[base.WriteKeywords],
+    ) -> None:
+        self.path = writer.store_at(path).path
+        self._options = WriteOptions.of(None, keywords, "KeyedCache")
+        self._fingerprint = fingerprint
+        self._files = base.PerProcess[_Archive]()
+        self._archive()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_files": base.PerProcess[_Archive]()}
+
+    def _archive(self) -> _Archive:
+        return self._files.get(lambda: _Archive(self.path, self._options, self._fingerprint))
+
+    def get_or_create(self, key: Any, create: Callable[[], V]) -> V:
+        """Return the value of a key; if there is none, compute and store it, or wait for the process that does.
+
+        Raises: SourceError, `create` raised.
+        """
+        return self.get_many([key], lambda missing: [create()])[0]
+
+    def get_many(self, keys: Sequence[Any], create: Callable[[list[Any]], Sequence[V]]) -> list[V]:
+        """Return the values of keys, in their order; the missing ones are computed and stored together.
+
+        create: a function of the list of missing keys, each once, that returns their values in the same order.
+        """
+        archive, stored = self._archive(), stored_keys(keys)
+        found = archive.find(stored)
+        if None in found:
+            given = {name: key for key, name, there in zip(keys, stored, found, strict=True) if there is None}
+            archive.add(given, create)
+            found = archive.find(stored)
+        return [archive.read(one) for one in found]
+
+    def __getitem__(self, key: Any) -> Any:
+        archive = self._archive()
+        (found,) = archive.find(stored_keys([key]))
+        if found is None:
+            raise UnknownLabelError(f"{self.path}: no value has the key {base.shown(key)}")
+        return archive.read(found)
+
+    def __contains__(self, key: Any) -> bool:
+        return self._archive().find(stored_keys([key])) != [None]
+
+    def __len__(self) -> int:
+        return len(self._archive().keys())
+
+    def keys(self) -> list[Key]:
+        """Return the keys of all values, as they are stored: of a tuple its text."""
+        return self._archive().keys()
+
+    def close(self) -> None:
+        """Close the archive in this process, and seal it if no other one uses it; idempotent."""
+        archive = self._files.pop()
+        if archive is not None:
+            archive.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class _Archive:
+    """Archive of a KeyedCache in one process."""
+
+    def __init__(self, path: str, options: WriteOptions, fingerprint: dict[str, Any] | None) -> None:
+        self._path = path
+        self._adding: list[Any] = []  # keys of the samples that are being added
+        spec = LabelSpec({KEY_COLUMN: OfIndex(self._adding)})
+        head = writer.new_head(
+            spec,
+            codec=options.codec or "native",
+            compression=options.compression,
+            fingerprint={"arguments": {}} if fingerprint is None else {"arguments": fingerprint},
+        )
+        self._appender = writer.store_at(path).appender(head, options.sync)
+        try:
+            writer.check_origin(path, self._appender.chain.origin, head, None)
+            spec = writer.adopt_labels(self._appender.head, spec, path)
+            self._appender.claims.join_fillers()
+            self._builder = writer.ChunkBuilder(
+                self._appender.head, path, spec, label_schema=self._appender.label_schema()
+            )
+            self._turn = threading.Condition(threading.RLock())
+            self._claimed: set[int] = set()
+            self._root: Root | None = None
+            self._table: KeyTable | None = None
+            self._behind: dict[Key, _Found] = {}
+            self._decoders: dict[str, Decoder] = {}
+            self._seen = 0
+            self._look()
+        except BaseException:
+            self._appender.close()
+            raise
+
+    def close(self) -> None:
+        """Close it, and seal it if no other process has it open."""
+        with self._turn:
+            try:
+                if not self._appender.chain.sealed and not self._appender.claims.has_fillers:
+                    writer.seal(self._appender)
+            finally:
+                self._appender.close()
+
+    def _look(self) -> None:
+        """Take in the values that were stored since, of all processes."""
+        self._appender.catch_up()
+        chain = self._appender.chain
+        root = chain.root
+        if root is not self._root and root is not None:
+            self._root, self._behind, self._seen = root, {}, 0
+            data = b"" if root.keys is None else self._appender.file.pread(root.keys.offset, root.keys.nbytes)
+            crc = 0 if root.keys is None else root.keys.crc32
+            self._table = KeyTable(memoryview(data), crc, root.length, self._path)
+        for header in chain.behind:
+            if header.number <= self._seen:
+                continue
+            table = self._appender.table(header)
+            columns = table.labels.column(KEY_COLUMN).to_pylist(), table.samples.tolist(), table.rows.tolist()
+            for key, sample, row in zip(*columns, strict=True):
+                self._behind[key] = _Found(sample, row, table.schemas[row[3]])
+            self._seen = header.number
+
+    def keys(self) -> list[Key]:
+        """Return the keys of all values."""
+        with self._turn:
+            self._look()
+            chain, file = self._appender.chain, self._appender.file
+            contents = format.Contents(chain, file.pread, self._appender.table)
+            if not contents.length:
+                return []
+            return contents.column(KEY_COLUMN, 0, contents.length).drop_null().to_pylist()  # type: ignore[no-any-return]
+
+    def find(self, keys: Sequence[Key]) -> list[_Found | None]:
+        """Find the values of keys; looks at other processes' new ones if some are missing."""
+        with self._turn:
+            found = [self._behind.get(key) for key in keys]
+            if None in found and self._table is not None:
+                samples = self._table.find(format.key_hashes(keys)).tolist()
+                pairs = zip(found, samples, strict=True)
+                found = [
+                    self._of_root(sample) if one is None and sample >= 0 else one for one, sample in pairs
+                ]
+            if None in found:
+                before = self._appender.chain.cursor
+                self._look()
+                if self._appender.chain.cursor != before:
+                    return self.find(keys)
+            return found
+
+    def _of_root(self, sample: int) -> _Found:
+        assert self._root is not None
+        at = self._root.index.offset + sample * format.ROW.itemsize
+        (row,) = np.frombuffer(self._appender.file.pread(at, format.ROW.itemsize), format.ROW).tolist()
+        return _Found(sample, row, self._root.schemas[row[3]])
+
+    def read(self, found: _Found | None) -> Any:
+        """Decode a value. Raises: CorruptRecordError, it is damaged."""
+        assert found is not None
+        sample, (offset, nbytes, *_, flags), schema = found
+        behind = int(format.behind_nbytes(nbytes))
+        data = memoryview(self._appender.file.pread(offset, nbytes + behind))
+        if not fits(sample, found.row, data[:nbytes], data[nbytes:]):
+            raise CorruptRecordError(
+                f"{self._path}: record {sample} at offset {offset:,} fails its crc32",
+                path=self._path,
+                index=sample,
+            )
+        record = data[:nbytes]
+        if flags & format.COMPRESSED:
+            record = memoryview(codec.decompress(record))
+        decoder = self._decoders.get(schema)
+        if decoder is None:
+            allows = self._appender.head.codec == "pickle"
+            decoder = self._decoders[schema] = codec.decoder_of(schema, allows, None, False)
+        return decoder.decode(record, copy=True)
+
+    def add(self, given: dict[Key, Any], create: Callable[[list[Any]], Sequence[Any]]) -> None:
+        """Compute and store values, unless another process does meanwhile. given: by stored key, the caller's key."""
+        claims = sorted({int(hashed) % _CLAIMS for hashed in format.key_hashes(given)[:, 0].tolist()})
+        with self._claiming(claims):
+            there = self.find([*given])
+            missing = [key for key, one in zip(given, there, strict=True) if one is None]
+            if not missing:
+                return
+            try:
+                values = list(create([given[key] for key in missing]))
+            except Exception as error:
+                raise SourceError(
+                    f"{self._path}: {base.shown(given[missing[0]])}: {type(error).__name__}: {error}",
+                    path=self._path,
+                ) from error
+            if len(values) != len(missing):
+                raise OptionError(
+                    f"{self._path}: {len(missing):,} keys were asked for, and {len(values):,} values returned"
+                )
+            with self._turn:
+                self._adding[:] = missing
+                for number, value in enumerate(values):
+                    self._builder.add(number, value)
+                self._builder.publish(self._appender, continues=True)
+                self._look()
+
+    @contextmanager
+    def _claiming(self, claims: list[int]) -> Iterator[None]:
+        """Hold claims, in rising order, so that two that wait for each other's cannot be."""
+        held: list[int] = []
+        try:
+            for claim in claims:
+                # The kernel's locks are of the process: threads wait for each other here.
+                with self._turn:
+                    while claim in self._claimed:
+                        self._turn.wait()
+                    self._claimed.add(claim)
+                held.append(claim)
+                self._appender.claims.wait(claim)
+            yield
+        finally:
+            for claim in held:
+                self._appender.claims.release(claim)
+            with self._turn:
+                self._claimed.difference_update(held)
+                self._turn.notify_all()
+
+
+class Memoized(Generic[V]):
+    """Function of one argument whose results are kept; the result of `memoize`."""
+
+    def __init__(
+        self, function: Callable[[Any], V], key: Callable[[Any], Any], make: Callable[[], KeyedCache]
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._key, self._make = function, key, make
+
+    @base.once
+    def cache(self) -> KeyedCache:
+        """Values by key; the first call opens the archive."""
+        return self._make()
+
+    def __call__(self, argument: Any) -> V:
+        """Return the kept result for an argument, or compute it."""
+        return self.cache.get_or_create(self._key(argument), lambda: self._function(argument))
+
+    def many(self, arguments: Sequence[Any]) -> list[V]:
+        """Return the results for several arguments; missing ones are computed one by one, and stored together."""
+        by_key = {self._key(argument): argument for argument in arguments}
+
+        def create(missing: list[Any]) -> list[V]:
+            return [self._function(by_key[key]) for key in missing]
+
+        return self.cache.get_many([self._key(argument) for argument in arguments], create)
+
+
+def memoize(
+    path: str | os.PathLike[str],
+    *,
+    key: Callable[[Any], Any] | None = None,
+    version: object = None,
+    **keywords: Unpack[base.WriteKeywords],
+) -> Callable[[Callable[[Any], V]], Memoized[V]]:
+    """Keep the results of a function of one argument in a `KeyedCache`.
+
+    Args:
+        key: a function of the argument that returns its key; by default the argument is the key.
+        version: change it if the function returns other results than before.
+        keywords: as of `KeyedCache`.
+
+    >>> @edcache.memoize("embeddings.zip", version="clip-b32")
+    ... def embedding(prompt):
+    ...     return encoder(prompt)
+    """
+
+    def decorate(function: Callable[[Any], V]) -> Memoized[V]:
+        def make() -> KeyedCache:
+            made_by = writer.call_fingerprint(function, {}, version)
+            return KeyedCache(path, fingerprint=made_by, **keywords)
+
+        return Memoized(function, key or (lambda argument: argument), make)
+
+    return decorate
