@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edcache.codec import Decoder
 
 V = TypeVar("V")
-# Claims are bytes of the file that are locked; a key has one of so many.
+# A claim is a byte of the file that is locked; a key has one of these.
 _CLAIMS = 1 << 40
 
 
@@ -67,7 +67,7 @@ class KeyedCache:
     ) -> None:
         self.path = writer.store_at(path).path
         self._options = WriteOptions.of(None, keywords, "KeyedCache")
-        self._fingerprint = fingerprint
+        self._made_by = fingerprint
         self._files = base.PerProcess[_Archive]()
         self._archive()
 
@@ -75,7 +75,7 @@ class KeyedCache:
         return self.__dict__ | {"_files": base.PerProcess[_Archive]()}
 
     def _archive(self) -> _Archive:
-        return self._files.get(lambda: _Archive(self.path, self._options, self._fingerprint))
+        return self._files.get(lambda: _Archive(self.path, self._options, self._made_by))
 
     def get_or_create(self, key: Any, create: Callable[[], V]) -> V:
         """Return the value of a key; if there is none, compute and store it, or wait for the process that does.
