@@ -259,7 +259,8 @@ class FillOptions(Options):
         timeout: seconds for one sample, and for each of a batch. A sample that takes longer, in C code too, counts as
             one that raised.
         grow: True appends the new samples of a source with len() that became longer. False raises StaleCacheError for
-            it; both do if its first samples changed.
+            it; both do if its first samples changed. A source with keys needs it for `@cachable` alone, which then
+            looks at the source at every call (docs/howto/keys.md).
     """
 
     num_workers: Workers = 0

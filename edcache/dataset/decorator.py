@@ -89,12 +89,15 @@ class CachedFactory(Generic[P, T_co]):
                 archive = store.reader(replace(self._reading, preload=options.preload))
             return opened(options, archive)
         source = self.uncached(*args, **kwargs)
-        origin: dict[str, Any] | bool = writer.source_fingerprint(source, call=fingerprint)
+        # Keys tell which samples changed.
+        cut = (len(source), 0) if hasattr(source, "sample_key") else None
+        origin: dict[str, Any] | bool = writer.source_fingerprint(source, cut, fingerprint)
         if archive is not None and not rebuild:
             length, begun = None, archive.session.origin.length
             if not writer.is_stream(source) and hasattr(source, "__len__"):
                 length = writer.length_of(source, store.path)
             lengths = None if length is None or begun is None or length == begun else (length, begun)
+            lengths = lengths if cut is None else cut
             adds = not is_complete or (length or 0) > len(archive)
             verdict = self._check(archive, writer.source_fingerprint(source, lengths, fingerprint), adds)
             rebuild = verdict == "rebuild"

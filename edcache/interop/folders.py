@@ -32,8 +32,8 @@ def image_folder(root: str | os.PathLike[str], decode: Decode = "pil") -> ImageF
     Raises:
         OptionError: there is no such folder, it has no folders in it, or one of them has no image.
 
-    Cost: walks the tree. A cache also compares the names, sizes and modification times of all files;
-    `CachedDataset.from_cache` does neither. `grow=True` accepts more files that sort behind the old ones.
+    Cost: walks the tree. A cache also compares the names, sizes and modification times of all files, and caches the
+    files that are new or changed; `CachedDataset.from_cache` does neither. Paths are keys: `ds.by_key("dog/1.png")`.
 
     >>> ds = edcache.CachedDataset(edcache.image_folder("imagenet/train", decode="tensor"), "train.zip")
     """
@@ -87,16 +87,26 @@ class ImageFolder(Dataset[dict[str, Any]]):
     def __repr__(self) -> str:
         return f"ImageFolder({self.folder!r}, {len(self):,} images in {len(self.classes):,} classes)"
 
+    def sample_key(self, index: int) -> str:
+        """Return the path of an image, by which a cache knows it when the folder changes."""
+        return self.paths[index]
+
+    def sample_version(self, index: int) -> tuple[int, int, int]:
+        """Return size and time of a file, and its label: if one of them changes, the image is cached anew."""
+        size, time = -1, -1
+        with suppress(OSError):  # it was deleted since
+            stat = os.stat(os.path.join(self.folder, *self.paths[index].split("/")))
+            size, time = stat.st_size, stat.st_mtime_ns
+        return size, time, self._labels[index]
+
     def __edcache_fingerprint__(self) -> dict[str, Any]:
         """Identify the source by its files and the decoding.
 
-        Names, sizes and times are of each file, so that a tree with more files behind these may grow.
+        Names, sizes and times are of each file: a source that holds this one, and gives no keys, is made of them.
         """
-        stats = np.full((len(self.paths), 2), -1, np.int64)
-        for place, path in enumerate(self.paths):
-            with suppress(OSError):  # it was deleted since
-                stat = os.stat(os.path.join(self.folder, *path.split("/")))
-                stats[place] = stat.st_size, stat.st_mtime_ns
+        stats = np.array([self.sample_version(index)[:2] for index in range(len(self))], np.int64).reshape(
+            -1, 2
+        )
         turned = "exif_transpose" if self.decoding.exif_transpose else None
         decode = filter(None, (str(self.decoding.form), self.decoding.mode, turned))
         return {"names": self.paths, "sizes and times": stats, "decode": ", ".join(decode)}
