@@ -41,8 +41,14 @@ class Building:
         length = writer.length_of(source, store.path) if has_length else None
         self._keyed = None if self._is_stream else writer.Keyed.of(source)
         if self._keyed is not None:
-            length = len(self._keyed.firsts)
-            spec = LabelSpec({**spec.sources, **self._keyed.only(self._keyed.firsts).columns})
+            length, columns = len(self._keyed.firsts), self._keyed.only(self._keyed.firsts).columns
+            taken = [name for name in spec.names if name in columns]
+            if taken:
+                raise OptionError(
+                    f'in_memory_keys names "{taken[0]}", a column that the keys of the source make; name it otherwise',
+                    option="in_memory_keys",
+                )
+            spec = LabelSpec({**spec.sources, **columns})
             fingerprint = None if fingerprint is None else {**fingerprint, "keys": self._keyed.digest}
             if self._is_lazy and self._keyed.order is not None:
                 raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")

@@ -78,8 +78,8 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     options: dict[str, Any] = dict(keywords)
     keep = [keep] if isinstance(keep, str) else list(keep)
     labels = [name for name in keep if isinstance(source, Readable) and name in source.labels]
-    if labels:
-        options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels)
+    is_keyed = source_keys(source, key) is not None
+    options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels, is_keyed)
     if batch_size is None:
         if devices is not None:
             raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
@@ -105,8 +105,11 @@ def _for_devices(devices: Sequence[torch.device], options: dict[str, Any]) -> di
     }
 
 
-def _with_labels(keys: Any, labels: list[str]) -> Any:
-    """Add the labels that are kept to `in_memory_keys`."""
+def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
+    """Add the labels that are kept to `in_memory_keys`, but for the columns that the keys of a source make."""
+    labels = [name for name in labels if not (is_keyed and name in writer.KEYED_COLUMNS)]
+    if not labels:
+        return keys
     if isinstance(keys, Mapping):
         return {**{name: name for name in labels}, **keys}
     return [*labels, *(key for key in keys or () if key not in labels)]

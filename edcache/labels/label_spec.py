@@ -16,9 +16,9 @@ LabelSource: TypeAlias = "FieldPath | Callable[[Any], Any] | OfIndex"
 
 @dataclasses.dataclass(frozen=True)
 class OfIndex:
-    """Label that the index of a sample tells. values: one for each index."""
+    """Label that the index of a sample tells. values: by index."""
 
-    values: Sequence[Any]
+    values: Sequence[Any] | Mapping[int, Any]
 
 
 _CONTAINERS = frozenset({dict, tuple, list})
@@ -62,6 +62,16 @@ class LabelSpec:
             except (KeyError, IndexError, TypeError):
                 pass  # a dotted path, or a missing field: the walk below tells them apart
         return [value_of(name, source, index, sample) for name, source in self.sources.items()]
+
+    def of(self, indices: Sequence[int]) -> LabelSpec:
+        """Keep the labels that an index tells of some samples alone, as it is sent to where these are computed."""
+        few = {
+            name: OfIndex({index: source.values[index] for index in indices})
+            if isinstance(source, OfIndex)
+            else source
+            for name, source in self.sources.items()
+        }
+        return LabelSpec(few)
 
     def only(self, names: Iterable[str]) -> LabelSpec:
         """Keep the columns of these names."""

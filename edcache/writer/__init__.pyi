@@ -24,6 +24,7 @@ from .job import check_source as check_source
 from .job import claim_size as claim_size
 from .job import length_of as length_of
 from .job import worker_count as worker_count
+from .keyed import KEYED_COLUMNS as KEYED_COLUMNS
 from .keyed import Keyed as Keyed
 from .keyed import keyed_fingerprint as keyed_fingerprint
 from .keyed import keys_digest as keys_digest

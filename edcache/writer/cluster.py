@@ -88,7 +88,8 @@ class Cluster:
         self._look()
         indices = self._presence.missing_in(claim)
         if indices:
-            yield claim, self._executor.submit(encode_samples, self._job, indices)
+            job = replace(self._job, spec=self._job.spec.of(indices))
+            yield claim, self._executor.submit(encode_samples, job, indices)
         else:
             self._claims.release(claim)
 

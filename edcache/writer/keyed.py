@@ -34,8 +34,10 @@ from edcache.writer.description import NoDescription, described
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
 from edcache.writer.seal import Order, seal
+from edcache.writer.store import store_at
 
 VERSION_COLUMN: Final = "version"
+KEYED_COLUMNS: Final = KEY_COLUMN, VERSION_COLUMN
 _STAGE: Final = ".edcache.keys-"
 
 
@@ -236,8 +238,10 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         return
     todo = _publish(job, keyed, None)
     if todo is not None:
-        fill(_stage(job, keyed, todo))
-        _publish(job, keyed, todo)
+        stage = _stage(job, keyed, todo)
+        with store_at(stage.path).held():
+            fill(stage)
+            _publish(job, keyed, todo)
 
 
 def keys_digest(origin: Head) -> str | None:

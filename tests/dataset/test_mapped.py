@@ -502,3 +502,11 @@ def test_other_weights_are_no_new_samples(tmp_path):
 class OnField(torch.nn.Module):
     def forward(self, batch):
         return batch["x"]
+
+
+def test_the_key_of_a_cache_may_be_kept_as_a_field(tmp_path):
+    source = CachedDataset(Images(), tmp_path / "s.zip", in_memory_keys={"key": "name"}, progress=False)
+    source.add_labels("version", [1.5] * COUNT)
+    ds = mapped(halves, source, tmp_path / "m.zip", keep=["key", "version"])
+    assert [sample["key"] for sample in ds] == list(ds.keys) == [f"image-{index}" for index in range(COUNT)]
+    assert ds[3]["version"] == 1.5

@@ -1,11 +1,13 @@
 """A source with keys is filled again by what is new alone, and its archive has its order."""
 
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -323,3 +325,39 @@ def test_fills_that_are_killed_lose_little_also_if_the_source_changes_meanwhile(
     assert edcache.verify(path).problems == []
     calls = take_calls(log)
     assert {*names} <= {*calls} <= wanted
+
+
+def test_a_label_of_the_same_name_is_refused(tmp_path, log):
+    with pytest.raises(
+        OptionError, match='in_memory_keys names "key", a column that the keys of the source make'
+    ):
+        CachedDataset(Named(log, "ab"), tmp_path / "a.zip", in_memory_keys={"key": "label"})
+
+
+def test_an_executor_gets_the_keys_of_its_samples_alone(tmp_path, log):
+    sizes = []
+
+    class Measured(ThreadPoolExecutor):
+        def submit(self, function, job, indices):
+            sizes.append(len(pickle.dumps(job.spec)))
+            return super().submit(function, job, indices)
+
+    names = [f"{'long ' * 20}{i}" for i in range(2_000)]
+    with Measured(2) as executor:
+        check(filled(Named(log, names), tmp_path / "a.zip", executor=executor), names, {})
+        names = [*names[500:], "one", "more"]
+        check(filled(Named(log, names), tmp_path / "a.zip", executor=executor), names, {})
+    assert len(sizes) > 20
+    assert max(sizes) < 20_000
+
+
+def test_shared_memory_and_urls_are_filled_again(log):
+    with (
+        filled(Named(log, ["a", "bb"]), "shm://keyed"),
+        filled(Named(log, ["c", "a", "c"]), "shm://keyed") as ds,
+    ):
+        check(ds, ["c", "a", "c"], {})
+    assert take_calls(log) == ["a", "bb", "c"]
+    filled(Named(log, ["a", "bb"]), "memory://keyed/a.zip").close()
+    check(filled(Named(log, ["c", "bb", "c"]), "memory://keyed/a.zip"), ["c", "bb", "c"], {})
+    assert take_calls(log) == ["a", "bb", "c"]
