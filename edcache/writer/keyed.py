@@ -16,7 +16,6 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from functools import cached_property
 from typing import Any, Final
 from uuid import uuid4
 
@@ -25,7 +24,7 @@ import torch
 from torch.utils.data import Subset
 
 from edcache import format, storage
-from edcache.base import Ints, OptionError, SourceError
+from edcache.base import Ints, OptionError, SourceError, once
 from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Head, Header, pa, pc
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender
@@ -79,12 +78,12 @@ class Keyed:
         columns = {KEY_COLUMN: OfIndex(self.keys)}
         return columns if self.versions is None else {**columns, VERSION_COLUMN: OfIndex(self.versions)}
 
-    @cached_property
+    @once
     def digest(self) -> str:
         """Digest of all keys and versions in their order."""
         return hashlib.blake2b(repr((self.keys, self.versions)).encode(), digest_size=16).hexdigest()
 
-    @cached_property
+    @once
     def identities(self) -> pa.Array:
         """Binary values that are equal if key and version are."""
         try:
@@ -98,7 +97,7 @@ class Keyed:
             )
         return _identities(keys, None if self.versions is None else pa.array(self.versions, pa.string()))
 
-    @cached_property
+    @once
     def _codes(self) -> tuple[Ints, Ints]:
         """First samples of each identity, rising; and for each sample its place among them."""
         if pc.count_distinct(self.identities).as_py() == len(self.identities):
