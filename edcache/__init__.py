@@ -8,6 +8,7 @@
     CacheWriter     write an archive without a Dataset
     ImageFile       an image as the bytes of its file, decoded as a Decoding says; image_folder() has many
     collate         a collate_fn for fields that vary in shape
+    changes         what a source with keys has that its archive lacks, before it is computed
     concat          several datasets as one; mix() draws from them in proportions, zip_fields() puts their
                     fields side by side
     copy_to_local   copy a far archive to a disk of this machine, once for all its processes

@@ -10,6 +10,7 @@ from .dataset import CachedDataset as CachedDataset
 from .dataset import KeyedCache as KeyedCache
 from .dataset import View as View
 from .dataset import cachable as cachable
+from .dataset import changes as changes
 from .dataset import concat as concat
 from .dataset import map as map
 from .dataset import mapped as mapped

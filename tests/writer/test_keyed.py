@@ -361,3 +361,25 @@ def test_shared_memory_and_urls_are_filled_again(log):
     filled(Named(log, ["a", "bb"]), "memory://keyed/a.zip").close()
     check(filled(Named(log, ["c", "bb", "c"]), "memory://keyed/a.zip"), ["c", "bb", "c"], {})
     assert take_calls(log) == ["a", "bb", "c"]
+
+
+def test_changes_tell_what_a_fill_would_compute(tmp_path, log):
+    draw, path = random.Random(0), tmp_path / "a.zip"
+    before = {}
+    for _ in range(scaled(40, 6)):
+        names = draw.sample([f"n{i}" for i in range(30)], draw.randrange(20))
+        revisions = {name: draw.randrange(2) for name in names}
+        source = Named(log, names, revisions)
+        if path.exists():
+            told = edcache.changes(CachedDataset.from_cache(path), source)
+            assert {names[k] for k in told.new.tolist()} == {*names} - {*before}
+            changed = {name for name in names if name in before and before[name] != revisions[name]}
+            assert {names[k] for k in told.changed.tolist()} == changed
+            assert {[*before][k] for k in told.gone.tolist()} == {*before} - {*names}
+            moved = {n for k, n in enumerate(names) if n in before and [*before].index(n) != k} - changed
+            assert {names[k] for k in told.moved.tolist()} == moved
+            assert str(told).startswith(f"{len(told.new)} new")
+        filled(source, path)
+        before = {name: revisions[name] for name in names}
+    with pytest.raises(OptionError, match=r"the source has no sample_key\(index\)"):
+        edcache.changes(CachedDataset.from_cache(path), [1, 2])

@@ -1,0 +1,83 @@
+"""`changes`: what a fill of an archive with keys would do, by the keys and versions of its source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from edcache import writer
+from edcache.base import Ints, OptionError
+from edcache.dataset.cached import CachedDataset
+from edcache.dataset.mapped import Mapped
+from edcache.format import KEY_COLUMN, pa, pc
+
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Difference between a source and an archive, as positions: int64 [k], rising.
+
+    Attributes:
+        new: in the source: samples whose key the archive lacks. changed: whose version is another one.
+        moved: whose position is another one. gone: in the archive: samples whose key the source lacks.
+    """
+
+    new: Ints
+    changed: Ints
+    moved: Ints
+    gone: Ints
+    _keys: tuple[list[Any], list[Any]]
+
+    def __str__(self) -> str:
+        """Tell each by its count and the first keys."""
+        source, archive = self._keys
+        lines = []
+        for name, keys in (("new", source), ("changed", source), ("moved", source), ("gone", archive)):
+            positions: Ints = getattr(self, name)
+            shown = ", ".join(repr(keys[position]) for position in positions[:_SHOWN].tolist())
+            more = ", ..." if len(positions) > _SHOWN else ""
+            lines.append(f"{len(positions):,} {name}" + (f": {shown}{more}" if shown else ""))
+        return "\n".join(lines)
+
+
+def changes(cache: CachedDataset[Any], source: Any, key: str | Callable[[Any], Any] | None = None) -> Changes:
+    """Compare an archive with its source by keys and versions; no sample is computed.
+
+    Args:
+        cache: an archive with keys.
+        source: the dataset that it is to be filled from; of an archive of `map`, the dataset that is mapped.
+        key: as of `map`.
+    Returns:
+        Positions of new, changed, moved and gone samples; print it for counts and examples.
+    Raises: OptionError, the archive or the source has no keys.
+
+    >>> print(edcache.changes(ds, edcache.image_folder("train")))
+    """
+    keyed = writer.Keyed.of(Mapped(_unchanged, source, [], [], key, None))
+    if keyed is None or KEY_COLUMN not in cache.labels:
+        what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
+        raise OptionError(f"changes(): {what}; see docs/howto/keys.md")
+    stored = cache.labels.column(KEY_COLUMN)
+    keys = pa.array(keyed.keys, stored.type)
+    place = pc.index_in(keys, stored).fill_null(-1).to_numpy()
+    is_there, is_same = place >= 0, np.ones(len(keys), np.bool_)
+    if keyed.versions is not None and writer.KEYED_COLUMNS[1] in cache.labels:
+        before = cache.labels.column(writer.KEYED_COLUMNS[1]).take(pa.array(np.maximum(place, 0)))
+        is_same = pc.equal(before, pa.array(keyed.versions)).fill_null(False).to_numpy()
+    is_elsewhere = place != np.arange(len(keys))
+    is_kept = pc.is_in(stored, keys).to_numpy()
+    return Changes(
+        new=np.flatnonzero(~is_there),
+        changed=np.flatnonzero(is_there & ~is_same),
+        moved=np.flatnonzero(is_there & is_same & is_elsewhere),
+        gone=np.flatnonzero(~is_kept),
+        _keys=(keyed.keys, stored.to_pylist()),
+    )
+
+
+def _unchanged(sample: Any) -> Any:
+    return sample
