@@ -1,7 +1,6 @@
 from .archive_paths import Path as Path
 from .archive_paths import expand_paths as expand_paths
 from .cached import CachedDataset as CachedDataset
-from .changes import Changes as Changes
 from .changes import changes as changes
 from .combined import concat as concat
 from .combined import zip_fields as zip_fields

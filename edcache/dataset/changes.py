@@ -66,7 +66,7 @@ def changes(cache: CachedDataset[Any], source: Any, key: str | Callable[[Any], A
     place = pc.index_in(keys, stored).fill_null(-1).to_numpy()
     is_there, is_same = place >= 0, np.ones(len(keys), np.bool_)
     if keyed.versions is not None and writer.KEYED_COLUMNS[1] in cache.labels:
-        before = cache.labels.column(writer.KEYED_COLUMNS[1]).take(pa.array(np.maximum(place, 0)))
+        before = cache.labels.column(writer.KEYED_COLUMNS[1]).take(pa.array(place, mask=~is_there))
         is_same = pc.equal(before, pa.array(keyed.versions)).fill_null(False).to_numpy()
     is_elsewhere = place != np.arange(len(keys))
     is_kept = pc.is_in(stored, keys).to_numpy()

@@ -153,7 +153,10 @@ def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
 
     So are datasets that it holds. A value that is no dataset, as a model, is a setting as a whole.
     """
-    bare, values = object.__new__(type(source)), dict[str, Any]()
+    base = next((kind for kind in (list, tuple) if isinstance(source, kind)), object)
+    bare, values = base.__new__(type(source)), dict[str, Any]()
+    if base is not object:
+        values["items"] = [*source]
     has_versions = hasattr(source, "sample_version")
     for name, value in vars(source).items():
         if _has_parts(value, count) or (has_versions and _is_table(value, count)):
@@ -172,6 +175,8 @@ def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
 
 
 def _is_dataset(value: Any, count: int) -> bool:
+    if isinstance(value, list | tuple | dict | torch.nn.Module):
+        return False
     is_map = hasattr(type(value), "__len__") and hasattr(type(value), "__getitem__")
     return is_map and hasattr(value, "__dict__") and not hasattr(value, "__array__") and len(value) == count
 

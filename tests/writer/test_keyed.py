@@ -383,3 +383,21 @@ def test_changes_tell_what_a_fill_would_compute(tmp_path, log):
         before = {name: revisions[name] for name in names}
     with pytest.raises(OptionError, match=r"the source has no sample_key\(index\)"):
         edcache.changes(CachedDataset.from_cache(path), [1, 2])
+
+
+def test_a_list_with_keys_is_a_source(tmp_path):
+    class Rows(list):
+        def sample_key(self, index):
+            return self[index]["name"]
+
+    path = tmp_path / "a.zip"
+    CachedDataset(Rows([{"name": "a", "y": 1}, {"name": "b", "y": 2}]), path, progress=False)
+    rows = Rows([{"name": "c", "y": 5}, {"name": "b", "y": 3}, {"name": "a", "y": 1}])
+    told = edcache.changes(CachedDataset.from_cache(path), rows)
+    assert (told.new.tolist(), told.changed.tolist(), told.moved.tolist(), told.gone.tolist()) == (
+        [0],
+        [1],
+        [2],
+        [],
+    )
+    assert list(CachedDataset(rows, path, progress=False)) == rows
