@@ -19,6 +19,7 @@ from edcache.errors import CorruptRecordError, LabelError, UnknownLabelError
 from tests.conformance import reference
 from tests.kit.damage import flip_record
 from tests.kit.likeness import same
+from tests.kit.systems import child_environ
 
 
 def value(key):
@@ -188,7 +189,9 @@ def test_processes_that_are_killed_lose_what_they_compute_alone(tmp_path, path):
     log.touch()
     for round_ in range(5):
         running = [
-            subprocess.Popen([sys.executable, "-c", _WORK, str(path), str(log), f"{round_}.{k}"])
+            subprocess.Popen(
+                [sys.executable, "-c", _WORK, str(path), str(log), f"{round_}.{k}"], env=child_environ()
+            )
             for k in range(4)
         ]
         if round_ < 4:

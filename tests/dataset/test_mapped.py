@@ -20,6 +20,7 @@ import edcache
 from edcache import CachedDataset, OptionError, SourceError, StaleCacheError
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
+from tests.kit.systems import child_environ
 
 COUNT = 60
 
@@ -391,7 +392,10 @@ def test_killed_processes_lose_at_most_the_batch_that_they_compute(tmp_path, way
     command = [sys.executable, str(script), str(log), str(path), repr(WAYS[way])]
     while True:
         # Two processes share the work, and both are killed once both have begun.
-        pair = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+        pair = [
+            subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=child_environ())
+            for _ in range(2)
+        ]
         began = len(calls_of_names(log))
         deadline = time.monotonic() + 60
         while len(calls_of_names(log)) < began + 3 and any(one.poll() is None for one in pair):

@@ -7,7 +7,6 @@ import dataclasses
 import datetime as dt
 import enum
 import math
-import os
 import pathlib
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from hypothesis import strategies as st
 from edcache.codec.classes import register
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoded, Encoder
+from tests.kit.systems import child_environ
 
 
 @register
@@ -205,8 +205,7 @@ UUID = uuid.UUID(int=7)
 
 def run_script(script: str, **environment: str) -> str:
     """Run a script in a fresh process that imports what this one can; return what it printed."""
-    path = os.pathsep.join([os.getcwd(), *filter(None, sys.path)])
-    env = {**os.environ, "PYTHONPATH": path, **environment}
+    env = child_environ() | environment
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -13,12 +13,14 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from edcache.storage import calls
 
 HANGS = 60
 WAYS = "mmap", "pread"
+ROOT = Path(__file__).parents[2]
 CALLS = (
     *("open", "close", "stat", "stat_path", "map", "pread", "next_data", "pread_cached", "will_need"),
     *("write_back", "pwrite", "truncate", "reserve", "sync", "sync_directory", "make_folders"),
@@ -214,3 +216,8 @@ def killed_at(count: int, work: Callable[[], object]) -> bool:
     code = ended(in_child(work, Killing(count)))
     assert code in (0, -signal.SIGKILL)
     return code != 0
+
+
+def child_environ() -> dict[str, str]:
+    """Environment of a process that imports what this one can, in whatever folder it starts."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}

@@ -28,6 +28,7 @@ from edcache import CachedDataset, CacheWriter
 from edcache.errors import ArchiveError, StaleArchiveError
 from edcache.format import END_NBYTES
 from edcache.reader import Reader
+from tests.kit.systems import child_environ
 
 MODULE = '''
 import numpy as np
@@ -162,7 +163,7 @@ def run_python(program: str, *arguments: object, **env: str) -> str:
         text=True,
         timeout=60,
         check=False,
-        env=os.environ | {"PYTHONPATH": str(Path(edcache.__file__).parent.parent)} | env,
+        env=child_environ() | env,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""

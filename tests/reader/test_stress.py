@@ -34,6 +34,7 @@ from edcache.format import Head
 from edcache.reader import Reader
 from edcache.storage.file import File
 from edcache.writer.appender import Appender
+from tests.kit.systems import child_environ
 
 # Forking while threads run is what some of these tests are about.
 pytestmark = [
@@ -314,7 +315,7 @@ sys.cycle = [reader, w, other, batches, lazy]
 
 
 def test_an_interpreter_ends_quietly_with_everything_open(folder: Path, sealed: Path) -> None:
-    env = os.environ | {"PYTHONPATH": str(Path(edcache.__file__).parent.parent)}
+    env = child_environ()
     command = [sys.executable, "-W", "error", "-c", EXITS, str(sealed), str(folder / "grown.zip")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False, env=env)
     assert (done.returncode, done.stderr, done.stdout) == (0, "", "")
@@ -333,7 +334,7 @@ def test_an_interpreter_ends_quietly_where_a_profiler_keeps_a_dataset_longer_tha
         "import cProfile, sys, edcache\nds = edcache.CachedDataset.from_cache(sys.argv[1])\n"
         "function = lambda: ds.take(3)\nprofile = cProfile.Profile(); profile.runcall(function)"
     )
-    env = os.environ | {"PYTHONPATH": str(Path(edcache.__file__).parent.parent)}
+    env = child_environ()
     command = [sys.executable, "-c", code, str(sealed)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=HANGS, check=False, env=env)
     assert (done.returncode, done.stderr) == (0, "")

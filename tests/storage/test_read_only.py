@@ -16,6 +16,7 @@ from systems import System, replace_system
 
 import edcache
 from edcache import CachedDataset, CacheWriter
+from tests.kit.systems import child_environ
 
 KINDS = ["sealed", "unsealed", "torn"]
 
@@ -67,9 +68,7 @@ def test_a_read_only_mount_is_enough(tmp_path, kind):
     os.chmod(folder, 0o555)
     before = path.read_bytes()
     mounting = ["unshare", "-m", "sh", "-c", MOUNT, str(folder)] if _can_mount(folder) else []
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    }
+    environment = child_environ()
     said: dict[str, Any] = {}
     for command in ("from_cache", "verify", "info", "labels", "copy"):
         done = subprocess.run(

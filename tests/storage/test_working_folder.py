@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from written import write
@@ -14,6 +13,7 @@ from written import write
 import edcache
 from edcache import CachedDataset, CacheWriter, cachable
 from edcache.errors import OptionError
+from tests.kit.systems import child_environ
 
 COUNT = 30
 
@@ -197,7 +197,7 @@ if __name__ == "__main__":
 def without_folder(tmp_path, body):
     script = tmp_path / "script.py"
     script.write_text(GONE.format(body=textwrap.indent(textwrap.dedent(body), "    ").strip()))
-    environment = os.environ | {"PYTHONPATH": str(Path(edcache.__file__).parent.parent)}
+    environment = child_environ()
     ended = subprocess.run(
         [sys.executable, script, str(tmp_path)], capture_output=True, text=True, env=environment, timeout=60
     )

@@ -19,6 +19,7 @@ from edcache.errors import UnknownLabelError
 from tests.conformance import reference
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
+from tests.kit.systems import child_environ
 
 
 class Named:
@@ -308,7 +309,10 @@ def test_fills_that_are_killed_lose_little_also_if_the_source_changes_meanwhile(
     wanted = set()
     for history in range(6):
         pair = [sys.executable, str(script), str(log), str(path), str(history), kind]
-        running = [subprocess.Popen(pair, start_new_session=True, stderr=subprocess.PIPE) for _ in range(2)]
+        running = [
+            subprocess.Popen(pair, start_new_session=True, stderr=subprocess.PIPE, env=child_environ())
+            for _ in range(2)
+        ]
         is_last = history == 5
         if not is_last:
             time.sleep(draw.uniform(2, 5))
