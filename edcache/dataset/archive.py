@@ -18,6 +18,7 @@ from edcache.dataset.view import Samples
 from edcache.format import KEY_COLUMN, Failure, Key, key_hashes
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Made, Projection, Reader, Records, Session, Several
+from edcache.writer import keys_digest
 
 if TYPE_CHECKING:
     from edcache.dataset.build import Building
@@ -44,9 +45,16 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         return self._reader.session.length
 
     def __edcache_fingerprint__(self) -> dict[str, Any]:
-        """Return the identity of the samples, for a cache of them: the archive is known by its uuid."""
-        uuid = self._reader.session.head.uuid.hex()
-        return {"archive": uuid, "decode": self._reader.decoding, "transform": self._transform}
+        """Return the identity of the samples, for a cache of them: the archive is known by its uuid.
+
+        Filled again by keys, an archive has other samples.
+        """
+        session = self._reader.session
+        archive = " ".join(filter(None, [session.head.uuid.hex(), keys_digest(session.origin)]))
+        return {"archive": archive, **self.__edcache_settings__()}
+
+    def __edcache_settings__(self) -> dict[str, Any]:
+        return {"decode": self._reader.decoding, "transform": self._transform}
 
     @property
     def labels(self) -> Labels:

@@ -49,7 +49,7 @@ class Building:
                     option="in_memory_keys",
                 )
             spec = LabelSpec({**spec.sources, **columns})
-            fingerprint = None if fingerprint is None else {**fingerprint, "keys": self._keyed.digest}
+            fingerprint = {**(fingerprint or {}), writer.KEYS_DIGEST: self._keyed.digest}
             if self._is_lazy and self._keyed.order is not None:
                 raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")
         head = writer.new_head(
@@ -148,7 +148,7 @@ class Building:
         may_lack = archive.complete and (kept.names or not names)
         writer.adopt_labels(head, kept if may_lack else job.spec, path)
         writer.check_options(head, path, **self._asked)
-        if job.head.fingerprint is None:
+        if not writer.tells_source(job.head):
             return
         if expected is None:
             message = "says nothing about the source that it was made of, so another one would not be noticed"
@@ -165,7 +165,7 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
 
     For an iterable it includes the number of workers, on which the order depends.
     """
-    if hasattr(source, "sample_key") and not writer.is_stream(source) and given in (None, True):
+    if writer.has_method(source, "sample_key") and not writer.is_stream(source) and given in (None, True):
         # What has one value for each sample is told by keys and versions.
         return writer.keyed_fingerprint(source)
     fingerprint = writer.chosen_fingerprint(source, given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import numpy as np
 from edcache import writer
 from edcache.base import Ints, OptionError
 from edcache.dataset.cached import CachedDataset
-from edcache.dataset.mapped import Mapped
+from edcache.dataset.mapped import Mapped, kept_labels
 from edcache.format import KEY_COLUMN, pa, pc
 
 _SHOWN: Final = 5
@@ -44,20 +44,25 @@ class Changes:
         return "\n".join(lines)
 
 
-def changes(cache: CachedDataset[Any], source: Any, key: str | Callable[[Any], Any] | None = None) -> Changes:
+def changes(
+    cache: CachedDataset[Any],
+    source: Any,
+    key: str | Callable[[Any], Any] | None = None,
+    keep: Sequence[str] = (),
+) -> Changes:
     """Compare an archive with its source by keys and versions; no sample is computed.
 
     Args:
         cache: an archive with keys.
         source: the dataset that it is to be filled from; of an archive of `map`, the dataset that is mapped.
-        key: as of `map`.
+        key, keep: as of `map`.
     Returns:
         Positions of new, changed, moved and gone samples; print it for counts and examples.
     Raises: OptionError, the archive or the source has no keys.
 
     >>> print(edcache.changes(ds, edcache.image_folder("train")))
     """
-    keyed = writer.Keyed.of(Mapped(_unchanged, source, [], [], key, None))
+    keyed = writer.Keyed.of(Mapped(_unchanged, source, [], kept_labels(source, keep), key, None))
     if keyed is None or KEY_COLUMN not in cache.labels:
         what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
         raise OptionError(f"changes(): {what}; see docs/howto/keys.md")

@@ -118,6 +118,11 @@ class Combined(Root, Samples):
         """Return the identity of the samples, for a cache of them."""
         return {"parts": self.parts, "transform": self._transform}
 
+    def __edcache_settings__(self) -> dict[str, Any]:
+        of_parts = [part.__edcache_settings__() for part in self.parts]
+        of_each = of_parts[0] if of_parts.count(of_parts[0]) == len(of_parts) else of_parts
+        return {"parts": of_each, "transform": self._transform}
+
     @property
     def complete(self) -> bool:
         """True if every archive is sealed, and no sample of it may still be computed."""

@@ -90,7 +90,7 @@ class CachedFactory(Generic[P, T_co]):
             return opened(options, archive)
         source = self.uncached(*args, **kwargs)
         # Keys tell which samples changed.
-        cut = (len(source), 0) if hasattr(source, "sample_key") else None
+        cut = (len(source), 0) if writer.has_method(source, "sample_key") else None
         origin: dict[str, Any] | bool = writer.source_fingerprint(source, cut, fingerprint)
         if archive is not None and not rebuild:
             length, begun = None, archive.session.origin.length

@@ -68,6 +68,10 @@ class Readable(Dataset[T_co]):
     def _root(self) -> Root:
         raise NotImplementedError
 
+    def __edcache_settings__(self) -> dict[str, Any]:
+        """Return what samples depend on beside their records, for a cache of them that has their versions."""
+        raise NotImplementedError
+
     def __len__(self) -> int:
         return len(self._root) if self._selection is None else len(self._selection)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from edcache import writer
 from edcache.base import Ints, OptionError, described, shown
 from edcache.dataset.indexing import Readable
 from edcache.format import KEY_COLUMN, Key, keys, pa, pc
@@ -96,26 +97,65 @@ class SourceKeys:
 
 
 def source_keys(source: Any, key: str | Callable[[Any], Any] | None) -> Any:
-    """Return the object whose `sample_key` and `sample_keys` name the samples of a source; None without keys."""
-    if key is None and isinstance(source, Readable):
-        key = KEY_COLUMN if KEY_COLUMN in source.labels else None
+    """Return the object whose `sample_key` and `sample_keys` name the samples of a source; None without keys.
+
+    A cache has keys of its own if versions tell which of its samples change.
+    """
     if key is not None:
         return SourceKeys(source, key)
-    return source if hasattr(source, "sample_key") else None
+    if isinstance(source, Readable):
+        has_own = KEY_COLUMN in source.labels and stores_records(source)
+        return SourceKeys(source, KEY_COLUMN) if has_own else None
+    return source if writer.has_method(source, "sample_key") else None
 
 
-def record_versions(dataset: Readable[Any]) -> list[tuple[int, int, str]]:
-    """Return of each sample the crc32, the bytes and the schema of its record.
+def stores_records(dataset: Readable[Any]) -> bool:
+    """True if each sample of a dataset is one record of an archive, and none is computed at its read."""
+    if dataset._root._computes:
+        return False
+    try:
+        dataset._root._stored(np.empty(0, np.int64), np.empty(0, np.int64))
+    except OptionError:
+        return False
+    return True
 
-    Raises: OptionError, samples are put together from several records.
+
+class RecordVersions:
+    """Versions of the samples of a dataset that stores records: crc32, bytes and schema, and some labels."""
+
+    def __init__(self, dataset: Readable[Any], labels: Sequence[str]) -> None:
+        self._dataset, self._labels = dataset, labels
+
+    def sample_version(self, index: int) -> tuple[Any, ...]:
+        """Return the version of a sample."""
+        return self._versions(np.array([index]))[0]
+
+    def sample_versions(self) -> list[tuple[Any, ...]]:
+        """Return the versions of all samples."""
+        return self._versions(np.arange(len(self._dataset)))
+
+    def _versions(self, positions: Ints) -> list[tuple[Any, ...]]:
+        dataset, labels = self._dataset, self._dataset.labels.take(positions)
+        versions: list[Any] = [None] * len(positions)
+        indices = dataset._root_indices(positions)
+        for root, own, places in dataset._root._stored(indices, np.arange(len(positions))):
+            (session,) = (reader.session for reader in root._readers)
+            samples, schemas = own % len(root), session.index.schemas
+            rows = session.index.rows(samples)
+            columns = places, rows["crc32"] ^ keys(samples, rows), rows["nbytes"], rows["schema"]
+            for place, crc, nbytes, schema in zip(*[column.tolist() for column in columns], strict=True):
+                versions[place] = crc, nbytes, schemas[schema]
+        if not self._labels:
+            return versions
+        told = zip(*[labels.to_list(name) for name in self._labels], strict=True)
+        return [(*version, *values) for version, values in zip(versions, told, strict=True)]
+
+
+def source_versions(source: Any, labels: Sequence[str]) -> Any:
+    """Return the object whose `sample_version` tells changes of samples of a source; None if nothing tells them.
+
+    labels: names of the label columns of a cache whose values count.
     """
-    versions: list[Any] = [None] * len(dataset)
-    everything = np.arange(len(dataset))
-    for root, indices, places in dataset._root._stored(dataset._root_indices(everything), everything):
-        (session,) = (reader.session for reader in root._readers)
-        rows, schemas = session.index.rows(indices % len(root)), session.index.schemas
-        crcs = rows["crc32"] ^ keys(indices % len(root), rows)
-        columns = places.tolist(), crcs.tolist(), rows["nbytes"].tolist(), rows["schema"].tolist()
-        for place, crc, nbytes, schema in zip(*columns, strict=True):
-            versions[place] = crc, nbytes, schemas[schema]
-    return versions
+    if isinstance(source, Readable):
+        return RecordVersions(source, labels) if stores_records(source) else None
+    return source

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -21,7 +20,7 @@ from edcache.codec import Columns
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of
 from edcache.dataset.indexing import Readable
-from edcache.dataset.keys import record_versions, source_keys
+from edcache.dataset.keys import source_keys, source_versions
 from edcache.writer import After, Before, Stream
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     """
     options: dict[str, Any] = dict(keywords)
     keep = [keep] if isinstance(keep, str) else list(keep)
-    labels = [name for name in keep if isinstance(source, Readable) and name in source.labels]
+    labels = kept_labels(source, keep)
     is_keyed = source_keys(source, key) is not None
     options["in_memory_keys"] = _with_labels(options.get("in_memory_keys"), labels, is_keyed)
     if batch_size is None:
@@ -90,6 +89,12 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
         batches.compute_on(places, options.get("num_workers", 0))
         options = _for_devices(places, options)
     return CachedDataset(batches, path, batch_size=batch_size, **options)
+
+
+def kept_labels(source: Any, keep: str | Sequence[str]) -> list[str]:
+    """Return the names in `keep=` that are label columns of the source."""
+    names = [keep] if isinstance(keep, str) else keep
+    return [name for name in names if isinstance(source, Readable) and name in source.labels]
 
 
 def _for_devices(devices: Sequence[torch.device], options: dict[str, Any]) -> dict[str, Any]:
@@ -161,6 +166,9 @@ class Mapped(Dataset[Any]):
         self.fn, self.source, self.keep, self.version = check_frozen(fn), source, keep, version
         self._labels = labels
         self._key = key
+        if labels and source_keys(source, key) is None:
+            # They may be changed while the samples stay. Versions tell of them if there are keys.
+            self.kept = {name: writer.described(source.labels.to_list(name)) for name in labels}
 
     def __len__(self) -> int:
         return len(self.source)
@@ -172,15 +180,34 @@ class Mapped(Dataset[Any]):
         labels = {name: values[0] for name, values in self._labels_of([index]).items()}
         return self._with_kept(made, labels, sample, lambda field: field)
 
-    def __getattr__(self, name: str) -> Any:
-        """Take keys and versions of samples from the source, if it has them (writer/keyed.py)."""
-        if name in ("sample_key", "sample_keys"):
-            return getattr(source_keys(self.source, self._key), name)
-        if name in ("sample_version", "sample_versions"):
-            if not isinstance(self.source, Readable):
-                return getattr(self.source, name)
-            return partial(record_versions, self.source)
-        raise AttributeError(name)
+    @property
+    def sample_key(self) -> Any:
+        """Method that tells the key of a sample (writer/keyed.py). Raises: AttributeError, the source has none."""
+        return self._asked("sample_key")
+
+    @property
+    def sample_keys(self) -> Any:
+        """Method that tells all keys."""
+        return self._asked("sample_keys")
+
+    @property
+    def sample_version(self) -> Any:
+        """Method that tells the version of a sample. Raises: AttributeError, the source has none."""
+        return self._asked("sample_version")
+
+    @property
+    def sample_versions(self) -> Any:
+        """Method that tells all versions."""
+        return self._asked("sample_versions")
+
+    def _asked(self, name: str) -> Any:
+        """Return a method of the source that tells keys or versions, if it has it itself."""
+        told = source_keys(self.source, self._key)
+        if name.startswith("sample_version"):
+            told = source_versions(self.source, self._labels)
+        if told is None or not writer.has_method(told, name):
+            raise AttributeError(name)
+        return getattr(told, name)
 
     def _labels_of(self, indices: list[int]) -> dict[str, list[Any]]:
         """Return the labels to keep of some samples."""

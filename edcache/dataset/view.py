@@ -536,6 +536,12 @@ class View(Samples[T_co]):
         view = chosen.numbers if type(chosen) is Selection else view_text([self._whole_selection()])
         return {"of": self._whole, "view": view, "fields": self._fields, "transform": self._added}
 
+    def __edcache_settings__(self) -> dict[str, Any]:
+        own = {"fields": self._fields, "then": self._added}
+        return self._whole.__edcache_settings__() | {
+            name: one for name, one in own.items() if one is not None
+        }
+
     @property
     def _root(self) -> Root:
         return self._whole

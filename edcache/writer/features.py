@@ -7,6 +7,7 @@ stays as it is. A dataset with a format (`with_format`, `set_transform`) gives i
 
 from __future__ import annotations
 
+import inspect
 import operator
 import sys
 from collections import deque
@@ -128,6 +129,11 @@ def of_worker(source: Any, slot: int) -> Any:
         return Subset(of_worker(source.dataset, slot), source.indices)
     own = getattr(source, "__edcache_worker__", None)
     return source if own is None else own(slot)
+
+
+def has_method(source: Any, name: str) -> bool:
+    """True if a source has a method; one that its `__getattr__` hands on takes indices of what it wraps."""
+    return inspect.getattr_static(source, name, None) is not None and hasattr(source, name)
 
 
 def _getitems(source: Any) -> Ask | None:

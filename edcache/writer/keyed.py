@@ -16,7 +16,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import uuid4
 
 import numpy as np
@@ -30,8 +30,10 @@ from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
 from edcache.writer.description import NoDescription, described
+from edcache.writer.features import has_method
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
+from edcache.writer.match import KEYS_DIGEST, tells_source
 from edcache.writer.seal import Order, seal
 from edcache.writer.store import store_at
 
@@ -54,10 +56,10 @@ class Keyed:
     @classmethod
     def of(cls, source: Any) -> Keyed | None:
         """Ask a source; None if it names no samples."""
-        if not hasattr(source, "sample_key"):
+        if not has_method(source, "sample_key"):
             return None
         keys = [repr(key) if isinstance(key, tuple) else key for key in _all_of(source, "sample_key")]
-        if hasattr(source, "sample_version"):
+        if has_method(source, "sample_version"):
             return cls(keys, list(map(repr, _all_of(source, "sample_version"))))
         # Names of files are attributes mostly, and say no more than the keys.
         found = {name: _plain(name, value) for name, value in _of_samples(source, len(keys))[1].items()}
@@ -127,9 +129,10 @@ class Keyed:
 
 def _all_of(source: Any, name: str) -> list[Any]:
     """Ask a source for the values of all samples, at once if it can."""
-    many, count = getattr(source, f"{name}s", None), len(source)
+    count = len(source)
     try:
-        values = list(many()) if many is not None else list(map(getattr(source, name), range(count)))
+        is_bulk = has_method(source, f"{name}s")
+        values = [*getattr(source, f"{name}s")()] if is_bulk else [*map(getattr(source, name), range(count))]
     except Exception as error:
         raise SourceError(f"{name}() of the source raised {type(error).__name__}: {error}") from error
     if len(values) != count:
@@ -157,7 +160,7 @@ def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
     bare, values = base.__new__(type(source)), dict[str, Any]()
     if base is not object:
         values["items"] = [*source]
-    has_versions = hasattr(source, "sample_version")
+    has_versions = has_method(source, "sample_version")
     for name, value in vars(source).items():
         if _has_parts(value, count) or (has_versions and _is_table(value, count)):
             values[name] = value
@@ -165,7 +168,9 @@ def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
             vars(bare)[name] = value
         if not _is_dataset(value, count):
             continue
-        if hasattr(type(value), "__edcache_fingerprint__"):
+        if has_versions and hasattr(type(value), "__edcache_settings__"):
+            vars(bare)[name] = value.__edcache_settings__()
+        elif hasattr(type(value), "__edcache_fingerprint__"):
             said = value.__edcache_fingerprint__()
             vars(bare)[name] = {key: part for key, part in said.items() if not _has_parts(part, count)}
         else:
@@ -241,16 +246,16 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order))
         return
     todo = _publish(job, keyed, None)
-    if todo is not None:
+    while todo is not None:
         stage = _stage(job, keyed, todo)
         with store_at(stage.path).held():
-            fill(stage)
-            _publish(job, keyed, todo)
+            fill(stage.job)
+            todo = _publish(job, keyed, stage)
 
 
 def keys_digest(origin: Head) -> str | None:
     """Return the digest of the keys and versions that an archive was filled for."""
-    return (origin.fingerprint or {}).get("keys")
+    return (origin.fingerprint or {}).get(KEYS_DIGEST)
 
 
 def _is_done(chain: Chain, keyed: Keyed) -> bool:
@@ -269,22 +274,32 @@ def _part(job: Job, keyed: Keyed, indices: Ints) -> Job:
     return replace(job, source=source, spec=spec, head=replace(job.head, length=len(indices)))
 
 
-def _stage(job: Job, keyed: Keyed, todo: Ints) -> Job:
-    """Make the job of a stage; its name tells stages of other samples apart."""
+class _Stage(NamedTuple):
+    """Archive of the samples that are computed for another one. job: its fill. samples: which ones of the source."""
+
+    path: str
+    job: Job
+    samples: Ints
+
+
+def _stage(job: Job, keyed: Keyed, todo: Ints) -> _Stage:
+    """Begin a stage; its name tells those of other samples and of other archives apart."""
     part = _part(job, keyed, todo)
     with closing(job.open(any_length=True)) as appender:
+        path = f"{_stages_of(appender)}{keyed.only(todo).digest[:16]}"
         head = replace(appender.head, uuid=uuid4().bytes, length=len(todo), fingerprint=job.head.fingerprint)
-    return replace(part, path=_stage_path(job.path, keyed, todo), head=head)
+    return _Stage(path, replace(part, path=path, head=head), todo)
 
 
-def _stage_path(path: str, keyed: Keyed, todo: Ints) -> str:
-    return f"{path}{_STAGE}{keyed.only(todo).digest[:16]}"
+def _stages_of(appender: Appender) -> str:
+    """Return how the names of the stages of an archive begin: one that is built anew has others."""
+    return f"{appender.path}{_STAGE}{appender.head.uuid.hex()[:8]}-"
 
 
-def _publish(job: Job, keyed: Keyed, tried: Ints | None) -> Ints | None:
+def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
     """Give the archive the samples of the source, if it and its stages have them; else return the ones to compute.
 
-    tried: samples that a stage was filled with: what it lacks failed, and is absent.
+    tried: a stage that was filled: what it lacks failed, and is absent.
     """
     with ExitStack() as stack:
         appender = stack.enter_context(closing(job.open(any_length=True)))
@@ -292,31 +307,43 @@ def _publish(job: Job, keyed: Keyed, tried: Ints | None) -> Ints | None:
         appender.catch_up()
         if tried is not None and _is_done(appender.chain, keyed):
             return None  # by another process
-        stages = [stack.enter_context(closing(_Stage(path))) for path in _stages_of(job.path)]
         contents = Contents(appender.chain, appender.file.pread, appender.table)
         start = max(contents.length, appender.chain.end_index)
         places = keyed.places_in(contents, appender.chain.cursor)
-        for stage in stages:
-            stage.start = start
-            places = _found(keyed.identities, stage.contents, start, places)
-            start += stage.contents.length
+        takeovers, own, everything = list[_Takeover](), _stages_of(appender), _stages_at(appender.path)
+        for path in everything:
+            if not path.startswith(own):
+                continue
+            one = stack.enter_context(closing(_Takeover(path, start)))
+            missing = np.count_nonzero(places < 0)
+            places = _found(keyed.identities, one.contents, start, places)
+            if tried is not None and path == tried.path:
+                lost = tried.samples[places[tried.samples] < 0]
+                places[lost] = start + np.flatnonzero(np.isin(tried.samples, lost))
+            # Otherwise it is of a source that has changed since, or a killed process has appended it.
+            if np.count_nonzero(places < 0) < missing:
+                takeovers.append(one)
+                start += one.contents.length
         todo = keyed.firsts[places[keyed.firsts] < 0]
-        if len(todo) and tried is None:
+        if len(todo):
             return todo
-        for stage in stages:
-            if tried is not None and stage.path == _stage_path(job.path, keyed, tried):
-                lost = np.isin(tried, todo)
-                places[tried[lost]] = stage.start + np.flatnonzero(lost)
-            stage.append_to(appender)
+        for one in takeovers:
+            one.append_to(appender)
         places = places[keyed.firsts[keyed.order.samples]] if keyed.order is not None else places
-        seal(appender, order=Order(places, job.head.fingerprint))
-        for stage in stages:
-            storage.remove(stage.path)
+        seal(appender, order=Order(places, _fingerprint_of(job, appender.chain.origin)))
+        for path in everything:
+            storage.remove(path)
     return None
 
 
-def _stages_of(path: str) -> list[str]:
+def _stages_at(path: str) -> list[str]:
     return sorted(glob.glob(f"{glob.escape(path)}{_STAGE}*"))
+
+
+def _fingerprint_of(job: Job, origin: Head) -> dict[str, Any]:
+    """Return the fingerprint for the order of a source; of one that tells only keys the archive's stays beside them."""
+    own = job.head.fingerprint or {}
+    return own if tells_source(job.head) else {**(origin.fingerprint or {}), **own}
 
 
 def _found(identities: pa.Array, contents: Contents, start: int, places: Ints) -> Ints:
@@ -334,13 +361,11 @@ def _found(identities: pa.Array, contents: Contents, start: int, places: Ints) -
     return places
 
 
-class _Stage:
-    """Archive of samples that another one is to take over. start: of its samples there."""
+class _Takeover:
+    """Stage whose samples an archive is to take over. start: of its samples there."""
 
-    start = 0
-
-    def __init__(self, path: str) -> None:
-        self.path = path
+    def __init__(self, path: str, start: int) -> None:
+        self.path, self.start = path, start
         self._file = storage.File.open(path, "r")
         try:
             self.chain = Chain(*format.read_head(self._file.pread, path), path)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import uuid as uuid_module
-from typing import Any
+from typing import Any, Final
 
 from edcache import base
 from edcache.codec import compressor
 from edcache.format import Head
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.fingerprint import comparable, differences, stale_message
+
+KEYS_DIGEST: Final = "keys"
+"""Entry of a fingerprint: digest of the keys and versions of the samples."""
 
 
 def new_head(
@@ -35,12 +38,21 @@ def new_head(
     )
 
 
+def tells_source(head: Head) -> bool:
+    """True if a fingerprint tells more than the keys of the samples, so that it is compared."""
+    return head.fingerprint is not None and head.fingerprint.keys() != {KEYS_DIGEST}
+
+
 def check_origin(path: str, archive: Head, head: Head, source: Any) -> dict[str, Any] | None:
     """Return the source's fingerprint in the form of the archive's, None if one has none; else StaleCacheError."""
-    if archive.fingerprint is None or head.fingerprint is None:
+    if (
+        archive.fingerprint is None
+        or head.fingerprint is None
+        or not tells_source(archive) & tells_source(head)
+    ):
         return None
     lengths = None if archive.length is None or head.length is None else (head.length, archive.length)
-    lengths = None if "keys" in head.fingerprint else lengths  # it says nothing of single samples
+    lengths = None if KEYS_DIGEST in head.fingerprint else lengths  # it says nothing of single samples
     expected = comparable(head.fingerprint, archive.fingerprint, source, lengths)
     changed = differences(archive.fingerprint, expected)
     if not changed:

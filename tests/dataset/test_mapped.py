@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 import edcache
-from edcache import CachedDataset, OptionError, SourceError, StaleCacheError
+from edcache import CachedDataset, CacheWriter, OptionError, SourceError, StaleCacheError
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
@@ -514,3 +514,90 @@ def test_the_key_of_a_cache_may_be_kept_as_a_field(tmp_path):
     ds = mapped(halves, source, tmp_path / "m.zip", keep=["key", "version"])
     assert [sample["key"] for sample in ds] == list(ds.keys) == [f"image-{index}" for index in range(COUNT)]
     assert ds[3]["version"] == 1.5
+
+
+def test_of_a_parent_that_is_made_anew_only_what_changed_is_computed(tmp_path):
+    """Also of several parents, and of views; other decodings and transforms of it are other samples."""
+
+    def fn(batch):
+        with open(log, "a") as file:
+            file.writelines(f"{x}\n" for x in batch["x"].tolist())
+        return {"y": batch["x"] + 1}
+
+    def parent(name, rows):
+        with CacheWriter(tmp_path / name, mode="w", in_memory_keys=["key"]) as writer:
+            writer.extend({"key": key, "x": x} for key, x in rows.items())
+        return CachedDataset.from_cache(tmp_path / name)
+
+    log, path = tmp_path / "log", tmp_path / "m.zip"
+    first = parent("a.zip", {"a": 1, "b": 2})
+    edcache.map(fn, first, path, batch_size=2, progress=False)
+    first = parent("a.zip", {"a": 1, "b": 5, "c": 3})
+    edcache.map(fn, first, path, batch_size=2, progress=False)
+    assert log.read_text().split() == [*"1253"]
+    both = edcache.concat([first, parent("b.zip", {"d": 4})])
+    with pytest.raises(StaleCacheError):
+        edcache.map(fn, first.with_transform(dict), path, batch_size=2, progress=False)
+    ds = edcache.map(fn, both, tmp_path / "n.zip", batch_size=2, progress=False)
+    both = edcache.concat([first, parent("b.zip", {"e": 6, "d": 4}), parent("c.zip", {"f": 7})])
+    ds = edcache.map(fn, both, tmp_path / "n.zip", batch_size=2, progress=False)
+    assert log.read_text().split() == [*"1253153467"]
+    ds = edcache.map(fn, first[[2, 0]], path, batch_size=2, progress=False)
+    assert [int(sample["y"]) for sample in ds] == [4, 2]
+    assert len(log.read_text().split()) == 10
+
+
+def test_samples_without_records_of_their_own_have_no_keys_unless_they_are_named(tmp_path):
+    def fn(batch):
+        return {"y": batch["x"] + batch["z"]}
+
+    for name, field in (("a.zip", "x"), ("b.zip", "z")):
+        with CacheWriter(tmp_path / name, in_memory_keys={"key": "k"}) as writer:
+            writer.extend({"k": f"n{i}", field: i} for i in range(5))
+    parts = [CachedDataset.from_cache(tmp_path / name) for name in ("a.zip", "b.zip")]
+    zipped = edcache.zip_fields(parts[0].select("x"), parts[1])
+    ds = edcache.map(fn, zipped, tmp_path / "m.zip", batch_size=2, progress=False)
+    assert [int(sample["y"]) for sample in ds] == [0, 2, 4, 6, 8]
+    assert "key" not in ds.labels
+    ds = edcache.map(fn, zipped, tmp_path / "n.zip", key="k", batch_size=2, progress=False)
+    assert int(ds.by_key("n3")["y"]) == 6
+
+    lazy = CachedDataset(parts[0], tmp_path / "l.zip", lazy=True, progress=False)
+    ds = edcache.map(lambda sample: sample["x"] + 1, lazy, tmp_path / "o.zip", progress=False)
+    assert [*ds] == [1, 2, 3, 4, 5]
+
+
+def test_without_keys_a_parent_that_is_filled_again_is_another(tmp_path):
+    class Fields(list):
+        def __getitem__(self, index):
+            return {"text": list.__getitem__(self, index), "n": 1}
+
+        def sample_key(self, index):
+            return list.__getitem__(self, index)
+
+    def joined(names):
+        ds = CachedDataset(Fields(names), tmp_path / "a.zip", progress=False)
+        both = edcache.zip_fields(ds.select("text"), ds.select("n"))
+        return edcache.map(lambda sample: sample["text"], both, tmp_path / "m.zip", progress=False)
+
+    assert [*joined(["a", "bb"])] == ["a", "bb"]
+    with pytest.raises(StaleCacheError):
+        joined(["bb", "a"])
+
+
+@pytest.mark.parametrize("names", [{}, {"in_memory_keys": ["key"]}])
+def test_a_label_that_was_changed_is_kept_anew(tmp_path, names):
+    with CacheWriter(tmp_path / "a.zip", **names) as writer:
+        writer.extend({"key": f"n{i}", "x": i} for i in range(5))
+    source = CachedDataset.from_cache(tmp_path / "a.zip").add_labels("grade", [0] * 5)
+    edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
+    source.add_labels("grade", [0, 1, 0, 0, 0])
+    if names:
+        assert edcache.changes(
+            CachedDataset.from_cache(tmp_path / "m.zip"), source, keep="grade"
+        ).changed == [1]
+        ds = edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
+        assert ds.labels.to_list("grade") == [0, 1, 0, 0, 0]
+    else:
+        with pytest.raises(StaleCacheError, match="kept"):
+            edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)

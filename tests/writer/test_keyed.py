@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import torch
 import edcache
 from edcache import CachedDataset, CacheWriter, OptionError, StaleCacheError
 from edcache.errors import UnknownLabelError
+from edcache.writer import keyed
 from tests.conformance import reference
 from tests.kit.likeness import same
 from tests.kit.scale import scaled
@@ -405,3 +407,83 @@ def test_a_list_with_keys_is_a_source(tmp_path):
         [],
     )
     assert list(CachedDataset(rows, path, progress=False)) == rows
+
+
+@pytest.fixture
+def kill_before_seal(monkeypatch):
+    """Let a fill end as if it were killed when its archive is to be sealed in the order of the source."""
+
+    @contextmanager
+    def killing():
+        def killed(*_, **__):
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(keyed, "seal", killed)
+            yield
+
+    return killing
+
+
+def test_a_stage_of_an_older_archive_at_the_path_is_not_taken(tmp_path, log, kill_before_seal):
+    path, names = tmp_path / "a.zip", ["a", "bb"]
+    filled(Named(log, names), path)
+    with kill_before_seal():
+        filled(Named(log, [*names, "old"]), path)
+    assert len(list(tmp_path.glob("a.zip.edcache.keys-*"))) == 1
+    filled(Named(log, names, setting=2000), path, keep_existing=False)
+    ds = filled(Named(log, [*names, "old"], setting=2000), path)
+    assert [int(sample["x"][0]) for sample in ds] == [2000] * 3
+    assert sorted(tmp_path.iterdir()) == [path, log]
+
+
+def test_what_a_killed_refill_appended_is_not_appended_again(tmp_path, log, kill_before_seal):
+    path, names = tmp_path / "a.zip", ["a", "b" * 50_000]
+    filled(Named(log, ["a"]), path)
+    with kill_before_seal():
+        filled(Named(log, names), path)
+    size = path.stat().st_size
+    take_calls(log)
+    check(filled(Named(log, names), path), names, {})
+    assert take_calls(log) == []
+    assert path.stat().st_size < size + 300_000
+    assert sorted(tmp_path.iterdir()) == [path, log]
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+def test_without_a_fingerprint_keys_are_compared_alone(tmp_path, log, is_told):
+    path = tmp_path / "a.zip"
+    filled(Named(log, "abc"), path, fingerprint=is_told)
+    before = path.read_bytes()
+    filled(Named(log, "abc", setting=2000), path, fingerprint=False)
+    assert path.read_bytes() == before
+    take_calls(log)
+    filled(Named(log, "abcd", setting=2000), path, fingerprint=False)
+    assert take_calls(log) == ["d"]
+    if is_told:
+        with pytest.raises(StaleCacheError, match="attribute setting: 1000 in the archive, 2000 now"):
+            filled(Named(log, "abcd", setting=2000), path)
+    else:
+        with pytest.warns(RuntimeWarning, match="says nothing about the source"):
+            filled(Named(log, "abcd", setting=2000), path)
+
+
+def test_a_wrapper_that_hands_on_attributes_has_no_keys(tmp_path, log):
+    class Wrapper:
+        def __init__(self, inner, indices):
+            self.inner, self.indices = inner, indices
+
+        def __len__(self):
+            return len(self.indices)
+
+        def __getitem__(self, index):
+            return self.inner[self.indices[index]]
+
+        def __getattr__(self, name):
+            if name == "inner":
+                raise AttributeError(name)
+            return getattr(self.inner, name)
+
+    ds = CachedDataset(Wrapper(Named(log, "abc"), [2, 0, 1]), tmp_path / "a.zip", progress=False)
+    assert [sample["name"] for sample in ds] == ["c", "a", "b"]
+    assert "key" not in ds.labels
