@@ -166,7 +166,7 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
     For an iterable it includes the number of workers, on which the order depends.
     """
     if writer.has_method(source, "sample_key") and not writer.is_stream(source) and given in (None, True):
-        # What has one value for each sample is told by keys and versions.
+        # Keys and versions tell the attributes that have one value for each sample.
         return writer.keyed_fingerprint(source)
     fingerprint = writer.chosen_fingerprint(source, given)
     if fingerprint is None or fingerprint is given or num_workers == 0 or not writer.is_stream(source):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 V = TypeVar("V")
 # A claim is a byte of the file that is locked; a key has one of these.
 _CLAIMS = 1 << 40
+# Held from the look for other processes until the archive is closed: of two that close at once the second seals.
+_CLOSING = _CLAIMS
 
 
 class _Found(NamedTuple):
@@ -164,6 +166,8 @@ class _Archive:
         """Close it, and seal it if no other process has it open."""
         with self._turn:
             try:
+                self._appender.claims.wait(_CLOSING)
+                self._appender.catch_up()
                 if not self._appender.chain.sealed and not self._appender.claims.has_fillers:
                     writer.seal(self._appender)
             finally:
@@ -263,8 +267,12 @@ class _Archive:
                 )
             with self._turn:
                 self._adding[:] = missing
-                for number, value in enumerate(values):
-                    self._builder.add(number, value)
+                try:
+                    for number, value in enumerate(values):
+                        self._builder.add(number, value)
+                except BaseException:
+                    self._builder.discard()
+                    raise
                 self._builder.publish(self._appender, continues=True)
                 self._look()
 

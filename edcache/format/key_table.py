@@ -75,6 +75,10 @@ class KeyTable:
         self._data, self._where, self._length = data, where, length
         blocks = -(-len(data) // (BLOCK_NBYTES + 4)) if len(data) > BLOCK_NBYTES else 0
         self.count = count = (len(data) - 4 * blocks) // 24
+        if len(data) != 24 * count + 4 * blocks:
+            raise CorruptArchiveError(
+                f"{where}: index.keys has {len(data):,} bytes, no whole items", path=where
+            )
         self._upper, self._lower, self._sample = np.frombuffer(data, "<u8", 3 * count).reshape(3, count)
         crcs = np.frombuffer(data, "<u4", offset=24 * count) if blocks else [crc]
         self._crcs = np.array(crcs, np.uint32)

@@ -233,7 +233,9 @@ class Session:
             data = self._view[place.offset : place.offset + place.nbytes]
         else:
             (fetched,) = self.extents.checked([place])
-            data = memoryview(b"" if fetched is None else fetched)
+            if fetched is None:
+                raise CorruptArchiveError(f"{self.path}: index.keys fails its crc32", path=self.path)
+            data = memoryview(fetched)
         return KeyTable(data, place.crc32, self.length, self.path)
 
     @property

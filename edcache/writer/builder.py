@@ -243,8 +243,12 @@ class ChunkBuilder:
         rows["crc32"] = crcs ^ format.keys(samples, rows)
         schemas = [self._encoder.schemas[known] for known in used]
         chunk = Chunk(samples.copy(), rows, self._collector.table(), schemas, data, continues)
-        self._begin(self._collector.successor())
+        self.discard()
         return chunk
+
+    def discard(self) -> None:
+        """Forget the pending samples."""
+        self._begin(self._collector.successor())
 
     def publish(self, appender: Appender, continues: bool = False) -> int:
         """Append the pending samples as one chunk, and note the failures; returns the number of samples.

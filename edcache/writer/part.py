@@ -24,12 +24,12 @@ from edcache.writer.job import Job
 # it is to be computed again. FAILED: this fill failed at it. ABSENT: for good. PRESENT: it has a record.
 MISSING, RETRIED, FAILED, ABSENT, PRESENT = range(5)
 
-# Claims that are locked by one call take about so long, and are at most such a part of the claims ahead: no process
-# waits long for the one with the last claims, also if samples take longer than those before them.
+# Seconds that the claims of one lock call should take, and their largest part of the claims ahead: no process waits
+# long for the one with the last claims, also if samples take longer than those before them.
 _RUN_SECONDS: Final = 0.25
 _RUN_PART: Final = 64
-# Batches are computed by models most often, and dear: of theirs a kill costs so long, and the one that is computed. A
-# publication takes a millisecond.
+# Seconds of computed batches that a kill may cost, beside the one that is being computed. Models make them mostly, so
+# they are expensive; a publication takes a millisecond.
 _BATCH_SECONDS: Final = 0.05
 
 

@@ -15,10 +15,11 @@ import torch
 
 import edcache
 from edcache import CachedDataset, KeyedCache, OptionError, SourceError, StaleCacheError
-from edcache.errors import CorruptRecordError, LabelError, UnknownLabelError
+from edcache.errors import CodecError, CorruptRecordError, LabelError, UnknownLabelError
 from tests.conformance import reference
 from tests.kit.damage import flip_record
 from tests.kit.likeness import same
+from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
 
 
@@ -83,6 +84,40 @@ def test_refusals(path):
         cache.get_or_create(5, lambda: 1)
     assert cache.keys() == ["a"]
     assert 5 not in cache
+
+
+def test_after_a_value_that_cannot_be_stored_others_are(path):
+    cache = KeyedCache(path)
+    with pytest.raises(CodecError):
+        cache.get_many(["a", "b", "c"], lambda missing: [1, 2, threading.Lock()])
+    assert cache.keys() == []
+    assert cache.get_many(["c"], lambda missing: missing) == ["c"]
+    cache.close()
+    ds = CachedDataset.from_cache(path)
+    assert [*zip(ds.keys, ds, strict=True)] == [("c", "c")]
+
+
+def test_of_processes_that_close_at_once_one_seals(path):
+    def work(cache, start, number):
+        cache.get_or_create(f"k{number}", lambda: number)
+        start.wait()
+        cache.close()
+
+    context = multiprocessing.get_context("fork")
+    for round_ in range(scaled(60, 4)):
+        start, here = context.Barrier(4), KeyedCache(path)
+        processes = [
+            context.Process(target=work, args=(here, start, f"{round_}.{number}")) for number in range(4)
+        ]
+        for process in processes:
+            process.start()
+        here.close()
+        for process in processes:
+            process.join()
+            assert process.exitcode == 0
+        ds = CachedDataset.from_cache(path)
+        assert ds.complete
+        assert len(ds) == 4 * (round_ + 1)
 
 
 def test_what_makes_the_values_identifies_them(path):

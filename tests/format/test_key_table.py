@@ -62,6 +62,14 @@ def test_damage_is_found_or_does_no_harm(count):
     assert refused > 50
 
 
+@pytest.mark.parametrize("count", [3, 9_000])
+def test_a_table_of_another_length_is_damaged(count):
+    data = format.pack_keys(format.key_hashes(map(str, range(count))), np.arange(count))
+    for nbytes in (*range(len(data) - 23, len(data)), *range(len(data) + 1, len(data) + 24), 1):
+        with pytest.raises(CorruptArchiveError):
+            table_of((data + bytes(30))[:nbytes], count).find(format.key_hashes(["1"]))
+
+
 def test_hashes_are_as_the_specification_says():
     for key, data in (("ä", b"s\xc3\xa4"), (b"\xff", b"b\xff"), (-12, b"i-12")):
         digest = hashlib.blake2b(data, digest_size=16).digest()

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 import pytest
@@ -16,10 +16,13 @@ import torch
 
 import edcache
 from edcache import CachedDataset, CacheWriter, OptionError, StaleCacheError
-from edcache.errors import UnknownLabelError
+from edcache.errors import CorruptArchiveError, UnknownLabelError
+from edcache.reader import Reader
 from edcache.writer import keyed
 from tests.conformance import reference
+from tests.kit.damage import flipped
 from tests.kit.likeness import same
+from tests.kit.range_server import serving
 from tests.kit.scale import scaled
 from tests.kit.systems import child_environ
 
@@ -487,3 +490,19 @@ def test_a_wrapper_that_hands_on_attributes_has_no_keys(tmp_path, log):
     ds = CachedDataset(Wrapper(Named(log, "abc"), [2, 0, 1]), tmp_path / "a.zip", progress=False)
     assert [sample["name"] for sample in ds] == ["c", "a", "b"]
     assert "key" not in ds.labels
+
+
+@pytest.mark.parametrize("local", [False, None])
+@pytest.mark.parametrize("count", [20, 5_000])
+def test_damaged_keys_of_a_far_archive_are_an_error(tmp_path, monkeypatch, local, count):
+    monkeypatch.setenv("EDCACHE_DIR", str(tmp_path / "copies"))
+    path = tmp_path / "a.zip"
+    with CacheWriter(path, in_memory_keys=["key"]) as writer:
+        writer.extend({"key": f"n{i}"} for i in range(count))
+    with closing(Reader(path)) as reader:
+        place = reader.session._root.keys
+    data = flipped(path.read_bytes(), place.offset + place.nbytes // 6)
+    with serving(data) as served:
+        ds = CachedDataset.from_cache(served.url, local=local)
+        with pytest.raises(CorruptArchiveError, match=r"index\.keys"):
+            ds.indices_of([f"n{i}" for i in range(count)])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from edcache.reader import Reader
     from edcache.writer import Appender
 
-# Of the free disk, for the copies that nobody asked for.
+# Part of the free disk that copies may take which were made without copy_to_local().
 _SHARE: Final = 0.5
 _LOOK_SECONDS: Final = 0.02
 
