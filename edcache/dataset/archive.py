@@ -18,7 +18,6 @@ from edcache.dataset.view import Samples
 from edcache.format import KEY_COLUMN, Failure, Key, key_hashes
 from edcache.labels import Labels, checked_indices
 from edcache.reader import Made, Projection, Reader, Records, Session, Several
-from edcache.writer import keys_digest
 
 if TYPE_CHECKING:
     from edcache.dataset.build import Building
@@ -50,10 +49,10 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         Filled again by keys, an archive has other samples.
         """
         session = self._reader.session
-        archive = " ".join(filter(None, [session.head.uuid.hex(), keys_digest(session.origin)]))
-        return {"archive": archive, **self.__edcache_settings__()}
+        archive = " ".join(filter(None, [session.head.uuid.hex(), session.origin.keys_digest]))
+        return {"archive": archive, **self._settings()}
 
-    def __edcache_settings__(self) -> dict[str, Any]:
+    def _settings(self) -> dict[str, Any]:
         return {"decode": self._reader.decoding, "transform": self._transform}
 
     @property

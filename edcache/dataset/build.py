@@ -8,7 +8,7 @@ from typing import Any
 
 from edcache import base, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, Workers, provisional
-from edcache.format import Head
+from edcache.format import KEYS_DIGEST, Head
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
 
@@ -49,7 +49,7 @@ class Building:
                     option="in_memory_keys",
                 )
             spec = LabelSpec({**spec.sources, **columns})
-            fingerprint = {**(fingerprint or {}), writer.KEYS_DIGEST: self._keyed.digest}
+            fingerprint = {**(fingerprint or {}), KEYS_DIGEST: self._keyed.digest}
             if self._is_lazy and self._keyed.order is not None:
                 raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")
         head = writer.new_head(
@@ -114,7 +114,7 @@ class Building:
         if archive is None:
             return None
         self._check(archive)
-        if self._keyed is not None and writer.keys_digest(archive.session.origin) != self._keyed.digest:
+        if self._keyed is not None and archive.session.origin.keys_digest != self._keyed.digest:
             if self._is_lazy:
                 raise StaleCacheError(
                     f"{archive.path}: made of other samples; fill it without lazy=True",

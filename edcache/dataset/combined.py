@@ -15,7 +15,7 @@ from edcache.codec import Node
 from edcache.dataset.ahead import Shares
 from edcache.dataset.archive import info_of
 from edcache.dataset.indexing import Root, Stored, not_as_stored, numbered, stored_shares
-from edcache.dataset.keys import found_keys
+from edcache.dataset.keys import found_keys, settings_of
 from edcache.dataset.transforms import Draws, extended
 from edcache.dataset.view import Samples
 from edcache.format import Failure, Key, pa, unify
@@ -118,8 +118,8 @@ class Combined(Root, Samples):
         """Return the identity of the samples, for a cache of them."""
         return {"parts": self.parts, "transform": self._transform}
 
-    def __edcache_settings__(self) -> dict[str, Any]:
-        of_parts = [part.__edcache_settings__() for part in self.parts]
+    def _settings(self) -> dict[str, Any]:
+        of_parts = [settings_of(part) for part in self.parts]
         of_each = of_parts[0] if of_parts.count(of_parts[0]) == len(of_parts) else of_parts
         return {"parts": of_each, "transform": self._transform}
 

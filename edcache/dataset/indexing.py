@@ -68,10 +68,6 @@ class Readable(Dataset[T_co]):
     def _root(self) -> Root:
         raise NotImplementedError
 
-    def __edcache_settings__(self) -> dict[str, Any]:
-        """Return what samples depend on beside their records, for a cache of them that has their versions."""
-        raise NotImplementedError
-
     def __len__(self) -> int:
         return len(self._root) if self._selection is None else len(self._selection)
 
@@ -435,6 +431,10 @@ class Root(Readable[T_co]):
     def _stored(self, indices: Ints, places: Ints) -> Iterable[Stored]:
         """List the archives that store samples at some indices; see `stored_shares`."""
         return [(self, indices, places)]
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what samples depend on beside their records."""
+        raise NotImplementedError
 
     def _find_keys(self, keys: Sequence[Key]) -> Ints:
         """Return the index of the first sample with each key: int64 [n], -1 for none."""

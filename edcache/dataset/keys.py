@@ -120,6 +120,12 @@ def stores_records(dataset: Readable[Any]) -> bool:
     return True
 
 
+def settings_of(dataset: Readable[Any]) -> dict[str, Any]:
+    """Describe what the samples of a dataset that stores records depend on beside these, for a cache of them."""
+    own = {"fields": dataset._fields, "then": dataset._added}
+    return dataset._root._settings() | {name: one for name, one in own.items() if one is not None}
+
+
 class RecordVersions:
     """Versions of the samples of a dataset that stores records: crc32, bytes and schema, and some labels."""
 

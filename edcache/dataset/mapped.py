@@ -167,7 +167,7 @@ class Mapped(Dataset[Any]):
         self._labels = labels
         self._key = key
         if labels and source_keys(source, key) is None:
-            # They may be changed while the samples stay. Versions tell of them if there are keys.
+            # They may be changed while the samples stay. If there are keys, versions tell of them.
             self.kept = {name: writer.described(source.labels.to_list(name)) for name in labels}
 
     def __len__(self) -> int:

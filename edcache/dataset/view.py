@@ -20,7 +20,7 @@ from edcache.base import Ints, OptionError, Transform
 from edcache.codec import Decoding
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co
-from edcache.dataset.keys import Keys, positions_of
+from edcache.dataset.keys import Keys, positions_of, settings_of
 from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.save import save, tolerant
@@ -102,6 +102,9 @@ class Samples(Readable[T_co]):
         A source names its samples by `sample_key(index)`; a label column "key" of text, bytes or integers does, too.
         """
         return Keys(self)
+
+    def __edcache_settings__(self) -> dict[str, Any]:
+        return settings_of(self)
 
     def __getitems__(self, indices: Sequence[int]) -> list[T_co]:
         """Read the samples at several positions together; torch's DataLoader calls it for a batch.
@@ -535,12 +538,6 @@ class View(Samples[T_co]):
         # A range or an array has a value for each sample, by which a longer one is known to continue it.
         view = chosen.numbers if type(chosen) is Selection else view_text([self._whole_selection()])
         return {"of": self._whole, "view": view, "fields": self._fields, "transform": self._added}
-
-    def __edcache_settings__(self) -> dict[str, Any]:
-        own = {"fields": self._fields, "then": self._added}
-        return self._whole.__edcache_settings__() | {
-            name: one for name, one in own.items() if one is not None
-        }
 
     @property
     def _root(self) -> Root:

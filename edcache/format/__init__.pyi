@@ -50,6 +50,7 @@ from .entries import parse_header as parse_header
 from .entries import payload_crc32 as payload_crc32
 from .entries import walk as walk
 from .head import HEAD_NAME as HEAD_NAME
+from .head import KEYS_DIGEST as KEYS_DIGEST
 from .head import MAX_HEAD_NBYTES as MAX_HEAD_NBYTES
 from .head import Head as Head
 from .head import begins_archive as begins_archive

@@ -31,6 +31,10 @@ HEAD_NAME: Final = "edcache.json"
 _BEGIN: Final = LOCAL.size + len(HEAD_NAME)
 
 
+KEYS_DIGEST: Final = "keys"
+"""Entry of a fingerprint: see `Head.keys_digest`."""
+
+
 @dataclass(frozen=True)
 class Head:
     """Identity and options of an archive.
@@ -46,6 +50,11 @@ class Head:
     labels: tuple[tuple[str, Any], ...] = ()
     claim_size: int = 64
     fingerprint: dict[str, Any] | None = None
+
+    @property
+    def keys_digest(self) -> str | None:
+        """Digest of the keys and versions of the samples that an archive was filled for."""
+        return (self.fingerprint or {}).get(KEYS_DIGEST)
 
     def to_json(self) -> dict[str, Any]:
         """Return the JSON object that `parsed_head` reads."""

@@ -29,9 +29,7 @@ from .job import worker_count as worker_count
 from .keyed import KEYED_COLUMNS as KEYED_COLUMNS
 from .keyed import Keyed as Keyed
 from .keyed import keyed_fingerprint as keyed_fingerprint
-from .keyed import keys_digest as keys_digest
 from .lazy import LazyFiller as LazyFiller
-from .match import KEYS_DIGEST as KEYS_DIGEST
 from .match import adopt_labels as adopt_labels
 from .match import check_length as check_length
 from .match import check_options as check_options

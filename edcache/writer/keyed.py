@@ -33,7 +33,7 @@ from edcache.writer.description import NoDescription, described
 from edcache.writer.features import has_method
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
-from edcache.writer.match import KEYS_DIGEST, tells_source
+from edcache.writer.match import tells_source
 from edcache.writer.seal import Order, seal
 from edcache.writer.store import store_at
 
@@ -240,7 +240,7 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
         chain = appender.chain
         if _is_done(chain, keyed):
             return
-        is_same = keys_digest(chain.origin) == keyed.digest
+        is_same = chain.origin.keys_digest == keyed.digest
         is_first = chain.root is None and (is_same or chain.holds_nothing)
     if is_first:
         fill(replace(_part(job, keyed, keyed.firsts), order=keyed.order))
@@ -253,15 +253,10 @@ def fill_keyed(job: Job, keyed: Keyed, fill: Callable[[Job], None]) -> None:
             todo = _publish(job, keyed, stage)
 
 
-def keys_digest(origin: Head) -> str | None:
-    """Return the digest of the keys and versions that an archive was filled for."""
-    return (origin.fingerprint or {}).get(KEYS_DIGEST)
-
-
 def _is_done(chain: Chain, keyed: Keyed) -> bool:
     """True if an archive is sealed for these samples, and a later fill tries none again."""
     root = chain.root
-    if root is None or not chain.sealed or keys_digest(chain.origin) != keyed.digest:
+    if root is None or not chain.sealed or chain.origin.keys_digest != keyed.digest:
         return False
     return root.present + sum(failure.final for failure in root.failures) == root.length
 
@@ -283,7 +278,7 @@ class _Stage(NamedTuple):
 
 
 def _stage(job: Job, keyed: Keyed, todo: Ints) -> _Stage:
-    """Begin a stage; its name tells those of other samples and of other archives apart."""
+    """Begin a stage; its name tells stages of other samples and archives apart."""
     part = _part(job, keyed, todo)
     with closing(job.open(any_length=True)) as appender:
         path = f"{_stages_of(appender)}{keyed.only(todo).digest[:16]}"

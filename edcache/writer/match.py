@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import uuid as uuid_module
-from typing import Any, Final
+from typing import Any
 
 from edcache import base
 from edcache.codec import compressor
-from edcache.format import Head
+from edcache.format import KEYS_DIGEST, Head
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.fingerprint import comparable, differences, stale_message
-
-KEYS_DIGEST: Final = "keys"
-"""Entry of a fingerprint: digest of the keys and versions of the samples."""
 
 
 def new_head(
