@@ -10,7 +10,7 @@
     collate         a collate_fn for fields that vary in shape
     changes         what a source with keys has that its archive lacks, before it is computed
     concat          several datasets as one; mix() draws from them in proportions, zip_fields() puts their
-                    fields side by side
+                    fields side by side, variants() reads another one each epoch
     copy_to_local   copy a far archive to a disk of this machine, once for all its processes
     import_cache    an archive from another system's cache; compat has the old names of some
     register        let the codec store a class of yours: an enum, a dataclass, any other

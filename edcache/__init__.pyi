@@ -16,6 +16,7 @@ from .dataset import map as map
 from .dataset import mapped as mapped
 from .dataset import memoize as memoize
 from .dataset import mix as mix
+from .dataset import variants as variants
 from .dataset import zip_fields as zip_fields
 from .errors import CorruptArchiveError as CorruptArchiveError
 from .errors import EdcacheError as EdcacheError

@@ -3,6 +3,7 @@ from .archive_paths import expand_paths as expand_paths
 from .cached import CachedDataset as CachedDataset
 from .changes import changes as changes
 from .combined import concat as concat
+from .combined import variants as variants
 from .combined import zip_fields as zip_fields
 from .decorator import CachedFactory as CachedFactory
 from .decorator import cachable as cachable

@@ -1,4 +1,4 @@
-"""`concat` and `zip_fields`: several datasets as one, samples one after the other or their fields side by side."""
+"""Several datasets as one: `concat` one after the other, `zip_fields` side by side, `variants` one an epoch."""
 
 from __future__ import annotations
 
@@ -77,6 +77,25 @@ def zip_fields(*datasets: Samples) -> Zipped:
     >>> images_and_features = edcache.zip_fields(images, features.select("embedding"))
     """
     return Zipped(datasets)
+
+
+def variants(datasets: Iterable[Samples]) -> Variants:
+    """Join datasets that have other variants of the same samples: epoch e reads dataset e mod their number.
+
+    So cached augmentations do not repeat themselves every epoch.
+
+    Args:
+        datasets: two or more datasets of the same length, such as archives of one augmentation with several seeds.
+    Raises:
+        OptionError: "variants(): the datasets have 10 and 12 samples; ..."; their `batch_transform`s differ.
+
+    A sampler of `edcache.samplers` or a loader tells the epoch, also when it goes on from a state; without one call
+    `set_epoch(epoch)` before each iteration, as for seeded transforms. Labels and keys come from the first dataset.
+
+    >>> views = [ds.with_transform(augment, seed=seed) for seed in range(4)]
+    >>> ds = edcache.variants([CachedDataset(view, f"augmented-{k}.zip") for k, view in enumerate(views)])
+    """
+    return Variants(list(datasets))
 
 
 def add(one: Samples, other: Any) -> Any:
@@ -334,17 +353,16 @@ class Concat(Combined):
         return which, indices - self._bounds[which]
 
 
-class Zipped(Combined):
-    """Fields of several datasets of one length side by side; `zip_fields` makes it."""
+class Aligned(Combined):
+    """Datasets of one length: sample i is made of sample i of each, or of one of them."""
 
-    called = "zip_fields"
     _length = 0
 
     def __init__(self, parts: Sequence[Samples]) -> None:
         super().__init__(parts)
         if len(set(map(len, parts))) > 1:
             raise OptionError(
-                f"zip_fields(): the datasets have {' and '.join(f'{len(part):,}' for part in parts)} samples;"
+                f"{self.called}(): the datasets have {' and '.join(f'{len(part):,}' for part in parts)} samples;"
                 " take the same ones of each"
             )
         self._length = len(parts[0])
@@ -362,15 +380,49 @@ class Zipped(Combined):
         """Failures of samples, of all datasets."""
         return [failure for part in self.parts for failure in part.errors]
 
-    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
-        indices = checked_indices(indices, len(self))
-        return Beside([records_of(part, indices, draws) for part in self.parts], self._join, fields)
-
     def _stored(self, indices: Ints, places: Ints) -> NoReturn:
-        raise not_as_stored(self, "their fields come from several datasets")
+        raise not_as_stored(self, "they are made of several datasets")
 
     def _label_fields(self) -> dict[str, FieldPath]:
         return {}  # each archive may have a field of the path
+
+
+class Variants(Aligned):
+    """Dataset that reads another one of its parts each epoch; `variants` makes it."""
+
+    called = "variants"
+
+    def __init__(self, parts: Sequence[Samples]) -> None:
+        super().__init__(parts)
+        self._is_seeded = True  # the epoch comes with each read
+
+    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
+        assert draws is not None
+        indices = checked_indices(indices, len(self))
+        parts = [part if fields is None else _choose_fields(part, fields) for part in self.parts]
+        which = np.array([epoch % len(parts) for epoch, _ in draws], np.int64)
+        shares: list[tuple[Ints, Records]] = []
+        for k in np.unique(which).tolist() or [0]:
+            places = np.flatnonzero(which == k)
+            own = [draws[place] for place in places.tolist()]
+            shares.append((places, records_of(parts[k], indices[places], own)))
+        return shares[0][1] if len(shares) == 1 else Several(shares)
+
+    def _find_keys(self, keys: Sequence[Key]) -> Ints:
+        return found_keys(self.parts[0], keys)
+
+    def _label_table(self) -> Any:
+        return self._tables([len(self)] * len(self.parts))[0]
+
+
+class Zipped(Aligned):
+    """Fields of several datasets of one length side by side; `zip_fields` makes it."""
+
+    called = "zip_fields"
+
+    def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
+        indices = checked_indices(indices, len(self))
+        return Beside([records_of(part, indices, draws) for part in self.parts], self._join, fields)
 
     def _label_table(self) -> Any:
         columns: dict[str, pa.ChunkedArray] = {}

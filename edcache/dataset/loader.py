@@ -72,7 +72,7 @@ class Loader:
         self.dataset, self.batch_size, self._drop_last = dataset, batch_size, drop_last
         self._num_threads, self._prefetch = num_threads, prefetch
         self._pin_memory, self._reuse, self._asked_device = pin_memory, reuse, device
-        self._read: Callable[[Ints], Batch] = dataset._batch
+        self._read: Callable[[Any], Batch] = dataset._batch
         if sampler is not None:
             if shuffle:
                 text = "shuffle=True cannot be combined with sampler=; let the sampler shuffle"
@@ -169,7 +169,7 @@ class Loader:
         size = self.batch_size or 1
         return range(0, items // size * size if self._drop_last else items, size)
 
-    def _make_batches(self, batches: Iterator[Ints], ring: _Ring) -> Iterator[Any]:
+    def _make_batches(self, batches: Iterator[Any], ring: _Ring) -> Iterator[Any]:
         """Yield the collated batches in order, made by threads that end with this generator."""
         at_work: deque[Future[_Made]] = deque()
         mutex = threading.Lock()
@@ -199,7 +199,7 @@ class Loader:
                 # Another thread that collects this as garbage may be the one for which these threads wait.
                 pool.shutdown(wait=threading.get_ident() == reader, cancel_futures=True)
 
-    def _make_all(self, burst: list[Ints], ring: _Ring, mutex: threading.Lock) -> _Made:
+    def _make_all(self, burst: list[Any], ring: _Ring, mutex: threading.Lock) -> _Made:
         """Make the batches of a burst on the device, up to the first that raises."""
         made: list[tuple[Any, _Slot]] = []
         began = time.perf_counter()
@@ -218,13 +218,15 @@ class Loader:
         self._seconds_a_batch = min(seconds, 1.5 * self._seconds_a_batch)
         return made, None
 
-    def _at_once(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
+    def _at_once(self, burst: list[Any], ring: _Ring) -> Iterable[tuple[Any, _Slot]] | None:
         """Make the batches of a burst as parts of a large one; None if they must be made one by one."""
         if len(burst) == 1 or not ring.reuse or self.batch_size is None or not self._is_split:
             return None
         slot = ring.slot()
         try:
-            batches = self._read(np.concatenate(burst)).collated_by(self.batch_size, ring.memory(slot))
+            # Draws are lists: an array would lose their epochs.
+            draws = [*itertools.chain(*burst)] if isinstance(burst[0], list) else np.concatenate(burst)
+            batches = self._read(draws).collated_by(self.batch_size, ring.memory(slot))
         except Exception:  # noqa: BLE001 - one by one, its batch raises it
             batches = None
         if batches is None:
@@ -233,7 +235,7 @@ class Loader:
             return None
         return ((batch, slot) for batch in batches)
 
-    def _one_by_one(self, burst: list[Ints], ring: _Ring) -> Iterable[tuple[Any, _Slot]]:
+    def _one_by_one(self, burst: list[Any], ring: _Ring) -> Iterable[tuple[Any, _Slot]]:
         for indices in burst:
             slot = ring.slot()
             yield self._read(indices).collated(memory=ring.memory(slot)), slot

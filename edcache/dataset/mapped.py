@@ -21,6 +21,7 @@ from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of
 from edcache.dataset.indexing import Readable
 from edcache.dataset.keys import source_keys, source_versions
+from edcache.dataset.transforms import Draw
 from edcache.writer import After, Before, Stream
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Mapped(Dataset[Any]):
         return len(self.source)
 
     def __getitem__(self, index: int) -> Any:
-        sample = self.source[index]
+        sample = self.source[self._positions([index])[0]]
         with torch.no_grad():
             made = self.fn(sample)
         labels = {name: values[0] for name, values in self._labels_of([index]).items()}
@@ -208,6 +209,11 @@ class Mapped(Dataset[Any]):
         if told is None or not writer.has_method(told, name):
             raise AttributeError(name)
         return getattr(told, name)
+
+    def _positions(self, indices: list[int]) -> list[int]:
+        """Return positions to read; of a source with seeded transforms as it is in epoch 0, also later."""
+        is_seeded = isinstance(self.source, Readable) and self.source._is_seeded
+        return [Draw(index, 0) for index in indices] if is_seeded else indices
 
     def _labels_of(self, indices: list[int]) -> dict[str, list[Any]]:
         """Return the labels to keep of some samples."""
@@ -270,8 +276,9 @@ class MappedBatches(Mapped):
         whole = [*range(len(indices))]
         if isinstance(self.source, Readable):
             with suppress(RuntimeError, OptionError):  # they differ in shape, or in fields
-                return [(whole, self.source.batch(indices))]
+                return [(whole, self.source.batch(self._positions(indices)))]
         many = getattr(self.source, "__getitems__", None)  # as a DataLoader asks
+        indices = self._positions(indices)
         samples = [self.source[index] for index in indices] if many is None else many(indices)
         with suppress(RuntimeError, KeyError):
             return [(whole, default_collate(samples))]
