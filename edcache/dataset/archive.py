@@ -69,8 +69,7 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         except MissingSampleError:
             if self._filler is None:
                 raise
-        sample = self._computed(position, self._filler)
-        return sample if fields is None else fields.of_sample(sample)
+        return self._computed([position], fields, self._filler)[0]
 
     def _far_sessions(self) -> list[Session]:
         if self._reader.local is None:
@@ -83,14 +82,15 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
 
     def _records(self, indices: Ints, fields: Projection | None, draws: Draws | None = None) -> Records:
         session = self._reader.session
-        if self._filler is None:
+        filler = self._filler
+        if filler is None:
             return session.group(indices, fields)
         indices = checked_indices(indices, len(self))
         there = session.index.are_present(indices)
         if there.all():
             return session.group(indices, fields)
         absent = indices[~there].tolist()
-        made = Made(lambda: [self._one(index, fields) for index in absent])
+        made = Made(lambda: self._computed(absent, fields, filler))
         stored = session.group(indices[there], fields)
         return Several([(np.flatnonzero(there), stored), (np.flatnonzero(~there), made)])
 
@@ -164,19 +164,23 @@ class ArchiveDataset(Root[T_co], Samples[T_co]):
         offsets = index.offsets(probed.reshape(-1)).reshape(probed.shape)
         return size if np.all(np.diff(offsets) >= 0) else None
 
-    def _computed(self, position: int, filler: LazyFiller) -> Any:
-        """Return a sample without a record: as another process has stored it meanwhile, or computed now."""
-        if filler.has_pending(position):
-            filler.flush()
-        if filler.is_published(position) and self._reader.refresh():
+    def _computed(self, positions: list[int], fields: Projection | None, filler: LazyFiller) -> list[Any]:
+        """Return samples without a record: as another process has stored them meanwhile, or computed now."""
+        wanted = list(dict.fromkeys(positions))
+        if filler.publish(wanted) and self._reader.refresh():
             self._labels = None
-            if self._reader.session.index.has(position):
-                return self._reader.read(position)
-        sample = filler.get(position)
-        try:
-            return as_read(sample, self._reader.head.codec, self._reader.decoding)
-        except ImageError as error:
-            raise self._reader.session.placed(error, position) from error
+        session = self._reader.session
+        samples = {
+            position: session.read(position, None) for position in wanted if session.index.has(position)
+        }
+        absent = [position for position in wanted if position not in samples]
+        for position, sample in zip(absent, filler.get(absent) if absent else (), strict=True):
+            try:
+                samples[position] = as_read(sample, session.head.codec, self._reader.decoding)
+            except ImageError as error:
+                raise session.placed(error, position) from error
+        found = [samples[position] for position in positions]
+        return found if fields is None else [fields.of_sample(sample) for sample in found]
 
     @property
     def _readers(self) -> list[Reader]:

@@ -105,6 +105,17 @@ class Fetcher:
             self._after(1, self._builder.nbytes - nbytes)
 
 
+def samples_of(job: Job, indices: list[int]) -> list[Any]:
+    """Compute samples, by one call of a source that gives batches. Raises: SourceError, for one that raises."""
+    ask, _ = batches_of(job.source)
+    if ask is not None:
+        with suppress(Exception):  # by `source[index]`, the error names the sample
+            made = _counted(ask(indices), len(indices))
+            if made is not None:
+                return made if isinstance(made, list) else [made.at(row) for row in range(made.count)]
+    return [job.compute(index) for index in indices]
+
+
 def _counted(made: Any, count: int) -> Columns | list[Any] | None:
     """Return samples as a list or Columns; None if they are not `count`. Raises: as Columns does."""
     columns = made if isinstance(made, list | Columns | None) else Columns(made)

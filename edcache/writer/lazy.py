@@ -18,6 +18,7 @@ import numpy as np
 from edcache import base
 from edcache.base import EdcacheError, ForkLock, StorageError
 from edcache.writer.chunk import Chunk
+from edcache.writer.fetcher import samples_of
 from edcache.writer.job import Job
 from edcache.writer.part import Presence
 from edcache.writer.seal import seal
@@ -54,20 +55,20 @@ class LazyFiller:
         """Make the archive if there is none; raises as `Job.open`."""
         self._job.open().close()
 
-    def get(self, index: int) -> Any:
-        """Compute a sample, keep it for the archive, and return it as the source made it."""
+    def get(self, indices: list[int]) -> list[Any]:
+        """Compute samples, keep them for the archive, and return them as the source made them."""
         archive = self._opened()
-        sample = self._job.compute(index)
-        archive.keep(index, sample)
-        return sample
+        samples = samples_of(self._job, indices)
+        for index, sample in zip(indices, samples, strict=True):
+            archive.keep(index, sample)
+        return samples
 
-    def has_pending(self, index: int) -> bool:
-        """True if this process computed a sample and has not appended it yet."""
-        return self._open is not None and self._open.is_usable and index in self._open.pending
-
-    def is_published(self, index: int) -> bool:
-        """True if the archive has a sample now, of any process."""
-        return self._opened().has(index)
+    def publish(self, indices: list[int]) -> bool:
+        """Append the pending samples if some of these are; return True if the archive has any of them now."""
+        archive = self._opened()
+        if not archive.pending.isdisjoint(indices):
+            archive.flush()
+        return archive.has_any(indices)
 
     def flush(self) -> None:
         """Append the pending samples; the process whose samples complete the archive seals it."""
@@ -120,11 +121,11 @@ class _OpenArchive:
         """True if this process opened it, and did not inherit it in a fork, and no append was broken off."""
         return self._pid == os.getpid() and not self._appender.closed
 
-    def has(self, index: int) -> bool:
-        """True if the archive has a sample now."""
+    def has_any(self, indices: list[int]) -> bool:
+        """True if the archive has one of these samples now, of any process."""
         with self._turn:
             self._presence.update()
-            return self._presence.has(index)
+            return any(map(self._presence.has, indices))
 
     def keep(self, index: int, sample: Any) -> None:
         """Encode a sample now, and append the chunk if it is full, overdue or the last."""

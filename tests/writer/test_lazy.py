@@ -458,3 +458,48 @@ def test_a_read_does_not_wait_while_another_cache_is_opened(tmp_path, log, monke
         reader.join()
     opened.close()
     other.close()
+
+
+class Batches(Logged):
+    """Gives batches, as columns or as a list; a line in the log for each call."""
+
+    form = "columns"
+
+    def __getitems__(self, indices):
+        with open(self.log, "a") as file:
+            file.write(" ".join(map(str, indices)) + "\n")
+        if 13 in indices:
+            raise ValueError("13")
+        columns = {"x": torch.tensor(indices), "y": [f"text {index}" for index in indices]}
+        if self.form == "columns":
+            return columns
+        return [{name: values[k] for name, values in columns.items()} for k in range(len(indices))]
+
+    def __getitem__(self, index):
+        return (
+            self.__getitems__([index])[0]
+            if self.form == "list"
+            else {"x": self.__getitems__([index])["x"][0], "y": f"text {index}"}
+        )
+
+
+@pytest.mark.parametrize("form", ["columns", "list"])
+def test_a_batch_is_one_call_of_a_source_that_gives_batches(path, log, form):
+    source = Batches(log, 40)
+    source.form = form
+    ds = CachedDataset(source, path, lazy=True, progress=False)
+    first = ds.batch([5, 3, 5, 20])
+    assert first["x"].tolist() == [5, 3, 5, 20]
+    assert first["y"] == ["text 5", "text 3", "text 5", "text 20"]
+    again = list(DataLoader(ds, 4, sampler=[3, 4, 20, 6]))
+    assert again[0]["x"].tolist() == [3, 4, 20, 6]
+    assert ds.select("x")[[6, 30]].batch([0, 1])["x"].tolist() == [6, 30]
+    assert log.read_text().splitlines() == ["5 3 20", "4 6", "30"]
+    with pytest.raises(SourceError, match="at index 13: ValueError: 13"):
+        ds.batch([12, 13, 14])
+    ds.close()
+    assert CachedDataset.from_cache(path, allow_partial=True).batch([3, 4, 5])["y"] == [
+        "text 3",
+        "text 4",
+        "text 5",
+    ]
