@@ -129,6 +129,12 @@ class Progress:
         print(f"{line}{text}", file=sys.stderr, flush=True)
 
 
+def tell(line: str, show: Show) -> None:
+    """Print a line on stderr, unless `progress=False` or EDCACHE_PROGRESS=0 turns that off."""
+    if _wants_bar(show) is not False:
+        print(line, file=sys.stderr, flush=True)
+
+
 def _shorten(name: str) -> str:
     """Cut a name in its middle to `_NAME` printable characters."""
     name = "".join(letter if letter.isprintable() else "?" for letter in name)

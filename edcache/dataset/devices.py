@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -64,39 +65,49 @@ class OnDevice:
     """Function of batches on a device.
 
     fn: a module, which is moved there, or a function of the device that returns the function.
+    Attributes: busy: seconds that the batches took which have arrived.
     """
 
     def __init__(self, fn: Function, device: torch.device) -> None:
         self._device = device
+        self.busy = 0.0
         self._fn = fn.to(device) if isinstance(fn, torch.nn.Module) else check_frozen(fn(device))
 
     def launch(self, batch: Any) -> Pending:
         """Compute a batch; on a GPU the result arrives later."""
         with torch.no_grad():
             if self._device.type != "cuda":
+                began = time.perf_counter()
                 made = self._fn(_map_tensors(batch, lambda tensor: tensor.to(self._device)))
-                return Pending(_map_tensors(made, torch.Tensor.cpu), None)
+                made = _map_tensors(made, torch.Tensor.cpu)
+                self.busy += time.perf_counter() - began
+                return Pending(self, made)
             with torch.cuda.device(self._device):
+                begun, arrived = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                begun.record()
                 made = self._fn(
                     _map_tensors(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
                 )
                 # Into pinned memory, while the device goes on.
                 made = _map_tensors(made, lambda tensor: tensor.to("cpu", non_blocking=True))
-                arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
                 arrived.record()
-                return Pending(made, arrived)
+                return Pending(self, made, (begun, arrived))
 
 
 class Pending:
-    """Result of a batch on its way from the device."""
+    """Result of a batch on its way from the device. events: of a GPU, before the batch and behind its result."""
 
-    def __init__(self, made: Any, arrived: torch.cuda.Event | None) -> None:
-        self._made, self._arrived = made, arrived
+    def __init__(
+        self, on: OnDevice, made: Any, events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+    ) -> None:
+        self._on, self._made, self._events = on, made, events
 
     def result(self) -> Any:
         """Wait for it. Raises: as the device does, also for an earlier launch."""
-        if self._arrived is not None:
-            self._arrived.synchronize()
+        if self._events is not None:
+            (begun, arrived), self._events = self._events, None
+            arrived.synchronize()
+            self._on.busy += begun.elapsed_time(arrived) / 1000
         return self._made
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import os
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from copy import copy
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
@@ -87,7 +89,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     base.check_count("batch_size", batch_size)
     batches = MappedBatches(fn, source, keep, labels, key, version)
     if places := devices_of(fn, devices):
-        batches.compute_on(places, options.get("num_workers", 0))
+        batches.compute_on(places, options.get("num_workers", 0), options.get("progress"))
         options = _for_devices(places, options)
     return CachedDataset(batches, path, batch_size=batch_size, **options)
 
@@ -119,6 +121,10 @@ def _with_labels(keys: Any, labels: list[str], is_keyed: bool) -> Any:
     if isinstance(keys, Mapping):
         return {**{name: name for name in labels}, **keys}
     return [*labels, *(key for key in keys or () if key not in labels)]
+
+
+# Seconds of a fill whose waiting is told, and a part of waiting that more readers may shorten.
+_TOLD_SECONDS, _MUCH = 10, 0.1
 
 
 class _Map(Protocol):
@@ -242,12 +248,14 @@ class MappedBatches(Mapped):
     _devices: Sequence[torch.device] = ()
     _readers = 0
     _on_device: OnDevice | None = None
+    _progress: base.Show = None
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_on_device": None}
 
-    def compute_on(self, devices: Sequence[torch.device], readers: base.Workers) -> None:
+    def compute_on(self, devices: Sequence[torch.device], readers: base.Workers, progress: base.Show) -> None:
         """Compute on devices, each process of a fill on one. readers: processes that read ahead for each."""
+        self._progress = None if callable(progress) else progress
         # Not all processors for each, if "auto" counts them.
         count = writer.worker_count(readers)
         self._devices = devices
@@ -345,6 +353,8 @@ class MappedBatches(Mapped):
                 before(pulled[0][0], len(pulled[0]))
                 yield indices if suspects.isdisjoint(indices) else []
 
+        began = time.monotonic()
+        busy = 0.0 if self._on_device is None else self._on_device.busy
         while True:
             loader = DataLoader(
                 _Reading(self),
@@ -356,6 +366,7 @@ class MappedBatches(Mapped):
             )
             try:
                 yield from self._computed(iter(loader), pulled, before)
+                self._tell_waiting(time.monotonic() - began, busy)
                 return
             except EdcacheError:  # of the archive, when a claim is taken
                 raise
@@ -363,6 +374,13 @@ class MappedBatches(Mapped):
                 base.warn(f"{error}; the batches that were to be read are computed one by one")
                 while pulled:
                     yield pulled.popleft(), None
+
+    def _tell_waiting(self, seconds: float, before: float) -> None:
+        """Print the part of the last seconds in which the device had no batch. before: its `busy` seconds then."""
+        if self._on_device is not None and seconds >= _TOLD_SECONDS:
+            part = max(0.0, 1 - (self._on_device.busy - before) / seconds)
+            text = f"{self._devices[0]}: waited {part:.0%} of {timedelta(seconds=round(seconds))} for batches"
+            base.tell(text + "; more num_workers read faster" * (part > _MUCH), self._progress)
 
     def _computed(
         self,

@@ -3,6 +3,7 @@
 import functools
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -601,3 +602,21 @@ def test_a_label_that_was_changed_is_kept_anew(tmp_path, names):
     else:
         with pytest.raises(StaleCacheError, match="kept"):
             edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
+
+
+@pytest.mark.parametrize("progress", [None, False])
+def test_a_line_tells_how_long_the_device_waited(tmp_path, monkeypatch, capfd, progress):
+    class Slow(Images):
+        def __getitem__(self, index):
+            time.sleep(0.004)
+            return super().__getitem__(index)
+
+    def make(device):
+        return lambda batch: time.sleep(0.008) or {"half": batch["image"]}
+
+    monkeypatch.setattr("edcache.dataset.mapped._TOLD_SECONDS", 0.1)
+    edcache.map(make, Slow(80, 1), tmp_path / "m.zip", batch_size=8, devices="cpu", progress=progress)
+    told = re.findall(
+        r"cpu: waited (\d+)% of 0:00:0\d for batches; more num_workers read faster", capfd.readouterr().err
+    )
+    assert [60 < int(part) < 95 for part in told] == ([True] if progress is None else [])
