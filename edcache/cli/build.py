@@ -112,7 +112,7 @@ def _value(text: str) -> Any:
 @click.command()
 @click.argument("factory", metavar="MODULE:FACTORY")
 @output()
-@flags("in_memory_keys", "arguments", "compression", "codec", "chunk_size")
+@flags("in_memory_keys", "arguments", "compression", "codec", "chunk_size", "batch_size")
 @flags("num_workers", "on_error", "timeout", "grow", "version", "progress", "keep_existing", "as_json")
 def build(factory: str, arguments: Sequence[str], version: str | None, **options: Any) -> None:
     """Fill an archive with the dataset that a function makes.

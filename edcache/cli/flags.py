@@ -49,6 +49,11 @@ _SHARED: Final = dict(
         _shared("allow_pickle", "Read pickles, which run any code of their author.", is_flag=True),
         _shared("arguments", "Argument; repeatable.", "--arg", multiple=True, metavar="NAME=VALUE"),
         _shared("as_json", "Print one JSON document instead of text.", "--json", is_flag=True),
+        _shared(
+            *("batch_size", "Samples in a call of __getitems__ of a source that has it."),
+            metavar="N",
+            type=click.IntRange(1),
+        ),
         _shared("chunk_size", "Most samples of a chunk.", metavar="N", type=click.IntRange(1)),
         _shared("codec", "Codec of samples; native by default.", type=click.Choice(get_args(Codec))),
         _shared("compression", "zstd, or zstd:19; none by default.", metavar="NAME"),

@@ -72,6 +72,16 @@ DIGITS = """
         def __getitem__(self, i):
             return i, {i}
 
+    class Batches:
+        def __len__(self):
+            return 7
+        def __getitem__(self, i):
+            return self.__getitems__([i])[0]
+        def __getitems__(self, indices):
+            with open("computed.txt", "a") as log:
+                log.write(f"{len(indices)}\\n")
+            return [{"x": i} for i in indices]
+
     number = 7
 """
 BUILD = "build digits:make -o out.zip --arg split=a"
@@ -201,6 +211,11 @@ def test_build_fills_an_archive_and_again_computes_nothing(here, jobs):
     }
     assert run(line).stdout.startswith(f"{here}/out.zip: 6 of 6 samples, ")
     assert computed(here) == []
+
+
+def test_build_asks_in_batches(here):
+    run("build digits:Batches -o out.zip --batch-size 3")
+    assert computed(here) == [1, 3, 3]
 
 
 @pytest.mark.parametrize(("text", "split"), [('"3"', "3"), ("3", 3), ("NaN", "NaN"), ("a b", "a b")])
