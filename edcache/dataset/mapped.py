@@ -164,18 +164,22 @@ def mapped(path: str | os.PathLike[str] | None = None, **options: Any) -> Callab
 class Mapped(Dataset[Any]):
     """Source of a mapped cache: results of a function of single samples.
 
-    Its public attributes identify it (writer/description.py).
+    Its public attributes identify it (writer/description.py): also the weights of modules that `fn` finds in global
+    variables, and the values of labels that are kept, which may change while the samples stay.
     """
+
+    __edcache_ignore__ = "_keep", "_labels", "_key", "_devices", "_readers", "_on_device", "_progress"
 
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
-        self.fn, self.source, self.keep, self.version = check_frozen(fn), source, keep, version
-        self._labels = labels
-        self._key = key
-        if labels and source_keys(source, key) is None:
-            # They may be changed while the samples stay. If there are keys, versions tell of them.
-            self.kept = {name: writer.described(source.labels.to_list(name)) for name in labels}
+        self.fn, self.source, self.version = check_frozen(fn), source, version
+        self._keep, self._labels, self._key = keep, labels, key
+        self.keep = ", ".join(keep)
+        if modules := writer.modules_named_by(fn):
+            self.models = writer.described(modules)
+        if labels and source_keys(source, key) is None:  # else versions tell of them
+            self.labels = writer.described([source.labels.to_list(name) for name in labels])
 
     def __len__(self) -> int:
         return len(self.source)
@@ -230,16 +234,16 @@ class Mapped(Dataset[Any]):
 
     def _with_kept(self, made: Any, labels: dict[str, Any], sample: Any, convert: Function) -> Any:
         """Put labels, and converted fields of `sample`, before the fields of a result, as `keep` names them."""
-        if not self.keep:
+        if not self._keep:
             return made
         if not isinstance(made, Mapping):
             raise OptionError(
                 f"keep= adds fields to those of fn, which returned {base.described(made)}; let it return a dict",
                 option="keep",
             )
-        return {name: labels[name] if name in labels else convert(sample[name]) for name in self.keep} | dict(
-            made
-        )
+        return {
+            name: labels[name] if name in labels else convert(sample[name]) for name in self._keep
+        } | dict(made)
 
 
 class MappedBatches(Mapped):

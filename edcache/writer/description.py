@@ -35,6 +35,7 @@ from edcache.base import MAIN_NAMES, ForkLock, module_name
 
 LONG: Final = 120
 OWN: Final = "__edcache_fingerprint__()"
+IGNORE: Final = "__edcache_ignore__"
 _SHOWN: Final = 80
 _PLAIN: Final = frozenset({type(None), bool, int, float, complex, str, bytes})
 _REPR_IS_VALUE: Final = frozenset(
@@ -241,7 +242,8 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 def parts_of(value: Any) -> tuple[str, dict[Any, Any] | None]:
     """Return a word for a value, and its parts by name or position; None for one that is its word.
 
-    A method `__edcache_fingerprint__` returns the parts of its object. A generator that has not begun has its
+    A method `__edcache_fingerprint__` returns the parts of its object; without one, a class attribute
+    `__edcache_ignore__` names attributes that are no part of it. A generator that has not begun has its
     arguments. An object of a library has the parts that pickle would store.
     """
     kind = type(value)
@@ -282,7 +284,9 @@ def parts_of(value: Any) -> tuple[str, dict[Any, Any] | None]:
     # A class that is derived from one of C, such as `date`, holds a value that is no attribute.
     makers = [vars(kin).get("__new__") for kin in kind.__mro__ if kin is not object]
     is_native = any(isinstance(maker, types.BuiltinFunctionType) for maker in makers)
-    return name, _pickled(value) if is_installed(kind) or is_native else _attributes_of(value)
+    parts = _pickled(value) if is_installed(kind) or is_native else _attributes_of(value)
+    ignored = getattr(kind, IGNORE, ())
+    return name, {key: part for key, part in parts.items() if key not in ignored}
 
 
 def _is_array(value: Any) -> bool:
@@ -481,6 +485,40 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
         found[place] = digest_of(digest + found.get(place, ""))
         waiting += _named(names, home)
     return found
+
+
+def modules_named_by(function: Any) -> dict[str, list[Any]]:
+    """Find modules of torch in global variables that a function names, or the user's functions that it calls.
+
+    Returns: the modules by the name of their variable; of an object that has modules as attributes, of these.
+    """
+    torch: Any = sys.modules.get("torch.nn")
+    found: dict[str, list[Any]] = {}
+    waiting, seen = [("", function)], set[int]()
+    while waiting and torch is not None:
+        name, thing = waiting.pop()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, torch.Module):
+            # What the function holds itself is described with it.
+            found.setdefault(name, []).extend([thing] if name else [])
+        elif isinstance(thing, functools.partial):
+            waiting += [(name, part) for part in (thing.func, *thing.args, *thing.keywords.values())]
+        elif isinstance(thing, types.MethodType):
+            waiting.append((name, thing.__func__))
+        elif isinstance(thing, types.FunctionType) and not is_installed(thing):
+            _, names, home = _definition_of(thing)
+            waiting += [(other, held) for other, held, _ in _named(names, home)]
+            waiting += [
+                ("", held) for held in nonlocals_of(thing).values() if isinstance(held, types.FunctionType)
+            ]
+        elif name and not isinstance(thing, (type, types.ModuleType, types.FunctionType)):
+            parts = getattr(thing, "__dict__", {})
+            waiting += [
+                (f"{name}.{key}", part) for key, part in parts.items() if isinstance(part, torch.Module)
+            ]
+    return {name: modules for name, modules in found.items() if modules}
 
 
 def _named(names: Sequence[str], home: _Home) -> Iterator[tuple[str, Any, _Home]]:

@@ -29,7 +29,7 @@ from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Head
 from edcache.labels import LabelSpec, OfIndex
 from edcache.writer.appender import Appender
 from edcache.writer.chunk import Chunk
-from edcache.writer.description import NoDescription, described
+from edcache.writer.description import IGNORE, NoDescription, described
 from edcache.writer.features import has_method
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
@@ -161,7 +161,10 @@ def _of_samples(source: Any, count: int) -> tuple[Any, dict[str, Any]]:
     if base is not object:
         values["items"] = [*source]
     has_versions = has_method(source, "sample_version")
+    ignored = getattr(source, IGNORE, ())
     for name, value in vars(source).items():
+        if name in ignored:
+            continue
         if _has_parts(value, count) or (has_versions and _is_table(value, count)):
             values[name] = value
         elif type(value) is not int or value != count:

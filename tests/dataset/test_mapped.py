@@ -600,7 +600,7 @@ def test_a_label_that_was_changed_is_kept_anew(tmp_path, names):
         ds = edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
         assert ds.labels.to_list("grade") == [0, 1, 0, 0, 0]
     else:
-        with pytest.raises(StaleCacheError, match="kept"):
+        with pytest.raises(StaleCacheError, match="attribute labels"):
             edcache.map(dict, source, tmp_path / "m.zip", keep="grade", progress=False)
 
 
@@ -620,3 +620,62 @@ def test_a_line_tells_how_long_the_device_waited(tmp_path, monkeypatch, capfd, p
     told = re.findall(pattern, capfd.readouterr().err)
     # To read takes four times as long as to compute.
     assert [30 < int(part) < 100 for part in told] == ([True] if progress is None else [])
+
+
+class Pipeline:
+    """No module, but it has one."""
+
+    def __init__(self, module):
+        self.vae, self.scale = module, 2
+
+
+ENCODER = torch.nn.Linear(4, 2).eval()
+PIPELINE = Pipeline(torch.nn.Linear(4, 2).eval())
+
+
+def encoded(images):
+    return ENCODER(images)
+
+
+BY_GLOBALS = {
+    "a function": lambda batch: {"y": ENCODER(batch["image"])},
+    "a helper": lambda batch: {"y": encoded(batch["image"])},
+    "a part": lambda batch: {"y": PIPELINE.vae(batch["image"])},
+    "bound": functools.partial(on, lambda batch: {"y": encoded(batch["image"])}),
+}
+
+
+@pytest.mark.parametrize("name", BY_GLOBALS)
+def test_other_weights_of_a_global_module_are_noticed(tmp_path, monkeypatch, name):
+    options = {"devices": "cpu"} if name == "bound" else {}
+    path, source = tmp_path / "m.zip", Images(5, 1)
+    for _ in range(2):
+        edcache.map(BY_GLOBALS[name], source, path, batch_size=2, progress=False, **options)
+    module = PIPELINE.vae if name == "a part" else ENCODER
+    weight = module.weight.detach().clone()
+    try:
+        with torch.no_grad():
+            module.weight[0, 0] += 1
+        with pytest.raises(StaleCacheError, match="attribute models"):
+            edcache.map(BY_GLOBALS[name], source, path, batch_size=2, progress=False, **options)
+    finally:
+        with torch.no_grad():
+            module.weight.copy_(weight)
+    edcache.map(BY_GLOBALS[name], source, path, batch_size=2, progress=False, **options)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_how_it_is_computed_is_no_part_of_what_it_is(tmp_path, count):
+    rows = [{"key": f"k{i}", "x": torch.ones(4) * i} for i in range(count)]
+    wrapped = torch.nn.Sequential(OnField(), torch.nn.Linear(4, 5)).eval()
+    for way in [*WAYS.values(), {"batch_size": 1}, {"progress": None}]:
+        options = {"batch_size": 2, "progress": False, **way}
+        for kind, key in (("plain", None), ("keyed", "key")):
+            ds = edcache.map(wrapped, rows, tmp_path / f"{kind}.zip", key=key, **options)
+            assert len(ds) == count
+    # A dataset as long as a list of settings grows.
+    more = [*rows, {"key": "new", "x": torch.zeros(4)}]
+    assert (
+        len(edcache.map(wrapped, more, tmp_path / "keyed.zip", key="key", batch_size=2, progress=False))
+        == count + 1
+    )
