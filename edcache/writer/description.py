@@ -488,7 +488,7 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
 
 
 def modules_named_by(function: Any) -> dict[str, list[Any]]:
-    """Find modules of torch in global variables that a function names, or the user's functions that it calls.
+    """Find modules of torch in global variables that a function or a class names, or the user's code that it names.
 
     Returns: the modules by the name of their variable; of an object that has modules as attributes, of these.
     """
@@ -507,9 +507,18 @@ def modules_named_by(function: Any) -> dict[str, list[Any]]:
             waiting += [(name, part) for part in (thing.func, *thing.args, *thing.keywords.values())]
         elif isinstance(thing, types.MethodType):
             waiting.append((name, thing.__func__))
+        elif isinstance(thing, type) and not is_installed(thing):
+            waiting += [("", base) for base in thing.__bases__]
+            waiting += [("", getattr(part, "__func__", part)) for part in vars(thing).values()]
         elif isinstance(thing, types.FunctionType) and not is_installed(thing):
-            _, names, home = _definition_of(thing)
-            waiting += [(other, held) for other, held, _ in _named(names, home)]
+            codes = [thing.__code__]
+            for code in codes:
+                codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+                held = [thing.__globals__.get(other) for other in code.co_names]
+                waiting += zip(code.co_names, held, strict=True)
+                for module in held:  # its parts have other names of this code
+                    if isinstance(module, types.ModuleType) and not is_installed(module):
+                        waiting += [(other, vars(module).get(other)) for other in code.co_names]
             waiting += [
                 ("", held) for held in nonlocals_of(thing).values() if isinstance(held, types.FunctionType)
             ]

@@ -31,6 +31,7 @@ from edcache.writer.description import (
     digest_of_code,
     fields_of,
     is_empty,
+    modules_named_by,
     name_of,
     nonlocals_of,
     shortened,
@@ -40,6 +41,8 @@ from edcache.writer.description import (
 _MOST_ATTRIBUTES: Final = 16
 _ATTRIBUTES_NBYTES: Final = 2_200
 _CODE_NBYTES: Final = 1_200
+MODELS: Final = "models"
+"""Argument or attribute with the modules in global variables; their weights make the samples as arguments do."""
 _COUNTS: Final = (dict, int, list, set)
 
 
@@ -49,6 +52,8 @@ def call_fingerprint(
     """Describe a call of a dataset factory, given every parameter by name; or raise OptionError."""
     name = name_of(factory)
     given = {**_held(factory), **arguments}
+    if modules := modules_named_by(factory):
+        given[MODELS] = modules
     return {
         "factory": name,
         "arguments": {key: _argument(name, key, value) for key, value in given.items()},
@@ -105,6 +110,8 @@ def source_fingerprint(
         met: list[Any] = []
     else:
         attributes, met = _attributes(source, lengths, call is not None)
+        if call is None and (modules := modules_named_by(kind)):
+            attributes[MODELS] = _argument(name, MODELS, modules)
     code = code_of([kind, *met], _CODE_NBYTES)
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"

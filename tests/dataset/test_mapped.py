@@ -679,3 +679,29 @@ def test_how_it_is_computed_is_no_part_of_what_it_is(tmp_path, count):
         len(edcache.map(wrapped, more, tmp_path / "keyed.zip", key="key", batch_size=2, progress=False))
         == count + 1
     )
+
+
+class Encoded(Images):
+    def __getitem__(self, index):
+        return encoded(super().__getitem__(index)["image"]).detach()
+
+
+def encoded_images(count):
+    return Encoded(count, 1)
+
+
+@pytest.mark.parametrize("way", ["a source", "a factory", "memoize"])
+def test_other_weights_of_a_global_module_are_noticed_everywhere(tmp_path, monkeypatch, way):
+    def run():
+        if way == "a source":
+            return len(CachedDataset(Encoded(5, 1), tmp_path / "a.zip", progress=False))
+        if way == "a factory":
+            return len(edcache.cachable(tmp_path / "f.zip", progress=False)(encoded_images)(5))
+        with edcache.memoize(tmp_path / "k.zip")(lambda text: encoded(torch.ones(4))).cache as cache:
+            return len(cache)
+
+    run()
+    run()
+    monkeypatch.setattr(sys.modules[__name__], "ENCODER", torch.nn.Linear(4, 2).eval())
+    with pytest.raises(StaleCacheError, match="models"):
+        run()
