@@ -73,7 +73,7 @@ setup(
         # fsspec and aiohttp: edcache reads http by them.
         "bench": [
             *("matplotlib>=3.7", "scikit-learn>=1.3", "s3fs>=2024.2", "aiohttp>=3.9"),
-            *("Pillow>=9", "simplejpeg>=1.7"),
+            *("Pillow>=9", "simplejpeg>=1.7", "datasets>=2.14"),
         ],
         "quickstart": ["scikit-learn>=1.3", "Pillow>=9"],
         "docs": DOCS,

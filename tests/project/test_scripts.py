@@ -43,6 +43,11 @@ TRIALS = {
         r"\| edcache, loader, threads \| [\d,]+ \| [\d,]+ \| [\d.]+ \|",
         0,
     ),
+    "bench map": (
+        "--count 128 --keys 1000 --repeats 1 --milliseconds 1",
+        r"\| edcache.map \| [\d.]+ \| [\d.]+ \|(.|\n)*\| edcache \| ([\d.]+ \|\s){5}",
+        0,
+    ),
     "coverage": (
         "tests/base/test_once.py",
         r"passed(.|\n)*Coverage failure: total of [\d.]+ is less than fail-under=100",
@@ -182,7 +187,7 @@ RUN_BY = {
     ],
     "bench": [
         *("scripts/benchmark/__main__.py", "scripts/benchmark/plot.py", "scripts/benchmark/workloads.py"),
-        *("scripts/bench_far.py", "scripts/bench_images.py"),
+        *("scripts/bench_far.py", "scripts/bench_images.py", "scripts/bench_map.py"),
     ],
 }
 
