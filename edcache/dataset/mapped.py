@@ -54,7 +54,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             nn.Module must be in evaluation mode. Gradients are off.
         source, path: a map-style dataset, a cache or a view; the archive of the results.
         batch_size: the number of samples in a call of `fn`. A killed process loses the batch that it computes, and the
-            results of the last 0.05 seconds. Samples of several shapes are a batch for each shape. If `fn` raises, as
+            results of the last 0.02 seconds. Samples of several shapes are a batch for each shape. If `fn` raises, as
             for want of memory, halves of the batch are tried, down to the sample that raises.
         devices: "cuda:0", a list of devices, or "auto": all CUDA devices of the machine, or under torchrun the one of
             this rank. One process computes on each. `fn` is then an nn.Module, which is moved to the device, or a

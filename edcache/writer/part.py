@@ -30,7 +30,7 @@ _RUN_SECONDS: Final = 0.25
 _RUN_PART: Final = 64
 # Seconds of computed batches that a kill may cost, beside the one that is being computed. Models make them mostly, so
 # they are expensive; a publication takes a millisecond.
-_BATCH_SECONDS: Final = 0.05
+_BATCH_SECONDS: Final = 0.02
 
 
 class Presence:
