@@ -177,9 +177,9 @@ class Mapped(Dataset[Any]):
         self._keep, self._labels, self._key = keep, labels, key
         self.keep = ", ".join(keep)
         if modules := writer.modules_named_by(fn):
-            self.models = writer.described(modules)
+            self.models = str(writer.described(modules))
         if labels and source_keys(source, key) is None:  # else versions tell of them
-            self.labels = writer.described([source.labels.to_list(name) for name in labels])
+            self.labels = str(writer.described([source.labels.to_list(name) for name in labels]))
 
     def __len__(self) -> int:
         return len(self.source)

@@ -645,10 +645,12 @@ BY_GLOBALS = {
 }
 
 
+@pytest.mark.parametrize("count", [1, 5])
+@pytest.mark.parametrize("key", [None, "name"])
 @pytest.mark.parametrize("name", BY_GLOBALS)
-def test_other_weights_of_a_global_module_are_noticed(tmp_path, monkeypatch, name):
-    options = {"devices": "cpu"} if name == "bound" else {}
-    path, source = tmp_path / "m.zip", Images(5, 1)
+def test_other_weights_of_a_global_module_are_noticed(tmp_path, name, key, count):
+    options = {"key": key, "devices": "cpu" if name == "bound" else None}
+    path, source = tmp_path / "m.zip", Images(count, 1)
     for _ in range(2):
         edcache.map(BY_GLOBALS[name], source, path, batch_size=2, progress=False, **options)
     module = PIPELINE.vae if name == "a part" else ENCODER
