@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -11,15 +12,17 @@ import numpy as np
 
 from edcache import dataset, display, writer
 from edcache import labels as label_tables
-from edcache.base import Ints, ReadOptions, SampleIndexError, brief
+from edcache.base import ArchiveNotFoundError, EdcacheError, Ints, ReadOptions, SampleIndexError, brief
 from edcache.cli import output as out
 from edcache.cli.flags import PATH, PATHS, flags, row_flags
-from edcache.storage import shown
+from edcache.storage import scheme_of, shown
 
 if TYPE_CHECKING:
+    from edcache.format import Head
     from edcache.reader import Session
 
 _SHOWN_SCHEMAS: Final = 8
+_MOST_PARENTS: Final = 8
 _BLOCK: Final = 10_000
 
 
@@ -35,7 +38,8 @@ def open_archive(path: str) -> tuple[Session, label_tables.Labels]:
 def info(paths: Sequence[str], as_json: bool) -> None:
     """Describe archives: samples, fields, labels, and origin.
 
-    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read.
+    A PATH is an archive, a folder with archives, or a glob in quotes. No sample is read. An archive that was
+    computed from others, such as one of map(), has a line for each parent, which tells if that has changed since.
 
     \b
     Example:
@@ -51,11 +55,43 @@ def info(paths: Sequence[str], as_json: bool) -> None:
 
 def _info_lines(info: Mapping[str, Any]) -> Iterator[str]:
     """Yield the lines of `edcache info`, from its JSON form."""
-    yield from out.paired_lines([*display.facts(info), *display.provenance(info["fingerprint"])])
+    fingerprint = info["fingerprint"]
+    pairs = [*display.facts(info), *display.provenance(fingerprint), *_parents(fingerprint, info["path"])]
+    yield from out.paired_lines(pairs)
     schemas = info["schemas"]
     yield from f"\n{display.Schema(schemas[:_SHOWN_SCHEMAS])!r}".splitlines()
     if len(schemas) > _SHOWN_SCHEMAS:
         yield f"\n{len(schemas) - _SHOWN_SCHEMAS:,} more schemas; --json lists all"
+
+
+def _parents(fingerprint: Any, child: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the archives that an archive was computed from, and their states.
+
+    Any program may have named them: a URL is not opened.
+    """
+    named = fingerprint.get("parents") if isinstance(fingerprint, dict) else None
+    for parent in named if isinstance(named, list) and depth < _MOST_PARENTS else []:
+        known = parent if isinstance(parent, dict) else {}
+        path, origin = str(known.get("path")), None
+        # Of files that were moved together, it lies beside its child.
+        beside = os.path.join(os.path.dirname(child), os.path.basename(path))
+        path = beside if not os.path.exists(path) and os.path.exists(beside) else path
+        try:
+            origin = None if scheme_of(path) else open_archive(path)[0].origin
+            state = "far away" if origin is None else _state(origin, known)
+        except ArchiveNotFoundError:
+            state = "not there"
+        except EdcacheError as error:
+            state = str(error)
+        yield "  " * depth + "parent", f"{path}: {state}"
+        if origin is not None:
+            yield from _parents(origin.fingerprint, path, depth + 1)
+
+
+def _state(parent: Head, known: Mapping[str, Any]) -> str:
+    if parent.uuid.hex() != known.get("uuid"):
+        return "another archive"
+    return "as it was" if parent.keys_digest == known.get("keys") else "filled again since"
 
 
 @click.command()

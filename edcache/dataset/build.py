@@ -8,9 +8,11 @@ from typing import Any
 
 from edcache import base, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, Workers, provisional
+from edcache.dataset.indexing import Readable
 from edcache.format import KEYS_DIGEST, Head
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
+from edcache.storage import scheme_of
 
 
 class Building:
@@ -52,6 +54,8 @@ class Building:
             fingerprint = {**(fingerprint or {}), KEYS_DIGEST: self._keyed.digest}
             if self._is_lazy and self._keyed.order is not None:
                 raise OptionError(f"{store.path}: lazy=True takes a source without two samples of one key")
+        if fingerprint is not None and (parents := parents_of(source)):
+            fingerprint = {**fingerprint, "parents": parents}
         head = writer.new_head(
             spec,
             length=length,
@@ -173,6 +177,22 @@ def identity(source: Any, num_workers: Workers, given: dict[str, Any] | bool | N
         return fingerprint
     arguments = {**fingerprint.get("arguments", {}), "num_workers": writer.worker_count(num_workers)}
     return {**fingerprint, "arguments": arguments}
+
+
+def parents_of(source: Any) -> list[dict[str, Any]]:
+    """List the archives that samples of a source are computed from: path or URL, uuid, and digest of their keys."""
+    if not isinstance(source, Readable):
+        parents: list[dict[str, Any]] = getattr(source, "__edcache_parents__", [])
+        return parents
+    heads = [(reader.path, reader.session.origin) for reader in source._readers]
+    return [
+        {
+            "path": path if scheme_of(path) else os.path.abspath(path),
+            "uuid": head.uuid.hex(),
+            "keys": head.keys_digest,
+        }
+        for path, head in heads
+    ]
 
 
 def label_differences(head: Head, in_memory_keys: Any) -> list[str]:

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from edcache import base, writer
 from edcache.base import CacheOptions, EdcacheError, OptionError, takes
 from edcache.codec import Columns
+from edcache.dataset.build import parents_of
 from edcache.dataset.cached import CachedDataset
 from edcache.dataset.devices import Devices, Function, OnDevice, Pending, check_frozen, devices_of
 from edcache.dataset.indexing import Readable
@@ -210,6 +211,10 @@ class Mapped(Dataset[Any]):
     def sample_versions(self) -> Any:
         """Method that tells all versions."""
         return self._asked("sample_versions")
+
+    @property
+    def __edcache_parents__(self) -> list[dict[str, Any]]:
+        return parents_of(self.source)
 
     def _asked(self, name: str) -> Any:
         """Return a method of the source that tells keys or versions, if it has it itself."""

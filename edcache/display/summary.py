@@ -39,7 +39,7 @@ def summary(archive: reader.Session) -> dict[str, Any]:
         "compression": head.compression,
         "labels": {field.name: str(field.type) for field in archive.labels.schema},
         "schemas": fields_of(archive),
-        "fingerprint": head.fingerprint,
+        "fingerprint": archive.origin.fingerprint,
     }
 
 

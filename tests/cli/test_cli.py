@@ -26,6 +26,7 @@ from damage import flip_record
 from filled import available
 from written import write
 
+import edcache
 from edcache import CachedDataset, CacheWriter
 from edcache.base import index_ranges
 from edcache.cli import main
@@ -322,6 +323,50 @@ def test_a_folder_of_images_is_cached(here):
 
 
 # -------------------------------------------------------------------------------- info and show
+
+
+class Keyed(list):
+    def sample_key(self, index):
+        return f"k{list.__getitem__(self, index)}"
+
+    def __getitem__(self, index):
+        return {"x": list.__getitem__(self, index)}
+
+
+def test_info_tells_how_the_parents_of_an_archive_are(here):
+    def parents(path):
+        lines = run("info", path).stdout.splitlines()
+        return [line.replace(f"{here}/", "").split("parent ", 1) for line in lines if "parent  " in line]
+
+    def twice(rows):
+        ds = CachedDataset(Keyed(rows), "p.zip", progress=False)
+        return edcache.map(lambda sample: {"y": 2 * sample["x"]}, ds, "m.zip", progress=False)
+
+    child = CachedDataset(twice([1, 2]), "n.zip", progress=False)
+    assert parents("n.zip") == [["", "      m.zip: as it was"], ["  ", "    p.zip: as it was"]]
+    assert [one["path"] for one in report("info n.zip")["fingerprint"]["parents"]] == [f"{here}/m.zip"]
+    twice([1, 2, 3])
+    assert parents("n.zip") == [["", "      m.zip: filled again since"], ["  ", "    p.zip: as it was"]]
+    CachedDataset(Keyed([1]), "p.zip", progress=False)
+    assert parents("m.zip") == [["", "      p.zip: filled again since"]]
+    (here / "moved").mkdir()
+    for name in ("m.zip", "n.zip"):
+        (here / name).rename(here / "moved" / name)
+    (here / "p.zip").unlink()
+    moved = [["", "      moved/m.zip: filled again since"], ["  ", "    p.zip: not there"]]
+    assert parents("moved/n.zip") == moved
+    with CacheWriter("moved/m.zip", "w") as writer:
+        writer.append({"x": 1})
+    assert parents("moved/n.zip") == [["", "      moved/m.zip: another archive"]]
+    del child
+
+
+@pytest.mark.parametrize(
+    "named", [5, [5], [{}], [{"path": "https://localhost:1/a.zip"}], [{"path": "/dev/null"}]]
+)
+def test_info_takes_any_parents_that_a_program_may_have_written(here, named):
+    CachedDataset([{"x": 1}], "a.zip", fingerprint={"parents": named}, progress=False)
+    run("info a.zip")
 
 
 def test_info_shows_what_an_archive_holds(archive):
