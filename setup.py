@@ -108,6 +108,8 @@ setup(
             "webdataset>=0.2.86",
             "monai>=1.4",
             "transformers>=4.40",
+            "diffusers>=0.30",
+            "torch-geometric>=2.5",
             "accelerate>=1",
             "matplotlib>=3.7",
             "ml_dtypes>=0.4",

@@ -1,9 +1,12 @@
 """Every page runs as written, from top to bottom, in a folder of its own (tests/kit/pages.py says how)."""
 
+import ast
+import functools
 import os
 import re
 import subprocess
 import sys
+import textwrap
 import urllib.request
 from contextlib import ExitStack, closing, contextmanager
 
@@ -167,3 +170,19 @@ def test_the_site_builds_without_a_warning(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "html" / "quickstart.html").exists()
+
+
+LLMS = (ROOT / "docs" / "llms.txt").read_text(encoding="utf-8")
+
+
+def test_llms_txt_names_what_exists():
+    for name in {*re.findall(r"\bedcache\.([\w.]*\w)", LLMS)}:
+        functools.reduce(getattr, name.split("."), edcache)
+    for name in {*re.findall(r"\b\w+(?:Error)\b", LLMS)} - {"KeyError"}:
+        assert hasattr(edcache.errors, name), name
+    for page in re.findall(r"\]\(([\w/-]+)\.html\)", LLMS):
+        assert (ROOT / "docs" / f"{page}.md").exists(), page
+    for block in re.findall(r"\n\n((?:    .*\n)+)", LLMS):
+        ast.parse(textwrap.dedent(block))
+    members = set(re.findall(r"\bds\.(\w+)", LLMS))
+    assert all(hasattr(edcache.CachedDataset, name) for name in members)
