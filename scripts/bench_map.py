@@ -76,8 +76,8 @@ class Model:
         return {"y": torch.as_tensor(batch["x"]) * 0.5}
 
 
-def bare(source: Vectors, model: Model, folder: Path) -> None:
-    for number, batch in enumerate(DataLoader(source, BATCH)):
+def bare(source: Vectors, model: Model, folder: Path, num_workers: int = 0) -> None:
+    for number, batch in enumerate(DataLoader(source, BATCH, num_workers=num_workers)):
         torch.save(model(batch), folder / f"{number}.pt")
 
 
@@ -108,6 +108,7 @@ def reading_ahead(source: Vectors, model: Model, folder: Path) -> None:
 WAYS: dict[str, Callable[[Vectors, Model, Path], None]] = {
     "bare loop": bare,
     "edcache.map": mapped,
+    "bare loop, a reader": lambda *given: bare(*given, num_workers=1),
     "edcache.map, devices=, a reader": reading_ahead,
     "edcache.map, 2 processes": lambda *given: mapped(*given, num_workers=2),
     "datasets map": by_datasets,
