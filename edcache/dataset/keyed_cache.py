@@ -13,7 +13,7 @@ import numpy as np
 
 from edcache import base, codec, format, writer
 from edcache.base import CorruptRecordError, OptionError, SourceError, UnknownLabelError, WriteOptions, takes
-from edcache.dataset.keys import stored_keys
+from edcache.dataset.keys import shown_key, stored_keys
 from edcache.format import KEY_COLUMN, Key, KeyTable, Root
 from edcache.labels import LabelSpec, OfIndex
 from edcache.reader import fits
@@ -103,7 +103,7 @@ class KeyedCache:
         archive = self._archive()
         (found,) = archive.find(stored_keys([key]))
         if found is None:
-            raise UnknownLabelError(f"{self.path}: no value has the key {base.shown(key)}")
+            raise UnknownLabelError(f"{self.path}: no value has the key {shown_key(key)}")
         return archive.read(found)
 
     def __contains__(self, key: Any) -> bool:
@@ -258,7 +258,7 @@ class _Archive:
                 values = list(create([given[key] for key in missing]))
             except Exception as error:
                 raise SourceError(
-                    f"{self._path}: {base.shown(given[missing[0]])}: {type(error).__name__}: {error}",
+                    f"{self._path}: {shown_key(given[missing[0]])}: {type(error).__name__}: {error}",
                     path=self._path,
                 ) from error
             if len(values) != len(missing):

@@ -48,12 +48,19 @@ def stored_keys(given: Collection[Any]) -> list[Key]:
     for key in given:
         if isinstance(key, bool) or not isinstance(key, str | bytes | int | tuple | np.integer):
             raise OptionError(
-                f"{shown(key)} is {described(key)}; a key is text, bytes, an int or a tuple of these"
+                f"{shown_key(key)} is {described(key)}; a key is text, bytes, an int or a tuple of these"
             )
         stored.append(
             repr(key) if isinstance(key, tuple) else int(key) if isinstance(key, np.integer) else key
         )
     return stored
+
+
+def shown_key(key: Any) -> str:
+    """Return a short text of a key for an error; of a tuple with its parts."""
+    if type(key) is not tuple:
+        return shown(key)
+    return f"({', '.join(map(shown_key, key))}{',' * (len(key) == 1)})"
 
 
 def found_keys(dataset: Readable[Any], stored: Sequence[Key]) -> Ints:

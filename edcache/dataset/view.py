@@ -20,7 +20,7 @@ from edcache.base import Ints, OptionError, Transform
 from edcache.codec import Decoding
 from edcache.dataset import split
 from edcache.dataset.indexing import Readable, Root, T_co
-from edcache.dataset.keys import Keys, positions_of, settings_of
+from edcache.dataset.keys import Keys, positions_of, settings_of, shown_key
 from edcache.dataset.loader import Loader
 from edcache.dataset.ordering import checked_seed, oversampled
 from edcache.dataset.save import save, tolerant
@@ -92,7 +92,7 @@ class Samples(Readable[T_co]):
         positions = positions_of(self, keys)
         if len(positions) and positions.min() < 0:
             key = keys[int(np.argmin(positions))]
-            raise base.UnknownLabelError(f"no sample of {self!r} has the key {base.shown(key)}")
+            raise base.UnknownLabelError(f"no sample of {self!r} has the key {shown_key(key)}")
         return positions
 
     @property

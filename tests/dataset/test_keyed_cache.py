@@ -73,6 +73,10 @@ def test_refusals(path):
     cache = KeyedCache(path)
     with pytest.raises(UnknownLabelError, match="no value has the key 'a'"):
         cache["a"]
+    with pytest.raises(UnknownLabelError, match=r"no value has the key \(3, 'a'\)"):
+        cache[3, "a"]
+    with pytest.raises(SourceError, match=r"zip: \(3, 'a'\): ZeroDivisionError"):
+        cache.get_or_create((3, "a"), lambda: 1 / 0)
     with pytest.raises(SourceError, match="'a': ZeroDivisionError: division by zero"):
         cache.get_or_create("a", lambda: 1 / 0)
     with pytest.raises(OptionError, match="2 keys were asked for, and 1 values returned"):

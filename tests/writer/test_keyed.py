@@ -205,6 +205,8 @@ def test_keys_of_each_kind_are_found(tmp_path, log, keys):
         assert other not in ds.keys
     with pytest.raises(UnknownLabelError, match="has the key 'nobody'"):
         ds.by_key("nobody")
+    with pytest.raises(UnknownLabelError, match=r"has the key \(7, \('b',\)\)"):
+        ds.by_key((7, ("b",)))
     with pytest.raises(OptionError, match="a key is text, bytes, an int or a tuple"):
         ds.by_key(1.5)
 
