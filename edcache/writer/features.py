@@ -54,7 +54,7 @@ def declared(source: Any) -> Any:
 def by_items(source: Any) -> Any:
     """Wrap a KDDataset, which has getitem_x in place of [index], so that samples are dicts; return any other."""
     read = getattr(type(source), "__getitem__", None)
-    if read is not None and not getattr(read, "__module__", "").startswith("kappadata.datasets."):
+    if read is not None and not str(getattr(read, "__module__", "")).startswith("kappadata.datasets."):
         return source
     attributes = {*dir(source), *dir(getattr(source, "root_dataset", None))}
     names = sorted(name[8:] for name in attributes if name.startswith("getitem_"))

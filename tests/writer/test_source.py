@@ -488,6 +488,13 @@ def test_a_class_without_source_is_told_apart_by_its_code(tmp_path: Path) -> Non
     assert_stale(source, names["Source"]("train"), tmp_path / "a.zip", "attribute change: nowhere:Source.")
 
 
+def test_a_class_of_code_without_a_module_is_a_source(tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    exec(WITHOUT_SOURCE, names)
+    assert names["Source"].__getitem__.__module__ is None
+    assert CachedDataset(names["Source"]("train"), tmp_path / "a.zip", progress=False)[2] == 3
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
