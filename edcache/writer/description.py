@@ -47,6 +47,7 @@ _INSTALLED: Final = (
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
 )
 _MOST_ITEMS: Final = 64
+_FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # The lines of a file, as linecache keeps them, and their definitions.
 _files: Final[dict[str, tuple[list[str], dict[tuple[int, str], list[ast.AST]]]]] = {}
 # Up to Python 3.12 the depth of a syntax tree is counted in one place for all threads: two that parse at a
@@ -598,15 +599,36 @@ def _nodes_of(code: types.CodeType) -> list[ast.AST]:
 
 @functools.lru_cache(1_024)
 def _said(nodes: tuple[ast.AST, ...]) -> tuple[str, tuple[str, ...]]:
-    """Digest definitions, and list the names and attributes in them."""
+    """Digest definitions, and list the names and attributes in them, without the local variables of functions."""
     names: dict[str, None] = {}
-    for node in nodes:
-        for part in ast.walk(node):
-            if isinstance(part, ast.Name):
-                names[part.id] = None
-            elif isinstance(part, ast.Attribute):
-                names[part.attr] = None
+    waiting = [(node, frozenset[str]()) for node in nodes]
+    for node, local in waiting:
+        parts = [(part, local) for part in ast.iter_child_nodes(node)]
+        if isinstance(node, ast.Name) and node.id not in local:
+            names[node.id] = None
+        elif isinstance(node, ast.Attribute):
+            names[node.attr] = None
+        elif isinstance(node, _FUNCTIONS):
+            inside = local | _locals_of(node)
+            outside = [*node.args.defaults, *node.args.kw_defaults]
+            parts = [(part, inside) for part, _ in parts] + [(part, local) for part in outside if part]
+        waiting += parts
     return digest_of("\n".join(map(ast.unparse, nodes))), tuple(names)
+
+
+def _locals_of(function: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) -> set[str]:
+    """Name the parameters of a function and the variables that it sets, but not what functions in it set."""
+    found = {part.arg for part in ast.walk(function.args) if isinstance(part, ast.arg)}
+    elsewhere: set[str] = set()
+    waiting: list[ast.AST] = [function.body] if isinstance(function, ast.Lambda) else [*function.body]
+    for part in waiting:
+        if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store):
+            found.add(part.id)
+        elif isinstance(part, ast.Global):
+            elsewhere.update(part.names)
+        if not isinstance(part, (*_FUNCTIONS, ast.ClassDef)):
+            waiting += ast.iter_child_nodes(part)
+    return found - elsewhere
 
 
 def _definitions_in(file: str) -> dict[tuple[int, str], list[ast.AST]]:

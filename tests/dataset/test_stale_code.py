@@ -200,6 +200,38 @@ def test_the_same_change_is_named_for_a_bare_source(folder: Path) -> None:
     assert caught[0].filename == __file__
 
 
+@pytest.mark.parametrize("name", ["x", "i"])
+@pytest.mark.parametrize("form", ["{name} = {value}", "for {name} in [{value}]: pass"], ids=["set", "loop"])
+def test_a_global_variable_with_the_name_of_a_local_one_is_not_compared(
+    folder: Path, form: str, name: str
+) -> None:
+    app = APP.format(made="Digits(Compose(made_shift()))")
+    for value in (1, 2):
+        lib = f"{form.format(name=name, value=value)}\n{LIB}"
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            load(folder, app, lib).data()
+
+
+@pytest.mark.parametrize("use", ["by=FIVE", "FIVE=FIVE", "*, by=FIVE"])
+def test_a_global_variable_beside_a_local_one_of_its_name_is_compared(folder: Path, use: str) -> None:
+    head, factory = LIB.split("def made_shift(by=5):")
+    body = factory.replace("return x + by", "FIVE = 0; return x + (lambda FIVE: FIVE)(0)", 1)
+    app = APP.format(made="Digits(made_shift())")
+    lib = f"FIVE = 5{head}def made_shift({use}):{body}"
+    load(folder, app, lib).data()
+    with pytest.warns(RuntimeWarning, match="the code of stale_lib:FIVE changed"):
+        load(folder, app, changed(lib, ("FIVE = 5", "FIVE = 6"))).data()
+
+
+def test_a_global_variable_that_a_function_sets_is_compared(folder: Path) -> None:
+    app = APP.format(made="Digits(shifted)")
+    lib = "by = 5" + LIB.replace("return x + 4", "global by; by = by; return x + by")
+    load(folder, app, lib).data()
+    with pytest.warns(RuntimeWarning, match="the code of stale_lib:by changed"):
+        load(folder, app, changed(lib, ("by = 5", "by = 6"))).data()
+
+
 def test_an_installed_library_is_not_compared(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (folder / "site-packages").mkdir()
     monkeypatch.syspath_prepend(str(folder / "site-packages"))
