@@ -27,7 +27,7 @@ PAGE = PAGES["docs/howto/recipes.md"]
 
 def of_recipe(title, *needed):
     """Run the block of a recipe in this folder; returns its names. needed: titles of blocks that run before it."""
-    names = {"__name__": "recipes", "edcache": edcache, "os": os, "torch": torch}
+    names = {"__name__": "recipes", "edcache": edcache, "np": np, "os": os, "torch": torch}
     for heading in (*needed, title):
         block = PIECE.search(PAGE, PAGE.index(f"## {heading}\n"))
         exec(textwrap.dedent(block["code"]), names)
@@ -223,7 +223,11 @@ class TestNnUnet:
         assert few.identifiers == ["case_01", "case_03"]
         data, seg, previous, properties = few["case_03"]
         assert previous is None
-        assert same((data, seg, properties), case(3))
+        assert same((np.array(data), np.array(seg), properties), case(3))
+        crop = data[:, 1:3, 2:4]
+        torch.from_numpy(crop).add_(1)  # in place, as its transforms do
+        assert same(crop, case(3)[0][:, 1:3, 2:4] + 1)
+        assert same(few["case_03"][0][:, 1:3, 2:4], case(3)[0][:, 1:3, 2:4])
         with pytest.raises(KeyError):
             few["case_99"]
 
