@@ -78,7 +78,7 @@ def _parents(fingerprint: Any, child: str, depth: int = 0) -> Iterator[tuple[str
         path = beside if not os.path.exists(path) and os.path.exists(beside) else path
         try:
             origin = None if scheme_of(path) else open_archive(path)[0].origin
-            state = "far away" if origin is None else _state(origin, known)
+            state = "not looked at" if origin is None else _state(origin, known)
         except ArchiveNotFoundError:
             state = "not there"
         except EdcacheError as error:

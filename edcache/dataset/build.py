@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from edcache import base, writer
 from edcache.base import CacheOptions, FillOptions, OptionError, StaleCacheError, Workers, provisional
@@ -13,6 +13,8 @@ from edcache.format import KEYS_DIGEST, Head
 from edcache.labels import LabelSpec
 from edcache.reader import Reader
 from edcache.storage import scheme_of
+
+_MOST_PARENTS: Final = 16
 
 
 class Building:
@@ -184,7 +186,8 @@ def parents_of(source: Any) -> list[dict[str, Any]]:
     if not isinstance(source, Readable):
         parents: list[dict[str, Any]] = getattr(source, "__edcache_parents__", [])
         return parents
-    heads = [(reader.path, reader.session.origin) for reader in source._readers]
+    # The head of an archive holds them.
+    heads = [(reader.path, reader.session.origin) for reader in source._readers[:_MOST_PARENTS]]
     return [
         {
             "path": path if scheme_of(path) else os.path.abspath(path),

@@ -148,7 +148,7 @@ class RecordVersions:
         return self._versions(np.arange(len(self._dataset)))
 
     def _versions(self, positions: Ints) -> list[tuple[Any, ...]]:
-        dataset, labels = self._dataset, self._dataset.labels.take(positions)
+        dataset = self._dataset
         versions: list[Any] = [None] * len(positions)
         indices = dataset._root_indices(positions)
         for root, own, places in dataset._root._stored(indices, np.arange(len(positions))):
@@ -160,6 +160,7 @@ class RecordVersions:
                 versions[place] = crc, nbytes, schemas[schema]
         if not self._labels:
             return versions
+        labels = dataset.labels.take(positions)
         told = zip(*[labels.to_list(name) for name in self._labels], strict=True)
         return [(*version, *values) for version, values in zip(versions, told, strict=True)]
 

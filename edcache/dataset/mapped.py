@@ -177,8 +177,8 @@ class Mapped(Dataset[Any]):
         self.fn, self.source, self.version = check_frozen(fn), source, version
         self._keep, self._labels, self._key = keep, labels, key
         self.keep = ", ".join(keep)
-        if modules := writer.modules_named_by(fn):
-            self.models = str(writer.described(modules))
+        for name, models in writer.models_of(fn).items():
+            setattr(self, name, str(models))
         if labels and source_keys(source, key) is None:  # else versions tell of them
             self.labels = str(writer.described([source.labels.to_list(name) for name in labels]))
 

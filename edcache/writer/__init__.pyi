@@ -6,7 +6,6 @@ from .cache import CacheWriter as CacheWriter
 from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .description import described as described
-from .description import modules_named_by as modules_named_by
 from .description import qualified_name as qualified_name
 from .features import After as After
 from .features import Before as Before
@@ -19,6 +18,7 @@ from .fingerprint import call_fingerprint as call_fingerprint
 from .fingerprint import changed_code as changed_code
 from .fingerprint import chosen_fingerprint as chosen_fingerprint
 from .fingerprint import differences as differences
+from .fingerprint import models_of as models_of
 from .fingerprint import moved_paths as moved_paths
 from .fingerprint import source_fingerprint as source_fingerprint
 from .fingerprint import stale_message as stale_message

@@ -41,8 +41,6 @@ from edcache.writer.description import (
 _MOST_ATTRIBUTES: Final = 16
 _ATTRIBUTES_NBYTES: Final = 2_200
 _CODE_NBYTES: Final = 1_200
-MODELS: Final = "models"
-"""Argument or attribute with the modules in global variables; their weights make the samples as arguments do."""
 _COUNTS: Final = (dict, int, list, set)
 
 
@@ -52,14 +50,20 @@ def call_fingerprint(
     """Describe a call of a dataset factory, given every parameter by name; or raise OptionError."""
     name = name_of(factory)
     given = {**_held(factory), **arguments}
-    if modules := modules_named_by(factory):
-        given[MODELS] = modules
+    described = {key: _argument(name, key, value) for key, value in given.items()}
     return {
         "factory": name,
-        "arguments": {key: _argument(name, key, value) for key, value in given.items()},
+        "arguments": described | models_of(factory),
         "version": None if version is None else _argument(name, "version", version),
         "code": code_of([getattr(factory, "func", getattr(factory, "__func__", factory))], _CODE_NBYTES),
     }
+
+
+def models_of(thing: Any) -> dict[str, Any]:
+    """Describe the modules in global variables that code names, as one argument: their weights make samples, too."""
+    modules = modules_named_by(thing)
+    name = getattr(thing, "__qualname__", type(thing).__qualname__)
+    return {"models": _argument(name, "models", modules)} if modules else {}
 
 
 def _held(factory: Callable[..., Any]) -> dict[str, Any]:
@@ -110,8 +114,7 @@ def source_fingerprint(
         met: list[Any] = []
     else:
         attributes, met = _attributes(source, lengths, call is not None)
-        if call is None and (modules := modules_named_by(kind)):
-            attributes[MODELS] = _argument(name, MODELS, modules)
+        attributes |= models_of(kind) if call is None else {}
     code = code_of([kind, *met], _CODE_NBYTES)
     if isinstance(source, GeneratorType):
         name = f"{name} {source.__qualname__}"

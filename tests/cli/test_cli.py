@@ -362,7 +362,8 @@ def test_info_tells_how_the_parents_of_an_archive_are(here):
 
 
 @pytest.mark.parametrize(
-    "named", [5, [5], [{}], [{"path": "https://localhost:1/a.zip"}], [{"path": "/dev/null"}]]
+    "named",
+    [5, [5], [{}], [{"path": "https://localhost:1/a.zip"}], [{"path": "/dev/null"}], [{"path": "a\0b"}]],
 )
 def test_info_takes_any_parents_that_a_program_may_have_written(here, named):
     CachedDataset([{"x": 1}], "a.zip", fingerprint={"parents": named}, progress=False)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter, OrderedDict
 from concurrent.futures import ThreadPoolExecutor
@@ -707,3 +708,18 @@ def test_other_weights_of_a_global_module_are_noticed_everywhere(tmp_path, monke
     monkeypatch.setattr(sys.modules[__name__], "ENCODER", torch.nn.Linear(4, 2).eval())
     with pytest.raises(StaleCacheError, match="models"):
         run()
+
+
+class Locked(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lock = threading.Lock()
+
+
+LOCKED = Locked().eval()
+
+
+def test_a_global_module_without_a_description_is_refused(tmp_path):
+    with pytest.raises(OptionError, match='argument "models" of .*lock.* has no description'):
+        edcache.map(lambda sample: LOCKED, [1, 2], tmp_path / "m.zip", progress=False)
+    assert not (tmp_path / "m.zip").exists()
