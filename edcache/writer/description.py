@@ -11,6 +11,7 @@ import ast
 import copyreg
 import datetime
 import decimal
+import dis
 import enum
 import fractions
 import functools
@@ -47,6 +48,7 @@ _INSTALLED: Final = (
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
 )
 _MOST_ITEMS: Final = 64
+_LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")  # of global variables
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # The lines of a file, as linecache keeps them, and their definitions.
 _files: Final[dict[str, tuple[list[str], dict[tuple[int, str], list[ast.AST]]]]] = {}
@@ -515,9 +517,10 @@ def modules_named_by(function: Any) -> dict[str, list[Any]]:
             codes = [thing.__code__]
             for code in codes:
                 codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-                held = [thing.__globals__.get(other) for other in code.co_names]
-                waiting += zip(code.co_names, held, strict=True)
-                for module in held:  # its parts have other names of this code
+                named = {one.argval for one in dis.get_instructions(code) if one.opname in _LOADS}
+                held = {other: thing.__globals__.get(other) for other in sorted(named)}
+                waiting += held.items()
+                for module in held.values():  # its parts are attributes in this code
                     if isinstance(module, types.ModuleType) and not is_installed(module):
                         waiting += [(other, vars(module).get(other)) for other in code.co_names]
             waiting += [

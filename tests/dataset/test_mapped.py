@@ -723,3 +723,21 @@ def test_a_global_module_without_a_description_is_refused(tmp_path):
     with pytest.raises(OptionError, match='argument "models" of .*lock.* has no description'):
         edcache.map(lambda sample: LOCKED, [1, 2], tmp_path / "m.zip", progress=False)
     assert not (tmp_path / "m.zip").exists()
+
+
+class Holding(Images):
+    """Its attribute has the name of a global module."""
+
+    def __init__(self):
+        super().__init__(5, 1)
+        self.ENCODER = Pipeline(None)
+
+    def __getitem__(self, index):
+        return {"scale": self.ENCODER.scale}
+
+
+def test_an_attribute_with_the_name_of_a_global_module_is_another_thing(tmp_path, monkeypatch):
+    for _ in range(2):
+        ds = CachedDataset(Holding(), tmp_path / "a.zip", progress=False)
+        assert ds[3] == {"scale": 2}
+        monkeypatch.setattr(sys.modules[__name__], "ENCODER", torch.nn.Linear(4, 2).eval())
