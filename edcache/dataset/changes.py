@@ -62,7 +62,8 @@ def changes(
 
     >>> print(edcache.changes(ds, edcache.image_folder("train")))
     """
-    keyed = writer.Keyed.of(Mapped(_unchanged, source, [], kept_labels(source, keep), key, None))
+    keep = [keep] if isinstance(keep, str) else list(keep)
+    keyed = writer.Keyed.of(Mapped(_unchanged, source, keep, kept_labels(source, keep), key, None))
     if keyed is None or KEY_COLUMN not in cache.labels:
         what = "the source has no sample_key(index)" if keyed is None else f"{cache.path} has no keys"
         raise OptionError(f"changes(): {what}; see docs/howto/keys.md")

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from edcache.base import OptionError, shown
+from edcache.writer import modules_named_by
 
 Function: TypeAlias = Callable[[Any], Any]
 Devices: TypeAlias = str | torch.device | Sequence[str | torch.device] | None
@@ -52,12 +53,21 @@ def _place_of(fn: Function) -> torch.device:
 
 
 def check_frozen(fn: Function) -> Function:
-    """Return a function; OptionError if it is a module in training mode, or a method of one."""
-    module = fn if isinstance(fn, torch.nn.Module) else getattr(fn, "__self__", None)
-    if isinstance(module, torch.nn.Module) and module.training:
-        raise OptionError(
-            f"fn is a {type(module).__name__} in training mode; call .eval() on it first", option="fn"
-        )
+    """Return a function; OptionError if a module in training mode makes its results.
+
+    It may be the function itself, the owner of a method, or in a closure or a global variable that the function reads.
+    """
+    held: list[Any] = [fn, getattr(fn, "__self__", None)]
+    held += [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    held += [module for modules in modules_named_by(fn).values() for module in modules]
+    for module in held:
+        # Losses and transforms have no parameters, and are in training mode always.
+        is_model = isinstance(module, torch.nn.Module) and any(True for _ in module.parameters())
+        if is_model and any(part.training for part in module.modules()):
+            raise OptionError(
+                f"fn computes by a {type(module).__name__} in training mode; call .eval() on it first",
+                option="fn",
+            )
     return fn
 
 

@@ -106,6 +106,12 @@ class KeyedCache:
             raise UnknownLabelError(f"{self.path}: no value has the key {shown_key(key)}")
         return archive.read(found)
 
+    def get(self, key: Any, default: Any = None) -> Any:
+        """Return the value of a key, or `default` if there is none."""
+        archive = self._archive()
+        (found,) = archive.find(stored_keys([key]))
+        return default if found is None else archive.read(found)
+
     def __contains__(self, key: Any) -> bool:
         return self._archive().find(stored_keys([key])) != [None]
 

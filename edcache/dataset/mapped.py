@@ -63,7 +63,8 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
             back. The default is the device of the parameters of `fn`, if it has any and it is not the CPU.
         keep: names of label columns of `source`, or else of fields, that go along; `fn` then returns a dict. A label
             stays a label. Numbers, which were collated, are kept as Python numbers.
-        key: name of a label column of `source`, or else of a field, or a function of a sample of `source`; by default
+        key: name of a label column of `source`, or else of a field, or a function of a sample of `source`. Samples of
+            equal key are computed once, unless `keep` takes something of each along. The default is
             `source.sample_key`, or the keys of a cache. New keys alone are computed (docs/howto/keys.md).
         version: change it if `fn` makes other results than before, and neither its values nor its weights show it.
         keywords: these options. num_workers processes compute; with `devices` they read ahead, num_workers for each.
@@ -211,6 +212,11 @@ class Mapped(Dataset[Any]):
     def sample_versions(self) -> Any:
         """Method that tells all versions."""
         return self._asked("sample_versions")
+
+    @property
+    def __edcache_by_key__(self) -> bool:
+        # A key that is named stands for what `fn` reads, such as a prompt, unless fields of each sample go along.
+        return self._key is not None and not self._keep
 
     @property
     def __edcache_parents__(self) -> list[dict[str, Any]]:

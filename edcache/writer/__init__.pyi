@@ -6,6 +6,7 @@ from .cache import CacheWriter as CacheWriter
 from .chunk import CHUNK_NBYTES as CHUNK_NBYTES
 from .chunk import Chunk as Chunk
 from .description import described as described
+from .description import modules_named_by as modules_named_by
 from .description import qualified_name as qualified_name
 from .features import After as After
 from .features import Before as Before

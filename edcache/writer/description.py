@@ -48,6 +48,7 @@ _INSTALLED: Final = (
     os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""),
 )
 _MOST_ITEMS: Final = 64
+_COUNTS: Final = (dict, int, list, set)
 _LOADS: Final = ("LOAD_GLOBAL", "LOAD_NAME")  # of global variables
 _FUNCTIONS: Final = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 # The lines of a file, as linecache keeps them, and their definitions.
@@ -129,6 +130,14 @@ def nonlocals_of(function: types.FunctionType) -> dict[str, Any]:
         with suppress(ValueError):
             held[name] = cell.cell_contents
     return held
+
+
+def held_by(function: types.FunctionType) -> dict[str, Any]:
+    """Return the outer local variables whose values make a function what it is: one that counts calls is the same."""
+    counters, held = counters_of(function), nonlocals_of(function)
+    return {
+        key: value for key, value in held.items() if key not in counters or not isinstance(value, _COUNTS)
+    }
 
 
 class Texts:
@@ -342,7 +351,7 @@ def _parts_of_function(value: Any) -> tuple[str, dict[Any, Any] | None]:
             return name_of(value), None
         attributes = {key: part for key, part in getattr(value, "__dict__", {}).items() if key[0] != "_"}
         return f"wrapped by {name_of(kind)}", {0: inner, **attributes}
-    held = nonlocals_of(value)
+    held = held_by(value)
     if is_installed(value) and inner is not None:
         # Only plain values count: the object of torch.no_grad says how the process began.
         return "wrapped", {0: inner} | {key: part for key, part in held.items() if type(part) in _PLAIN}

@@ -25,15 +25,14 @@ from edcache.writer.description import (
     NoDescription,
     Texts,
     code_of,
-    counters_of,
     described,
     digest_of,
     digest_of_code,
     fields_of,
+    held_by,
     is_empty,
     modules_named_by,
     name_of,
-    nonlocals_of,
     shortened,
 )
 
@@ -41,7 +40,6 @@ from edcache.writer.description import (
 _MOST_ATTRIBUTES: Final = 16
 _ATTRIBUTES_NBYTES: Final = 2_200
 _CODE_NBYTES: Final = 1_200
-_COUNTS: Final = (dict, int, list, set)
 
 
 def call_fingerprint(
@@ -72,9 +70,7 @@ def _held(factory: Callable[..., Any]) -> dict[str, Any]:
         # No parameter has such a name.
         return {"partial.func": name_of(factory.func), "partial.args": factory.args, **_held(factory.func)}
     if isinstance(factory, FunctionType):
-        # A call that counts calls is no other call.
-        counters, held = counters_of(factory), nonlocals_of(factory).items()
-        return {key: value for key, value in held if key not in counters or not isinstance(value, _COUNTS)}
+        return held_by(factory)
     owner = getattr(factory, "__self__", factory)
     return {} if isinstance(factory, type) or isinstance(owner, ModuleType) else {"self": owner}
 

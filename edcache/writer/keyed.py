@@ -2,7 +2,8 @@
 
 A source with `sample_key(index)` names its samples: by text, bytes, an int, or a tuple. The keys are a label column,
 `key`. A version, the column `version`, tells that a sample changed: by `sample_version(index)`, or by the attributes of
-the source that have one value for each sample. Samples with equal key and version are computed once.
+the source that have one value for each sample. Samples with equal key and version are computed once; with an attribute
+`__edcache_by_key__` of the source, which is True, all with equal key, whose version is the least of theirs.
 
 To fill an archive again, samples that it lacks are computed into a stage, an archive beside it. Then their chunks are
 appended, and a seal puts the rows of all samples in the order of the source: no record moves, and until the seal is
@@ -59,12 +60,13 @@ class Keyed:
         if not has_method(source, "sample_key"):
             return None
         keys = [repr(key) if isinstance(key, tuple) else key for key in _all_of(source, "sample_key")]
-        if has_method(source, "sample_version"):
-            return cls(keys, list(map(repr, _all_of(source, "sample_version"))))
-        # Names of files are attributes mostly, and say no more than the keys.
-        found = {name: _plain(name, value) for name, value in _of_samples(source, len(keys))[1].items()}
-        values = [value for value in found.values() if list(value) != keys]
-        return cls(keys, [repr(parts) for parts in zip(*values, strict=True)] if values else None)
+        versions = _versions_of(source, keys)
+        if versions is not None and getattr(source, "__edcache_by_key__", False):
+            least: dict[Any, str] = {}
+            for key, version in zip(keys, versions, strict=True):
+                least[key] = min(version, least.get(key, version))
+            versions = [least[key] for key in keys]
+        return cls(keys, versions)
 
     def only(self, indices: Ints) -> Keyed:
         """Keep some samples."""
@@ -125,6 +127,15 @@ class Keyed:
         """Order of the samples among the first ones; None if no two are equal."""
         firsts, codes = self._codes
         return None if len(firsts) == len(codes) else Order(codes, None)
+
+
+def _versions_of(source: Any, keys: list[Any]) -> list[str] | None:
+    if has_method(source, "sample_version"):
+        return list(map(repr, _all_of(source, "sample_version")))
+    # Names of files are attributes mostly, and say no more than the keys.
+    found = {name: _plain(name, value) for name, value in _of_samples(source, len(keys))[1].items()}
+    values = [value for value in found.values() if list(value) != keys]
+    return [repr(parts) for parts in zip(*values, strict=True)] if values else None
 
 
 def _all_of(source: Any, name: str) -> list[Any]:

@@ -55,6 +55,7 @@ def test_values_come_back_as_they_were_in_every_state_of_the_archive(path, keys,
         for key in keys:
             assert same(cache.get_or_create(key, create), value(key))
             assert same(cache[key], value(key))
+            assert same(cache.get(key), value(key))
             assert key in cache
         assert len(cache) == len(keys)
     with KeyedCache(path, **options) as cache:  # sealed now
@@ -71,6 +72,7 @@ def test_values_come_back_as_they_were_in_every_state_of_the_archive(path, keys,
 
 def test_refusals(path):
     cache = KeyedCache(path)
+    assert (cache.get("a"), cache.get("a", 5)) == (None, 5)
     with pytest.raises(UnknownLabelError, match="no value has the key 'a'"):
         cache["a"]
     with pytest.raises(UnknownLabelError, match=r"no value has the key \(3, 'a'\)"):

@@ -286,7 +286,7 @@ def test_each_process_has_a_device_of_its_own_also_after_a_death(tmp_path):
 def test_a_module_must_be_in_evaluation_mode(tmp_path):
     module = torch.nn.Linear(4, 2)
     for fn in (module, module.forward):
-        with pytest.raises(OptionError, match=r"fn is a Linear in training mode; call .eval\(\) on it first"):
+        with pytest.raises(OptionError, match=r"fn computes by a Linear in training mode; call .eval\(\) on it first"):
             edcache.map(fn, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2)
     with pytest.raises(SourceError, match="Linear in training mode"):
         edcache.map(
@@ -741,3 +741,62 @@ def test_an_attribute_with_the_name_of_a_global_module_is_another_thing(tmp_path
         ds = CachedDataset(Holding(), tmp_path / "a.zip", progress=False)
         assert ds[3] == {"scale": 2}
         monkeypatch.setattr(sys.modules[__name__], "ENCODER", torch.nn.Linear(4, 2).eval())
+
+
+@pytest.mark.parametrize("form", ["a list", "a cache"])
+def test_a_named_key_stands_for_what_the_function_reads(tmp_path, form):
+    log = tmp_path / "log"
+
+    def embed(batch):
+        with open(log, "a") as file:
+            file.writelines(f"{text}\n" for text in batch["prompt"])
+        return {"length": [len(text) for text in batch["prompt"]]}
+
+    def source(rows):
+        samples = [{"prompt": prompt, "picture": picture} for prompt, picture in rows]
+        if form == "a cache":
+            with CacheWriter(tmp_path / "s.zip", "w") as writer:
+                writer.extend(samples)
+            return CachedDataset.from_cache(tmp_path / "s.zip")
+        return samples
+
+    def run(rows, **options):
+        log.write_text("")
+        ds = mapped(embed, source(rows), tmp_path / f"{len(options)}.zip", key="prompt", **options)
+        assert [sample["length"] for sample in ds] == [len(prompt) for prompt, _ in rows]
+        return sorted(log.read_text().split())
+
+    rows = [("a", 1), ("bb", 2), ("a", 3), ("bb", 4)]
+    assert run(rows) == ["a", "bb"]
+    assert run(rows[::-1]) == []
+    assert run([*rows, ("ccc", 5)]) == ["ccc"]
+    # What goes along is of each sample.
+    assert run(rows, keep="picture") == ["a", "a", "bb", "bb"]
+    ds = mapped(embed, source(rows), tmp_path / "1.zip", key="prompt", keep="picture")
+    assert [sample["picture"] for sample in ds] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("way", ["a closure", "a global", "itself"])
+def test_a_model_in_training_mode_is_refused_wherever_it_is_held(tmp_path, monkeypatch, way):
+    inner = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout())
+    loss = torch.nn.MSELoss()  # in training mode always
+    inner.eval()
+    inner[1].train()
+    monkeypatch.setattr(sys.modules[__name__], "ENCODER", inner)
+    ways = {"a closure": lambda x: inner(x), "a global": lambda x: ENCODER(x), "itself": inner}
+    with pytest.raises(OptionError, match=r"by a Sequential in training mode; call \.eval\(\) on it first"):
+        edcache.map(ways[way], torch.ones(3, 4), tmp_path / "m.zip", batch_size=2, progress=False)
+    ds = edcache.map(lambda x: {"y": loss(x, x)}, torch.ones(3, 4), tmp_path / "l.zip", progress=False)
+    assert len(ds) == 3
+
+
+def test_a_function_that_counts_its_calls_is_the_same(tmp_path):
+    calls = []
+
+    def fn(sample):
+        calls.append(1)
+        return sample
+
+    for _ in range(2):
+        assert len(edcache.map(fn, [1, 2, 3], tmp_path / "m.zip", progress=False)) == 3
+    assert len(calls) == 3
