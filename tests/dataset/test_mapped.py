@@ -286,7 +286,9 @@ def test_each_process_has_a_device_of_its_own_also_after_a_death(tmp_path):
 def test_a_module_must_be_in_evaluation_mode(tmp_path):
     module = torch.nn.Linear(4, 2)
     for fn in (module, module.forward):
-        with pytest.raises(OptionError, match=r"fn computes by a Linear in training mode; call .eval\(\) on it first"):
+        with pytest.raises(
+            OptionError, match=r"fn computes by a Linear in training mode; call .eval\(\) on it first"
+        ):
             edcache.map(fn, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2)
     with pytest.raises(SourceError, match="Linear in training mode"):
         edcache.map(
