@@ -87,10 +87,13 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
     if batch_size is None:
         if devices is not None:
             raise OptionError("devices= takes batch_size=; a device computes batches", option="devices")
-        return CachedDataset(Mapped(fn, source, keep, labels, key, version), path, **options)
+        return CachedDataset(Mapped(check_frozen(fn), source, keep, labels, key, version), path, **options)
     base.check_count("batch_size", batch_size)
     batches = MappedBatches(fn, source, keep, labels, key, version)
-    if places := devices_of(fn, devices):
+    places = devices_of(fn, devices)
+    if not places or isinstance(fn, torch.nn.Module):
+        check_frozen(fn)  # one that is made on the device is checked there
+    if places:
         batches.compute_on(places, options.get("num_workers", 0), options.get("progress"))
         options = _for_devices(places, options)
     return CachedDataset(batches, path, batch_size=batch_size, **options)
@@ -175,7 +178,7 @@ class Mapped(Dataset[Any]):
     def __init__(
         self, fn: Function, source: Any, keep: list[str], labels: list[str], key: Any, version: object
     ) -> None:
-        self.fn, self.source, self.version = check_frozen(fn), source, version
+        self.fn, self.source, self.version = fn, source, version
         self._keep, self._labels, self._key = keep, labels, key
         self.keep = ", ".join(keep)
         for name, models in writer.models_of(fn).items():

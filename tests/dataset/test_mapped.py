@@ -290,10 +290,11 @@ def test_a_module_must_be_in_evaluation_mode(tmp_path):
             OptionError, match=r"fn computes by a Linear in training mode; call .eval\(\) on it first"
         ):
             edcache.map(fn, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2)
+    rows = list(torch.ones(3, 4))
     with pytest.raises(SourceError, match="Linear in training mode"):
-        edcache.map(
-            lambda device: module, list(torch.ones(3, 4)), tmp_path / "m.zip", batch_size=2, devices="cpu"
-        )
+        edcache.map(lambda device: module, rows, tmp_path / "m.zip", batch_size=2, devices="cpu")
+    ds = edcache.map(lambda device: module.eval(), rows, tmp_path / "n.zip", batch_size=2, devices="cpu")
+    assert len(ds) == 3
 
 
 def test_weights_values_and_source_identify_the_results(tmp_path):
