@@ -20,8 +20,10 @@ Devices: TypeAlias = str | torch.device | Sequence[str | torch.device] | None
 def devices_of(fn: Function, asked: Devices) -> list[torch.device]:
     """Return the devices of `map(devices=)`; none if the function computes where it is called.
 
-    Raises: OptionError, one is no device, or is not here.
+    Raises: OptionError, one is no device, or is not here; or as `check_frozen`, of a function that is made already.
     """
+    if asked is None or isinstance(fn, torch.nn.Module):
+        check_frozen(fn)
     if asked is None:
         return [place for place in [_place_of(fn)] if place.type != "cpu"]
     if asked == "auto":

@@ -90,10 +90,7 @@ def map(  # type: ignore[misc]  # it has a batch_size of its own
         return CachedDataset(Mapped(check_frozen(fn), source, keep, labels, key, version), path, **options)
     base.check_count("batch_size", batch_size)
     batches = MappedBatches(fn, source, keep, labels, key, version)
-    places = devices_of(fn, devices)
-    if not places or isinstance(fn, torch.nn.Module):
-        check_frozen(fn)  # one that is made on the device is checked there
-    if places:
+    if places := devices_of(fn, devices):
         batches.compute_on(places, options.get("num_workers", 0), options.get("progress"))
         options = _for_devices(places, options)
     return CachedDataset(batches, path, batch_size=batch_size, **options)
