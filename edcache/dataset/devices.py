@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import time
@@ -57,10 +58,13 @@ def _place_of(fn: Function) -> torch.device:
 def check_frozen(fn: Function) -> Function:
     """Return a function; OptionError if a module in training mode makes its results.
 
-    It may be the function itself, the owner of a method, or in a closure or a global variable that the function reads.
+    It may be the function itself, the owner of a method, an attribute of an object that is called, or in a closure or a
+    global variable that the function reads.
     """
+    bare = inspect.unwrap(fn)
     held: list[Any] = [fn, getattr(fn, "__self__", None)]
-    held += [cell.cell_contents for cell in getattr(fn, "__closure__", None) or ()]
+    held += [*getattr(fn, "__dict__", {}).values()]
+    held += [cell.cell_contents for cell in getattr(bare, "__closure__", None) or ()]
     held += [module for modules in modules_named_by(fn).values() for module in modules]
     for module in held:
         # Losses and transforms have no parameters, and are in training mode always.

@@ -500,18 +500,22 @@ def code_of(things: Iterable[Any], nbytes: int) -> dict[str, str]:
 
 
 def modules_named_by(function: Any) -> dict[str, list[Any]]:
-    """Find modules of torch in global variables that a function or a class names, or the user's code that it names.
+    """Find modules of torch in global variables that a function, a class or its object names, or code that it names.
 
     Returns: the modules by the name of their variable; of an object that has modules as attributes, of these.
     """
     torch: Any = sys.modules.get("torch.nn")
     found: dict[str, list[Any]] = {}
-    waiting, seen = [("", function)], set[int]()
+    waiting, seen = [("", function), ("", type(function))], set[int]()
     while waiting and torch is not None:
         name, thing = waiting.pop()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
+        if not isinstance(thing, type) and isinstance(
+            inner := getattr(thing, "__wrapped__", None), types.FunctionType
+        ):
+            waiting.append((name, inner))
         if isinstance(thing, torch.Module):
             # What the function holds itself is described with it.
             found.setdefault(name, []).extend([thing] if name else [])

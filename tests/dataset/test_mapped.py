@@ -641,10 +641,20 @@ def encoded(images):
     return ENCODER(images)
 
 
+class Called:
+    def __init__(self, module=None):
+        self.module = module
+
+    def __call__(self, batch):
+        return {"y": encoded(batch["image"])}
+
+
 BY_GLOBALS = {
+    "an object": Called(),
     "a function": lambda batch: {"y": ENCODER(batch["image"])},
     "a helper": lambda batch: {"y": encoded(batch["image"])},
     "a part": lambda batch: {"y": PIPELINE.vae(batch["image"])},
+    "without gradients": torch.no_grad()(lambda batch: {"y": ENCODER(batch["image"])}),
     "bound": functools.partial(on, lambda batch: {"y": encoded(batch["image"])}),
 }
 
@@ -779,14 +789,22 @@ def test_a_named_key_stands_for_what_the_function_reads(tmp_path, form):
     assert [sample["picture"] for sample in ds] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("way", ["a closure", "a global", "itself"])
+@pytest.mark.parametrize(
+    "way", ["a closure", "a global", "itself", "an attribute", "a closure without gradients"]
+)
 def test_a_model_in_training_mode_is_refused_wherever_it_is_held(tmp_path, monkeypatch, way):
     inner = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Dropout())
     loss = torch.nn.MSELoss()  # in training mode always
     inner.eval()
     inner[1].train()
     monkeypatch.setattr(sys.modules[__name__], "ENCODER", inner)
-    ways = {"a closure": lambda x: inner(x), "a global": lambda x: ENCODER(x), "itself": inner}
+    ways = {
+        "a closure": lambda x: inner(x),
+        "a global": lambda x: ENCODER(x),
+        "itself": inner,
+        "an attribute": Called(inner),
+        "a closure without gradients": torch.inference_mode()(lambda x: inner(x)),
+    }
     with pytest.raises(OptionError, match=r"by a Sequential in training mode; call \.eval\(\) on it first"):
         edcache.map(ways[way], torch.ones(3, 4), tmp_path / "m.zip", batch_size=2, progress=False)
     ds = edcache.map(lambda x: {"y": loss(x, x)}, torch.ones(3, 4), tmp_path / "l.zip", progress=False)
