@@ -34,6 +34,7 @@ from likeness import bits, same
 from edcache.codec.classes import register
 from edcache.codec.decoder import Decoder
 from edcache.codec.encoder import Encoder
+from edcache.codec.leaves import LEAVES
 from edcache.errors import (
     CodecError,
     CorruptRecordError,
@@ -310,3 +311,9 @@ def test_a_namedtuple_takes_a_call_of_register():
         round_trip([local(1, "x")])
     register(local)
     assert same(round_trip([local(1, "x")]), [local(1, "x")])
+
+
+def test_the_specification_names_every_kind_of_leaf():
+    """A new kind that only the code knows would be read by no other program."""
+    text = (pathlib.Path(__file__).parents[2] / "FORMAT.md").read_text(encoding="utf-8")
+    assert [kind for kind in LEAVES if f'"{kind}"' not in text] == []
