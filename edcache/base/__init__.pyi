@@ -7,6 +7,7 @@ from .errors import CorruptRecordError as CorruptRecordError
 from .errors import EdcacheError as EdcacheError
 from .errors import ImageError as ImageError
 from .errors import LabelError as LabelError
+from .errors import LaterReleaseError as LaterReleaseError
 from .errors import MissingDependencyError as MissingDependencyError
 from .errors import MissingSampleError as MissingSampleError
 from .errors import OptionError as OptionError

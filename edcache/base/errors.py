@@ -95,6 +95,10 @@ class CorruptRecordError(CorruptArchiveError):
     """Record whose bytes fail their checksum or do not decode; others can still be read."""
 
 
+class LaterReleaseError(ArchiveError):
+    """Archive that needs what only a later release of edcache knows; the text names it."""
+
+
 class SampleIndexError(EdcacheError, IndexError):
     """Index outside [-n, n)."""
 

@@ -16,7 +16,6 @@ from edcache.base import CorruptRecordError, OptionError, SourceError, UnknownLa
 from edcache.dataset.keys import shown_key, stored_keys
 from edcache.format import KEY_COLUMN, Key, KeyTable, Root
 from edcache.labels import LabelSpec, OfIndex
-from edcache.reader import fits
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
@@ -31,7 +30,7 @@ _CLOSING = _CLAIMS
 
 
 class _Found(NamedTuple):
-    """Record of a value: sample number, row, text of its schema."""
+    """Record of a value: sample number, row as in memory, text of its schema."""
 
     sample: int
     row: tuple[int, int, int, int, int]
@@ -187,8 +186,8 @@ class _Archive:
         if root is not self._root and root is not None:
             self._root, self._behind, self._seen = root, {}, 0
             data = b"" if root.keys is None else self._appender.file.pread(root.keys.offset, root.keys.nbytes)
-            crc = 0 if root.keys is None else root.keys.crc32
-            self._table = KeyTable(memoryview(data), crc, root.length, self._path)
+            crc, count = (0, 0) if root.keys is None else (root.keys.crc32, root.keys.items)
+            self._table = KeyTable(memoryview(data), crc, count, root.length, self._path)
         for header in chain.behind:
             if header.number <= self._seen:
                 continue
@@ -227,22 +226,26 @@ class _Archive:
 
     def _of_root(self, sample: int) -> _Found:
         assert self._root is not None
-        at = self._root.index.offset + sample * format.ROW.itemsize
-        (row,) = np.frombuffer(self._appender.file.pread(at, format.ROW.itemsize), format.ROW).tolist()
+        index = self._root.index.offset
+        data = self._appender.file.pread(index + sample * format.ROW.itemsize, format.ROW.itemsize)
+        salt = format.salt(self._appender.head.uuid, index)
+        (row,) = format.bound(np.array([sample]), np.frombuffer(data, format.ROW), salt).tolist()
         return _Found(sample, row, self._root.schemas[row[3]])
 
     def read(self, found: _Found | None) -> Any:
         """Decode a value. Raises: CorruptRecordError, it is damaged."""
         assert found is not None
-        sample, (offset, nbytes, *_, flags), schema = found
+        sample, (offset, nbytes, crc, _, flags), schema = found
         behind = int(format.behind_nbytes(nbytes))
         data = memoryview(self._appender.file.pread(offset, nbytes + behind))
-        if not fits(sample, found.row, data[:nbytes], data[nbytes:]):
+        if not format.fits(crc, nbytes, data):
             raise CorruptRecordError(
                 f"{self._path}: record {sample} at offset {offset:,} fails its crc32",
                 path=self._path,
                 index=sample,
             )
+        with format.reported(f"{self._path}: record {sample}", self._path):
+            format.check_flags(flags)
         record = data[:nbytes]
         if flags & format.COMPRESSED:
             record = memoryview(codec.decompress(record))

@@ -10,7 +10,7 @@ import numpy as np
 from edcache import writer
 from edcache.base import Ints, OptionError, described, shown
 from edcache.dataset.indexing import Readable
-from edcache.format import KEY_COLUMN, Key, keys, pa, pc
+from edcache.format import KEY_COLUMN, Key, pa, pc
 
 
 class Keys(Collection[Any]):
@@ -154,8 +154,8 @@ class RecordVersions:
         for root, own, places in dataset._root._stored(indices, np.arange(len(positions))):
             (session,) = (reader.session for reader in root._readers)
             samples, schemas = own % len(root), session.index.schemas
-            rows = session.index.rows(samples)
-            columns = places, rows["crc32"] ^ keys(samples, rows), rows["nbytes"], rows["schema"]
+            rows = session.index.unbound_rows(samples)
+            columns = places, rows["crc32"], rows["nbytes"], rows["schema"]
             for place, crc, nbytes, schema in zip(*[column.tolist() for column in columns], strict=True):
                 versions[place] = crc, nbytes, schemas[schema]
         if not self._labels:

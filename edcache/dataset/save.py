@@ -31,7 +31,7 @@ from edcache.base import (
 from edcache.codec import stored_fields
 from edcache.dataset.indexing import Readable, Stored, label_fields, stored_shares
 from edcache.format import PRESENT, Failure, Head, Rows, pa
-from edcache.reader import OnProgress, Reader, Session, fits
+from edcache.reader import OnProgress, Reader, Session
 from edcache.storage import File
 from edcache.writer import CHUNK_NBYTES, Appender, Chunk, LabelChange, seal
 
@@ -107,7 +107,7 @@ class StoredRecords:
     Attributes:
         length: samples of the view. labels: their table, a row each.
         readers, sessions: of the archives with the records. schemas: texts, each once.
-        rows: `format.ROW` [k] of the records, by rising place in the view.
+        rows: `format.ROW` [k] of the records, as in memory, by rising place in the view.
         places: int64 [k], in the view. ends: bytes of the records up to each.
         source, sample, schema: int64 [k], for each row the number of its archive, its sample there, and its
             index in `schemas`.
@@ -160,7 +160,9 @@ class StoredRecords:
         """Look up the records of samples of one archive: places, rows, schemas, the archive's number and samples."""
         _, indices, places = share
         session = self.sessions[number]
-        rows = session.index.rows(indices)
+        rows = session.index.unbound_rows(indices)
+        with format.reported(f"{session.path}: index.rows", session.path):
+            format.check_flags(format.joint_flags(rows))
         has_record = rows["flags"] & PRESENT > 0
         self._note_failures(session, indices[~has_record], places[~has_record])
         rows, own = rows[has_record], session.index.schemas
@@ -328,9 +330,8 @@ def _copy_records(
         places = records.places[sound] - part.start
         has_record[places] = True
         if len(sound):
-            rows = format.renumbered(
-                records.sample[sound], records.rows[sound], places, records.schema[sound]
-            )
+            rows = records.rows[sound]
+            rows["schema"] = records.schema[sound]
             out.append(Chunk.of(places, rows, format.take_rows(labels, places), records.schemas, data))
         on_progress(int(records.ends[chosen[-1]]), total)
     return np.flatnonzero(~has_record)
@@ -366,7 +367,7 @@ def _read_sound(records: StoredRecords, rows: Ints) -> tuple[Ints, list[memoryvi
         read = session.extents.read_many(list(extents))
         for place, row, record in zip(own.tolist(), wanted.tolist(), read, strict=True):
             sample = int(records.sample[rows[place]])
-            if fits(sample, row, record[: row[1]], record[row[1] :]):
+            if format.fits(row[2], row[1], record):
                 data[place] = record
             elif not records.skips_damage:
                 session.file.check_damaged(*row[:2])

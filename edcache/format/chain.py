@@ -5,14 +5,15 @@ The last groups of the chain tell the state of an archive:
     only the head             empty
     ... chunk or note         not sealed: the last root, if there is one, and the entries behind it
     ... root                  as the root says; sealed for a reader if the zip directory is whole too
-    no whole group behind     torn tail, which the next writer cuts off; or damage (`damage`)
+    no whole group behind     torn tail, which the next writer cuts off; or damage (tail.py)
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from edcache import base
 from edcache.base import CorruptArchiveError
@@ -22,36 +23,30 @@ from edcache.format.entries import (
     KEYS,
     MAX_HEADER_NBYTES,
     NOTE,
-    ROOT,
+    PART,
     Cursor,
     Header,
     PRead,
     column_name,
     crc32,
-    later_headers,
     parse_header,
-    payload_crc32,
     reported,
     walk,
 )
-from edcache.format.head import HEAD_NAME, Head, is_count
+from edcache.format.head import HEAD_NAME, MORE, Head, check_known, is_count
 from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
-from edcache.format.root import (
-    Root,
-    directory_nbytes,
-    pack_directory,
-    parse_root,
-    read_root,
-)
+from edcache.format.root import Root, directory_nbytes, pack_directory, parse_root
+
+_NOTE_KEYS: Final = "length", "fingerprint", "failed", MORE
 
 
 class Chain:
     """Entries of an archive in order.
 
     Attributes:
-        cursor: of the next entry. chunks: all, in order.
-        root: the last one, with `root_header`. behind: chunks that follow it.
+        first, cursor: of the first entry behind the head, and of the next one. last: entry before the cursor. chunks:
+        all and parts, in order. root: the last one, with `root_header`. behind: chunks that follow it.
         sealed: True if neither a chunk nor a note follows the root.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
             of the last source that lengthened it. end_index: one more than the highest sample.
@@ -63,8 +58,8 @@ class Chain:
 
     def __init__(self, head: Head, cursor: Cursor, where: str) -> None:
         self.head, self.cursor, self.where = head, cursor, where
-        self._first = cursor
-        self._payload_end = cursor.offset  # of the last entry
+        self.first = cursor
+        self.last: Header | None = None
         self.root: Root | None = None
         self.root_header: Header | None = None
         self.chunks: list[Header] = []
@@ -87,6 +82,16 @@ class Chain:
         return other
 
     @property
+    def reads(self) -> Sequence[str]:
+        """Names of the features that a reader of the archive must know."""
+        return list(dict.fromkeys([*self.head.reads, *(() if self.root is None else self.root.reads)]))
+
+    @property
+    def writes(self) -> Sequence[str]:
+        """Names of the features that a writer of the archive must know."""
+        return list(dict.fromkeys([*self.head.writes, *(() if self.root is None else self.root.writes)]))
+
+    @property
     def holds_nothing(self) -> bool:
         """True without a published sample or a seal, as a first fill that failed leaves it."""
         return self.root is None and not self.chunks
@@ -94,7 +99,7 @@ class Chain:
     def extend(self, pread: PRead, size: int) -> bool:
         """Add the groups behind the cursor in a file of `size` bytes; return True if there were any."""
         before = self.cursor
-        for group in walk(pread, size, self.head.uuid, self.cursor):
+        for group in walk(pread, size, self.head.uuid, self.cursor, self.where):
             self.add(pread, group)
         return self.cursor != before
 
@@ -115,12 +120,14 @@ class Chain:
             self._take_note(pread, last)
             self.sealed = False
         else:
+            known = {header.number for header in self.chunks}
+            self.chunks += [one for one in group if one.kind == PART and one.number not in known]
             self._take_root(pread, last, group[0].offset)
         for header in group:
             self._entries.pop(header.name, None)
             self._entries[header.name] = header
             self.durable = max(self.durable, header.durable)
-        self._payload_end = last.payload_end
+        self.last = last
         self.cursor = Cursor.behind(last)
 
     def _take_note(self, pread: PRead, header: Header) -> None:
@@ -130,8 +137,7 @@ class Chain:
             return
         with reported(f"{self.where}: {header.name} at offset {header.offset:,}", self.where):
             note = base.loads(data)
-            if type(note) is not dict or not note.keys() <= {"length", "fingerprint", "failed"}:
-                raise ValueError("it says something else than length, fingerprint and failed")
+            check_known(note, _NOTE_KEYS, "a note", optional=True)
             length, fingerprint = note.get("length"), note.get("fingerprint")
             if not (length is None or is_count(length)) or not isinstance(fingerprint, dict | None):
                 raise ValueError("a length or a fingerprint that is none")
@@ -189,52 +195,8 @@ class Chain:
     def end(self) -> int:
         """Bytes of the file without a torn tail."""
         if not self.sealed:
-            return self._payload_end
+            return self.first.offset if self.last is None else self.last.payload_end
         assert self.root is not None
         assert self.root_header is not None
         names = [header.name for header in self.listed(self.root)]
         return self.root_header.payload_end + directory_nbytes([HEAD_NAME, *names])
-
-    def damage(self, pread: PRead, next_data: Callable[[int], int], size: int, is_fresh: bool) -> str | None:
-        """Describe the damage of the chain; None for a torn tail, and for bytes that a power cut may have taken.
-
-        A whole entry of this archive behind the end of the chain, or a root that the end of the file points at, is
-        proof of damage: a killed writer leaves there only entries of an unfinished seal. A power cut may leave any, but
-        for entries that say that the bytes before them were synced.
-        is_fresh: True if no power was cut since the file was written.
-        """
-        end = self.cursor.offset
-        what = f"no entry fits at offset {end:,}, but"
-        if self.unread is not None:
-            header, group = self.unread
-            synced = header.durable >= group if header.kind == ROOT else self.durable >= header.next
-            if is_fresh or synced:
-                return f"{header.name} at offset {header.offset:,} fails its crc32"
-        found = read_root(pread, size, self.where)
-        sealed_at = None if found is None else found[1].offset
-        if is_fresh and sealed_at is not None and sealed_at > end:
-            return f"{what} root.json follows, the payload at offset {sealed_at:,}"
-        for header in later_headers(pread, next_data, max(end, self.end), size, self.head.uuid):
-            is_finished = header.kind in (CHUNK, NOTE) or header.payload_offset == sealed_at
-            if header.offset > end and is_finished and (is_fresh or header.durable > end):
-                return f"{what} {header.name} follows at offset {header.offset:,}"
-        return None
-
-    def salvage(self, pread: PRead, next_data: Callable[[int], int], size: int) -> None:
-        """Add the chunks behind a damaged place of the chain."""
-        for header in list(later_headers(pread, next_data, self.cursor.offset, size, self.head.uuid)):
-            if header.kind == CHUNK and header.payload_end <= size:
-                self.add(pread, [header])
-
-    def unsound_group(self, pread: PRead) -> int | None:
-        """Find the offset of the first group that is not durable and has a payload that fails its crc32.
-
-        A seal is passed over if its headers say that its payloads were synced before them.
-        """
-        for group in walk(pread, self.cursor.offset, self.head.uuid, self._first):
-            if group[-1].kind == ROOT and group[-1].durable >= group[0].offset:
-                continue
-            for header in group:
-                if header.payload_end > self.durable and payload_crc32(pread, header) != header.crc32:
-                    return group[0].offset
-        return None

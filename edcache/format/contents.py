@@ -17,9 +17,20 @@ from edcache.base import CorruptArchiveError, Ints, PartialArchiveWarning, warn
 from edcache.format.arrays import addressing, from_numpy, one_chunk, pa
 from edcache.format.chain import Chain
 from edcache.format.columns import read_column
-from edcache.format.entries import Header, PRead, crc32, reported, stored_crc32
+from edcache.format.entries import Header, PRead, reported, stored_crc32
 from edcache.format.key_table import KEY_COLUMN, KeyTable, has_keys, key_hashes, pack_keys
-from edcache.format.records import MAX_SCHEMAS, PRESENT, ROW, ChunkTable, Failure, Rows, renumbered
+from edcache.format.records import (
+    MAX_SCHEMAS,
+    PRESENT,
+    ROW,
+    ChunkTable,
+    Failure,
+    Rows,
+    bound,
+    check_flags,
+    joint_flags,
+    salt,
+)
 from edcache.format.root import Place, Root, read_places
 from edcache.format.types import cast, joined_schema
 
@@ -40,6 +51,7 @@ class Contents:
         trusts_index: False takes the rows from every chunk, as for a damaged index, and from the root the label columns
             that are sound.
         keeps_columns: False takes label columns from every chunk too.
+        parts: that a seal to come will make count, behind all chunks.
     Attributes:
         length: of the dataset. schemas: of the rows. schema: names and types of the label columns.
         columns: of the root, by name.
@@ -55,6 +67,7 @@ class Contents:
         *,
         trusts_index: bool = True,
         keeps_columns: bool = True,
+        parts: Sequence[Header] = (),
     ) -> None:
         self._chain, self._pread, self._table_of = chain, pread, table_of
         root = chain.root
@@ -66,6 +79,7 @@ class Contents:
         self.columns = dict(root.labels) if root is not None and keeps_columns else {}
         dropped = () if root is None else root.dropped
         self._names = [name for name, _ in chain.head.labels if name not in dropped]
+        self._behind = {header.number for header in [*chain.behind, *parts]}
         self._kept: dict[int, ChunkTable] = {}
         self._last: dict[str, pa.ChunkedArray | None] = {}
         numbers = {text: number for number, text in enumerate(root.schemas if root is not None else ())}
@@ -75,7 +89,7 @@ class Contents:
         label_nbytes = Counter({name: column.place.nbytes for name, column in self.columns.items()})
         # Chunks that read, with the number of each of their schemas here.
         self._chunks: list[tuple[Header, Ints]] = []
-        for header in chain.behind if self._trusts_index else chain.chunks:
+        for header in [*(chain.behind if self._trusts_index else chain.chunks), *parts]:
             end = max(end, header.end)
             table = table_of(header)
             if table is None:
@@ -119,7 +133,7 @@ class Contents:
         return np.unique(np.concatenate([np.empty(0, np.int64), *held]))
 
     def rows(self, start: int, stop: int) -> Rows:
-        """Return the rows of samples from `start` to `stop`, in new memory; all zeros for an absent one."""
+        """Return the rows of samples from `start` to `stop` as in memory, new; all zeros for an absent one."""
         root = self._root
         try:
             rows = np.zeros(stop - start, ROW)  # takes memory as it is written
@@ -131,14 +145,21 @@ class Contents:
         if root is not None and self._trusts_index and start < root.length:
             count = min(stop, root.length) - start
             data = self._pread(root.index.offset + ROW.itemsize * start, ROW.itemsize * count)
-            rows[:count] = np.frombuffer(data, ROW, count)
+            rows[:count] = self._unbound(np.arange(start, start + count), np.frombuffer(data, ROW, count))
         for table, numbers in self._tables(start, stop):
             samples, own = table.samples, table.rows
             if np.any(numbers != np.arange(len(numbers))):
-                own = renumbered(samples, own, samples, numbers[own["schema"]])
+                own = own.copy()
+                own["schema"] = numbers[own["schema"]]
             places, inside = _places(samples, start, stop)
             rows[places] = own[inside]
         return rows
+
+    def _unbound(self, samples: Ints, rows: Rows) -> Rows:
+        assert self._root is not None
+        with reported(f"{self._chain.where}: index.rows", self._chain.where):
+            check_flags(joint_flags(rows))
+        return bound(samples, rows, salt(self._chain.head.uuid, self._root.index.offset))
 
     def _check_index(self) -> None:
         assert self._root is not None
@@ -167,7 +188,7 @@ class Contents:
             put(slice(0, len(before)), before)
         if name in self._names:
             # A column of the root includes all chunks before it.
-            behind = {header.number for header in self._chain.behind} if stored is not None else None
+            behind = self._behind if stored is not None else None
             for table, _ in self._tables(start, stop, behind):
                 places, inside = _places(table.samples, start, stop)
                 chunk = table.labels.column(name).chunk(0)
@@ -196,8 +217,8 @@ class Contents:
         if not has_keys(column.type):
             return None
         samples = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
-        data = pack_keys(key_hashes(column.drop_null().to_pylist()), samples)
-        return KeyTable(memoryview(data), crc32(data), self.length, self._chain.where)
+        data, crc, count = pack_keys(key_hashes(column.drop_null().to_pylist()), samples)
+        return KeyTable(memoryview(data), crc, count, self.length, self._chain.where)
 
     def windows(self) -> Iterator[tuple[int, int]]:
         """Yield consecutive ranges of samples, of at most `WINDOW`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 from urllib.parse import quote
 
-from edcache.base import CorruptArchiveError
+from edcache.base import CorruptArchiveError, LaterReleaseError
 from edcache.format.arrays import pa
 
 try:
@@ -28,6 +28,9 @@ MAX_HEADER_NBYTES: Final = 1024
 MAX_LENGTH: Final = 1 << 62
 
 HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS = range(7)
+PART: Final = 8 | CHUNK
+"""Kind of a chunk that counts with the root of its group alone."""
+_KINDS: Final = {*range(7), PART}
 
 LOCK_APPEND: Final = 1 << 62
 LOCK_SESSION: Final = LOCK_APPEND + 1
@@ -42,11 +45,14 @@ _ZIP64: Final = struct.Struct("<HHQQ")  # 20 bytes
 _PRIVATE: Final = struct.Struct("<HHHH16sQQQQQQQQII")  # 96 bytes
 _PRIVATE_ID: Final = 0x6465
 _FIXED_NBYTES: Final = LOCAL.size + _ZIP64.size + _PRIVATE.size
-_LEAST_NBYTES: Final = 192
+LEAST_HEADER_NBYTES: Final = 192
 MAX_NAME_NBYTES: Final = MAX_HEADER_NBYTES - _FIXED_NBYTES
+_DEVICES: Final = {"con", "prn", "aux", "nul", *(f"{port}{k}" for port in ("com", "lpt") for k in range(10))}
 DATE: Final = 0x21  # 1980-01-01, as zip has no other "none"
 _PIECE_NBYTES: Final = 1 << 24  # fewer would take more requests of a far file
 MAX32: Final = 0xFFFFFFFF
+UUID_PLACE: Final = slice(70, 86)
+"""Bytes of a file that have the uuid of its head."""
 
 PRead = Callable[[int, int], bytes]
 """`pread(offset, nbytes)` returns fewer bytes at the end of the file."""
@@ -58,13 +64,19 @@ def align(position: int, multiple: int) -> int:
 
 
 def column_name(label: str) -> str:
-    """Name the entry of a label column."""
-    return f"labels/{quote(label, safe='')}.arrow"
+    """Name the entry of a label column: two names differ in more than the case of letters.
+
+    So columns that are unzipped on Windows or macOS do not overwrite each other, and none is a device, as con.
+    """
+    letters = [f"%{ord(letter):02X}" if "A" <= letter <= "Z" else quote(letter, safe="") for letter in label]
+    if label in _DEVICES:
+        letters[0] = f"%{ord(label[0]):02X}"
+    return f"labels/{''.join(letters)}.arrow"
 
 
 def header_nbytes(name: str) -> int:
     """Count the bytes of the header of an entry of this name: the payload starts behind them."""
-    return align(max(_LEAST_NBYTES, _FIXED_NBYTES + len(name)), 64)
+    return align(max(LEAST_HEADER_NBYTES, _FIXED_NBYTES + len(name)), 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +85,7 @@ class Header:
 
     nbytes, crc32: of the payload. next: offset of the next entry. link: the `link_after` of the entry before. durable:
     bytes of the file up to here were synced before this header was written. Of a chunk, first, end: its lowest sample,
-    and one more than its highest; table_nbytes, table_crc32: of its table.
+    and one more than its highest; table_nbytes, table_crc32: of its table. version: of the format.
     """
 
     kind: int
@@ -91,6 +103,12 @@ class Header:
     table_nbytes: int = 0
     table_crc32: int = 0
     link_after: int = field(default=0, compare=False)
+    version: int = VERSION
+
+    @property
+    def is_later(self) -> bool:
+        """True if a later release wrote it, of a version or a kind that this one does not know."""
+        return self.version > VERSION or self.kind not in _KINDS
 
     @property
     def payload_offset(self) -> int:
@@ -113,17 +131,17 @@ def pack_header(header: Header) -> bytes:
     private_nbytes = extra_nbytes - _ZIP64.size - 4
     place = h.uuid, h.number, h.offset, h.next, h.link, h.durable
     chunk = h.first, h.end, h.table_nbytes, h.table_crc32
-    private = _PRIVATE.pack(_PRIVATE_ID, private_nbytes, VERSION, h.kind, *place, *chunk, 0)
+    private = _PRIVATE.pack(_PRIVATE_ID, private_nbytes, h.version, h.kind, *place, *chunk, 0)
     body = (local + name + zip64 + private)[:-4]
     return (body + struct.pack("<I", crc32(body))).ljust(total, b"\0")
 
 
 def parse_header(data: bytes) -> Header | None:
-    """Parse the header at the start of some bytes; None if `pack_header` makes other bytes of it.
+    """Parse the header at the start of some bytes; None if they are none, or fail their crc32.
 
-    `MAX_HEADER_NBYTES` always suffice.
+    `MAX_HEADER_NBYTES` always suffice. A header of a later version may say more, in what are zeros here.
     """
-    if len(data) < _LEAST_NBYTES or data[:4] != MAGIC:
+    if len(data) < LEAST_HEADER_NBYTES or data[:4] != MAGIC:
         return None
     *_, payload_crc, _, _, name_nbytes, _ = LOCAL.unpack_from(data)
     end = _FIXED_NBYTES + name_nbytes
@@ -131,12 +149,29 @@ def parse_header(data: bytes) -> Header | None:
     if end > len(data) or not name.isascii():
         return None
     nbytes = _ZIP64.unpack_from(data, LOCAL.size + name_nbytes)[2]
-    _, _, _, kind, uuid, number, offset, following, link, durable, first, stop, table, table_crc, _ = (
-        _PRIVATE.unpack_from(data, end - _PRIVATE.size)
-    )
+    (
+        own,
+        _,
+        version,
+        kind,
+        uuid,
+        number,
+        offset,
+        following,
+        link,
+        durable,
+        first,
+        stop,
+        table,
+        table_crc,
+        crc,
+    ) = _PRIVATE.unpack_from(data, end - _PRIVATE.size)
     place = number, offset, nbytes, payload_crc, following, link, durable
-    header = Header(kind, name, uuid, *place, first, stop, table, table_crc, link_after(data[:end]))
-    is_sound = kind <= KEYS and data.startswith(pack_header(header))
+    after = link_after(data[:end])
+    header = Header(kind, name, uuid, *place, first, stop, table, table_crc, after, version)
+    is_sound = own == _PRIVATE_ID and crc == crc32(data[: end - 4])
+    if is_sound and not header.is_later:
+        is_sound = version == VERSION and data.startswith(pack_header(header))
     return header if is_sound else None
 
 
@@ -159,14 +194,15 @@ class Cursor(NamedTuple):
         return cls(header.next, header.number + 1, header.link_after)
 
 
-def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[list[Header]]:
+def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -> Iterator[list[Header]]:
     """Yield the groups of entries from a cursor on whose payloads lie in the file.
 
-    A group is a chunk, a note, or the entries of one seal: index, columns, root. The walk ends without an error if no
-    whole group follows: the next one will be written there. One pread for each entry.
+    where: path of the archive in messages. A group is a chunk, a note, or the entries of one seal: parts, index, columns, keys, root. The walk ends without an
+    error if no whole group follows: the next one will be written there. One pread for each entry.
+    Raises: LaterReleaseError, an entry is of a version or a kind that this release does not know.
     """
     group: list[Header] = []
-    while (header := _entry_at(pread, size, uuid, cursor)) is not None:
+    while (header := entry_at(pread, size, uuid, cursor, where)) is not None:
         if header.kind == HEAD or (group and header.kind in (CHUNK, NOTE)):
             return
         group.append(header)
@@ -176,38 +212,23 @@ def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Iterator[list[
         cursor = Cursor.behind(header)
 
 
-def _entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor) -> Header | None:
-    if cursor.offset + _LEAST_NBYTES > size:
+def entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -> Header | None:
+    """Read the header of the entry at a cursor; None if none fits there. Raises: LaterReleaseError."""
+    if cursor.offset + LEAST_HEADER_NBYTES > size:
         return None
     header = parse_header(pread(cursor.offset, MAX_HEADER_NBYTES))
     if header is None or header.uuid != uuid or (header.offset, header.number, header.link) != cursor:
         return None
+    if header.is_later:
+        kind = f"the kind {header.kind}" if header.version <= VERSION else f"version {header.version}"
+        what = f"{kind} of entries, as {header.name[:80]} at offset {header.offset:,}"
+        raise needs(what).within(where, where)
     least = align(header.payload_end, PAGE)
     follows = header.next == least or (header.kind == ROOT and header.next > least)
-    is_chunk = header.kind == CHUNK
     fits = header.payload_end <= size and follows and header.next % PAGE == 0 and header.next < LOCK_APPEND
-    if is_chunk:
+    if header.kind in (CHUNK, PART):
         fits = fits and header.table_nbytes <= header.nbytes and header.first < header.end <= MAX_LENGTH
     return header if fits else None
-
-
-def later_headers(
-    pread: PRead, next_data: Callable[[int], int], start: int, end: int, uuid: bytes
-) -> Iterator[Header]:
-    """Yield the headers of an archive on the pages from `start` to `end`; reads all bytes but holes."""
-    window = 1024 * PAGE
-    position = align(start, PAGE)
-    while position < end:
-        position = max(position, next_data(position) // PAGE * PAGE)
-        data = pread(position, max(0, min(window, end - position)))
-        if not data:
-            return
-        for at in range(0, len(data), PAGE):
-            if data[at : at + 4] == MAGIC:
-                header = parse_header(pread(position + at, MAX_HEADER_NBYTES))
-                if header is not None and header.offset == position + at and header.uuid == uuid:
-                    yield header
-        position += align(len(data), PAGE)
 
 
 def payload_crc32(pread: PRead, header: Header) -> int:
@@ -224,6 +245,11 @@ def stored_crc32(pread: PRead, offset: int, nbytes: int) -> int:
     return crc
 
 
+def needs(what: str) -> LaterReleaseError:
+    """Make the error of an archive that needs what this release does not know."""
+    return LaterReleaseError(f"needs {what}, which a later release of edcache wrote; upgrade edcache")
+
+
 @contextmanager
 def reported(what: str, path: str | None = None) -> Iterator[None]:
     """Turn errors of parsing, of pyarrow and of checks, into a CorruptArchiveError: the crc32 of the bytes holds."""
@@ -231,6 +257,8 @@ def reported(what: str, path: str | None = None) -> Iterator[None]:
         yield
     except CorruptArchiveError:
         raise
+    except LaterReleaseError as error:
+        raise error if error.path is not None else error.within(what, path) from None
     except (
         *(pa.ArrowException, struct.error, OSError),
         *(ValueError, KeyError, TypeError, AttributeError, OverflowError),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from edcache import base
-from edcache.base import ArchiveError, CorruptArchiveError, OptionError
+from edcache.base import CorruptArchiveError, OptionError
 from edcache.format.entries import (
     HEAD,
     LOCAL,
@@ -21,6 +22,7 @@ from edcache.format.entries import (
     align,
     crc32,
     header_nbytes,
+    needs,
     pack_header,
     parse_header,
     reported,
@@ -31,6 +33,14 @@ HEAD_NAME: Final = "edcache.json"
 _BEGIN: Final = LOCAL.size + len(HEAD_NAME)
 
 
+READS: Final = frozenset[str]()
+"""Features of archives that this release reads; a later one names what it adds in "reads" of head and root."""
+WRITES: Final = frozenset[str]()
+"""Features, named in "writes", that a writer must know and a reader need not."""
+MORE: Final = "more"
+"""Key of each JSON object of an archive. A later release puts there what an older one may ignore."""
+CODECS: Final = "native", "pickle"
+
 KEYS_DIGEST: Final = "keys"
 """Entry of a fingerprint: see `Head.keys_digest`."""
 
@@ -40,7 +50,8 @@ class Head:
     """Identity and options of an archive.
 
     length: None if it was unknown at creation. codec: "native" or "pickle". compression: as "zstd:19". labels: [name,
-    field path or None] of each column. claim_size: consecutive indices of one claim of a fill.
+    field path or None] of each column. claim_size: consecutive indices of one claim of a fill. reads, writes: features
+    that a reader, and that a writer, must know. more: what may be ignored.
     """
 
     uuid: bytes
@@ -50,6 +61,9 @@ class Head:
     labels: tuple[tuple[str, Any], ...] = ()
     claim_size: int = 64
     fingerprint: dict[str, Any] | None = None
+    reads: Sequence[str] = ()
+    writes: Sequence[str] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def keys_digest(self) -> str | None:
@@ -82,11 +96,14 @@ def pack_head(head: Head) -> bytes:
 def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     """Read the head; return it with the cursor of the first entry.
 
-    Raises CorruptArchiveError if it is no archive or the head is damaged; ArchiveError for a newer format.
+    Raises: CorruptArchiveError, it is no archive or the head is damaged; LaterReleaseError.
     """
     data = pread(0, PAGE)
     _check_begin(data, where)
     header = parse_header(data)
+    if header is not None and header.version > VERSION:
+        what = f"archive format {header.version} (this release knows {VERSION})"
+        raise needs(what).within(where, where)
     if header is None or header.kind != HEAD or header.offset or header.next != header.payload_end:
         raise CorruptArchiveError(
             f"{where}: the head at offset 0 fails its checksum; "
@@ -118,30 +135,56 @@ def _check_begin(data: bytes, where: str) -> None:
             + ("; it is empty" if not data else ""),
             path=where,
         )
-    # Each format from 3 on has the version at this place; it is judged before the checksum.
-    at = _BEGIN + 24
-    version = int.from_bytes(data[at : at + 2], "little")
-    if data[_BEGIN + 20 : _BEGIN + 22] == b"ed" and version > VERSION and parse_header(data) is None:
-        raise ArchiveError(
-            f"{where}: archive format {version}, this release reads format {VERSION}; upgrade edcache",
-            path=where,
-        )
+
+
+def check_known(meta: object, keys: Iterable[str], what: str, optional: bool = False) -> None:
+    """Check the keys of a JSON object of an archive. optional: True if none of them must be there.
+
+    Raises: LaterReleaseError, there are others, or features that this release does not know; ValueError, some lack.
+    """
+    if type(meta) is not dict:
+        raise ValueError(f"{what} is no object")
+    for feature in _texts(meta.get("reads", [])):
+        if feature not in READS:
+            raise needs(repr(feature))
+    known = {*keys}
+    for key in meta:
+        if key not in known:
+            raise needs(f"the key {key[:80]!r} of {what}")
+    if type(meta.get(MORE, {})) is not dict or not (optional or meta.keys() == known):
+        raise ValueError(f"{what} lacks a key")
+    _texts(meta.get("writes", []))
+
+
+def _texts(value: Any) -> list[str]:
+    if type(value) is not list or not all(type(one) is str for one in value):
+        raise ValueError("names of features that are no texts")
+    return value
+
+
+def check_writable(names: Iterable[str], where: str) -> None:
+    """Raise LaterReleaseError if a writer of an archive must know a feature that this release does not know."""
+    for feature in names:
+        if feature not in WRITES:
+            raise needs(f"{feature!r} for writing").within(where, where)
 
 
 def parsed_head(meta: Any) -> Head:
-    """Make a head from its JSON object; ValueError or TypeError if it is none."""
-    if type(meta) is not dict or tuple(meta) != _KEYS:
-        raise ValueError("it has other keys than those of this format version")
+    """Make a head from its JSON object; ValueError or TypeError if it is none. Raises: LaterReleaseError."""
+    check_known(meta, _KEYS, HEAD_NAME)
     kind = meta.pop("format"), meta.pop("version")
     labels = tuple((name, path) for name, path in meta["labels"])
-    head = Head(**meta | {"uuid": bytes.fromhex(meta["uuid"]), "labels": labels})
+    lists = {name: tuple(meta[name]) for name in ("reads", "writes")}
+    head = Head(**meta | {"uuid": bytes.fromhex(meta["uuid"]), "labels": labels} | lists)
+    if type(head.codec) is str and head.codec not in CODECS:
+        raise needs(f"the codec {head.codec[:80]!r}")
     sound = (
         kind == ("edcache", VERSION)
         and len(head.uuid) == 16
         and (head.length is None or is_count(head.length))
         and is_count(head.claim_size)
         and head.claim_size > 0
-        and head.codec in ("native", "pickle")
+        and head.codec in CODECS
         and isinstance(head.compression, str | None)
         and isinstance(head.fingerprint, dict | None)
         and all(isinstance(name, str) and name and _is_path(path) for name, path in head.labels)

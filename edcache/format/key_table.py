@@ -17,7 +17,7 @@ import numpy.typing as npt
 from edcache.base import CorruptArchiveError, Ints
 from edcache.format.arrays import is_text, pa
 from edcache.format.entries import crc32
-from edcache.format.records import BLOCK_NBYTES, block_crc32s
+from edcache.format.records import BLOCK_NBYTES, behind_nbytes, block_crc32s
 
 KEYS_NAME: Final = "index.keys"
 KEY_COLUMN: Final = "key"
@@ -52,8 +52,8 @@ def _bytes_of(key: Key) -> bytes:
     return b"b" + key if isinstance(key, bytes) else b"i%d" % key
 
 
-def pack_keys(hashes: Hashes, samples: Ints) -> bytes:
-    """Pack the payload for the hashes of samples, which rise."""
+def pack_keys(hashes: Hashes, samples: Ints) -> tuple[bytes, int, int]:
+    """Pack the payload for the hashes of samples, which rise; returns it, its crc32 as of `KeyTable`, and the count."""
     order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: of equal ones the first sample stays first
     hashes = hashes[order]
     is_first = np.ones(len(order), np.bool_)
@@ -61,27 +61,28 @@ def pack_keys(hashes: Hashes, samples: Ints) -> bytes:
     named = samples[order[is_first]].astype(np.uint64)
     table = np.concatenate([hashes[is_first, 0], hashes[is_first, 1], named])
     data = table.astype("<u8").tobytes()
-    return data + block_crc32s(data)
+    behind = block_crc32s(data)
+    return data + behind, crc32(behind or data), len(named)
 
 
 class KeyTable:
     """Table of keys in memory, mapped or read; blocks are checked when a look-up first touches them.
 
-    data: the payload. crc: of it, which alone proves a table of one block. length: samples of the archive. where: its
-    path in messages.
+    data: the payload. crc: of the crc32s of its blocks, or of its one block. count: of keys. length: samples of the
+    archive. where: its path in messages. Raises: CorruptArchiveError, the crc32s are not those of this table.
     """
 
-    def __init__(self, data: memoryview, crc: int, length: int, where: str) -> None:
-        self._data, self._where, self._length = data, where, length
-        blocks = -(-len(data) // (BLOCK_NBYTES + 4)) if len(data) > BLOCK_NBYTES else 0
-        self.count = count = (len(data) - 4 * blocks) // 24
-        if len(data) != 24 * count + 4 * blocks:
+    def __init__(self, data: memoryview, crc: int, count: int, length: int, where: str) -> None:
+        self._data, self._where, self._length, self.count = data, where, length, count
+        behind = data[24 * count :]
+        if len(data) < 24 * count or len(behind) != behind_nbytes(24 * count):
             raise CorruptArchiveError(
-                f"{where}: index.keys has {len(data):,} bytes, no whole items", path=where
+                f"{where}: index.keys has {len(data):,} bytes for {count:,} keys", path=where
             )
+        if behind and crc32(behind) != crc:
+            raise self._damaged()
         self._upper, self._lower, self._sample = np.frombuffer(data, "<u8", 3 * count).reshape(3, count)
-        crcs = np.frombuffer(data, "<u4", offset=24 * count) if blocks else [crc]
-        self._crcs = np.array(crcs, np.uint32)
+        self._crcs = np.array(np.frombuffer(behind, "<u4") if behind else [crc], np.uint32)
         self._is_sound = np.zeros(len(self._crcs), np.bool_)
 
     def items(self) -> tuple[Hashes, Hashes, Ints]:
@@ -140,9 +141,12 @@ class KeyTable:
         for block in np.unique(new).tolist() if len(new) else ():
             end = min((block + 1) * BLOCK_NBYTES, 24 * self.count)
             if crc32(self._data[block * BLOCK_NBYTES : end]) != self._crcs[block]:
-                raise CorruptArchiveError(
-                    f"{self._where}: index.keys fails its crc32; "
-                    f'"edcache copy {self._where} -o NEW --skip-damaged" writes another',
-                    path=self._where,
-                )
+                raise self._damaged()
             self._is_sound[block] = True
+
+    def _damaged(self) -> CorruptArchiveError:
+        return CorruptArchiveError(
+            f"{self._where}: index.keys fails its crc32; "
+            f'"edcache copy {self._where} -o NEW --skip-damaged" writes another',
+            path=self._where,
+        )

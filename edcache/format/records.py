@@ -1,8 +1,10 @@
 """Rows, which locate the record of each sample, their sums, and the table of a chunk.
 
-The sum of a row is the crc32 of its record, or of the crc32s of the blocks of a large one, xor a key of the
-sample's index, schema and flags. It covers all of the row but its offset, and a sample gets another index without a
-read of its record.
+In the file a row has a sum: the crc32 of its record, or of the crc32s of the blocks of a large one, xor a key. The key
+is of the sample's index, schema and flags, of the archive, and of the payload that the row stands in. So neither a row
+of another archive, nor one of an older index, fits the record that it points at.
+In memory a row has the crc32 alone, so that a sample gets another index or place without a read of its record. `bound`
+turns the one into the other where rows enter and leave the file; an index that is mapped stays as it is in the file.
 """
 
 from __future__ import annotations
@@ -21,7 +23,18 @@ from edcache import base
 from edcache.base import CorruptArchiveError, Ints
 from edcache.format.arrays import pa
 from edcache.format.columns import read_stream, write_stream
-from edcache.format.entries import CHUNK, LATTICE, MAX_LENGTH, Header, PRead, align, crc32, reported
+from edcache.format.entries import (
+    CHUNK,
+    LATTICE,
+    MAX_LENGTH,
+    PART,
+    Header,
+    PRead,
+    align,
+    crc32,
+    needs,
+    reported,
+)
 
 ROW: Final = np.dtype(
     [("offset", "<u8"), ("nbytes", "<u8"), ("crc32", "<u4"), ("schema", "<u2"), ("flags", "<u2")]
@@ -29,6 +42,7 @@ ROW: Final = np.dtype(
 """offset: from the start of the file. nbytes: of the record as stored, without the crc32s of its blocks."""
 PRESENT: Final = 1
 COMPRESSED: Final = 2
+_KNOWN_FLAGS: Final = PRESENT | COMPRESSED
 BLOCK_NBYTES: Final = 1 << 16
 """A record of more bytes is followed by the crc32 of each of its blocks, so that a field is checked alone."""
 MAX_SCHEMAS: Final = 1 << 16
@@ -79,28 +93,66 @@ def stored_ends(rows: Rows) -> Ints:
     return ends
 
 
-def keys(samples: Ints, rows: Rows) -> npt.NDArray[np.uint32]:
-    """Compute the keys of rows: crc32 of a record xor key is the sum of its row: uint32 [n].
+def salt(uuid: bytes, offset: int) -> int:
+    """Compute what binds rows to an archive and to the payload at `offset` that they stand in."""
+    return crc32(uuid + offset.to_bytes(8, "little"))
 
-    Two samples less than 1.9 * 10**9 apart have different keys.
+
+def bound(samples: Ints, rows: Rows, salt: int) -> Rows:
+    """Copy rows with the sums that they have in the file; of such rows, with the crc32s that they have in memory.
+
+    Two samples less than 1.9 * 10**9 apart have different keys. A row without a record stays all zeros.
     """
     mixed = (samples.astype(np.uint64) * _MULTIPLIER) >> np.uint64(32)
     own = rows["schema"].astype(np.uint32) | rows["flags"].astype(np.uint32) << np.uint32(16)
-    found: npt.NDArray[np.uint32] = mixed.astype(np.uint32) ^ own
-    return found
-
-
-def key(sample: int, schema: int, flags: int) -> int:
-    """`keys` of one row."""
-    return ((sample * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 32) ^ (schema | flags << 16)
-
-
-def renumbered(samples: Ints, rows: Rows, new_samples: Ints, new_schemas: npt.NDArray[Any]) -> Rows:
-    """Copy rows for other samples and schemas, with sums that hold for these; no record is read."""
     new: Rows = rows.copy()
-    new["schema"] = new_schemas
-    new["crc32"] = rows["crc32"] ^ keys(samples, rows) ^ keys(new_samples, new)
+    new["crc32"] ^= (mixed.astype(np.uint32) ^ own ^ np.uint32(salt)) * (rows["flags"] & PRESENT > 0)
     return new
+
+
+def unbound_crc32(sample: int, crc: int, schema: int, flags: int, salt: int) -> int:
+    """`bound` of one row that has a record: return the crc32 of the record from the sum."""
+    return crc ^ ((sample * 0x9E3779B97F4A7C15 & (1 << 64) - 1) >> 32) ^ (schema | flags << 16) ^ salt
+
+
+def check_flags(flags: int) -> None:
+    """Raise LaterReleaseError for a flag that this release does not know: its record is stored in another way."""
+    unknown = flags & ~_KNOWN_FLAGS
+    if unknown:
+        raise needs(f"the row flag {unknown & -unknown}")
+
+
+def joint_flags(rows: Rows) -> int:
+    """Return all flags that rows have."""
+    return int(np.bitwise_or.reduce(rows["flags"], initial=0))
+
+
+def are_sound(rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bool_]:
+    """Mark the records that fit the crc32s of their rows in memory: bool [n]. data: the file's from `start` on."""
+    offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
+    if nbytes.max() <= BLOCK_NBYTES:
+        sound: npt.NDArray[np.bool_] = record_crc32s(data, offset, nbytes) == rows["crc32"]
+        return sound
+    extents = zip(offset.tolist(), (stored_ends(rows) - start).tolist(), strict=True)
+    pieces = zip(rows["crc32"].tolist(), nbytes.tolist(), extents, strict=True)
+    return np.array([fits(crc, size, data[at:end]) for crc, size, (at, end) in pieces])
+
+
+def fits(crc: int, nbytes: int, stored: memoryview) -> bool:
+    """True if a record of `nbytes`, with the crc32s of its blocks behind it, fits the crc32 of its row in memory."""
+    if len(stored) != nbytes + behind_nbytes(nbytes):
+        return False
+    if nbytes > BLOCK_NBYTES:
+        return blocks_fit(crc, stored[:nbytes], stored[nbytes:])
+    return crc32(stored) == crc
+
+
+def blocks_fit(crc: int, data: memoryview, behind: memoryview, first: int = 0) -> bool:
+    """True if blocks of a large record, from the one numbered `first` on, fit their crc32s, and these the row's."""
+    if crc32(behind) != crc:
+        return False
+    crcs = [crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
+    return crcs == behind.cast("I")[first : first + len(crcs)].tolist()
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -135,8 +187,8 @@ def failures_of(value: Any) -> list[Failure]:
 class ChunkTable:
     """Table of a chunk: its samples, rows, schemas and labels.
 
-    samples: int64 [n]. rows: `ROW` [n], by rising offset; `schema` counts in `schemas`. labels: a row for each record,
-    in types that hold the values of all earlier chunks too.
+    samples: int64 [n]. rows: `ROW` [n] as in memory, by rising offset; `schema` counts in `schemas`. labels: a row for
+    each record, in types that hold the values of all earlier chunks too.
     """
 
     samples: Ints
@@ -152,20 +204,19 @@ class ChunkTable:
 
 
 def pack_table(
-    samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Table, start: int | None = None
+    samples: Ints, rows: Rows, schemas: Sequence[str], labels: pa.Table, uuid: bytes, start: int
 ) -> bytes:
     """Pack the table of a chunk; records start behind it, on a multiple of 64.
 
-    start: offset of the table in the file, if offsets of rows count from the first record.
+    rows: as in memory; their offsets count from the first record. start: offset of the table in the file.
     """
     text = json.dumps(list(schemas), ensure_ascii=True, separators=(",", ":")).encode("ascii")
     text = text.ljust(align(len(text), 8))
     stream = write_stream(labels)
     prefix = _PREFIX.pack(len(rows), len(text), len(stream))
-    if start is not None:
-        nbytes = len(prefix) + samples.nbytes + rows.nbytes + len(text) + len(stream)
-        rows = rows.copy()
-        rows["offset"] += np.uint64(align(start + nbytes, 64))
+    nbytes = len(prefix) + samples.nbytes + rows.nbytes + len(text) + len(stream)
+    rows = bound(samples, rows, salt(uuid, start))
+    rows["offset"] += np.uint64(align(start + nbytes, 64))
     return b"".join([prefix, samples.astype("<i8").tobytes(), rows.tobytes(), text, stream])
 
 
@@ -175,8 +226,8 @@ def records_offset(header: Header) -> int:
 
 
 def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
-    """Read and check the table of a chunk; CorruptArchiveError names chunk and offset."""
-    assert header.kind == CHUNK
+    """Read and check the table of a chunk; CorruptArchiveError names chunk and offset. Raises: LaterReleaseError."""
+    assert header.kind in (CHUNK, PART)
     place = f"{where}: {header.name} at offset {header.offset:,}"
     data = pread(header.payload_offset, header.table_nbytes)
     if len(data) != header.table_nbytes or crc32(data) != header.table_crc32:
@@ -193,6 +244,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         at += samples.nbytes
         rows = np.frombuffer(view, ROW, count, at)
         at += rows.nbytes
+        check_flags(joint_flags(rows))
         schemas = schemas_of(base.loads(view[at : at + text_nbytes]))
         low, high = records_offset(header), header.payload_end
         ends = stored_ends(rows)
@@ -206,6 +258,7 @@ def read_table(pread: PRead, header: Header, where: str) -> ChunkTable:
         )
         if not inside or (int(samples.min()), int(samples.max()) + 1) != (header.first, header.end):
             raise ValueError("its rows point outside of it, or are of other samples")
+        rows = bound(samples, rows, salt(header.uuid, header.payload_offset))
         return ChunkTable(samples, rows, schemas, view[at + text_nbytes :])
 
 

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 from edcache import base
 from edcache.format.arrays import pa
-from edcache.format.entries import DATE, MAX32, Header, PRead, align, crc32, reported
-from edcache.format.head import Head, is_count, parsed_head
+from edcache.format.entries import DATE, MAX32, VERSION, Header, PRead, align, crc32, needs, reported
+from edcache.format.head import Head, check_known, is_count, parsed_head
 from edcache.format.records import ROW, Failure, failures_of, schemas_of
 from edcache.format.types import is_type_json, type_of_json
 
@@ -25,9 +25,9 @@ _END64: Final = struct.Struct("<4sQHHIIQQQQ")  # 56 bytes
 _LOCATOR: Final = struct.Struct("<4sIQI")  # 20 bytes
 _END: Final = struct.Struct("<4sHHHHIIH")  # 22 bytes
 # Text, since unzip prints it: offset, bytes and crc32 of the root's payload.
-_COMMENT: Final = b"edcache 3 root.json %016x %016x %08x"
-_COMMENT_READ: Final = re.compile(rb"edcache 3 root\.json ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})")
-_COMMENT_NBYTES: Final = len(_COMMENT % (0, 0, 0))
+_COMMENT: Final = b"edcache %d root.json %016x %016x %08x"
+_COMMENT_READ: Final = re.compile(rb"edcache [0-9] root\.json ([0-9a-f]{16}) ([0-9a-f]{16}) ([0-9a-f]{8})")
+_COMMENT_NBYTES: Final = len(_COMMENT % (VERSION, 0, 0, 0))
 END_NBYTES: Final = _END.size + _COMMENT_NBYTES
 _MADE_BY: Final = (3 << 8) | 45  # Unix, so that the mode below is honoured
 _MODE: Final = 0o100644 << 16
@@ -40,6 +40,15 @@ class Place(NamedTuple):
     offset: int
     nbytes: int
     crc32: int
+
+
+class KeysPlace(NamedTuple):
+    """Range of bytes of the table of keys; crc32 of the crc32s of its blocks, or of one block; number of keys."""
+
+    offset: int
+    nbytes: int
+    crc32: int
+    items: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +75,9 @@ class Root:
     length: samples of the dataset. present: samples with a record. chunks: of the file. index: the rows, one a sample.
     labels: columns by name, one value a sample. dropped: columns of chunks that the archive lost. uniform: schema of
     all records, and their least and most bytes; None if they have several, or if one is compressed or absent.
-    fingerprint: of the last source that lengthened it. keys: table of them (key_table.py), or None. is_reordered: True
-    if samples have other numbers here than in chunks.
+    fingerprint: of the last source that lengthened it. keys: place of the table of the keys (key_table.py) and their
+    number, or None. is_reordered: True if samples have other numbers here than in chunks. is_synced: True if the file
+    was synced before its end was written, so that all before the end is on the disk. reads, writes, more: as of `Head`.
     """
 
     head: Head
@@ -81,8 +91,12 @@ class Root:
     failures: Sequence[Failure] = ()
     uniform: tuple[int, int, int] | None = None
     fingerprint: dict[str, Any] | None = None
-    keys: Place | None = None
+    keys: KeysPlace | None = None
     is_reordered: bool = False
+    is_synced: bool = False
+    reads: Sequence[str] = ()
+    writes: Sequence[str] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def origin(self) -> Head:
@@ -112,22 +126,25 @@ def pack_root(root: Root) -> bytes:
 
 
 def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
-    """Parse the root of a file of `size` bytes; CorruptArchiveError if no release of edcache wrote it."""
+    """Parse the root of a file of `size` bytes.
+
+    Raises: LaterReleaseError; CorruptArchiveError, no release of edcache wrote it.
+    """
     with reported(f"{where}: root.json", where):
         meta = base.loads(data)
-        if type(meta) is not dict or tuple(meta) != _FIELDS or type(meta["labels"]) is not dict:
-            raise ValueError("it has other keys than are written")
+        check_known(meta, _FIELDS, "root.json")
         meta["head"] = parsed_head(meta["head"])
         meta["failures"] = failures_of(meta["failures"])
         schemas_of(meta["schemas"])
         labels = {}
         for name, (*place, kind, is_added) in meta["labels"].items():
             if not is_type_json(kind):
-                raise ValueError(f"no label column has the type {str(kind)[:80]!r}")
+                raise needs(f"the label type {str(kind)[:80]!r}")
             labels[name] = Column(_place(place, size), kind, bool(is_added))
         meta["labels"], meta["index"] = labels, _place(meta["index"], size)
         meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])
-        meta["keys"] = None if meta["keys"] is None else _place(meta["keys"], size)
+        meta["keys"] = None if meta["keys"] is None else _keys_place(meta["keys"], size)
+        meta |= {name: tuple(meta[name]) for name in ("reads", "writes")}
         root = Root(**meta)
         sound = (
             all(map(is_count, (root.length, root.present, root.chunks)))
@@ -136,7 +153,7 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
             and all(type(name) is str for name in root.dropped)
             and (root.uniform is None or (len(root.uniform) == 3 and all(map(is_count, root.uniform))))
             and isinstance(root.fingerprint, dict | None)
-            and type(root.is_reordered) is bool
+            and {type(root.is_reordered), type(root.is_synced)} == {bool}
         )
         if not sound:
             raise ValueError("it has values that this format version does not allow")
@@ -150,6 +167,13 @@ def _place(value: Any, size: int) -> Place:
     return place
 
 
+def _keys_place(value: Any, size: int) -> KeysPlace:
+    *place, count = value
+    if not is_count(count):
+        raise ValueError("a number of keys that is none")
+    return KeysPlace(*_place(place, size), count)
+
+
 # --- the directory ------------------------------------------------------------------------------------
 
 
@@ -160,7 +184,9 @@ def pack_directory(headers: Sequence[Header], offset: int) -> bytes:
     end64 = _END64.pack(b"PK\x06\x06", 44, _MADE_BY, 45, 0, 0, count, count, len(central), offset)
     locator = _LOCATOR.pack(b"PK\x06\x07", 0, end, 1)
     last = _END.pack(b"PK\x05\x06", 0, 0, _MAX16, _MAX16, MAX32, MAX32, _COMMENT_NBYTES)
-    return central + end64 + locator + last + _COMMENT % (root.payload_offset, root.nbytes, root.crc32)
+    return (
+        central + end64 + locator + last + _COMMENT % (VERSION, root.payload_offset, root.nbytes, root.crc32)
+    )
 
 
 def directory_nbytes(names: Sequence[str]) -> int:

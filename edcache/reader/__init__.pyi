@@ -1,5 +1,3 @@
-from .checks import are_sound as are_sound
-from .checks import fits as fits
 from .collation import Batch as Batch
 from .collation import batch_for as batch_for
 from .digests import OnProgress as OnProgress

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from edcache import format
-from edcache.base import CorruptRecordError, EdcacheError, Ints
+from edcache.base import CorruptRecordError, EdcacheError, Ints, LaterReleaseError
 from edcache.format import BLOCK_NBYTES, Rows
-from edcache.reader.index import RecordIndex
+from edcache.reader.index import RecordIndex, Row
 from edcache.storage import ByteSource
 
 Check = Callable[[slice], None]
@@ -20,8 +20,8 @@ Check = Callable[[slice], None]
 Part = tuple[int, int] | None
 """Bytes (start, end) of a record that will be read; None for all of it."""
 
-Row = tuple[int, int, int, int, int]
-"""offset, nbytes, crc32, schema and flags of a record."""
+
+_COMPRESSED: Final = format.PRESENT | format.COMPRESSED
 
 
 class Checks:
@@ -60,7 +60,7 @@ class Checks:
 
     def placed(self, error: EdcacheError, index: int) -> EdcacheError:
         """Put the place of a sample in front of an error's text."""
-        is_record = isinstance(error, CorruptRecordError)
+        is_record = isinstance(error, CorruptRecordError | LaterReleaseError)
         where = self.place(index) if is_record else f"{self._path}: sample {index}"
         return error.within(where, self._path, index)
 
@@ -80,7 +80,8 @@ class Checks:
         end = offset + nbytes
         behind = self._view[end : end + format.behind_nbytes(nbytes)]
         if wanted is None or not behind or self._always:
-            self.compare(index, row, self._view[offset:end], behind)
+            self.compare(index, row, self._view[offset : end + len(behind)])
+            self.check_known(index, row)
             self._note(index)
         else:
             self._check_blocks(index, row, behind, wanted)
@@ -92,15 +93,31 @@ class Checks:
         if end > self.size:
             raise self._error(index, row, f"it ends at {end:,}, the file at {self.size:,}")
         said = self.index
-        is_alike = schema == said.only_schema and flags == format.PRESENT
+        # Whether a flag that only a later release knows is true, the sum tells.
+        is_alike = schema == said.only_schema and not flags & format.COMPRESSED
         is_said = is_alike and said.least_nbytes <= nbytes <= said.most_nbytes
         # A row of zeros has the sum of an empty record of sample 0.
         if not flags & format.PRESENT or (said.only_schema is not None and not is_said):
             raise self._error(index, row, "its row is damaged")
 
-    def compare(self, index: int, row: Row, record: memoryview, behind: memoryview) -> None:
-        """Raise CorruptRecordError if a whole record fails its sum."""
-        if not fits(index, row, record, behind):
+    def check_known(self, index: int, row: Row) -> None:
+        """Raise LaterReleaseError if a record is stored in a way that this release does not know."""
+        try:
+            format.check_flags(row[4])
+        except LaterReleaseError as error:
+            raise self.placed(error, index) from None
+
+    def fits(self, index: int, row: Row, stored: memoryview) -> bool:
+        """True if a record, with the crc32s of its blocks behind it, fits the sum of its row."""
+        return format.fits(self.index.crc32_of(index, row), row[1], stored)
+
+    def blocks_fit(self, index: int, row: Row, data: memoryview, behind: memoryview, first: int) -> bool:
+        """True if blocks of a large record, from the one numbered `first` on, fit the sum of its row."""
+        return format.blocks_fit(self.index.crc32_of(index, row), data, behind, first)
+
+    def compare(self, index: int, row: Row, stored: memoryview) -> None:
+        """Raise CorruptRecordError if a whole record, with the crc32s of its blocks, fails its sum."""
+        if not self.fits(index, row, stored):
             self._fail(index, row)
 
     def check_row(self, index: int) -> None:
@@ -129,7 +146,7 @@ class Checks:
             return
         assert self._view is not None
         data = self._view[offset + low * BLOCK_NBYTES : offset + min(high * BLOCK_NBYTES, nbytes)]
-        if not blocks_fit(index, row, data, behind, low):
+        if not self.blocks_fit(index, row, data, behind, low):
             self._fail(index, row)
         checked |= asked
         self._blocks[index] = checked
@@ -175,14 +192,14 @@ class Checks:
         """Check the records of samples in the mapped file; raises as `record`."""
         if self.is_done or not len(indices):
             return
-        view, rows = self._view, self.index.rows(indices)
+        view, rows = self._view, self.index.unbound_rows(indices)
         assert view is not None
         if not self._are_plausible(rows) or rows["nbytes"].max() > BLOCK_NBYTES:
-            for index, row in zip(indices.tolist(), rows.tolist(), strict=True):
-                self.record(index, row, wanted)
+            for index in indices.tolist():
+                self.record(index, self.index.row(index), wanted)
             return
-        for place in np.flatnonzero(~are_sound(indices, rows, view)).tolist():
-            self._fail(int(indices[place]), rows[place].item())
+        for place in np.flatnonzero(~format.are_sound(rows, view)).tolist():
+            self._fail(int(indices[place]), self.index.row(int(indices[place])))
         if not self._always:
             bits = np.frombuffer(self.bits, np.uint8)
             np.bitwise_or.at(bits, indices >> 3, np.uint8(1) << (indices & 7).astype(np.uint8))
@@ -205,41 +222,7 @@ class Checks:
         if int(format.stored_ends(rows).max()) > self.size:
             return False
         if index.only_schema is None:
-            return bool(np.all(rows["flags"] & format.PRESENT))
+            return bool(np.all((rows["flags"] == format.PRESENT) | (rows["flags"] == _COMPRESSED)))
         is_sized = index.least_nbytes <= int(nbytes.min()) and int(nbytes.max()) <= index.most_nbytes
         are_alike = (rows["schema"] == index.only_schema) & (rows["flags"] == format.PRESENT)
         return is_sized and bool(np.all(are_alike))
-
-
-def are_sound(samples: Ints, rows: Rows, data: memoryview, start: int = 0) -> npt.NDArray[np.bool_]:
-    """Mark the records that fit the sums of their rows: bool [n]. data: bytes of the file from `start` on."""
-    offset, nbytes = rows["offset"].astype(np.int64) - start, rows["nbytes"].astype(np.int64)
-    if nbytes.max() <= BLOCK_NBYTES:
-        sound: npt.NDArray[np.bool_] = format.record_crc32s(data, offset, nbytes) == (
-            rows["crc32"] ^ format.keys(samples, rows)
-        )
-        return sound
-    ends, stops = (offset + nbytes).tolist(), (format.stored_ends(rows) - start).tolist()
-    places = zip(samples.tolist(), rows.tolist(), offset.tolist(), ends, stops, strict=True)
-    return np.array([fits(i, row, data[at:end], data[end:stop]) for i, row, at, end, stop in places])
-
-
-def fits(index: int, row: Row, record: memoryview, behind: memoryview) -> bool:
-    """True if a record, with the crc32s of its blocks behind it, fits the sum of its row."""
-    _, nbytes, crc, schema, flags = row
-    if len(record) != nbytes:
-        return False
-    if nbytes > BLOCK_NBYTES:
-        return blocks_fit(index, row, record, behind)
-    return not behind and format.crc32(record) == crc ^ format.key(index, schema, flags)
-
-
-def blocks_fit(index: int, row: Row, data: memoryview, behind: memoryview, first: int = 0) -> bool:
-    """True if blocks of a large record, from the one numbered `first` on, fit their crc32s, and these the row."""
-    _, nbytes, crc, schema, flags = row
-    if len(behind) != format.behind_nbytes(nbytes):
-        return False
-    if format.crc32(behind) != crc ^ format.key(index, schema, flags):
-        return False
-    crcs = [format.crc32(data[at : at + BLOCK_NBYTES]) for at in range(0, len(data), BLOCK_NBYTES)]
-    return crcs == behind.cast("I")[first : first + len(crcs)].tolist()

@@ -9,7 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache.base import CorruptArchiveError, Ints
-from edcache.format import PRESENT, ROW, Failure, Place, Root, Rows
+from edcache.format import PRESENT, ROW, Failure, Place, Root, Rows, bound, salt, unbound_crc32
+
+Row = tuple[int, int, int, int, int]
+"""offset, nbytes, sum, schema and flags of a record."""
 
 Fetch = Callable[[Sequence[tuple[int, int]]], Sequence[memoryview]]
 """`fetch(extents)` reads bytes (offset, nbytes) of the file together."""
@@ -25,7 +28,8 @@ class RecordIndex:
     """Rows of the samples [0, length).
 
     Args:
-        rows: `format.ROW` [length], or None if `fetch` reads them. place: then, their place in the file.
+        rows: `format.ROW` [length] as in the file, or None if `fetch` reads them. place: then, their place in the file.
+        salt: of their sums.
         schemas, failures: of the archive. present: number of samples with a record.
         uniform: schema of all records, and their least and most bytes, as the root says; each record is checked for it.
     Attributes:
@@ -43,6 +47,7 @@ class RecordIndex:
         failures: Sequence[Failure],
         uniform: tuple[int, int, int] | None = None,
         *,
+        salt: int = 0,
         place: Place | None = None,
         fetch: Fetch | None = None,
     ) -> None:
@@ -51,7 +56,7 @@ class RecordIndex:
         self.least_nbytes, self.most_nbytes = (0, 0) if uniform is None else uniform[1:]
         self.is_dense = present == length
         self.nbytes = 0
-        self.memory, self.place, self._fetch = rows, place, fetch
+        self.memory, self.place, self._salt, self._fetch = rows, place, salt, fetch
         # Three numbers a row: offset, nbytes, and crc32, schema and flags together.
         self._words = None if rows is None else rows.view("<i8").reshape(-1, 3)
         # A cast needs a length.
@@ -63,17 +68,22 @@ class RecordIndex:
         """Make the index of a sealed archive: mapped, or fetched."""
         rows = None if memory is None else np.frombuffer(memory, ROW, root.length)
         said = root.length, root.present, root.schemas, root.failures, root.uniform
-        return cls(rows, *said, place=root.index, fetch=fetch)
+        own = salt(root.head.uuid, root.index.offset)
+        return cls(rows, *said, salt=own, place=root.index, fetch=fetch)
 
     # --- one row ---
 
-    def row(self, index: int) -> tuple[int, int, int, int, int]:
+    def row(self, index: int) -> Row:
         """Return (offset, nbytes, crc32, schema, flags) of a sample in [0, length)."""
         if self._numbers is not None:  # three look-ups take less than one of a numpy record
             numbers, at = self._numbers, 3 * index
             last = numbers[at + 2]
             return numbers[at], numbers[at + 1], last & 0xFFFFFFFF, last >> 32 & 0xFFFF, last >> 48
         return self.rows(np.array([index]))[0].item()  # type: ignore[no-any-return]
+
+    def crc32_of(self, index: int, row: Row) -> int:
+        """Return the crc32 of the record of a sample, from the sum of its row."""
+        return unbound_crc32(index, *row[2:], self._salt)
 
     def has(self, index: int) -> bool:
         """True if a sample in [0, length) has a record."""
@@ -91,6 +101,10 @@ class RecordIndex:
             chosen = runs == run
             rows[chosen] = fetched[indices[chosen] - (run << _RUN_BITS)]
         return rows
+
+    def unbound_rows(self, indices: Ints) -> Rows:
+        """Copy the rows of samples, with the crc32 of its record in each: `format.ROW` [n]."""
+        return bound(indices, self.rows(indices), self._salt)
 
     def _fetch_runs(self, runs: list[int]) -> dict[int, Rows]:
         """Return runs of rows; missing ones are fetched together."""

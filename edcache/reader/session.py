@@ -24,9 +24,9 @@ from edcache.format import (
     StoredLabels,
 )
 from edcache.labels import checked_indices
-from edcache.reader.checks import Checks, Part, Row
+from edcache.reader.checks import Checks, Part
 from edcache.reader.group import Group, GroupRecords, loaded, too_short
-from edcache.reader.index import RecordIndex
+from edcache.reader.index import RecordIndex, Row
 from edcache.reader.projection import Projection, planned
 from edcache.reader.several import Made, Records, Several
 from edcache.reader.stored import Extents, Piece, Stored
@@ -109,11 +109,11 @@ class Session:
             chain = Chain(*format.read_head(file.pread, self.path), self.path)
         chain.extend(file.pread, self.size)
         if self.skips_damage:
-            chain.salvage(file.pread, file.next_data, self.size)
+            format.salvage(chain, file.pread, file.next_data, self.size)
             return chain
         while self.size > chain.end or chain.unread is not None:
             is_fresh = not isinstance(file, File) or storage.written_since_boot(file)
-            damage = chain.damage(file.pread, file.next_data, self.size, is_fresh)
+            damage = format.find_damage(chain, file.pread, file.next_data, self.size, is_fresh)
             # A writer may have published the next entries since.
             if damage is None:
                 break
@@ -232,11 +232,8 @@ class Session:
         if self._view is not None:
             data = self._view[place.offset : place.offset + place.nbytes]
         else:
-            (fetched,) = self.extents.checked([place])
-            if fetched is None:
-                raise CorruptArchiveError(f"{self.path}: index.keys fails its crc32", path=self.path)
-            data = memoryview(fetched)
-        return KeyTable(data, place.crc32, self.length, self.path)
+            (data,) = self.extents.read_many([place[:2]])
+        return KeyTable(data, place.crc32, place.items, self.length, self.path)
 
     @property
     def original_labels(self) -> dict[str, Any]:
@@ -278,6 +275,18 @@ class Session:
         return is_empty and not self.has_writer
 
     # --- samples ---
+
+    def check_same(self) -> None:
+        """Raise StaleArchiveError if another archive was written over the bytes of the mapped file.
+
+        What was checked is not checked again, so a copy over an open file, as by cp, would pass otherwise.
+        """
+        if self._view is not None and self._view[format.UUID_PLACE] != self.head.uuid:
+            raise base.StaleArchiveError(
+                f"{self.path}: another archive was written over it while it was open; open it again. Give a new file "
+                "its name by a rename, as `mv` does, and readers keep the old one",
+                path=self.path,
+            )
 
     @once
     def checks(self) -> Checks:
@@ -341,9 +350,11 @@ class Session:
             Read-only bytes, a view of a mapped file; and the decoder.
         Raises: as `Reader.read`.
         """
+        self.check_same()
         row = self.row(index)
         wanted = None if fields is None else _wanted(fields, self.decoder(row[3], index))
         data = self._stored.record(index, row, wanted)
+        self.checks.check_known(index, row)
         if row[4] & COMPRESSED:
             try:
                 data = memoryview(codec.decompress(data))
@@ -382,6 +393,7 @@ class Session:
         uniform = self.uniform
         if not len(indices):
             return Made(list)
+        self.check_same()
         if uniform is not None:  # The usual case: a batch of small samples takes 50 us in all.
             # One pass checks the range: as unsigned numbers, negative ones are the largest.
             if np.maximum.reduce(indices.view(np.uint64)) >= self.length:
@@ -393,6 +405,8 @@ class Session:
             return Group(uniform, start, indices, self, fields, check)
         indices = checked_indices(indices, self.length)
         index, rows = self.index, self.index.rows(indices)
+        if format.joint_flags(rows) & ~(PRESENT | COMPRESSED):
+            return Made(lambda: [self.read(index, fields) for index in indices.tolist()])
         if not index.is_dense and not np.all(rows["flags"] & PRESENT):
             raise _no_record(self, int(indices[rows["flags"] & PRESENT == 0][0]))
         # A row with another schema than `uniform` says is damaged; its check raises.
@@ -458,7 +472,7 @@ class Session:
                 has_changed = size != self.size
             else:
                 # The size proves nothing: a payload may be half written, a chunk may have replaced a torn tail.
-                entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor)
+                entries = format.walk(file.pread, size, self.head.uuid, self.chain.cursor, self.path)
                 has_changed = next(entries, None) is not None
                 # An earlier look may have seen the headers of a seal without its end.
                 has_changed = has_changed or format.read_root(file.pread, size, self.path) is not None
@@ -495,6 +509,7 @@ def _index_of(contents: Contents) -> RecordIndex:
     """Make the index of an archive that is not sealed."""
     rows = contents.rows(0, contents.length)
     failures = contents.failures(rows)
+    rows = format.bound(np.arange(len(rows)), rows, 0)
     return RecordIndex(rows, contents.length, contents.present(), contents.schemas, failures)
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from edcache import base, format
 from edcache.base import Ints
 from edcache.format import BLOCK_NBYTES, Place
-from edcache.reader.checks import Checks, Part, Row, blocks_fit, fits
+from edcache.reader.checks import Checks, Part
+from edcache.reader.index import Row
 from edcache.storage import ByteSource
 
 # A record of these bytes or more is read ahead if it is not in memory.
@@ -190,7 +191,7 @@ class Stored:
         offset, nbytes = row[:2]
         whole = self._extents.read(offset, nbytes + format.behind_nbytes(nbytes))
         if not self._checks.is_done:
-            self._checks.compare(index, row, whole[:nbytes], whole[nbytes:])
+            self._checks.compare(index, row, whole)
         return whole[:nbytes]
 
     def _request(
@@ -216,15 +217,14 @@ class Stored:
         return pieces
 
     def _check_whole(self, index: int, row: Row, data: memoryview) -> Piece | None:
-        nbytes = row[1]
-        is_sound = self._checks.is_done or fits(index, row, data[:nbytes], data[nbytes:])
-        return Piece(0, data[:nbytes]) if is_sound else None
+        is_sound = self._checks.is_done or self._checks.fits(index, row, data)
+        return Piece(0, data[: row[1]]) if is_sound else None
 
     def _check_part(
         self, index: int, row: Row, blocks: tuple[int, int], data: memoryview, behind: memoryview
     ) -> Piece | None:
         """Check blocks of a large record; None if they are not sound."""
-        is_sound = len(data) == blocks[1] - blocks[0] and blocks_fit(
+        is_sound = len(data) == blocks[1] - blocks[0] and self._checks.blocks_fit(
             index, row, data, behind, blocks[0] // BLOCK_NBYTES
         )
         return Piece(blocks[0], data) if self._checks.is_done or is_sound else None
@@ -234,7 +234,7 @@ class Stored:
         offset, nbytes = row[:2]
         self._file.check_damaged(offset, nbytes)
         data = self._file.read_many([(offset, nbytes + format.behind_nbytes(nbytes))])[0]
-        self._checks.compare(index, row, data[:nbytes], data[nbytes:])
+        self._checks.compare(index, row, data)
         return Piece(0, data[:nbytes])
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from edcache import format
 from edcache.base import CorruptArchiveError, Ints, LabelError
 from edcache.format import ChunkTable, Contents, Header, Root
-from edcache.reader import OnProgress, are_sound, file_digest, no_digest
+from edcache.reader import OnProgress, file_digest, no_digest
 from edcache.storage import ByteSource, File, located
 
 # Most bytes of records that are read at once, unless one record has more.
@@ -146,7 +146,7 @@ class Survey:
         self.has_writer = isinstance(file, File) and file.is_locked(format.LOCK_FILLER, format.FILLERS)
         head, cursor = format.read_head(self._pread, self.path)
         self.chain = format.Chain(head, cursor, self.path)
-        for group in format.walk(self._pread, self.size, head.uuid, cursor):
+        for group in format.walk(self._pread, self.size, head.uuid, cursor, self.path):
             self.chain.add(self._pread, group)
             for header in group:
                 self._check_entry(header)
@@ -172,7 +172,7 @@ class Survey:
     # --- entries ---
 
     def _check_entry(self, header: Header) -> None:
-        is_chunk, crc = header.kind == format.CHUNK, None
+        is_chunk, crc = header.kind in (format.CHUNK, format.PART), None
         if is_chunk:
             crc = self._chunk_crc32(header)
         if crc is None and (not is_chunk or self._reads_records):
@@ -208,7 +208,7 @@ class Survey:
         while first < len(rows):
             last = max(bisect_right(stops, at + _WINDOW), first + 1)
             data = memoryview(self._pread(at, stops[last - 1] - at))
-            is_sound.append(are_sound(table.samples[first:last], rows[first:last], data, at))
+            is_sound.append(format.are_sound(rows[first:last], data, at))
             at, crc, first = stops[last - 1], format.crc32(data, crc), last
         self._report(header, table, np.flatnonzero(~np.concatenate(is_sound)), "fails its crc32")
         return crc
@@ -236,7 +236,7 @@ class Survey:
     def _check_end(self) -> None:
         """Compare the end of the file with the end of the chain; a torn tail is no damage."""
         chain = self.chain
-        damage = chain.damage(self._pread, self._file.next_data, self.size, is_fresh=True)
+        damage = format.find_damage(chain, self._pread, self._file.next_data, self.size, is_fresh=True)
         if damage is not None:
             self._problem(chain.cursor.offset, damage)
 
@@ -265,6 +265,7 @@ class Survey:
             self._check_reordered(root)
             return
         numbers = np.array([root.schemas.index(text) for text in contents.schemas], np.int64)
+        salt = format.salt(root.head.uuid, root.index.offset)
         for start, stop in contents.windows():
             rows = contents.rows(start, stop)
             present = rows["flags"] & format.PRESENT > 0
@@ -272,10 +273,8 @@ class Survey:
             failed = [k for k in self.chain.failures if start <= k < stop]
             self.failures += int(np.count_nonzero(~present[np.array(failed, np.int64) - start]))
             samples = np.arange(start, stop)
-            if np.any(numbers != np.arange(len(numbers))):
-                rows[present] = format.renumbered(
-                    samples[present], rows[present], samples[present], numbers[rows["schema"][present]]
-                )
+            rows["schema"][present] = numbers[rows["schema"][present]]
+            rows = format.bound(samples, rows, salt)
             at, nbytes = root.index.offset + start * format.ROW.itemsize, len(rows) * format.ROW.itemsize
             stored = np.frombuffer(self._pread(at, nbytes), format.ROW)
             differ = samples[: len(stored)][rows[: len(stored)] != stored]
@@ -295,18 +294,17 @@ class Survey:
             table = self._table(header)
             if table is not None:
                 numbers = np.array([schemas.get(text, format.MAX_SCHEMAS - 1) for text in table.schemas])
-                zeros = np.zeros(len(table.rows), np.int64)
-                parts.append(
-                    format.renumbered(table.samples, table.rows, zeros, numbers[table.rows["schema"]])
-                )
+                rows = table.rows.copy()
+                rows["schema"] = numbers[rows["schema"]]
+                parts.append(rows)
         known = np.sort(np.concatenate([np.empty(0, format.ROW), *parts]), order="offset")
+        salt = format.salt(root.head.uuid, root.index.offset)
         for start in range(0, root.length, format.WINDOW):
             count = min(format.WINDOW, root.length - start)
             at = root.index.offset + start * format.ROW.itemsize
             rows = np.frombuffer(self._pread(at, count * format.ROW.itemsize), format.ROW)
             samples = np.flatnonzero(rows["flags"] & format.PRESENT)
-            own = rows[samples]
-            own = format.renumbered(samples + start, own, np.zeros(len(own), np.int64), own["schema"])
+            own = format.bound(samples + start, rows[samples], salt)
             places = np.searchsorted(known["offset"], own["offset"])
             is_known = places < len(known)
             is_known[is_known] = known[places[is_known]] == own[is_known]
@@ -324,8 +322,9 @@ class Survey:
         with suppress(CorruptArchiveError):  # the column is reported already
             column = stored.column(format.KEY_COLUMN)
             samples = np.flatnonzero(column.is_valid().to_numpy())
-            table = format.pack_keys(format.key_hashes(column.drop_null().to_pylist()), samples)
-            if table != self._pread(root.keys.offset, root.keys.nbytes):
+            table, *said = format.pack_keys(format.key_hashes(column.drop_null().to_pylist()), samples)
+            stored_table = self._pread(root.keys.offset, root.keys.nbytes)
+            if (table, *said) != (stored_table, root.keys.crc32, root.keys.items):
                 self._problem(root.keys.offset, "index.keys has other keys than their column")
 
     def _check_labels(self, contents: Contents) -> None:

@@ -21,9 +21,9 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.group import Group
-from edcache.writer.recovery import discard_abandoned, lacks_head
+from edcache.writer.recovery import discard_abandoned, lacks_head, set_aside
 
 _MOST_REPLACED: Final = 20
 
@@ -167,23 +167,29 @@ class Appender:
         """Read the chain, and cut the file where a crash left it unsound. The append lock is held.
 
         A kill leaves a torn tail. A power cut leaves any part of the bytes that were not synced: of a file of another
-        boot all that is not durable is read, and the file is cut at the first group that fails its crc32.
+        boot all that is not durable is read, and the file is cut at the first group that lost bytes.
         """
         self._look()
+        self._refuse_damage()
+        loss = (
+            None if storage.written_since_boot(self.file) else format.find_loss(self.chain, self.file.pread)
+        )
+        if loss is not None:
+            self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
+            self.chain.extend(self.file.pread, loss)
+        self._mend_end()
+
+    def _refuse_damage(self) -> None:
+        """Raise CorruptArchiveError if what stands behind the end is no torn tail; LaterReleaseError, see `Head`."""
+        format.check_writable(self.chain.writes, self.path)
         file, is_fresh = self.file, storage.written_since_boot(self.file)
-        damage = self.chain.damage(file.pread, file.next_data, file.size(), is_fresh)
+        damage = format.find_damage(self.chain, file.pread, file.next_data, file.size(), is_fresh)
         if damage is not None:
             raise CorruptArchiveError(
                 f'{self.path}: {damage}: it is damaged there; "edcache copy {self.path} -o NEW '
                 '--skip-damaged" keeps what is sound',
                 path=self.path,
             )
-        offset = None if is_fresh else self.chain.unsound_group(file.pread)
-        if offset is not None:
-            self.chain = Chain(*format.read_head(file.pread, self.path), self.path)
-            self.chain.extend(file.pread, offset)
-            file.truncate(self.chain.end)
-        self._mend_end()
 
     @property
     def claims(self) -> Claims:
@@ -211,6 +217,9 @@ class Appender:
                     path=self.path,
                 )
             self._look()
+            format.check_writable(self.chain.writes, self.path)
+            if self.file.size() > self.chain.end:
+                self._refuse_damage()
             self._mend_end()
             yield
 
@@ -218,6 +227,7 @@ class Appender:
         """Cut off the torn tail of a writer that died, and write the zip directory if it is not there."""
         chain, end = self.chain, self.chain.end
         if self.file.size() > end:
+            set_aside(self.file, chain)
             self.file.truncate(end)
         if chain.sealed:
             assert chain.root_header is not None
@@ -273,35 +283,25 @@ class Appender:
         with self.appending():
             if chunk.continues:
                 chunk = chunk.moved(self.chain.end_index)
-            labels = self._joinable(chunk.labels)
-            name = f"chunks/{self.chain.cursor.number:08d}"
-            start = self.chain.cursor.offset + format.header_nbytes(name)
-            table = format.pack_table(chunk.samples, chunk.rows, chunk.schemas, labels, start)
-            parts = table, bytes(-len(table) % 64), chunk.data
-            end = format.align(start + sum(map(len, parts)), format.PAGE)
-            if max_bytes is not None and end > max_bytes:
-                text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
-                error = StorageError(text, path=self.path)
-                error.errno = errno.EFBIG
-                raise error
-            self._append(
-                format.CHUNK,
-                name,
-                parts,
-                first=int(chunk.samples.min()),
-                end=int(chunk.samples.max()) + 1,
-                table_nbytes=len(table),
-                table_crc32=format.crc32(table),
-            )
+            labels = self.joinable(chunk.labels, self.label_schema())
+            group = Group(self.file, self.chain)
+            with self.giving_back_space():
+                entry = group.write_chunk(format.CHUNK, chunk, labels)
+                if max_bytes is not None and entry.next > max_bytes:
+                    text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
+                    error = StorageError(text, path=self.path)
+                    error.errno = errno.EFBIG
+                    raise error
+                self._publish(group)
             self._label_schema = self.chain.behind[-1], labels.schema
 
-    def _joinable(self, labels: pa.Table) -> pa.Table:
+    def joinable(self, labels: pa.Table, known: pa.Schema | None) -> pa.Table:
         """Cast the labels of a chunk to types that hold the values of all chunks before, too.
 
+        known: types of the columns so far; None if there are none.
         Raises: LabelError, there are none, or an integer that was published may be rounded as floats join its column.
         Cost: reads a column, if its type changes from integers to floats.
         """
-        known = self.label_schema()
         if known is None or known == labels.schema:
             return labels
         schema = format.joined_schema(known, labels.schema, self.path)
@@ -316,17 +316,15 @@ class Appender:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
         with self.appending():
             text = json.dumps(changes, ensure_ascii=True).encode("ascii")
-            self._append(format.NOTE, f"notes/{self.chain.cursor.number:08d}", [text])
+            group = Group(self.file, self.chain)
+            with self.giving_back_space():
+                group.entry(format.NOTE, f"notes/{self.chain.cursor.number:08d}").write(text)
+                self._publish(group)
 
-    def _append(self, kind: int, name: str, parts: Sequence[Any], **fields: int) -> None:
-        """Publish a chunk or a note: payload first, header last."""
-        group = Group(self.file, self.chain)
-        with self.giving_back_space():
-            entry = group.entry(kind, name)
-            for part in parts:
-                entry.write(part)
-            headers = group.headers(self.chain.durable, **fields)
-            group.publish(headers)
+    def _publish(self, group: Group) -> None:
+        """Publish the chunk or the note of a group, whose payload is written."""
+        headers = group.headers(self.chain.durable)
+        group.publish(headers)
         header = headers[0]
         self.chain.add(self.file.pread, headers)
         self._has_unsynced = True
@@ -409,7 +407,13 @@ class Appender:
             self.file.close()
 
 
-def recover(path: str) -> None:
-    """Cut an archive as opening it for appending does, for a process that reads before it writes."""
+def recover(path: str) -> bool:
+    """Cut an archive as opening it for appending does, for a process that reads before it writes.
+
+    Returns: False if its creator did not live to write the head, and the file holds nothing.
+    """
     with closing(File.open(path, "a")) as file, file.locked(format.LOCK_APPEND):
+        if lacks_head(file):
+            return False
         Appender(file, *format.read_head(file.pread, path), "never")._recover()
+        return True

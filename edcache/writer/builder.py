@@ -239,8 +239,7 @@ class ChunkBuilder:
             rows["flags"] |= format.COMPRESSED
         used, local = np.unique(schema, return_inverse=True)
         rows["offset"], rows["nbytes"], rows["schema"] = offset, nbytes, local.reshape(-1)
-        crcs = _record_crc32s(data, np.asarray(offset), nbytes)
-        rows["crc32"] = crcs ^ format.keys(samples, rows)
+        rows["crc32"] = _record_crc32s(data, np.asarray(offset), nbytes)
         schemas = [self._encoder.schemas[known] for known in used]
         chunk = Chunk(samples.copy(), rows, self._collector.table(), schemas, data, continues)
         self.discard()

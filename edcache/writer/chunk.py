@@ -20,7 +20,7 @@ CHUNK_NBYTES = 4 << 20
 class Chunk:
     """Encoded records of one chunk, before they have a place in the file.
 
-    samples: int64 [n]. rows: `format.ROW` [n]; offset counts from `data`, which holds the records at their
+    samples: int64 [n]. rows: `format.ROW` [n] as in memory; offset counts from `data`, which holds the records at their
     alignment with zeros between, and schema in `schemas`. labels: a row for each record.
     continues: the samples follow the last one that the archive has at the moment of publication.
     """
@@ -39,8 +39,8 @@ class Chunk:
         """Make a chunk of records as they are stored, `pieces`; of the schemas it has the used ones."""
         data, offsets = aligned(pieces)
         used, numbers = np.unique(rows["schema"], return_inverse=True)
-        rows = format.renumbered(samples, rows, samples, numbers.reshape(-1))
-        rows["offset"] = offsets
+        rows = rows.copy()
+        rows["schema"], rows["offset"] = numbers.reshape(-1), offsets
         return cls(samples, rows, labels, [schemas[number] for number in used.tolist()], data)
 
     @property
@@ -55,9 +55,7 @@ class Chunk:
 
     def moved(self, first: int) -> Chunk:
         """Renumber the samples, consecutively from `first` on; the records stay."""
-        samples = self.samples - self.samples[0] + first
-        rows = format.renumbered(self.samples, self.rows, samples, self.rows["schema"])
-        return replace(self, samples=samples, rows=rows)
+        return replace(self, samples=self.samples - self.samples[0] + first)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A memoryview does not travel.

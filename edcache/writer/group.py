@@ -6,15 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 from edcache import format
-from edcache.format import Chain, Header, Place
+from edcache.format import Chain, Header, Place, pa
 from edcache.storage import File
+from edcache.writer.chunk import Chunk
 
 
 class Entry:
-    """Entry whose payload is written piece by piece, and whose header is not written yet."""
+    """Entry whose payload is written piece by piece, and whose header is not written yet.
+
+    fields: of the `Header`, of a chunk its samples and its table.
+    """
 
     def __init__(self, file: File, kind: int, name: str, number: int, offset: int) -> None:
         self.kind, self.name, self.number, self.offset = kind, name, number, offset
+        self.fields: dict[str, int] = {}
         self._file = file
         self._start = offset + format.header_nbytes(name)
         self._nbytes = self._crc32 = 0
@@ -56,17 +61,36 @@ class Group:
         self._entries.append(entry)
         return entry
 
-    def headers(self, durable: int, **fields: int) -> list[Header]:
-        """Make the headers of the entries, to be published. durable, fields: of `Header`."""
+    def headers(self, durable: int) -> list[Header]:
+        """Make the headers of the entries, to be published. durable: of `Header`."""
         headers: list[Header] = []
         link = self._chain.cursor.link
         for entry in self._entries:
-            _, nbytes, crc = entry.place
-            place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
-            header = linked(Header(entry.kind, entry.name, self._chain.head.uuid, *place, **fields))
-            headers.append(header)
-            link = header.link_after
+            headers.append(linked(self.header(entry, link, durable)))
+            link = headers[-1].link_after
         return headers
+
+    def header(self, entry: Entry, link: int = 0, durable: int = 0) -> Header:
+        """Make the header of an entry; without a link to read by what it points at, not to be published."""
+        _, nbytes, crc = entry.place
+        place = entry.number, entry.offset, nbytes, crc, entry.next, link, durable
+        return Header(entry.kind, entry.name, self._chain.head.uuid, *place, **entry.fields)
+
+    def write_chunk(self, kind: int, chunk: Chunk, labels: pa.Table) -> Entry:
+        """Write the payload of a chunk. labels: as it has them, in the types that the archive needs."""
+        entry = self.entry(kind, f"chunks/{self._chain.cursor.number + len(self._entries):08d}")
+        uuid = self._chain.head.uuid
+        table = format.pack_table(chunk.samples, chunk.rows, chunk.schemas, labels, uuid, entry.place.offset)
+        for part in (table, bytes(-len(table) % 64), chunk.data):
+            entry.write(part)
+        samples = chunk.samples
+        entry.fields = {
+            "first": int(samples.min()),
+            "end": int(samples.max()) + 1,
+            "table_nbytes": len(table),
+            "table_crc32": format.crc32(table),
+        }
+        return entry
 
     def publish(self, headers: list[Header]) -> None:
         """Write the headers, from last to first."""

@@ -5,16 +5,17 @@ A source with `sample_key(index)` names its samples: by text, bytes, an int, or 
 the source that have one value for each sample. Samples with equal key and version are computed once; with an attribute
 `__edcache_by_key__` of the source, which is True, all with equal key, whose version is the least of theirs.
 
-To fill an archive again, samples that it lacks are computed into a stage, an archive beside it. Then their chunks are
-appended, and a seal puts the rows of all samples in the order of the source: no record moves, and until the seal is
-there readers see the old state. A stage of a fill that was killed is used by the next one, also of another source.
+To fill an archive again, samples that it lacks are computed into a stage, an archive beside it. Then one seal takes
+their chunks over as its parts, and puts the rows of all samples in the order of the source: no record moves, and until
+the seal is there readers see the old state. A stage of a fill that was killed is used by the next one, also of another
+source; its end is mended first, as of any archive.
 """
 
 from __future__ import annotations
 
 import glob
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -26,15 +27,16 @@ from torch.utils.data import Subset
 
 from edcache import format, storage
 from edcache.base import Ints, OptionError, SourceError, once
-from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Head, Header, pa, pc
+from edcache.format import KEY_COLUMN, Chain, ChunkTable, Contents, Cursor, Failure, Head, Header, pa, pc
 from edcache.labels import LabelSpec, OfIndex
-from edcache.writer.appender import Appender
+from edcache.writer.appender import Appender, recover
 from edcache.writer.chunk import Chunk
 from edcache.writer.description import IGNORE, NoDescription, described
 from edcache.writer.features import has_method
 from edcache.writer.fingerprint import source_fingerprint
 from edcache.writer.job import Job
 from edcache.writer.match import tells_source
+from edcache.writer.recovery import CUT
 from edcache.writer.seal import Order, seal
 from edcache.writer.store import store_at
 
@@ -314,14 +316,14 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
         appender = stack.enter_context(closing(job.open(any_length=True)))
         appender.claims.wait(0)  # until the archive is closed: one process publishes at a time
         appender.catch_up()
-        if tried is not None and _is_done(appender.chain, keyed):
+        if _is_done(appender.chain, keyed):
             return None  # by another process
         contents = Contents(appender.chain, appender.file.pread, appender.table)
         start = max(contents.length, appender.chain.end_index)
         places = keyed.places_in(contents, appender.chain.cursor)
-        takeovers, own, everything = list[_Takeover](), _stages_of(appender), _stages_at(appender.path)
-        for path in everything:
-            if not path.startswith(own):
+        takeovers, own = list[_Takeover](), _stages_of(appender)
+        for path in _stages_at(appender.path):
+            if not path.startswith(own) or CUT in path or not recover(path):
                 continue
             one = stack.enter_context(closing(_Takeover(path, start)))
             missing = np.count_nonzero(places < 0)
@@ -336,16 +338,18 @@ def _publish(job: Job, keyed: Keyed, tried: _Stage | None) -> Ints | None:
         todo = keyed.firsts[places[keyed.firsts] < 0]
         if len(todo):
             return todo
-        for one in takeovers:
-            one.append_to(appender)
         places = places[keyed.firsts[keyed.order.samples]] if keyed.order is not None else places
-        seal(appender, order=Order(places, _fingerprint_of(job, appender.chain.origin)))
-        for path in everything:
+        fingerprint = _fingerprint_of(job, appender.chain.origin)
+        parts = (chunk for one in takeovers for chunk in one.chunks())
+        failures = [failure for one in takeovers for failure in one.failures]
+        seal(appender, order=Order(places, fingerprint, parts, failures))
+        for path in _stages_at(appender.path):
             storage.remove(path)
     return None
 
 
 def _stages_at(path: str) -> list[str]:
+    """List the stages of an archive, and what was cut off from one after a power cut."""
     return sorted(glob.glob(f"{glob.escape(path)}{_STAGE}*"))
 
 
@@ -387,19 +391,21 @@ class _Takeover:
     def _table(self, header: Header) -> ChunkTable:
         return format.read_table(self._file.pread, header, self.path)
 
-    def append_to(self, appender: Appender) -> None:
-        """Append its chunks, and what it says of failures."""
+    def chunks(self) -> Iterator[Chunk]:
+        """Yield its chunks, with samples as the archive numbers them."""
         for header in self.chain.chunks:
             table = self._table(header)
             start = format.records_offset(header)
             data = self._file.pread(start, header.payload_end - start)
-            samples = table.samples + self.start
-            rows = format.renumbered(table.samples, table.rows, samples, table.rows["schema"])
+            rows = table.rows.copy()
             rows["offset"] -= np.uint64(start)
-            appender.append(Chunk(samples, rows, table.labels, list(table.schemas), data))
-        failures = [replace(one, index=index + self.start) for index, (_, one) in self.chain.failures.items()]
-        if failures:
-            appender.amend(failed=[failure.to_json() for failure in failures])
+            yield Chunk(table.samples + self.start, rows, table.labels, list(table.schemas), data)
+
+    @property
+    def failures(self) -> list[Failure]:
+        """Failures of its samples, as the archive numbers them."""
+        known = self.chain.failures.items()
+        return [replace(one, index=index + self.start) for index, (_, one) in known]
 
     def close(self) -> None:
         """Close the file."""

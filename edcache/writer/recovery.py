@@ -1,4 +1,10 @@
-"""Files without a sample, of a creator that died within the head, or of a first fill that failed."""
+"""Recovery: files without a sample, of a creator that died within the head or of a first fill that failed; torn tails.
+
+A file without a sample is begun again. Behind the last entry of a chain stands a torn tail, which the next writer cuts
+off: of a killed writer it has no sample (format/tail.py). A power cut may leave whole chunks behind what it took. No
+reader finds them, but they are set aside before the cut: a file beside, with the head and these bytes in their places,
+of which `edcache copy --skip-damaged` keeps the samples.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +13,21 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final
 
-from edcache import format, storage
-from edcache.base import ArchiveNotFoundError, CorruptArchiveError
+from edcache import base, format, storage
+from edcache.base import (
+    ArchiveExistsError,
+    ArchiveNotFoundError,
+    CorruptArchiveError,
+    PartialArchiveWarning,
+)
 from edcache.format import HEAD_NAME, PAGE, Chain, Head
 from edcache.storage import File
 
 _HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
+CUT: Final = ".edcache.cut-"
+"""Ending of the name of a file of what was cut off, before an offset."""
+_SECTOR: Final = 512
+_COPIED_NBYTES: Final = 1 << 24
 _CONSTANT: Final = [*range(14), *range(18, len(_HEAD_PREFIX))]  # the rest is a crc32
 
 
@@ -70,5 +85,42 @@ def lacks_head(file: File, head: Head | None = None) -> bool:
         return format.payload_crc32(file.pread, header) != header.crc32
     if any(start[i] != _HEAD_PREFIX[i] for i in _CONSTANT if i < size):
         most = format.MAX_HEAD_NBYTES if head is None else len(format.pack_head(head))
-        return size <= most and not file.pread(0, size).strip(b"\0")
+        return size <= most and _is_torn_head(file.pread(0, size))
     return size <= PAGE
+
+
+def _is_torn_head(data: bytes) -> bool:
+    """True if the first sector of a file has zeros, and the others zeros or the JSON of a head."""
+    return (
+        not data[:_SECTOR].strip(b"\0")
+        and data.replace(b"\0", b"").isascii()
+        and (not data.strip(b"\0") or (len(data) % PAGE == 0 and data.rstrip().endswith(b"}")))
+    )
+
+
+def set_aside(file: File, chain: Chain) -> None:
+    """Copy the bytes behind the end of a chain to a file beside, if a whole chunk stands among them; warns of it."""
+    end, size = chain.end, file.size()
+    later = format.later_headers(file.pread, file.next_data, end, size, chain.head.uuid)
+    if not any(header.kind == format.CHUNK and header.payload_end <= size for _, header in later):
+        return
+    with closing(_beside(f"{file.path}{CUT}{end}")) as kept:
+        for start, stop in ((0, chain.first.offset), (end, size)):
+            for at in range(start, stop, _COPIED_NBYTES):
+                kept.pwrite(at, file.pread(at, min(_COPIED_NBYTES, stop - at)))
+        kept.sync()
+        base.warn(
+            f"{file.path}: a power cut took bytes that were not synced; {size - end:,} bytes behind offset {end:,} are "
+            f'cut off, and kept in {kept.path}: "edcache copy {kept.path} -o NEW --skip-damaged" reads the samples
+            there', PartialArchiveWarning,
+        )
+
+
+def _beside(path: str) -> File:
+    """Make a file of a name that is free."""
+    name, number = path, 1
+    while True:
+        with suppress(ArchiveExistsError):
+            return File.open(name, "x")
+        number += 1
+        name = f"{path}-{number}"

@@ -1,4 +1,9 @@
-"""Seal an archive: index, label columns, root and zip directory, published as one group."""
+"""Seal an archive: index, label columns, keys, root and zip directory, published as one group.
+
+Payloads are written first and synced, then the headers, from last to first, and synced, then the end record. So a
+killed process leaves what there was before, or all of the new state; the next writer completes the end. Samples that
+come with a new order of the archive are parts of the same group: nobody sees them beside the old order.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from edcache import format
 from edcache.base import ArchiveError, Ints, LabelError
-from edcache.format import Chain, Column, Contents, Place, Root, pa
+from edcache.format import Chain, Column, Contents, Failure, Header, KeysPlace, Root, pa
 from edcache.writer.appender import Appender
+from edcache.writer.chunk import Chunk
 from edcache.writer.group import Group, linked
 
 
@@ -32,10 +39,14 @@ class Order(NamedTuple):
 
     samples: int64 [n], the sample of the chain that each one is, or -1 for none; records stay where they are.
     fingerprint: of the source whose order it is; None for the one that the archive was begun for, at its first seal.
+    parts: chunks of samples that the archive gets with it. failures: of samples of the chain and of the parts, which
+    then have no record.
     """
 
     samples: Ints
     fingerprint: dict[str, Any] | None
+    parts: Iterable[Chunk] = ()
+    failures: Sequence[Failure] = ()
 
 
 def seal(appender: Appender, change: LabelChange | None = None, order: Order | None = None) -> None:
@@ -71,28 +82,26 @@ def change_labels(appender: Appender, change: LabelChange) -> None:
 
 
 def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -> None:
-    """Publish all that the last root lacks: of a sealed archive nothing but label columns and a root.
-
-    Payloads are synced before headers. The zip directory is written behind the root before its header, but for its
-    end: if that is there, the headers are.
-    """
+    """Publish all that the last root lacks: of a sealed archive nothing but label columns and a root."""
     chain, file = appender.chain, appender.file
-    contents = Contents(chain, file.pread, appender.table)
     group = Group(file, chain)
     start = chain.cursor.offset
     with appender.giving_back_space():
+        parts = [] if order is None else _write_parts(appender, group, order.parts)
+        contents = Contents(chain, file.pread, appender.table, parts=parts)
         samples = None if order is None else order.samples
         if chain.sealed and order is None:
             assert chain.root is not None
             root = chain.root
         else:
-            root = _indexed(chain, contents, group, samples)
+            root = _indexed(chain, contents, group, order, len(parts))
         if order is not None and order.fingerprint is not None:
             root = replace(root, fingerprint=order.fingerprint)
         labels, keys = _written_labels(appender, change, contents, root, group, samples)
         own = {name for name, _ in appender.head.labels}
         dropped = [name for name in dict.fromkeys([*root.dropped, *change.dropped]) if name in own]
-        root = replace(root, labels=labels, dropped=dropped, keys=keys)
+        root = replace(root, labels=labels, dropped=dropped, keys=keys, is_synced=appender.syncs)
+        root = replace(root, reads=chain.reads, writes=chain.writes, more={})
         group.entry(format.ROOT, "root.json").write(format.pack_root(root))
         # Up to the group: its payloads are synced before its headers.
         headers = group.headers(start if appender.syncs else min(chain.durable, start - 1))
@@ -111,22 +120,36 @@ def _seal(appender: Appender, change: LabelChange, order: Order | None = None) -
     appender.sync()
 
 
-def _indexed(chain: Chain, contents: Contents, group: Group, order: Ints | None) -> Root:
-    """Write the index; returns its root, without label columns."""
+def _write_parts(appender: Appender, group: Group, chunks: Iterable[Chunk]) -> list[Header]:
+    """Write chunks as parts of a group; returns headers that tell where they are."""
+    parts, known = [], appender.label_schema()
+    for chunk in chunks:
+        labels = appender.joinable(chunk.labels, known)
+        parts.append(group.header(group.write_chunk(format.PART, chunk, labels)))
+        known = labels.schema
+    return parts
+
+
+def _indexed(chain: Chain, contents: Contents, group: Group, order: Order | None, parts: int) -> Root:
+    """Write the index; returns its root, without label columns. parts: their number."""
     failures = {index: failure for index, (_, failure) in chain.failures.items()}
+    if order is not None:
+        failures |= {failure.index: failure for failure in order.failures}
     if order is not None and failures:
-        failures = {i: replace(failures[k], index=i) for i, k in enumerate(order.tolist()) if k in failures}
+        samples = enumerate(order.samples.tolist())
+        failures = {i: replace(failures[k], index=i) for i, k in samples if k in failures}
     present, is_plain, extremes = 0, True, []
     index = group.entry(format.INDEX, "index.rows")
-    length = contents.length if order is None else len(order)
-    for start, stop, rows in _rows(contents, order):
+    salt = format.salt(chain.head.uuid, index.place.offset)
+    length = contents.length if order is None else len(order.samples)
+    for start, stop, rows in _rows(contents, None if order is None else order.samples):
         is_present = rows["flags"] & format.PRESENT > 0
         for k in [k for k in failures if start <= k < stop and is_present[k - start]]:
             del failures[k]
         present += int(np.count_nonzero(is_present))
         is_plain = is_plain and bool(np.all(rows["flags"] == format.PRESENT))
         extremes.append([int(end(rows[name])) for name in ("schema", "nbytes") for end in (np.min, np.max)])
-        index.write(rows)
+        index.write(format.bound(np.arange(start, stop), rows, salt))
     uniform = None
     if is_plain and extremes:
         schema, last_schema, least, most = zip(*extremes, strict=True)
@@ -136,7 +159,7 @@ def _indexed(chain: Chain, contents: Contents, group: Group, order: Ints | None)
         head=chain.head,
         length=length,
         present=present,
-        chunks=len(chain.chunks),
+        chunks=len(chain.chunks) + parts,
         schemas=contents.schemas,
         index=index.place,
         dropped=() if chain.root is None else chain.root.dropped,
@@ -148,7 +171,7 @@ def _indexed(chain: Chain, contents: Contents, group: Group, order: Ints | None)
 
 
 def _rows(contents: Contents, order: Ints | None) -> Iterator[tuple[int, int, format.Rows]]:
-    """Yield the rows of the samples of each window, with its first sample and its end."""
+    """Yield the rows of the samples of each window, as in memory, with its first sample and its end."""
     if order is None:
         for start, stop in contents.windows():
             yield start, stop, contents.rows(start, stop)
@@ -156,17 +179,14 @@ def _rows(contents: Contents, order: Ints | None) -> Iterator[tuple[int, int, fo
     whole = contents.rows(0, contents.length)
     for start in range(0, len(order), format.WINDOW):
         chosen = order[start : start + format.WINDOW]
-        samples, rows = np.arange(start, start + len(chosen)), np.zeros(len(chosen), format.ROW)
-        is_there = chosen >= 0
-        is_there[is_there] = whole["flags"][chosen[is_there]] & format.PRESENT > 0
-        there = chosen[is_there]
-        rows[is_there] = format.renumbered(there, whole[there], samples[is_there], whole["schema"][there])
+        rows, is_there = np.zeros(len(chosen), format.ROW), _are_there(chosen, len(whole))
+        rows[is_there] = whole[chosen[is_there]]
         yield start, start + len(chosen), rows
 
 
 def _written_labels(
     appender: Appender, change: LabelChange, contents: Contents, root: Root, group: Group, order: Ints | None
-) -> tuple[dict[str, Column], Place | None]:
+) -> tuple[dict[str, Column], KeysPlace | None]:
     """Write the label columns that the last root lacks or that change, and the table of keys if they do.
 
     Returns: all columns, by name; the table.
@@ -203,7 +223,12 @@ def _values(contents: Contents, name: str, order: Ints | None) -> Iterator[pa.Ar
     whole = contents.column(name, 0, contents.length)
     for start in range(0, len(order), format.WINDOW):
         chosen = order[start : start + format.WINDOW]
-        yield whole.take(format.from_numpy(chosen, pa.int64(), chosen < 0))
+        yield whole.take(format.from_numpy(chosen, pa.int64(), ~_are_there(chosen, len(whole))))
+
+
+def _are_there(samples: Ints, length: int) -> npt.NDArray[np.bool_]:
+    """Mark the samples of an order that the chain has; one that failed may lie behind all of them."""
+    return (samples >= 0) & (samples < length)
 
 
 def _write(group: Group, name: str, kind: pa.DataType, arrays: Iterable[pa.Array], is_added: bool) -> Column:
@@ -219,7 +244,7 @@ def _known_hashes(appender: Appender, order: Ints) -> format.Hashes | None:
     if root is None or root.keys is None or any(one.first < root.length for one in appender.chain.behind):
         return None
     data = appender.file.pread(root.keys.offset, root.keys.nbytes)
-    table = format.KeyTable(memoryview(data), root.keys.crc32, root.length, appender.path)
+    table = format.KeyTable(memoryview(data), root.keys.crc32, root.keys.items, root.length, appender.path)
     hashes = np.zeros((root.length + 1, 2), np.uint64)  # the last one stands for all that are new
     upper, lower, samples = table.items()
     hashes[samples, 0], hashes[samples, 1] = upper, lower
@@ -253,15 +278,15 @@ class _Keys:
             self._rows += len(array)
             yield array
 
-    def write(self, group: Group) -> Place:
+    def write(self, group: Group) -> KeysPlace:
         """Write the table."""
         none = np.empty((0, 2), np.uint64), np.empty(0, np.int64)
-        table = format.pack_keys(
+        table, crc, count = format.pack_keys(
             np.concatenate([none[0], *self._hashes]), np.concatenate([none[1], *self._samples])
         )
         entry = group.entry(format.KEYS, format.KEYS_NAME)
         entry.write(table)
-        return entry.place
+        return KeysPlace(*entry.place[:2], crc, count)
 
 
 def _changed(
