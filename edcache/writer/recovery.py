@@ -111,8 +111,8 @@ def set_aside(file: File, chain: Chain) -> None:
         kept.sync()
         base.warn(
             f"{file.path}: a power cut took bytes that were not synced; {size - end:,} bytes behind offset {end:,} are "
-            f'cut off, and kept in {kept.path}: "edcache copy {kept.path} -o NEW --skip-damaged" reads the samples
-            there', PartialArchiveWarning,
+            f'cut off, and kept in {kept.path}: "edcache copy {kept.path} -o NEW --skip-damaged" reads it',
+            PartialArchiveWarning,
         )
 
 
