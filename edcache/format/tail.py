@@ -18,12 +18,14 @@ bytes away that somebody could have read.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from edcache.base import CorruptArchiveError
+from edcache.base import CorruptArchiveError, PartialArchiveWarning, warn
 from edcache.format.chain import Chain
 from edcache.format.entries import (
     CHUNK,
@@ -32,6 +34,7 @@ from edcache.format.entries import (
     MAX_HEADER_NBYTES,
     NOTE,
     PAGE,
+    PART,
     ROOT,
     Cursor,
     Header,
@@ -42,7 +45,7 @@ from edcache.format.entries import (
     payload_crc32,
     walk,
 )
-from edcache.format.records import are_sound, read_table, stored_ends
+from edcache.format.records import Rows, are_sound, read_table, stored_ends
 from edcache.format.root import read_root
 
 NextData = Callable[[int], int]
@@ -136,36 +139,57 @@ def find_loss(chain: Chain, pread: PRead) -> int | None:
     """Find the offset of the first group from which a power cut took sectors; None if it took none.
 
     Reads the payloads that are not durable. A seal is passed over if its headers say that its payloads were synced
-    before them. A record that fails its crc32 and lacks no sector is damaged: who reads it finds that out.
+    before them. What fails its crc32 and lacks no sector is damage. It stays, as nothing proves more to be lost;
+    reading it raises.
+    Warns: PartialArchiveWarning, of such damage.
     """
     for group in walk(pread, chain.cursor.offset, chain.head.uuid, chain.first, chain.where):
         if group[-1].kind == ROOT and group[-1].durable >= group[0].offset:
             continue
         for header in group:
-            is_suspect = header.payload_end > chain.durable and payload_crc32(pread, header) != header.crc32
-            if is_suspect and _lacks_sector(pread, header, chain.where):
-                return group[0].offset
+            if header.payload_end > chain.durable and payload_crc32(pread, header) != header.crc32:
+                if _lacks_sector(pread, header, chain.where):
+                    return group[0].offset
+                what = f"{header.name} at offset {header.offset:,} fails its crc32"
+                warn(
+                    f'{chain.where}: {what}; "edcache verify {chain.where}" tells what of it',
+                    PartialArchiveWarning,
+                )
     return None
+
+
+def has_sound_record(pread: PRead, header: Header, where: str) -> bool:
+    """True if a reader of a chunk could read one of its samples."""
+    try:
+        rows = read_table(pread, header, where).rows
+    except CorruptArchiveError:
+        return False
+    return bool(_are_sound(pread, header, rows).any())
 
 
 def _lacks_sector(pread: PRead, header: Header, where: str) -> bool:
     """True if a sector of zeros explains why a payload fails its crc32."""
-    if header.kind != CHUNK:
-        return _has_zero_sector(pread, header.payload_offset, header.payload_end)
-    try:
-        rows = read_table(pread, header, where).rows
-    except CorruptArchiveError:
-        return _has_zero_sector(pread, header.payload_offset, header.payload_offset + header.table_nbytes)
     start = header.payload_offset
-    data = memoryview(pread(start, header.nbytes))
-    failing = rows[~are_sound(rows, data, start)]
-    extents = zip(failing["offset"].tolist(), stored_ends(failing).tolist(), strict=True)
-    return any(_has_zero_sector(pread, *extent) for extent in extents)
+    extents = [(start, header.payload_end)]
+    if header.kind in (CHUNK, PART):
+        try:
+            rows = read_table(pread, header, where).rows
+        except CorruptArchiveError:
+            extents = [(start, start + header.table_nbytes)]
+        else:
+            failing = rows[~_are_sound(pread, header, rows)]
+            extents = list(zip(failing["offset"].tolist(), stored_ends(failing).tolist(), strict=True))
+    return any(_has_zero_sector(pread, max(start, low // _SECTOR * _SECTOR), high) for low, high in extents)
+
+
+def _are_sound(pread: PRead, header: Header, rows: Rows) -> npt.NDArray[np.bool_]:
+    start = header.payload_offset
+    return are_sound(rows, memoryview(pread(start, header.nbytes)), start)
 
 
 def _has_zero_sector(pread: PRead, start: int, end: int) -> bool:
-    """True if one of the sectors in which bytes lie has nothing but zeros."""
-    start = start // _SECTOR * _SECTOR
-    data = np.frombuffer(pread(start, align(end, _SECTOR) - start), np.uint8)
-    sectors = np.pad(data, (0, -len(data) % _SECTOR)).reshape(-1, _SECTOR)
-    return bool(np.any(~sectors.any(axis=1)))
+    """True if a sector between two offsets has nothing but zeros; the first may begin behind a header."""
+    first = align(start + 1, _SECTOR)
+    edges = [start, *range(first, align(end, _SECTOR) + 1, _SECTOR)]
+    data = pread(start, edges[-1] - start)
+    return any(not data[low - start : high - start].strip(b"\0") for low, high in itertools.pairwise(edges))

@@ -292,7 +292,9 @@ class Appender:
                     error = StorageError(text, path=self.path)
                     error.errno = errno.EFBIG
                     raise error
-                self._publish(group)
+                headers = group.headers(self.chain.durable)
+                group.publish(headers)
+            self._take_in(headers)
             self._label_schema = self.chain.behind[-1], labels.schema
 
     def joinable(self, labels: pa.Table, known: pa.Schema | None) -> pa.Table:
@@ -319,12 +321,12 @@ class Appender:
             group = Group(self.file, self.chain)
             with self.giving_back_space():
                 group.entry(format.NOTE, f"notes/{self.chain.cursor.number:08d}").write(text)
-                self._publish(group)
+                headers = group.headers(self.chain.durable)
+                group.publish(headers)
+            self._take_in(headers)
 
-    def _publish(self, group: Group) -> None:
-        """Publish the chunk or the note of a group, whose payload is written."""
-        headers = group.headers(self.chain.durable)
-        group.publish(headers)
+    def _take_in(self, headers: list[Header]) -> None:
+        """Add a chunk or a note that was published to the chain, and sync it if `sync=` says so."""
         header = headers[0]
         self.chain.add(self.file.pread, headers)
         self._has_unsynced = True

@@ -99,10 +99,11 @@ def _is_torn_head(data: bytes) -> bool:
 
 
 def set_aside(file: File, chain: Chain) -> None:
-    """Copy the bytes behind the end of a chain to a file beside, if a whole chunk stands among them; warns of it."""
+    """Copy the bytes behind the end of a chain to a file beside, if a sound sample stands among them; warns of it."""
     end, size = chain.end, file.size()
     later = format.later_headers(file.pread, file.next_data, end, size, chain.head.uuid)
-    if not any(header.kind == format.CHUNK and header.payload_end <= size for _, header in later):
+    chunks = (one for _, one in later if one.kind == format.CHUNK and one.payload_end <= size)
+    if not any(format.has_sound_record(file.pread, header, file.path) for header in chunks):
         return
     with closing(_beside(f"{file.path}{CUT}{end}")) as kept:
         for start, stop in ((0, chain.first.offset), (end, size)):

@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import zstandard
 
-HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS = range(7)
+HEAD, CHUNK, NOTE, INDEX, COLUMN, ROOT, KEYS, PART = *range(7), 9
 NAMES = {HEAD: "edcache.json", INDEX: "index.rows", ROOT: "root.json", KEYS: "index.keys"}
 LOCAL, PRIVATE, ROW = "<4sHHHHHIIIHH", "<HH16sQQQQQQQQII", "<QQIHH"
 FIELDS = "version kind uuid number offset next link durable first end table_nbytes table_crc crc"
@@ -70,6 +70,11 @@ def walk(path: str | Path) -> Archive:
         elif entry.fields["kind"] == CHUNK:
             chunks += 1
             _take_chunk(found, entry, data, names)
+        elif entry.fields["kind"] == PART:
+            chunks += 1
+            part = Archive(0, {}, {}, {name: {} for name in names}, {})
+            _take_chunk(part, entry, data, names)
+            seen |= {*part.records.values()}
         elif entry.fields["kind"] == ROOT:
             root = json.loads(entry.payload)
             listed = _root(root, data)
@@ -100,10 +105,19 @@ def read_zip(path: str | Path) -> Archive:
         assert (names[0], names[-1], len(names)) == ("edcache.json", "root.json", len(set(names)))
         assert archive.read("root.json") == payload
         assert root["head"] == json.loads(archive.read("edcache.json"))
-        columns = {f"labels/{quote(name, safe='')}.arrow": place for name, place in root["labels"].items()}
+        columns = {column_name(name): place for name, place in root["labels"].items()}
         assert {name for name in names if name.startswith("labels/")} == columns.keys()
         assert all(archive.read(name) == _at(data, *place[:3]) for name, place in columns.items())
     return _root(root, data)
+
+
+def column_name(label: str) -> str:
+    """The name of the entry of a label: no two differ in the case of letters alone, and none is a device."""
+    ports = [f"{port}{digit}" for port in ("com", "lpt") for digit in range(10)]
+    letters = [f"%{ord(c):02X}" if c.isascii() and c.isupper() else quote(c, safe="") for c in label]
+    if label in {"con", "prn", "aux", "nul", *ports}:
+        letters[0] = f"%{ord(label[0]):02X}"
+    return f"labels/{''.join(letters)}.arrow"
 
 
 def entries(path: str | Path) -> list[Entry]:
@@ -141,7 +155,8 @@ def _entry(data: bytes, before: list[Entry]) -> Entry | None:
     assert (zip64, again, extra) == ([1, 16], payload_nbytes, nbytes - 30 - n)
     assert (private, private_nbytes, f["version"]) == (0x6465, nbytes - 54 - n, 3)
     assert not any(header[146 + n : nbytes])
-    names = NAMES | {CHUNK: f"chunks/{len(before):08d}", NOTE: f"notes/{len(before):08d}"}
+    chunk = f"chunks/{len(before):08d}"
+    names = NAMES | {CHUNK: chunk, PART: chunk, NOTE: f"notes/{len(before):08d}"}
     assert f["kind"] == COLUMN or f["name"] == names[f["kind"]]
     assert zlib.crc32(payload[: f["table_nbytes"]]) == f["table_crc"]
     least = -(-end // 4096) * 4096
@@ -164,13 +179,20 @@ def _take_chunk(found: Archive, entry: Entry, data: bytes, names: list[str]) -> 
     offsets = [start, *(row[0] for row in rows)]
     assert offsets == sorted(offsets)
     assert all(row[4] & PRESENT for row in rows)
-    _take_rows(found, samples, rows, schemas, data)
+    _take_rows(found, samples, rows, schemas, data, salt(f["uuid"], f["offset"] + f["nbytes"]))
     table = pa.ipc.open_stream(stream).read_all() if stream else pa.table({})
     for name in names:
         found.labels[name].update(zip(samples, table[name].to_pylist(), strict=True))
 
 
-def _take_rows(found: Archive, samples: Any, rows: list[Any], schemas: list[str], data: bytes) -> None:
+def salt(uuid: bytes, offset: int) -> int:
+    """What binds the rows of the payload at an offset to it, and to the archive."""
+    return zlib.crc32(uuid + struct.pack("<Q", offset))
+
+
+def _take_rows(
+    found: Archive, samples: Any, rows: list[Any], schemas: list[str], data: bytes, salt: int
+) -> None:
     """Add the records of rows; each must have the sum that its row says."""
     for sample, (offset, nbytes, crc, schema, flags) in zip(samples, rows, strict=True):
         if not flags & PRESENT:
@@ -184,7 +206,7 @@ def _take_rows(found: Archive, samples: Any, rows: list[Any], schemas: list[str]
             behind = struct.pack(f"<{len(crcs)}I", *crcs)
             assert data[offset + nbytes : offset + nbytes + len(behind)] == behind
             own = zlib.crc32(behind)
-        key = (sample * 0x9E3779B97F4A7C15 % 2**64 >> 32) ^ (schema | flags << 16)
+        key = (sample * 0x9E3779B97F4A7C15 % 2**64 >> 32) ^ (schema | flags << 16) ^ salt
         assert own ^ key == crc, f"sum of sample {sample}"
         found.schemas[sample] = schemas[schema]
         is_compressed = flags & COMPRESSED
@@ -194,11 +216,13 @@ def _take_rows(found: Archive, samples: Any, rows: list[Any], schemas: list[str]
 def _root(root: dict[str, Any], data: bytes) -> Archive:
     """The archive that a root describes, by the places that it names."""
     keys = "head length present chunks schemas index labels dropped failures uniform fingerprint"
-    assert list(root) == [*keys.split(), "keys", "is_reordered"]
+    assert {*root} == {*keys.split(), "keys", "is_reordered", "is_synced", "reads", "writes", "more"}
+    assert (root["reads"], root["writes"], root["more"]) == ([], [], {})
     length = root["length"]
     found = Archive(length, {}, {}, {}, {index: why for index, *why in root["failures"]})
     rows = list(struct.iter_unpack(ROW, _at(data, *root["index"])))
-    _take_rows(found, range(length), rows, root["schemas"], data)
+    own = salt(bytes.fromhex(root["head"]["uuid"]), root["index"][0])
+    _take_rows(found, range(length), rows, root["schemas"], data, own)
     assert len(found.records) == root["present"]
     assert not found.failed.keys() & found.records.keys()
     if root["uniform"] is not None:
@@ -211,7 +235,10 @@ def _root(root: dict[str, Any], data: bytes) -> Archive:
         found.labels[name] = dict(enumerate(table[name].to_pylist()))
     assert set(root["dropped"]) <= dict(root["head"]["labels"]).keys()
     if root["keys"] is not None:
-        assert _at(data, *root["keys"]) == _keys(found.labels["key"])
+        offset, nbytes, crc, count = root["keys"]
+        payload = data[offset : offset + nbytes]
+        assert zlib.crc32(payload[24 * count :] or payload) == crc
+        assert payload == _keys(found.labels["key"])
     return found
 
 

@@ -89,7 +89,7 @@ def _damaged(file: File, note: Note) -> list[tuple[tuple[int, int], str]]:
         if head.uuid.hex() != note.uuid:
             return [((0, note.nbytes), "the head")]
         headers = [chain.head_header(file.pread)]
-        for group in format.walk(file.pread, note.nbytes, head.uuid, cursor):
+        for group in format.walk(file.pread, note.nbytes, head.uuid, cursor, note.origin):
             chain.add(file.pread, group)
             headers += group
         if not chain.sealed:
