@@ -98,6 +98,11 @@ class CorruptRecordError(CorruptArchiveError):
 class LaterReleaseError(ArchiveError):
     """Archive that needs what only a later release of edcache knows; the text names it."""
 
+    @classmethod
+    def needing(cls, what: str) -> LaterReleaseError:
+        """Make the error of an archive that needs a thing, such as "the codec 'x'"."""
+        return cls(f"needs {what}, which a later release of edcache wrote; upgrade edcache")
+
 
 class SampleIndexError(EdcacheError, IndexError):
     """Index outside [-n, n)."""

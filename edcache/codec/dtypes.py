@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import CorruptRecordError, MissingDependencyError
+from edcache.base import CorruptRecordError, LaterReleaseError, MissingDependencyError
 
 Dtype = np.dtype[Any]
 Array = npt.NDArray[Any]
@@ -101,7 +101,7 @@ def describe(dtype: Dtype) -> Any:
     try:
         description = _describe(dtype)
         parsed = parse(description)
-    except CorruptRecordError:
+    except (CorruptRecordError, LaterReleaseError):
         return None
     # A dtype that another library added to numpy looks like plain void.
     is_same = parsed == dtype and parsed.type is dtype.type and not _has_metadata(dtype)
@@ -144,8 +144,10 @@ def _parse(description: Any) -> Dtype:
 
 
 def _plain(text: Any) -> Dtype:
-    if type(text) is not str or not _TEXT.fullmatch(text):
-        raise ValueError("unknown text")
+    if type(text) is not str:
+        raise ValueError("no text")
+    if not _TEXT.fullmatch(text):
+        raise LaterReleaseError.needing(f"the dtype {text[:40]!r}")
     return np.dtype(text)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edcache import base
-from edcache.base import CorruptRecordError
+from edcache.base import CorruptRecordError, LaterReleaseError
 from edcache.codec import dtypes
 from edcache.codec.containers import CONTAINERS, OPAQUE
 from edcache.codec.images import Decoding
@@ -116,13 +116,14 @@ def parse(text: str, decoding: Decoding | None = None, as_arrays: bool = False) 
 
     Raises:
         CorruptRecordError: no writer of ours makes such a text, or this platform lacks a dtype in it.
+        LaterReleaseError: a later one does.
         MissingDependencyError: as `array_dtype`, if `as_arrays` reads tensors as arrays.
     """
     if len(text) > MAX_TEXT:
         raise CorruptRecordError(f"schema: {len(text)} characters, more than {MAX_TEXT}")
     try:
         return _parse_tree(base.loads(text), (), itertools.count(1), decoding, as_arrays)
-    except CorruptRecordError:
+    except (CorruptRecordError, LaterReleaseError):
         raise
     except (ValueError, TypeError, OverflowError) as error:
         raise CorruptRecordError(f"schema: {error}: {text[:80]}") from None
@@ -145,6 +146,8 @@ def _parse_tree(
     # A kind without parameters is a text, one with them a list.
     kind, *parameters = tree if type(tree) is list and len(tree) > 1 else [tree]
     if type(kind) is not str:
+        if type(kind) is dict:
+            raise LaterReleaseError.needing(f"a schema as {dump(kind)[:80]}")
         raise ValueError("a node is neither a text nor a list")
     if kind not in CONTAINERS:
         leaf = _parse_leaf(kind, path, parameters)
@@ -172,9 +175,11 @@ def _parse_leaf(kind: str, path: Path, parameters: list[Any]) -> Node:
         name = parameters[0]
         known = dtypes.TENSOR_DTYPES.get(name) if type(name) is str else None
         if known is None:
-            raise ValueError(f"no dtype {name!r} of torch")
+            raise LaterReleaseError.needing(f"the dtype {str(name)[:40]!r} of torch")
         return _parse_array(kind, path, name, known.array, *parameters[1:])
     leaf = LEAVES.get(kind)
+    if leaf is None and kind != "none":
+        raise LaterReleaseError.needing(f"the leaf {kind[:40]!r}")
     if leaf is None or bool(parameters) is (leaf.parse is None):
         raise ValueError(f"unknown kind {kind[:40]!r}")
     const: Any = leaf.parse(*parameters) if leaf.parse else None

@@ -47,7 +47,6 @@ from .entries import column_name as column_name
 from .entries import crc32 as crc32
 from .entries import header_nbytes as header_nbytes
 from .entries import link_after as link_after
-from .entries import needs as needs
 from .entries import pack_header as pack_header
 from .entries import parse_header as parse_header
 from .entries import payload_crc32 as payload_crc32

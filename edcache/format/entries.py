@@ -197,8 +197,9 @@ class Cursor(NamedTuple):
 def walk(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -> Iterator[list[Header]]:
     """Yield the groups of entries from a cursor on whose payloads lie in the file.
 
-    where: path of the archive in messages. A group is a chunk, a note, or the entries of one seal: parts, index, columns, keys, root. The walk ends without an
-    error if no whole group follows: the next one will be written there. One pread for each entry.
+    where: path of the archive in messages. A group is a chunk, a note, or the entries of one seal: parts, index,
+    columns, keys, root. The walk ends without an error if no whole group follows: the next one will be written there.
+    One pread for each entry.
     Raises: LaterReleaseError, an entry is of a version or a kind that this release does not know.
     """
     group: list[Header] = []
@@ -222,7 +223,7 @@ def entry_at(pread: PRead, size: int, uuid: bytes, cursor: Cursor, where: str) -
     if header.is_later:
         kind = f"the kind {header.kind}" if header.version <= VERSION else f"version {header.version}"
         what = f"{kind} of entries, as {header.name[:80]} at offset {header.offset:,}"
-        raise needs(what).within(where, where)
+        raise LaterReleaseError.needing(what).within(where, where)
     least = align(header.payload_end, PAGE)
     follows = header.next == least or (header.kind == ROOT and header.next > least)
     fits = header.payload_end <= size and follows and header.next % PAGE == 0 and header.next < LOCK_APPEND
@@ -243,11 +244,6 @@ def stored_crc32(pread: PRead, offset: int, nbytes: int) -> int:
         crc = crc32(part, crc)
         offset += len(part)
     return crc
-
-
-def needs(what: str) -> LaterReleaseError:
-    """Make the error of an archive that needs what this release does not know."""
-    return LaterReleaseError(f"needs {what}, which a later release of edcache wrote; upgrade edcache")
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final
 
 from edcache import base
-from edcache.base import CorruptArchiveError, OptionError
+from edcache.base import CorruptArchiveError, LaterReleaseError, OptionError
 from edcache.format.entries import (
     HEAD,
     LOCAL,
@@ -22,7 +22,6 @@ from edcache.format.entries import (
     align,
     crc32,
     header_nbytes,
-    needs,
     pack_header,
     parse_header,
     reported,
@@ -103,7 +102,7 @@ def read_head(pread: PRead, where: str) -> tuple[Head, Cursor]:
     header = parse_header(data)
     if header is not None and header.version > VERSION:
         what = f"archive format {header.version} (this release knows {VERSION})"
-        raise needs(what).within(where, where)
+        raise LaterReleaseError.needing(what).within(where, where)
     if header is None or header.kind != HEAD or header.offset or header.next != header.payload_end:
         raise CorruptArchiveError(
             f"{where}: the head at offset 0 fails its checksum; "
@@ -146,11 +145,11 @@ def check_known(meta: object, keys: Iterable[str], what: str, optional: bool = F
         raise ValueError(f"{what} is no object")
     for feature in _texts(meta.get("reads", [])):
         if feature not in READS:
-            raise needs(repr(feature))
+            raise LaterReleaseError.needing(repr(feature))
     known = {*keys}
     for key in meta:
         if key not in known:
-            raise needs(f"the key {key[:80]!r} of {what}")
+            raise LaterReleaseError.needing(f"the key {key[:80]!r} of {what}")
     if type(meta.get(MORE, {})) is not dict or not (optional or meta.keys() == known):
         raise ValueError(f"{what} lacks a key")
     _texts(meta.get("writes", []))
@@ -166,7 +165,7 @@ def check_writable(names: Iterable[str], where: str) -> None:
     """Raise LaterReleaseError if a writer of an archive must know a feature that this release does not know."""
     for feature in names:
         if feature not in WRITES:
-            raise needs(f"{feature!r} for writing").within(where, where)
+            raise LaterReleaseError.needing(f"{feature!r} for writing").within(where, where)
 
 
 def parsed_head(meta: Any) -> Head:
@@ -177,7 +176,7 @@ def parsed_head(meta: Any) -> Head:
     lists = {name: tuple(meta[name]) for name in ("reads", "writes")}
     head = Head(**meta | {"uuid": bytes.fromhex(meta["uuid"]), "labels": labels} | lists)
     if type(head.codec) is str and head.codec not in CODECS:
-        raise needs(f"the codec {head.codec[:80]!r}")
+        raise LaterReleaseError.needing(f"the codec {head.codec[:80]!r}")
     sound = (
         kind == ("edcache", VERSION)
         and len(head.uuid) == 16

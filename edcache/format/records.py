@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edcache import base
-from edcache.base import CorruptArchiveError, Ints
+from edcache.base import CorruptArchiveError, Ints, LaterReleaseError
 from edcache.format.arrays import pa
 from edcache.format.columns import read_stream, write_stream
 from edcache.format.entries import (
@@ -32,7 +32,6 @@ from edcache.format.entries import (
     PRead,
     align,
     crc32,
-    needs,
     reported,
 )
 
@@ -119,7 +118,7 @@ def check_flags(flags: int) -> None:
     """Raise LaterReleaseError for a flag that this release does not know: its record is stored in another way."""
     unknown = flags & ~_KNOWN_FLAGS
     if unknown:
-        raise needs(f"the row flag {unknown & -unknown}")
+        raise LaterReleaseError.needing(f"the row flag {unknown & -unknown}")
 
 
 def joint_flags(rows: Rows) -> int:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, NamedTuple
 
 from edcache import base
+from edcache.base import LaterReleaseError
 from edcache.format.arrays import pa
-from edcache.format.entries import DATE, MAX32, VERSION, Header, PRead, align, crc32, needs, reported
+from edcache.format.entries import DATE, MAX32, VERSION, Header, PRead, align, crc32, reported
 from edcache.format.head import Head, check_known, is_count, parsed_head
 from edcache.format.records import ROW, Failure, failures_of, schemas_of
 from edcache.format.types import is_type_json, type_of_json
@@ -139,7 +140,7 @@ def parse_root(data: bytes | memoryview, size: int, where: str) -> Root:
         labels = {}
         for name, (*place, kind, is_added) in meta["labels"].items():
             if not is_type_json(kind):
-                raise needs(f"the label type {str(kind)[:80]!r}")
+                raise LaterReleaseError.needing(f"the label type {str(kind)[:80]!r}")
             labels[name] = Column(_place(place, size), kind, bool(is_added))
         meta["labels"], meta["index"] = labels, _place(meta["index"], size)
         meta["uniform"] = None if meta["uniform"] is None else tuple(meta["uniform"])

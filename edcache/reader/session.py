@@ -313,7 +313,7 @@ class Session:
         try:
             text = _schema_text(self, number)
             return self._decoders.keep(number, codec.decoder_of(text, *self._options[1:]))
-        except base.CorruptRecordError as error:
+        except (base.CorruptRecordError, base.LaterReleaseError) as error:
             self.checks.check_row(index)
             raise self.placed(error, index) from error
 
@@ -338,7 +338,7 @@ class Session:
             if plan is not None:
                 return plan.decode(record)
             return fields.of_sample(decoder.decode(record), dict(self.label_columns))
-        except (base.CodecError, base.CorruptRecordError) as error:
+        except (base.CodecError, base.CorruptRecordError, base.LaterReleaseError) as error:
             raise self.placed(error, index) from error
 
     def fetch(self, index: int, fields: Projection | None = None) -> tuple[memoryview, Decoder]:
@@ -375,7 +375,7 @@ class Session:
             return None
         try:
             decoder = self.decoder(index.only_schema, 0)
-        except base.CorruptRecordError:
+        except (base.CorruptRecordError, base.LaterReleaseError):
             return None  # reading a record names it
         is_regular = _is_regular(decoder, index.least_nbytes, index.most_nbytes)
         return GroupRecords(decoder, view, index.sizes) if is_regular else None
