@@ -105,7 +105,7 @@ from .root import read_places as read_places
 from .root import read_root as read_root
 from .tail import find_damage as find_damage
 from .tail import find_loss as find_loss
-from .tail import has_sound_record as has_sound_record
+from .tail import find_sound as find_sound
 from .tail import later_headers as later_headers
 from .tail import salvage as salvage
 from .types import EXACT as EXACT

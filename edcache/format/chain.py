@@ -11,7 +11,7 @@ The last groups of the chain tell the state of an archive:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -38,7 +38,7 @@ from edcache.format.key_table import KEYS_NAME
 from edcache.format.records import Failure, failures_of
 from edcache.format.root import Root, directory_nbytes, pack_directory, parse_root
 
-_NOTE_KEYS: Final = "length", "fingerprint", "failed", MORE
+_NOTE_KEYS: Final = "length", "fingerprint", "failed", "lost", MORE
 
 
 class Chain:
@@ -50,6 +50,7 @@ class Chain:
         sealed: True if neither a chunk nor a note follows the root.
         length: of the dataset, if the head, the root or a note says it. origin: the head, with fingerprint and length
             of the last source that lengthened it. end_index: one more than the highest sample.
+        has_lost: True if a power cut took samples behind the root, as a note says.
         failures: by index, the failure and the number of its note or root; a record may follow.
         durable: bytes of the file up to here were synced.
         unread: the last root or note whose payload fails its crc32, and the offset of its group; None behind
@@ -68,6 +69,7 @@ class Chain:
         self.length = head.length
         self.origin = head
         self.end_index = 0
+        self.has_lost = False
         self.failures: dict[int, tuple[int, Failure]] = {}
         self.durable = 0
         self.unread: tuple[Header, int] | None = None
@@ -141,12 +143,26 @@ class Chain:
             length, fingerprint = note.get("length"), note.get("fingerprint")
             if not (length is None or is_count(length)) or not isinstance(fingerprint, dict | None):
                 raise ValueError("a length or a fingerprint that is none")
-            failed = failures_of(note.get("failed", []))
+            failed, lost = failures_of(note.get("failed", [])), note.get("lost")
+            if lost is not None and not (type(lost) is list and all(map(is_count, lost))):
+                raise ValueError("entries that are lost are no numbers")
+        if lost is not None:
+            self.forget(lost)
         if length is not None:
             self.length = length
         if fingerprint is not None:
             self.origin = replace(self.head, length=length, fingerprint=fingerprint)
         self.failures |= {failure.index: (header.number, failure) for failure in failed}
+
+    def forget(self, numbers: Iterable[int]) -> None:
+        """Leave out the chunks of these numbers, of which a power cut took something: the rest stands in others."""
+        self.has_lost, lost = True, {*numbers}
+        self.chunks = [one for one in self.chunks if one.number not in lost]
+        self.behind = [one for one in self.behind if one.number not in lost]
+        is_reordered = self.root is not None and self.root.is_reordered
+        counting = self.behind if is_reordered else self.chunks
+        known = self.root.length if self.root is not None and is_reordered else 0
+        self.end_index = max(known, *(one.end for one in counting), 0)
 
     def _take_root(self, pread: PRead, header: Header, group: int) -> None:
         data = pread(header.payload_offset, header.nbytes)
@@ -155,7 +171,7 @@ class Chain:
             return
         self.unread = None
         self.root, self.root_header = parse_root(data, header.payload_end, self.where), header
-        self.behind, self.sealed = [], True
+        self.behind, self.sealed, self.has_lost = [], True, False
         self.failures = {failure.index: (header.number, failure) for failure in self.root.failures}
         self.length = self.root.length if self.head.length is not None else None
         if self.root.is_reordered:

@@ -4,28 +4,30 @@ What writers leave:
 
 - A killed one leaves payloads whose header is all zeros, as it is written last. Of a seal it may leave the last
   headers, in their places, without the first one.
-- A power cut takes whole sectors of what was not synced, which then are zeros, in any combination. The headers of a
-  seal are not synced until its end record stands.
+- A power cut takes whole sectors of what was not synced, in any combination: they are zeros, or what the disk had there
+  before. The headers of a seal are not synced until its end record stands.
 
-So anything else means damage, in whatever boot: other bytes than zeros in the place of the next header; an entry of
-this archive that stands behind, at whatever offset, unless a power cut may have taken the one before it; a root that
-the end of the file points at, if the file was synced before that end was written. Damage is never cut off: readers and
-writers refuse it, and `save(skip_damaged=True)` keeps what is sound. What must never happen: that an append takes
-bytes away that somebody could have read.
+So anything else means damage, in whatever boot: a header that is written and does not fit; an entry of this archive
+behind, at whatever offset, unless a power cut may have taken the one before it; a root that the end of the file points
+at, if the file was synced before that end was written. Damage is never cut off: readers and writers refuse it, and
+`save(skip_damaged=True)` keeps what is sound.
+
+What must never happen: that an append takes bytes away that hold a sound sample. After a power cut a chunk that lost
+something is replaced by its sound records (`find_loss`), and so are chunks behind a header that is lost
+(writer/recovery.py).
 
 `is_fresh` means that no power was cut since the file was written.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from edcache.base import CorruptArchiveError, PartialArchiveWarning, warn
+from edcache.base import CorruptArchiveError
 from edcache.format.chain import Chain
 from edcache.format.entries import (
     CHUNK,
@@ -34,25 +36,23 @@ from edcache.format.entries import (
     MAX_HEADER_NBYTES,
     NOTE,
     PAGE,
-    PART,
     ROOT,
     Cursor,
     Header,
     PRead,
-    align,
     entry_at,
     parse_header,
     payload_crc32,
     walk,
 )
-from edcache.format.records import Rows, are_sound, read_table, stored_ends
+from edcache.format.records import are_sound, read_table
 from edcache.format.root import read_root
 
 NextData = Callable[[int], int]
 """`next_data(offset)` finds the next bytes from an offset on that are not a hole of the file."""
 
-_SECTOR: Final = 512
 _WINDOW: Final = 1024 * PAGE
+_FEW_BITS: Final = 8
 
 
 def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_fresh: bool) -> str | None:
@@ -67,8 +67,8 @@ def find_damage(chain: Chain, pread: PRead, next_data: NextData, size: int, is_f
     what = f"no entry fits at offset {stop.offset:,}, but"
     if is_fresh and stop != chain.cursor:
         return f"{what} a seal has begun before it"
-    if not _is_unwritten(pread, stop, size):
-        return f"{what} other bytes than zeros stand there"
+    if _is_damaged_header(pread, stop, size, is_fresh):
+        return f"{what} other bytes stand there"
     sealed = read_root(pread, size, chain.where)
     if sealed is not None and sealed[1].offset > stop.offset and (is_fresh or sealed[0].is_synced):
         return f"{what} root.json follows, the payload at offset {sealed[1].offset:,}"
@@ -92,17 +92,24 @@ def _missing_entry(chain: Chain, pread: PRead, size: int) -> Cursor:
     return cursor
 
 
-def _is_unwritten(pread: PRead, stop: Cursor, size: int) -> bool:
-    """True if the place of a header has zeros, or if the file ends before the payload of the entry does."""
+def _is_damaged_header(pread: PRead, stop: Cursor, size: int, is_fresh: bool) -> bool:
+    """True if the place of a header has neither zeros nor, after a power cut, what the disk had there before."""
     data = pread(stop.offset, min(MAX_HEADER_NBYTES, max(0, size - stop.offset)))
     if len(data) < LEAST_HEADER_NBYTES or not data[:LEAST_HEADER_NBYTES].strip(b"\0"):
-        return True
+        return False
     header = parse_header(data)
-    return (
-        header is not None
-        and (header.offset, header.number, header.link) == stop
-        and header.payload_end > size
+    if header is not None and (header.offset, header.number, header.link) == stop:
+        return header.payload_end <= size  # else the file was cut within its payload
+    return is_fresh or _has_link(data, stop.link)
+
+
+def _has_link(data: bytes, link: int) -> bool:
+    """True if bytes have a link among them, but for a few bits: nothing but the header that belongs there has it."""
+    windows = np.lib.stride_tricks.sliding_window_view(np.frombuffer(data, np.uint8), 8)
+    differing = np.unpackbits(windows ^ np.frombuffer(link.to_bytes(8, "little"), np.uint8), axis=1).sum(
+        axis=1
     )
+    return int(differing.min()) <= _FEW_BITS
 
 
 def later_headers(
@@ -135,61 +142,46 @@ def salvage(chain: Chain, pread: PRead, next_data: NextData, size: int) -> None:
             chain.add(pread, [header])
 
 
-def find_loss(chain: Chain, pread: PRead) -> int | None:
-    """Find the offset of the first group from which a power cut took sectors; None if it took none.
+class Loss(NamedTuple):
+    """What a power cut took. end: offset of the first group that is lost with all behind it, or None. chunks: others
+    that lost their table or records."""
 
-    Reads the payloads that are not durable. A seal is passed over if its headers say that its payloads were synced
-    before them. What fails its crc32 and lacks no sector is damage. It stays, as nothing proves more to be lost;
-    reading it raises.
-    Warns: PartialArchiveWarning, of such damage.
+    end: int | None
+    chunks: list[Header]
+
+
+def find_loss(chain: Chain, pread: PRead) -> Loss:
+    """Find what a power cut took of the groups of a chain: reads all payloads that are not durable.
+
+    A seal is passed over if its headers say that its payloads were synced before them. One that was not counts no more
+    if a chunk before it lost something: its index has rows of that chunk.
     """
+    chunks: list[Header] = []
     for group in walk(pread, chain.cursor.offset, chain.head.uuid, chain.first, chain.where):
-        if group[-1].kind == ROOT and group[-1].durable >= group[0].offset:
+        last = group[-1]
+        if last.kind == ROOT and last.durable >= group[0].offset:
             continue
-        for header in group:
-            if header.payload_end > chain.durable and payload_crc32(pread, header) != header.crc32:
-                if _lacks_sector(pread, header, chain.where):
-                    return group[0].offset
-                what = f"{header.name} at offset {header.offset:,} fails its crc32"
-                warn(
-                    f'{chain.where}: {what}; "edcache verify {chain.where}" tells what of it',
-                    PartialArchiveWarning,
-                )
-    return None
+        suspect = [
+            one for one in group if one.payload_end > chain.durable and payload_crc32(pread, one) != one.crc32
+        ]
+        if last.kind == CHUNK:
+            chunks += [one for one in suspect if not _is_whole(pread, one, chain.where)]
+        elif suspect or (last.kind == ROOT and chunks):
+            return Loss(min(one.offset for one in [*chunks, *group]), [])
+    return Loss(None, chunks)
 
 
-def has_sound_record(pread: PRead, header: Header, where: str) -> bool:
-    """True if a reader of a chunk could read one of its samples."""
+def _is_whole(pread: PRead, header: Header, where: str) -> bool:
+    """True if the table and all records of a chunk are sound: what fails its crc32 then is padding."""
+    sound = find_sound(pread, header, where)
+    return sound is not None and bool(sound.all())
+
+
+def find_sound(pread: PRead, header: Header, where: str) -> npt.NDArray[np.bool_] | None:
+    """Mark the rows of a chunk whose records are sound: bool [n]; None if its table is not."""
     try:
         rows = read_table(pread, header, where).rows
     except CorruptArchiveError:
-        return False
-    return bool(_are_sound(pread, header, rows).any())
-
-
-def _lacks_sector(pread: PRead, header: Header, where: str) -> bool:
-    """True if a sector of zeros explains why a payload fails its crc32."""
-    start = header.payload_offset
-    extents = [(start, header.payload_end)]
-    if header.kind in (CHUNK, PART):
-        try:
-            rows = read_table(pread, header, where).rows
-        except CorruptArchiveError:
-            extents = [(start, start + header.table_nbytes)]
-        else:
-            failing = rows[~_are_sound(pread, header, rows)]
-            extents = list(zip(failing["offset"].tolist(), stored_ends(failing).tolist(), strict=True))
-    return any(_has_zero_sector(pread, max(start, low // _SECTOR * _SECTOR), high) for low, high in extents)
-
-
-def _are_sound(pread: PRead, header: Header, rows: Rows) -> npt.NDArray[np.bool_]:
+        return None
     start = header.payload_offset
     return are_sound(rows, memoryview(pread(start, header.nbytes)), start)
-
-
-def _has_zero_sector(pread: PRead, start: int, end: int) -> bool:
-    """True if a sector between two offsets has nothing but zeros; the first may begin behind a header."""
-    first = align(start + 1, _SECTOR)
-    edges = [start, *range(first, align(end, _SECTOR) + 1, _SECTOR)]
-    data = pread(start, edges[-1] - start)
-    return any(not data[low - start : high - start].strip(b"\0") for low, high in itertools.pairwise(edges))

@@ -21,7 +21,7 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from typing import Final, Literal
 
@@ -34,7 +34,7 @@ from edcache.format import Chain, ChunkTable, Contents, Cursor, Head, Header, pa
 from edcache.storage import File
 from edcache.writer.chunk import Chunk
 from edcache.writer.group import Group
-from edcache.writer.recovery import discard_abandoned, lacks_head, set_aside
+from edcache.writer.recovery import discard_abandoned, lacks_head, recovered, set_aside
 
 _MOST_REPLACED: Final = 20
 
@@ -164,20 +164,34 @@ class Appender:
         return appender
 
     def _recover(self) -> None:
-        """Read the chain, and cut the file where a crash left it unsound. The append lock is held.
+        """Read the chain, and mend what a crash left of the file. The append lock is held.
 
         A kill leaves a torn tail. A power cut leaves any part of the bytes that were not synced: of a file of another
-        boot all that is not durable is read, and the file is cut at the first group that lost bytes.
+        boot all that is not durable is read. What it took is cut off or counts no more, and all sound samples are kept.
         """
         self._look()
         self._refuse_damage()
-        loss = (
-            None if storage.written_since_boot(self.file) else format.find_loss(self.chain, self.file.pread)
-        )
-        if loss is not None:
+        if storage.written_since_boot(self.file):
+            self._mend_end()
+            return
+        loss = format.find_loss(self.chain, self.file.pread)
+        if loss.end is not None:
             self.chain = Chain(*format.read_head(self.file.pread, self.path), self.path)
-            self.chain.extend(self.file.pread, loss)
+            self.chain.extend(self.file.pread, loss.end)
+        sound = [chunk for header in loss.chunks for chunk in recovered(self.file, header)]
+        kept = set_aside(self.file, self.chain)
         self._mend_end()
+        if kept is None and not loss.chunks:
+            return
+        lost = [header.number for header in loss.chunks]
+        # Before the chunks: types of labels are those of the last one that counts.
+        self.chain.forget(lost)
+        for chunk in [*sound, *([] if kept is None else kept.chunks)]:
+            self._append(chunk)
+        self._amend({"lost": lost})
+        self.sync()
+        if kept is not None:
+            kept.close()
 
     def _refuse_damage(self) -> None:
         """Raise CorruptArchiveError if what stands behind the end is no torn tail; LaterReleaseError, see `Head`."""
@@ -227,7 +241,6 @@ class Appender:
         """Cut off the torn tail of a writer that died, and write the zip directory if it is not there."""
         chain, end = self.chain, self.chain.end
         if self.file.size() > end:
-            set_aside(self.file, chain)
             self.file.truncate(end)
         if chain.sealed:
             assert chain.root_header is not None
@@ -269,6 +282,17 @@ class Appender:
         known = {name: column.type for name, column in chain.root.labels.items() if name not in dropped}
         return pa.schema([(name, known.get(name, pa.null())) for name in names])
 
+    def first_lost(self) -> int | None:
+        """Return the first sample without a record that the archive had before a power cut; None if it had none.
+
+        Cost: reads the rows, if a power cut took something since the last seal.
+        """
+        if not self.chain.has_lost:
+            return None
+        rows = Contents(self.chain, self.file.pread, self.table).rows(0, self.chain.end_index)
+        absent = np.flatnonzero(rows["flags"] & format.PRESENT == 0)
+        return int(absent[0]) if len(absent) else None
+
     # --- publication ---
 
     def append(self, chunk: Chunk, *, max_bytes: int | None = None) -> None:
@@ -281,21 +305,24 @@ class Appender:
         archive again tells.
         """
         with self.appending():
-            if chunk.continues:
-                chunk = chunk.moved(self.chain.end_index)
-            labels = self.joinable(chunk.labels, self.label_schema())
-            group = Group(self.file, self.chain)
-            with self.giving_back_space():
-                entry = group.write_chunk(format.CHUNK, chunk, labels)
-                if max_bytes is not None and entry.next > max_bytes:
-                    text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
-                    error = StorageError(text, path=self.path)
-                    error.errno = errno.EFBIG
-                    raise error
-                headers = group.headers(self.chain.durable)
-                group.publish(headers)
-            self._take_in(headers)
-            self._label_schema = self.chain.behind[-1], labels.schema
+            self._append(chunk, max_bytes)
+
+    def _append(self, chunk: Chunk, max_bytes: int | None = None) -> None:
+        if chunk.continues:
+            chunk = chunk.moved(self.chain.end_index)
+        labels = self.joinable(chunk.labels, self.label_schema())
+        group = Group(self.file, self.chain)
+        with self.giving_back_space():
+            entry = group.write_chunk(format.CHUNK, chunk, labels)
+            if max_bytes is not None and entry.next > max_bytes:
+                text = f"{self.path}: the archive would grow beyond max_bytes={max_bytes:,}"
+                error = StorageError(text, path=self.path)
+                error.errno = errno.EFBIG
+                raise error
+            headers = group.headers(self.chain.durable)
+            group.publish(headers)
+        self._take_in(headers)
+        self._label_schema = self.chain.behind[-1], labels.schema
 
     def joinable(self, labels: pa.Table, known: pa.Schema | None) -> pa.Table:
         """Cast the labels of a chunk to types that hold the values of all chunks before, too.
@@ -317,13 +344,16 @@ class Appender:
     def amend(self, **changes: object) -> None:
         """Revise the head's `length`, and `fingerprint`; or tell of samples that `failed`."""
         with self.appending():
-            text = json.dumps(changes, ensure_ascii=True).encode("ascii")
-            group = Group(self.file, self.chain)
-            with self.giving_back_space():
-                group.entry(format.NOTE, f"notes/{self.chain.cursor.number:08d}").write(text)
-                headers = group.headers(self.chain.durable)
-                group.publish(headers)
-            self._take_in(headers)
+            self._amend(changes)
+
+    def _amend(self, changes: Mapping[str, object]) -> None:
+        text = json.dumps(changes, ensure_ascii=True).encode("ascii")
+        group = Group(self.file, self.chain)
+        with self.giving_back_space():
+            group.entry(format.NOTE, f"notes/{self.chain.cursor.number:08d}").write(text)
+            headers = group.headers(self.chain.durable)
+            group.publish(headers)
+        self._take_in(headers)
 
     def _take_in(self, headers: list[Header]) -> None:
         """Add a chunk or a note that was published to the chain, and sync it if `sync=` says so."""

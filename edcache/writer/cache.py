@@ -123,10 +123,17 @@ class CacheWriter:
             raise
         # True if the pending samples continue the archive; False if they have indices of their own.
         self._appending, self._given_end = True, 0
+        # Index of the next sample where a power cut took some: from the first of these on all are written again.
+        self._again = self._appender.first_lost()
 
     @property
     def next_index(self) -> int:
-        """Index that the next `append` gets, if no other process appends meanwhile."""
+        """Index that the next `append` gets, if no other process appends meanwhile.
+
+        After a power cut it is the first sample that was lost, and those behind it are written again.
+        """
+        if self._again is not None:
+            return self._again
         end = self._appender.chain.end_index
         return end + len(self._builder) if self._appending else max(end, self._given_end)
 
@@ -142,9 +149,21 @@ class CacheWriter:
             StorageError: the disk is full or fails. Stored samples are kept; the writer takes no more, and
                 mode="a" continues the archive at its `next_index`.
         """
+        if self._again is not None:
+            self._append_again(sample)
+            return
         if not self._appending:
             self._switch(appending=True)
         self._add(self._appender.chain.end_index + len(self._builder), sample)
+
+    def _append_again(self, sample: object) -> None:
+        """Store a sample at an index from which on a power cut took some."""
+        assert self._again is not None
+        self.write(self._again, sample)
+        self._again += 1
+        if self._again >= self._appender.chain.end_index:
+            self.flush()
+            self._again = None
 
     def extend(self, samples: Iterable[object]) -> None:
         """Append every sample of an iterable."""
@@ -169,8 +188,11 @@ class CacheWriter:
             given = Columns(columns)
         except base.EdcacheError as error:
             raise error.within(self.path, self.path) from error
-        self._switch(appending=True)
         start = 0
+        while self._again is not None and start < given.count:
+            self._append_again(given.at(start))
+            start += 1
+        self._switch(appending=True)
         while start < given.count:
             self._check_usable()
             first = self.next_index - start

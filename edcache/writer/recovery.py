@@ -1,17 +1,21 @@
-"""Recovery: files without a sample, of a creator that died within the head or of a first fill that failed; torn tails.
+"""Recovery: files without a sample, of a creator that died within the head or of a first fill that failed; power cuts.
 
 A file without a sample is begun again. Behind the last entry of a chain stands a torn tail, which the next writer cuts
-off: of a killed writer it has no sample (format/tail.py). A power cut may leave whole chunks behind what it took. No
-reader finds them, but they are set aside before the cut: a file beside, with the head and these bytes in their places,
-of which `edcache copy --skip-damaged` keeps the samples.
+off: of a killed writer it has no sample (format/tail.py). A power cut may take a header, and leave whole chunks behind
+it; and it may take records of a chunk. The sound records of all of these are appended again, and a note names the
+entries that are lost. Before anything is cut off it is copied to a file beside, with the head and with the bytes in
+their places, so that another crash takes none of it: `edcache copy --skip-damaged` reads its samples too.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Final
+
+import numpy as np
 
 from edcache import base, format, storage
 from edcache.base import (
@@ -20,8 +24,9 @@ from edcache.base import (
     CorruptArchiveError,
     PartialArchiveWarning,
 )
-from edcache.format import HEAD_NAME, PAGE, Chain, Head
+from edcache.format import HEAD_NAME, PAGE, Chain, Head, Header
 from edcache.storage import File
+from edcache.writer.chunk import Chunk
 
 _HEAD_PREFIX: Final = format.pack_head(Head(bytes(16)))[: 30 + len(HEAD_NAME)]
 CUT: Final = ".edcache.cut-"
@@ -98,23 +103,55 @@ def _is_torn_head(data: bytes) -> bool:
     )
 
 
-def set_aside(file: File, chain: Chain) -> None:
-    """Copy the bytes behind the end of a chain to a file beside, if a sound sample stands among them; warns of it."""
-    end, size = chain.end, file.size()
-    later = format.later_headers(file.pread, file.next_data, end, size, chain.head.uuid)
-    chunks = (one for _, one in later if one.kind == format.CHUNK and one.payload_end <= size)
-    if not any(format.has_sound_record(file.pread, header, file.path) for header in chunks):
-        return
-    with closing(_beside(f"{file.path}{CUT}{end}")) as kept:
-        for start, stop in ((0, chain.first.offset), (end, size)):
-            for at in range(start, stop, _COPIED_NBYTES):
-                kept.pwrite(at, file.pread(at, min(_COPIED_NBYTES, stop - at)))
-        kept.sync()
+def recovered(file: File, header: Header) -> list[Chunk]:
+    """Make a chunk of the sound records of one that a power cut took something of; none if none is sound."""
+    sound = format.find_sound(file.pread, header, file.path)
+    if sound is None or not sound.any():
+        return []
+    table = format.read_table(file.pread, header, file.path)
+    start = format.records_offset(header)
+    rows = table.rows.copy()
+    rows["offset"] -= np.uint64(start)
+    data = file.pread(start, header.payload_end - start)
+    return [Chunk(table.samples, rows, table.labels, list(table.schemas), data).only(sound)]
+
+
+class Aside:
+    """File of what is cut off. chunks: of its sound records. closing it deletes it, unless it has other samples."""
+
+    def __init__(self, file: File, headers: list[Header]) -> None:
+        self._file = file
+        first_root = min((one.number for one in headers if one.kind == format.ROOT), default=math.inf)
+        plain = [one for one in headers if one.kind == format.CHUNK and one.number < first_root]
+        self._is_all = len(plain) == len([one for one in headers if one.kind in (format.CHUNK, format.PART)])
+        self.chunks = [chunk for header in plain for chunk in recovered(file, header)]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+        if self._is_all:
+            storage.remove(self._file.path)
+            return
         base.warn(
-            f"{file.path}: a power cut took bytes that were not synced; {size - end:,} bytes behind offset {end:,} are "
-            f'cut off, and kept in {kept.path}: "edcache copy {kept.path} -o NEW --skip-damaged" reads it',
+            f'{self._file.path}: samples of a seal that a power cut took; "edcache copy {self._file.path} -o NEW '
+            '--skip-damaged" reads them',
             PartialArchiveWarning,
         )
+
+
+def set_aside(file: File, chain: Chain) -> Aside | None:
+    """Copy the bytes behind the end of a chain to a file beside; None if no sample stands among them."""
+    end, size = chain.end, file.size()
+    later = format.later_headers(file.pread, file.next_data, end, size, chain.head.uuid)
+    headers = [one for at, one in later if at == one.offset and one.payload_end <= size]
+    if not any(one.kind in (format.CHUNK, format.PART) for one in headers):
+        return None
+    kept = _beside(f"{file.path}{CUT}{end}")
+    for start, stop in ((0, chain.first.offset), (end, size)):
+        for at in range(start, stop, _COPIED_NBYTES):
+            kept.pwrite(at, file.pread(at, min(_COPIED_NBYTES, stop - at)))
+    kept.sync()
+    return Aside(kept, headers)
 
 
 def _beside(path: str) -> File:
